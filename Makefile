@@ -1,0 +1,31 @@
+# make demo | check | test | test-slow | clean. Each sets up .venv by itself and re-uses it while it is up to date.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo check test test-slow clean
+.DELETE_ON_ERROR:
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "mezzo needs Python 3.11 or newer, found %s; set PYTHON=/path/to/python3" % sys.version.split()[0])'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/mezzo compare
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: check
+	$(BIN)/python -m pytest
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m 'slow and not gpu and not data'
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

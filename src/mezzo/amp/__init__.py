@@ -1,0 +1,1 @@
+"""Which precision each operator runs in."""
