@@ -1,1 +1,21 @@
-"""The optimizer step: check, update, rescale."""
+"""The step: check, update and half copy on float32 masters. Tensors in, tensors out."""
+
+from mezzo.optim._check import Verdict
+from mezzo.optim._engine import StepEngine, StepRequest, attach, engine_of
+from mezzo.optim._masters import attach_master, detach_master, master_of, refresh_master
+from mezzo.optim._names import describe_parameter, name_of, remember_names
+
+__all__ = [
+    "attach_master",
+    "master_of",
+    "refresh_master",
+    "detach_master",
+    "StepEngine",
+    "StepRequest",
+    "Verdict",
+    "attach",
+    "engine_of",
+    "remember_names",
+    "name_of",
+    "describe_parameter",
+]

@@ -1,0 +1,31 @@
+"""The errors that mezzo raises on purpose: what came, what is allowed, what to do, in one line."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class MezzoError(Exception):
+    """A mistake of the user that mezzo explains in one line; subclasses name the kind."""
+
+    exit_code = 2
+    """What a command returns for it: 2 is bad input, 1 a run that failed."""
+
+
+class RunError(MezzoError):
+    """The input was fine, the run was not: out of memory, a model that raised, a step that failed."""
+
+    exit_code = 1
+
+
+def unknown_choice(what: str, came: object, allowed: Iterable[str]) -> str:
+    """Return the line that says which value came, the nearest allowed one, and all that are allowed.
+
+    >>> unknown_choice("dtype", "bfloat", ["float16", "bfloat16"])
+    "unknown dtype 'bfloat'; did you mean 'bfloat16'? allowed: float16, bfloat16"
+    >>> unknown_choice("level", "zzz", ["O1", "O2"])
+    "unknown level 'zzz'; allowed: O1, O2"
+    """
+    names = list(allowed)
+    close = difflib.get_close_matches(str(came), names, n=1)
+    hint = f" did you mean {close[0]!r}?" if close else ""
+    return f"unknown {what} {came!r};{hint} allowed: {', '.join(names)}"

@@ -1,0 +1,44 @@
+"""Whether this CPU multiplies half matrices at full speed; if not, heavy operators compute in float32 between half borders."""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from mezzo.amp._policy import Policy
+
+_SIZE, _REPEATS, _SLOWER = 192, 5, 2.0
+
+
+def _best_time_s(dtype: torch.dtype) -> float:
+    """Return the best time of a small matrix product, backward's transposed form included."""
+    left = torch.ones(_SIZE, _SIZE).to(dtype)
+    image = torch.ones(2, 16, 24, 24).to(dtype)
+    filters = torch.ones(16, 16, 3, 3).to(dtype)
+    best = float("inf")
+    for _ in range(_REPEATS):
+        start = time.perf_counter()
+        torch.mm(left, left)
+        torch.mm(left.t(), left)
+        torch.conv2d(image, filters)
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+@cache
+def has_half_units(dtype: torch.dtype) -> bool:
+    """Whether matrix products and convolutions in a half dtype keep up with float32 here, by a measurement of milliseconds."""
+    with torch.no_grad(), torch._C._DisableAutocast():
+        _best_time_s(torch.float32)
+        return _best_time_s(dtype) < _SLOWER * _best_time_s(torch.float32)
+
+
+def emulates(policy: Policy) -> bool:
+    """Whether heavy operators on CPU tensors compute in float32 between half borders under a policy."""
+    if policy.cpu_compute == "auto":
+        return not has_half_units(policy.dtype)
+    return policy.cpu_compute == "float32"

@@ -1,0 +1,288 @@
+"""Kernels of ours on torch's autocast dispatch keys: they carry out what the active policy decides.
+
+A kernel is installed only for operators whose native autocast behaviour differs from a policy in use, once a process; it
+reads the policy of its thread. Without a policy (plain `torch.autocast`) it does what torch would have done.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mezzo.amp import _cpu
+from mezzo.amp._dtypes import CASTABLE
+from mezzo.amp._native import AUTOCAST_KEYS, Native, has_native_kernel, native_behaviour
+from mezzo.amp._ops import HEAVY, NO_CPU_HALF_KERNEL, OPS, Op
+from mezzo.amp._policy import Policy
+from mezzo.amp._state import _KEY
+
+_C = torch._C
+_get_policy, _has_policy = _C._get_obj_in_tls, _C._is_key_in_tls
+_exclude = _C._dispatch_tls_set_dispatch_key_excluded
+_KEYS = {device: getattr(_C.DispatchKey, key) for device, key in AUTOCAST_KEYS.items()}
+_CPU_KEY, _CUDA_KEY = _KEYS["cpu"], _KEYS["cuda"]
+_STATISTICS = ("running_mean", "running_var")  # written in place by the operator: a cast copy would lose the update
+
+Kernel = Callable[..., Any]
+
+
+def overloads_of(op: Op) -> Iterator[Any]:
+    """Yield the functional overloads of an operator that take part in autocast: no `out=`, no explicit result dtype."""
+    packet = getattr(torch.ops.aten, op.name, None)
+    for name in packet.overloads() if packet is not None else ():
+        overload = getattr(packet, name)
+        if qualified(overload) not in _registered_names() or name in ("dtype", "quantized"):
+            continue
+        arguments = overload._schema.arguments
+        if any(a.alias_info is not None and a.alias_info.is_write for a in arguments):
+            continue
+        if any("Dimname" in str(a.type) for a in arguments) or not any("Tensor" in str(a.type) for a in arguments):
+            continue
+        yield overload
+
+
+def qualified(overload: Any) -> str:
+    """Return the dispatcher's name of an overload, `aten::sum.dim_IntList`."""
+    name: str = overload._schema.name
+    return f"{name}.{overload._schema.overload_name}" if overload._schema.overload_name else name
+
+
+_names: set[str] = set()
+
+
+def _registered_names() -> set[str]:
+    """Return the dispatcher's operators; some packets list overloads that exist for TorchScript alone."""
+    if not _names:
+        _names.update(_C._dispatch_get_all_op_names())
+    return _names
+
+
+def agrees_with_native(policy: Policy, op: Op, variant: str, native: Native, device_type: str) -> bool:
+    """Whether torch's own autocast already does what the policy says of a variant, so that no kernel is needed."""
+    low, fp32 = policy.dtype, torch.float32
+    for_half, for_fp32 = policy.decide(variant, (low,)), policy.decide(variant, (fp32,))
+    if for_half.dtype is None:
+        return False
+    if for_half.compute is not for_half.dtype or for_fp32.compute is not for_fp32.dtype:
+        return False
+    if device_type == "cpu" and for_half.compute is low:
+        if variant in NO_CPU_HALF_KERNEL or (variant in HEAVY and _cpu.emulates(policy)):
+            return False
+    if for_half.dtype is for_fp32.dtype:
+        return native is (Native.LOW if for_half.dtype is low else Native.FP32)
+    return native is Native.PROMOTE or (native is Native.NONE and not op.opaque)
+
+
+class _Signature:
+    """Where the tensors of an overload are, and where a caller may ask for a result dtype himself."""
+
+    def __init__(self, overload: Any) -> None:
+        arguments = overload._schema.arguments
+        positional = [a for a in arguments if not a.kwarg_only]
+        self.slots = tuple(
+            i for i, a in enumerate(positional) if "Tensor" in str(a.type) and a.name not in _STATISTICS
+        )
+        self.takes_dtype = any(a.name == "dtype" for a in arguments)
+        self._dtype_slot = next((i for i, a in enumerate(positional) if a.name == "dtype"), len(arguments))
+
+    def dtypes(self, args: Sequence[Any], kwargs: dict[str, Any], spare_scalars: bool) -> tuple[torch.dtype, ...]:
+        """Return the dtypes of the tensors given, 0-dim ones left out if they are to be spared."""
+        found = []
+        for slot in self.slots:
+            if slot >= len(args):
+                break
+            value = args[slot]
+            if isinstance(value, Tensor):
+                if not spare_scalars or value.dim():
+                    found.append(value.dtype)
+            elif isinstance(value, (list, tuple)):
+                found += [item.dtype for item in value if isinstance(item, Tensor)]
+        return tuple(found)
+
+    def asks_for_dtype(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """Whether the caller named the dtype of the result: then that is his decision, not the policy's."""
+        given = args[self._dtype_slot] if len(args) > self._dtype_slot else kwargs.get("dtype")
+        return given is not None
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """Return a tensor, or a list of them, in a dtype; whatever cannot be cast comes back as it is."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.dtype in CASTABLE and value.dtype is not dtype else value
+    if isinstance(value, (list, tuple)):
+        return [_cast(item, dtype) for item in value]
+    return value
+
+
+def _cast_outputs(outputs: Any, dtype: torch.dtype, *, only_first: bool) -> Any:
+    if isinstance(outputs, Tensor):
+        return _cast(outputs, dtype)
+    if only_first:  # the statistics that norms return besides stay float32
+        return (_cast(outputs[0], dtype), *outputs[1:])
+    return tuple(_cast(output, dtype) for output in outputs)
+
+
+def _call_without_autocast(overload: Kernel, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Call an overload with autocast off inside: what a composite consists of is not decided again."""
+    _exclude(_CPU_KEY, True)
+    _exclude(_CUDA_KEY, True)
+    try:
+        return overload(*args, **kwargs)
+    finally:
+        _exclude(_CPU_KEY, False)
+        _exclude(_CUDA_KEY, False)
+
+
+def make_native_call(overload: Any, device_type: str) -> Kernel:
+    """Return a function that does what torch's autocast did for an overload before a kernel of ours was there."""
+    name = qualified(overload)
+    if has_native_kernel(name, device_type):
+        kernel = torch.library.get_kernel(overload, AUTOCAST_KEYS[device_type])
+        keys = _C._dispatch_keyset_full_after(_KEYS[device_type])
+        return lambda *args, **kwargs: kernel.call_boxed(keys, *args, **kwargs)
+    if _C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):
+        return lambda *args, **kwargs: overload.decompose(*args, **kwargs)  # its pieces still see autocast
+    return lambda *args, **kwargs: _call_without_autocast(overload, args, kwargs)
+
+
+class _Plan(NamedTuple):
+    """What a kernel does for one variant under one policy, worked out at its first call."""
+
+    defer: bool
+    """torch's own kernel does the right thing, and caches weight casts."""
+
+    spare_scalars: bool
+    """0-dim tensors neither decide nor are cast, like Python numbers: a float32 loss stays float32 at O2."""
+
+    border_only: bool
+    """CPU: compute in float32 between half borders."""
+
+
+def _plan(policy: Policy, op: Op, variant: str, native: Native, device_type: str) -> _Plan:
+    gray = not (variant in policy.white or variant in policy.black or variant in policy.inside)
+    on_cpu = device_type == "cpu"
+    return _Plan(
+        defer=native is not Native.NONE and agrees_with_native(policy, op, variant, native, device_type),
+        spare_scalars=gray and not op.opaque,
+        border_only=on_cpu and (variant in NO_CPU_HALF_KERNEL or (variant in HEAVY and _cpu.emulates(policy))),
+    )
+
+
+def make_kernel(overload: Any, op: Op, device_type: str) -> Kernel:
+    """Return the kernel of an overload for the autocast key of a device type."""
+    signature = _Signature(overload)
+    native_call = make_native_call(overload, device_type)
+    native = native_behaviour(op.name, qualified(overload), device_type)
+    classify, only_variant = op.classify, op.variants[0]
+    takes_dtype = signature.takes_dtype
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        policy: Policy | None = _get_policy(_KEY) if _has_policy(_KEY) else None
+        if policy is None:
+            return native_call(*args, **kwargs)
+        variant = only_variant if classify is None else classify(args, kwargs)
+        plan = policy._plans.get((device_type, variant))
+        if plan is None:
+            plan = policy._plans[device_type, variant] = _plan(policy, op, variant, native, device_type)
+        if plan.defer:
+            return native_call(*args, **kwargs)
+        if takes_dtype and signature.asks_for_dtype(args, kwargs):
+            return _call_without_autocast(overload, args, kwargs)
+        dtypes = signature.dtypes(args, kwargs, plan.spare_scalars)
+        decision = policy.decide(variant, dtypes)
+        compute = decision.compute
+        if compute is None:
+            return _call_without_autocast(overload, args, kwargs)
+        if plan.border_only and compute is policy.dtype:
+            return _compute_between_borders(overload, signature, args, kwargs, decision.dtype, compute)
+        if op.data_only:
+            args, kwargs = _cast_arguments(signature.slots[: 1 if compute is policy.dtype else None], args, kwargs, compute)
+        elif not all([dtype is compute for dtype in dtypes]):
+            args, kwargs = _cast_arguments(signature.slots, args, kwargs, compute, plan.spare_scalars)
+        outputs = _call_without_autocast(overload, args, kwargs)
+        if decision.dtype is not compute and decision.dtype is not None:
+            return _cast_outputs(outputs, decision.dtype, only_first=compute is torch.float32)
+        return outputs
+
+    return kernel
+
+
+def _cast_arguments(
+    slots: Sequence[int], args: Sequence[Any], kwargs: dict[str, Any], dtype: torch.dtype, spare_scalars: bool = False
+) -> tuple[list[Any], dict[str, Any]]:
+    args = list(args)
+    for slot in slots:
+        if slot < len(args):
+            value = args[slot]
+            if not (spare_scalars and isinstance(value, Tensor) and value.dim() == 0):
+                args[slot] = _cast(value, dtype)
+    return args, kwargs
+
+
+def _compute_between_borders(
+    overload: Any,
+    signature: _Signature,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    result: torch.dtype | None,
+    half: torch.dtype,
+) -> Any:
+    """Round the inputs to half, compute in float32, round the result to half: what Tensor Cores do, on any CPU."""
+    args, kwargs = _cast_arguments(signature.slots, args, kwargs, half)
+    args, kwargs = _cast_arguments(signature.slots, args, kwargs, torch.float32)
+    outputs = _cast_outputs(_call_without_autocast(overload, args, kwargs), half, only_first=False)
+    return outputs if result is half or result is None else _cast_outputs(outputs, result, only_first=False)
+
+
+class KernelTable:
+    """The kernels installed in this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._library: torch.library.Library | None = None
+        self._policies: set[Policy] = set()
+        self.installed: dict[tuple[str, str], Op] = {}
+        """(device type, qualified overload) of every kernel of ours."""
+
+    def install(self, policy: Policy, device_types: Sequence[str]) -> None:
+        """Make sure that every operator which the policy treats otherwise than torch has a kernel of ours."""
+        if policy in self._policies:
+            return
+        with self._lock:
+            for device_type in device_types:
+                for op in OPS.values():
+                    for overload in overloads_of(op):
+                        self._install_one(policy, op, overload, device_type)
+            self._policies.add(policy)
+
+    def _install_one(self, policy: Policy, op: Op, overload: Any, device_type: str) -> None:
+        name = qualified(overload)
+        if (device_type, name) in self.installed:
+            return
+        native = native_behaviour(op.name, name, device_type)
+        if all(agrees_with_native(policy, op, variant, native, device_type) for variant in op.variants):
+            return
+        if self._library is None:
+            self._library = torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Warning only once for all operators", category=UserWarning)
+            kernel = make_kernel(overload, op, device_type)
+            self._library.impl(name.removeprefix("aten::"), kernel, AUTOCAST_KEYS[device_type])
+        self.installed[device_type, name] = op
+
+    def uninstall(self) -> None:
+        """Take every kernel of ours out again; torch's own come back."""
+        with self._lock:
+            if self._library is not None:
+                self._library._destroy()
+            self._library = None
+            self._policies.clear()
+            self.installed.clear()
+
+
+KERNELS = KernelTable()

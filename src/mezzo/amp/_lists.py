@@ -1,0 +1,111 @@
+"""The default lists, by level, and lists read from a file.
+
+They are versioned here and do not follow torch's own autocast lists, which differ between CUDA and CPU and change with
+its releases. Facts: the AMP documents' lists carried over to torch operators (design, section 3).
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from mezzo.amp import _ops as ops
+from mezzo.amp._dtypes import HALF_DTYPES, dtype_name
+
+LISTS_VERSION = 1
+
+LEVELS = ("O0", "OD", "O1", "O2")
+
+_WHITE = ops.variants_of([*ops.MATRIX_PRODUCTS, *ops.CONVOLUTIONS, *ops.ATTENTION, *ops.INDEXED_MAX_POOLING])
+_WHITE_BY_DTYPE = {
+    torch.float16: _WHITE | ops.variants_of(ops.FAKE_QUANTISATION),
+    torch.bfloat16: _WHITE,
+}
+_LOSS = ops.variants_of(ops.LOSSES)
+_BLACK_O1 = _LOSS | frozenset({"pow.scalar"}) | ops.variants_of(
+    [
+        *ops.SENSITIVE_POINTWISE,
+        *ops.SUMS,
+        *ops.NORMS,
+        *ops.SCANS,
+        *ops.DISTANCES,
+        *ops.AFFINE_NORMS,
+        *ops.SOFTMAXES,
+        *ops.EMBEDDINGS,
+        *ops.SCATTERING,
+    ]
+)  # fmt: skip
+_REDUCTIONS = ops.variants_of([*ops.SUMS, *ops.NORMS])
+_BLACK_O2 = _LOSS | frozenset(v for v in _REDUCTIONS if v.endswith(".full"))
+_INSIDE_O1 = ops.variants_of(ops.UPSAMPLING)
+_INSIDE_O2 = (
+    _INSIDE_O1
+    | ops.variants_of([*ops.SOFTMAXES, *ops.AFFINE_NORMS])
+    | frozenset({"cumsum"})
+    | frozenset(v for v in _REDUCTIONS | ops.variants_of(ops.OTHER_REDUCTIONS) if v.endswith(".dim"))
+)
+
+_NOTHING: frozenset[str] = frozenset()
+_BLACK = {"O0": _NOTHING, "OD": _NOTHING, "O1": _BLACK_O1, "O2": _BLACK_O2}
+_INSIDE = {"O0": _NOTHING, "OD": _NOTHING, "O1": _INSIDE_O1, "O2": _INSIDE_O2}
+
+
+def default_white(level: str, dtype: torch.dtype) -> frozenset[str]:
+    """Return the variants that compute in half at a level."""
+    return _NOTHING if level == "O0" else _WHITE_BY_DTYPE[dtype]
+
+
+def default_black(level: str) -> frozenset[str]:
+    """Return the variants that compute and return float32 at a level."""
+    return _BLACK[level]
+
+
+def default_inside(level: str) -> frozenset[str]:
+    """Return the variants that compute in float32 but return half at a level: their float32 result would leak."""
+    return _INSIDE[level]
+
+
+def white_list() -> dict[str, dict[str, set[str]]]:
+    """Return the default white lists as `[dtype][level] -> set` of operator variants.
+
+    >>> "conv2d" in white_list()["float16"]["O1"]
+    True
+    """
+    return {name: {level: set(default_white(level, dtype)) for level in LEVELS} for name, dtype in HALF_DTYPES.items()}
+
+
+def black_list() -> dict[str, dict[str, set[str]]]:
+    """Return the default black lists as `[dtype][level] -> set` of operator variants.
+
+    >>> black_list()["bfloat16"]["OD"]
+    set()
+    """
+    return {dtype_name(dtype): {level: set(default_black(level)) for level in LEVELS} for dtype in HALF_DTYPES.values()}
+
+
+_FILE_KEYS = ("custom_white_list", "custom_black_list")
+
+
+def read_lists(path: str | Path) -> dict[str, list[str]]:
+    """Read `custom_white_list` and `custom_black_list` from a YAML or JSON file, as keywords for `auto_cast`.
+
+    >>> auto_cast(**read_lists("lists.yml"))  # doctest: +SKIP
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{path}: cannot read the lists: {error.strerror}") from error
+    try:
+        data: Any = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (yaml.YAMLError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: not a YAML or JSON file: {str(error).splitlines()[0]}") from error
+    if not isinstance(data, dict) or not data.keys() <= set(_FILE_KEYS):
+        found = sorted(map(str, data)) if isinstance(data, dict) else type(data).__name__
+        raise ValueError(f"{path}: holds {found}; allowed are the keys {' and '.join(_FILE_KEYS)}")
+    for key, names in data.items():
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"{path}: {key} must be a list of operator names")
+    return data

@@ -1,0 +1,170 @@
+"""The operators mezzo knows by name: what they are called in aten, and how one call of them is told from another.
+
+An *operator* here is an aten packet (`aten::sum`, all its functional overloads). Some packets do two things that the
+lists treat differently, a full sum and a sum over dims for instance; such a packet has *variants*, and the variant of
+a call is read from its arguments. Lists, policies and decisions speak of variants; `sum` alone names both of its.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Classifier = Callable[[Sequence[Any], Mapping[str, Any]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operator: its aten packet, the variants of a call, and what is special about its inputs."""
+
+    name: str
+    variants: tuple[str, ...]
+    classify: Classifier | None = field(default=None, compare=False)
+    data_only: bool = False
+    """Only the first tensor decides and is cast; affine and running statistics stay as they are."""
+
+    opaque: bool = False
+    """A composite whose pieces are listed themselves, or an operator that refuses mixed dtypes: torch's own type
+    promotion does not give the gray rule, so it needs a kernel of ours at every level."""
+
+
+def _argument(args: Sequence[Any], kwargs: Mapping[str, Any], position: int, name: str) -> Any:
+    return args[position] if len(args) > position else kwargs.get(name)
+
+
+def _by_dim(name: str, position: int) -> Classifier:
+    """Tell a full reduction (no dim given, or an empty list of them) from one over dims."""
+    full, over_dims = f"{name}.full", f"{name}.dim"
+
+    def classify(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        dim = _argument(args, kwargs, position, "dim")
+        is_flag = isinstance(dim, bool)  # some overloads have `keepdim` or `unbiased` where others have `dim`
+        return full if dim is None or is_flag or dim == [] or dim == () else over_dims
+
+    return classify
+
+
+def _by_exponent(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Tell `x ** 2` and `2 ** x` from `x ** y`: only two tensors make the element-wise power."""
+    both = all(hasattr(_argument(args, kwargs, i, n), "dtype") for i, n in enumerate(("self", "exponent")))
+    return "pow.tensor" if both else "pow.scalar"
+
+
+def _by_groups(name: str) -> Classifier:
+    """Tell a depthwise convolution: one input channel a filter and as many groups as input channels."""
+    plain, depthwise = name, f"{name}.depthwise"
+
+    def classify(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        groups = _argument(args, kwargs, 6, "groups")
+        is_depthwise = groups is not None and groups > 1 and args[1].shape[1] == 1
+        return depthwise if is_depthwise else plain
+
+    return classify
+
+
+def _plain(names: str, *, data_only: bool = False, opaque: bool = False) -> list[Op]:
+    return [Op(name, (name,), data_only=data_only, opaque=opaque) for name in names.split()]
+
+
+def _reductions(names: str, position: int) -> list[Op]:
+    return [Op(n, (f"{n}.full", f"{n}.dim"), _by_dim(n, position)) for n in names.split()]
+
+
+MATRIX_PRODUCTS = _plain(
+    "matmul mm bmm addmm addbmm baddbmm mv addmv chain_matmul linalg_multi_dot linear einsum tensordot _addmm_activation"
+)
+CONVOLUTIONS = [
+    *(Op(n, (n, f"{n}.depthwise"), _by_groups(n)) for n in ("conv1d", "conv2d")),
+    *_plain("conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc convolution _convolution"),
+]
+ATTENTION = _plain("scaled_dot_product_attention _scaled_dot_product_flash_attention _native_multi_head_attention")
+INDEXED_MAX_POOLING = _plain("max_pool1d_with_indices max_pool2d_with_indices adaptive_max_pool1d adaptive_max_pool2d")
+FAKE_QUANTISATION = _plain("fake_quantize_per_tensor_affine fake_quantize_per_channel_affine", data_only=True)
+RECURRENT = _plain(
+    "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell _thnn_fused_lstm_cell "
+    "_thnn_fused_gru_cell _cudnn_rnn mkldnn_rnn_layer",
+    opaque=True,
+)
+
+SENSITIVE_POINTWISE = _plain(
+    "tan acos asin sinh cosh atanh erfinv exp expm1 log log10 log2 reciprocal rsqrt square softplus"
+)
+POWER = [Op("pow", ("pow.scalar", "pow.tensor"), _by_exponent)]
+SUMS = _reductions("sum mean prod", 1)
+NORMS = [
+    *_reductions("norm linalg_vector_norm linalg_norm", 2),
+    *_reductions("nuclear_norm", 1),
+    *(Op(n, (f"{n}.dim",), lambda _args, _kwargs, variant=f"{n}.dim": variant) for n in ("linalg_matrix_norm", "frobenius_norm")),
+]
+OTHER_REDUCTIONS = _reductions("nansum logsumexp var std", 1)
+SCANS = _plain("cumprod cumsum")
+DISTANCES = _plain("dist renorm")
+AFFINE_NORMS = _plain("layer_norm native_layer_norm group_norm native_group_norm")
+SOFTMAXES = _plain("softmax log_softmax _softmax _log_softmax")
+LOSSES = _plain(
+    "cross_entropy_loss nll_loss nll_loss2d nll_loss_nd binary_cross_entropy binary_cross_entropy_with_logits huber_loss "
+    "smooth_l1_loss mse_loss l1_loss kl_div poisson_nll_loss ctc_loss cosine_embedding_loss hinge_embedding_loss "
+    "margin_ranking_loss multi_margin_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss",
+    opaque=True,
+)
+UPSAMPLING = _plain(
+    "upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_bilinear2d upsample_bicubic2d "
+    "upsample_trilinear3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d "
+    "_upsample_bilinear2d_aa _upsample_bicubic2d_aa"
+)
+EMBEDDINGS = _plain("embedding embedding_bag", opaque=True)
+SCATTERING = _plain("scatter index_copy scatter_add scatter_reduce")
+
+GRAY = [
+    *_plain("add sub rsub mul div maximum minimum remainder fmod atan2 where addcmul addcdiv"),
+    *_plain("relu leaky_relu elu selu celu gelu silu mish sigmoid tanh hardswish hardsigmoid hardtanh relu6 log_sigmoid"),
+    *_plain("softshrink hardshrink threshold rrelu glu dropout abs neg sqrt sin cos erf log1p clamp round floor ceil"),
+    *_plain("avg_pool1d avg_pool2d avg_pool3d amax amin cat stack gather index_select masked_fill instance_norm"),
+    *_plain("constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d replication_pad3d"),
+    *_plain("adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d max_pool1d max_pool2d max_pool3d", opaque=True),
+    *_plain("rms_norm cosine_similarity prelu lerp", opaque=True),
+    *_plain("dot vdot addr bilinear cross grid_sampler index_put index_add linalg_vecdot", opaque=True),
+    *_plain("batch_norm", data_only=True),
+]
+
+# Operators without half kernels on CPU or CUDA (decompositions, solvers, transforms): float32 whatever a list says.
+NO_HALF_KERNEL = _plain(
+    "linalg_cholesky linalg_cholesky_ex linalg_cond linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_inv "
+    "linalg_inv_ex linalg_lstsq linalg_matrix_rank linalg_qr linalg_solve linalg_svd linalg_svdvals linalg_tensorinv "
+    "linalg_tensorsolve linalg_householder_product linalg_det linalg_slogdet linalg_pinv cholesky cholesky_inverse "
+    "cholesky_solve inverse pinverse qr svd lu_solve geqrf orgqr ormqr triangular_solve quantile nanquantile stft "
+    "fft_fft fft_fft2 fft_fftn fft_hfft fft_ifft fft_ifft2 fft_ifftn fft_ihfft fft_irfft fft_irfft2 fft_irfftn fft_rfft "
+    "fft_rfft2 fft_rfftn cdist pdist",
+    opaque=True,
+)
+
+#: Every operator by aten name.
+OPS: dict[str, Op] = {
+    op.name: op
+    for group in (
+        MATRIX_PRODUCTS, CONVOLUTIONS, ATTENTION, INDEXED_MAX_POOLING, FAKE_QUANTISATION, RECURRENT, SENSITIVE_POINTWISE,
+        POWER, SUMS, NORMS, OTHER_REDUCTIONS, SCANS, DISTANCES, AFFINE_NORMS, SOFTMAXES, LOSSES, UPSAMPLING, EMBEDDINGS, SCATTERING, GRAY,
+        NO_HALF_KERNEL,
+    )
+    for op in group
+}  # fmt: skip
+
+
+def variants_of(ops: Iterable[Op]) -> frozenset[str]:
+    """Return the variants of all the given operators.
+
+    >>> sorted(variants_of(POWER))
+    ['pow.scalar', 'pow.tensor']
+    """
+    return frozenset(variant for op in ops for variant in op.variants)
+
+
+#: Every variant, and the operator it belongs to.
+VARIANTS: dict[str, Op] = {variant: op for op in OPS.values() for variant in op.variants}
+
+#: Arithmetic that Tensor Cores do: on a CPU without half units it is computed in fp32 between half borders.
+HEAVY = variants_of([*MATRIX_PRODUCTS, *CONVOLUTIONS, *ATTENTION, *RECURRENT])
+WITHOUT_HALF_KERNEL = variants_of(NO_HALF_KERNEL)
+#: CUDA has a half kernel, the CPU has none: there too it is computed in fp32 between half borders.
+NO_CPU_HALF_KERNEL = frozenset({"avg_pool3d"})

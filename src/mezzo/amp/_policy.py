@@ -1,0 +1,197 @@
+"""A policy is data: level, dtype and lists, and the one function that decides the precision of an operator call."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from mezzo.amp._dtypes import CASTABLE, dtype_name, parse_half_dtype
+from mezzo.amp._lists import LEVELS, LISTS_VERSION, default_black, default_inside, default_white
+from mezzo.amp._names import check_disjoint, resolve_list, resolve_name
+from mezzo.amp._ops import OPS, VARIANTS, WITHOUT_HALF_KERNEL
+
+
+class Decision(NamedTuple):
+    """What a policy says of one call."""
+
+    dtype: torch.dtype | None
+    """Dtype of the floating result; None: nothing is cast (auto_cast off, or no input that can be cast)."""
+
+    reason: str
+    """Which list or rule decided."""
+
+    compute: torch.dtype | None
+    """Dtype of the arithmetic. It differs from `dtype` for 'fp32 inside, low out', and for white operators at OD."""
+
+
+Memo = dict[tuple[str, tuple[torch.dtype, ...]], Decision]
+
+_CPU_COMPUTE = ("auto", "native", "float32")
+
+
+def parse_level(level: Any, allowed: Sequence[str] = LEVELS) -> str:
+    """Return the level in its usual spelling (any case is understood)."""
+    if isinstance(level, str) and level.upper() in allowed:
+        return level.upper()
+    raise ValueError(f"level={level!r}: must be one of {', '.join(allowed)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Level, half dtype and lists of an `auto_cast` region; frozen, hashable, comparable.
+
+    Build one with `Policy.create`, which takes the same lists as `auto_cast`.
+    """
+
+    level: str
+    dtype: torch.dtype
+    white: frozenset[str]
+    black: frozenset[str]
+    inside: frozenset[str]
+    use_promote: bool = False
+    cpu_compute: str = "auto"
+    """On CPU tensors heavy operators compute in half ('native'), in float32 between half borders ('float32'), or as a
+    probe of this CPU decides ('auto')."""
+
+    _memo: Memo = field(default_factory=dict, init=False, repr=False, compare=False)
+    _plans: dict[tuple[str, str], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @classmethod
+    def create(
+        cls,
+        level: str = "O1",
+        dtype: str | torch.dtype = "float16",
+        custom_white_list: Iterable[str] | None = None,
+        custom_black_list: Iterable[str] | None = None,
+        use_promote: bool = False,
+        cpu_compute: str = "auto",
+    ) -> Policy:
+        """Return the default lists of a level and dtype with the custom ones merged in.
+
+        Each custom white name leaves the black list, then each custom black name leaves the white list: where two
+        different names overlap, black wins. At O0 the lists are checked and ignored.
+        """
+        level, half = parse_level(level), parse_half_dtype(dtype)
+        if cpu_compute not in _CPU_COMPUTE:
+            raise ValueError(f"cpu_compute={cpu_compute!r}: must be one of {', '.join(_CPU_COMPUTE)}")
+        to_white = resolve_list(custom_white_list, "custom_white_list")
+        to_black = resolve_list(custom_black_list, "custom_black_list")
+        check_disjoint(to_white, to_black)
+        if level == "O0":
+            to_white, to_black = {}, {}
+        added_white = frozenset().union(*to_white.values())
+        added_black = frozenset().union(*to_black.values())
+        return cls(
+            level=level,
+            dtype=half,
+            white=(default_white(level, half) | added_white) - added_black,
+            black=(default_black(level) - added_white) | added_black,
+            inside=default_inside(level) - added_white - added_black,
+            use_promote=bool(use_promote),
+            cpu_compute=cpu_compute,
+        )
+
+    def decide(self, op: str, input_dtypes: Sequence[torch.dtype]) -> Decision:
+        """Return the precision of a call of `op` on tensors of the given dtypes, and the list or rule behind it.
+
+        >>> Policy.create("O1").decide("linear", [torch.float32, torch.float32]).dtype
+        torch.float16
+        """
+        key = (op, tuple(input_dtypes))
+        decision = self._memo.get(key)
+        if decision is None:
+            decision = self._memo[key] = self._decide(_variant_of(op), key[1])
+        return decision
+
+    def _decide(self, variant: str, dtypes: tuple[torch.dtype, ...]) -> Decision:
+        if VARIANTS[variant].data_only:
+            dtypes = dtypes[:1]
+        castable = [dtype for dtype in dtypes if dtype in CASTABLE]
+        if self.level == "O0":
+            return Decision(None, "auto_cast is off", None)
+        if not castable:
+            return Decision(None, "no input that can be cast (float64, integers and bools are left alone)", None)
+        if variant in WITHOUT_HALF_KERNEL:
+            return _same(torch.float32, "no half kernel")
+        if variant in self.white:
+            result = torch.float32 if self.level == "OD" else self.dtype
+            return Decision(result, f"{self._origin(variant)}white list", self.dtype)
+        if variant in self.black:
+            return _same(torch.float32, f"{self._origin(variant)}black list")
+        gray, rule = self._gray(castable)
+        if variant in self.inside:
+            return Decision(gray, f"fp32 inside, {rule}", torch.float32)
+        return _same(gray, f"gray: {rule}")
+
+    def _gray(self, castable: Sequence[torch.dtype]) -> tuple[torch.dtype, str]:
+        """Return the result dtype of an operator on neither list."""
+        if self.level == "OD":
+            return torch.float32, "only white operators are half at OD"
+        if self.level == "O2" and not self.use_promote:
+            return self.dtype, "all but the black list is half at O2"
+        if torch.float32 in castable:
+            return torch.float32, "promoted by a float32 input"
+        return self.dtype, "no input is float32"
+
+    def _origin(self, variant: str) -> str:
+        """Return 'custom ' for an entry that the defaults do not have."""
+        default = default_white(self.level, self.dtype) if variant in self.white else default_black(self.level)
+        return "" if variant in default else "custom "
+
+    @property
+    def digest(self) -> str:
+        """A short hash that is the same in every process: names the policy in caches and reports."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the policy as plain data, for JSON or YAML."""
+        return {
+            "lists_version": LISTS_VERSION,
+            "level": self.level,
+            "dtype": dtype_name(self.dtype),
+            "use_promote": self.use_promote,
+            "cpu_compute": self.cpu_compute,
+            "white": sorted(self.white),
+            "black": sorted(self.black),
+            "fp32_inside": sorted(self.inside),
+        }
+
+    def diff(self, other: Policy) -> str:
+        """Return the lines in which another policy differs: `- name` only here, `+ name` only there.
+
+        >>> print(Policy.create("O1").diff(Policy.create("O1", custom_white_list=["tan"])))
+        white: + tan
+        black: - tan
+        """
+        lines = []
+        mine, theirs = self.to_dict(), other.to_dict()
+        for key in mine:
+            if isinstance(mine[key], list):
+                here, there = set(mine[key]), set(theirs[key])
+                lines += [f"{key.removeprefix('fp32_')}: - {name}" for name in sorted(here - there)]
+                lines += [f"{key.removeprefix('fp32_')}: + {name}" for name in sorted(there - here)]
+            elif mine[key] != theirs[key]:
+                lines.append(f"{key}: {mine[key]} -> {theirs[key]}")
+        return "\n".join(lines)
+
+
+def _same(dtype: torch.dtype, reason: str) -> Decision:
+    return Decision(dtype, reason, dtype)
+
+
+def _variant_of(op: str) -> str:
+    """Return the variant a name stands for when a call is described by its name alone."""
+    if op in VARIANTS:
+        return op
+    base = op.removeprefix("aten::")
+    if base in OPS:
+        return OPS[base].variants[0]
+    variants = sorted(resolve_name(op))
+    if not variants:
+        raise ValueError(f"{op!r} has no torch operator, so nothing is decided for it")
+    return variants[0]

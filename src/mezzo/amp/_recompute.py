@@ -1,0 +1,119 @@
+"""Where forward code runs a second time, or backward code runs later: the policy of the first time goes along.
+
+Activation checkpointing runs a forward again during the backward pass, outside the `auto_cast` region; torch restores its
+own autocast state there and knows nothing of a policy. A custom autograd Function runs its backward outside too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.utils.checkpoint as torch_checkpoint
+from torch.autograd import function as torch_function
+
+from mezzo.amp._dtypes import CASTABLE
+from mezzo.amp._state import AutocastState, current_policy, read_state, write_state
+
+_DEVICES = ("cuda", "cpu")
+_HINT = (
+    "mezzo: this autograd Function ran under auto_cast without mezzo.amp.custom_fwd / custom_bwd, so its backward sees "
+    "the dtypes of the forward but no casting; decorate its forward and backward with them"
+)
+
+
+def run_in_state(state: AutocastState, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function with a policy and autocast state in force, and put the present one back."""
+    before = read_state(tuple(device for device, _, _ in state.devices))
+    write_state(state)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        write_state(before)
+
+
+def bind_policy(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function bound to the policy in force now; the function itself outside `auto_cast`.
+
+    Use it as a thread's target, or wherever a callable is run later than the region in which it was made.
+    """
+    if current_policy() is None:
+        return function
+    return functools.wraps(function)(functools.partial(run_in_state, read_state(_DEVICES), function))
+
+
+@functools.cache
+def carry_policy_into_recompute() -> None:
+    """Teach torch's checkpointing (both forms) the policy, and its failing Functions a hint; once a process."""
+    reentrant = torch_checkpoint.CheckpointFunction
+    forward = reentrant.forward
+
+    def forward_with_policy(ctx: Any, run_function: Callable[..., Any], *args: Any) -> Any:
+        return forward(ctx, bind_policy(run_function), *args)
+
+    reentrant.forward = staticmethod(forward_with_policy)  # type: ignore[method-assign, assignment]
+    generator = torch_checkpoint._checkpoint_without_reentrant_generator
+
+    @functools.wraps(generator)
+    def generator_with_policy(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return generator(bind_policy(fn), *args, **kwargs)
+
+    torch_checkpoint._checkpoint_without_reentrant_generator = generator_with_policy
+    apply = torch_function.BackwardCFunction.apply
+
+    @functools.wraps(apply)
+    def apply_with_hint(self: Any, *args: Any) -> Any:
+        try:
+            return apply(self, *args)
+        except RuntimeError as error:
+            if "dtype" in str(error) and not hasattr(self, "_mezzo_state"):
+                error.add_note(_HINT)
+            raise
+
+    torch_function.BackwardCFunction.apply = apply_with_hint  # type: ignore[method-assign]
+
+
+def custom_fwd(
+    forward: Callable[..., Any] | None = None, *, cast_inputs: torch.dtype | None = None
+) -> Callable[..., Any]:
+    """Decorate the forward of a custom autograd Function, so that its backward can run under the same policy.
+
+    Args:
+        forward: The static method; leave it out to pass `cast_inputs`.
+        cast_inputs: Inside `auto_cast`, cast floating inputs to this dtype and run forward and backward with casting off.
+    """
+    if forward is None:
+        return functools.partial(custom_fwd, cast_inputs=cast_inputs)
+
+    @functools.wraps(forward)
+    def run(ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        state = read_state(_DEVICES)
+        if cast_inputs is not None and state.policy is not None:
+            state = AutocastState(None, tuple((device, False, dtype) for device, _, dtype in state.devices))
+            args = tuple(_cast_input(arg, cast_inputs) for arg in args)
+            kwargs = {name: _cast_input(arg, cast_inputs) for name, arg in kwargs.items()}
+        ctx._mezzo_state = state
+        return run_in_state(state, forward, ctx, *args, **kwargs)
+
+    return run
+
+
+def custom_bwd(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate the backward of a custom autograd Function whose forward has `custom_fwd`."""
+
+    @functools.wraps(backward)
+    def run(ctx: Any, *grads: Any) -> Any:
+        state = getattr(ctx, "_mezzo_state", None)
+        if state is None:
+            raise RuntimeError("custom_bwd: the forward of this Function has no mezzo.amp.custom_fwd; decorate it too")
+        return run_in_state(state, backward, ctx, *grads)
+
+    return run
+
+
+def _cast_input(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, torch.Tensor) and value.dtype in CASTABLE else value
+
+

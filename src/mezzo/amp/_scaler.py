@@ -1,0 +1,318 @@
+"""Loss scaling whose state lives on the device: a step and its update never wait for it."""
+
+from __future__ import annotations
+
+import enum
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mezzo.amp._scaler_norms import NormGuard
+from mezzo.amp._scaler_outcome import LossScaleFloorError, OutcomeHandle, OutcomeLog
+from mezzo.amp._scaler_settings import ScalerSettings
+from mezzo.amp._scaler_state import ScaleRule, ScaleState, check_rule, check_scale, plain_number
+from mezzo.optim import StepRequest, Verdict, attach, engine_of, remember_names
+
+__all__ = ["GradScaler", "LossScaleFloorError"]
+
+T = TypeVar("T")
+
+
+class _Stage(enum.Enum):
+    INIT = 0
+    UNSCALED = 1
+    STEPPED = 2
+
+
+class _Progress:
+    """How far one optimizer is since the last update."""
+
+    def __init__(self) -> None:
+        self.stage = _Stage.INIT
+        self.verdict: Verdict | None = None
+        self.clip_coef: Tensor | None = None
+
+
+class GradScaler(ScalerSettings):
+    """Scales the loss so that half gradients do not vanish, and skips steps whose gradients overflow.
+
+    Per optimizer and step: `scale(loss).backward()`, then `step(optimizer)`, then `update()` once for all of them.
+    Each optimizer skips by its own gradients; the scale sees all.
+
+    Args:
+        enable: Off: `scale` returns its argument, `step` and `minimize` call the optimizer, nothing else happens.
+        init_loss_scaling: First scale.
+        incr_ratio: Growth factor, above 1.
+        decr_ratio: Shrink factor, between 0 and 1.
+        incr_every_n_steps: Good steps in a row before growth; 0: never.
+        decr_every_n_nan_or_inf: Bad steps in a row before shrinking; 0: never.
+        use_dynamic_loss_scaling: False: the scale stays.
+        min_loss_scaling: Shrinking ends here (a first scale below it is legal). 0: no floor.
+        max_skips_at_floor: Bad steps in a row with the scale at its floor that end training with
+            `LossScaleFloorError`; None: no limit.
+
+    >>> scaler = GradScaler(init_loss_scaling=4.0, decr_every_n_nan_or_inf=1)
+    >>> weight = torch.nn.Parameter(torch.tensor([1.0]))
+    >>> optimizer = torch.optim.SGD([weight], lr=0.5)
+    >>> scaler.scale(weight.sum() * float("inf")).backward()
+    >>> scaler.minimize(optimizer)
+    >>> weight.item(), scaler.get_scale(), scaler.skipped_steps
+    (1.0, 2.0, 1)
+    """
+
+    def __init__(
+        self,
+        enable: bool = True,
+        init_loss_scaling: float = 2.0**15,
+        incr_ratio: float = 2.0,
+        decr_ratio: float = 0.5,
+        incr_every_n_steps: int = 1000,
+        decr_every_n_nan_or_inf: int = 2,
+        use_dynamic_loss_scaling: bool = True,
+        min_loss_scaling: float = 1.0,
+        max_skips_at_floor: int | None = 25,
+    ) -> None:
+        self._enable = bool(enable)
+        self._dynamic = bool(use_dynamic_loss_scaling)
+        self._rule = check_rule(
+            ScaleRule(
+                incr_ratio=incr_ratio,
+                decr_ratio=decr_ratio,
+                incr_every_n_steps=incr_every_n_steps,
+                decr_every_n_nan_or_inf=decr_every_n_nan_or_inf,
+                min_loss_scaling=min_loss_scaling,
+                max_skips_at_floor=max_skips_at_floor,
+            )
+        )
+        self._init_scale = check_scale("init_loss_scaling", init_loss_scaling)
+        self._state = ScaleState(self._init_scale)
+        self._progress: weakref.WeakKeyDictionary[Optimizer, _Progress] = weakref.WeakKeyDictionary()
+        self._stepped: list[tuple[weakref.ref[Optimizer], Verdict]] = []
+        self._log = OutcomeLog()
+        self._norms: list[NormGuard] = []
+
+    # The steps of training
+
+    def scale(self, outputs: T) -> T:
+        """Return a tensor, or a list or tuple of them, times the scale; half tensors become float32."""
+        if not self._enable:
+            return outputs
+        if isinstance(outputs, Tensor):
+            return cast(T, self._scale_tensor(outputs))
+        if isinstance(outputs, list | tuple):
+            return cast(T, type(outputs)([self.scale(item) for item in outputs]))
+        raise TypeError(f"scale() takes a tensor, or a list or tuple of tensors; got {type(outputs).__name__}")
+
+    def _scale_tensor(self, tensor: Tensor) -> Tensor:
+        self._state.place(tensor.device)
+        wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+        return wide * self._state.scale_on(tensor.device)
+
+    def unscale_(self, optimizer: Optimizer) -> None:
+        """Rewrite the gradients as true float32 values, to look at or to change before `step`.
+
+        The one call that rewrites gradients; `step` works without it.
+        """
+        if not self._enable:
+            return
+        progress = self._progress_of(optimizer)
+        if progress.stage is _Stage.UNSCALED:
+            raise RuntimeError("unscale_() was already called on this optimizer since the last update()")
+        if progress.stage is _Stage.STEPPED:
+            raise RuntimeError("unscale_() is called after step(): call update() before the next step begins")
+        scale = self._scale_for(optimizer)
+        engine = engine_of(optimizer)
+        progress.verdict = _merge(progress.verdict, engine.check(scale))
+        engine.unscale_grads_(scale)
+        progress.stage = _Stage.UNSCALED
+
+    def clip_grad_norm_(self, optimizer: Optimizer, max_norm: float) -> Tensor:
+        """Clip the norm of the true gradients in the following `step`; return the norm before, on the device.
+
+        Nothing is rewritten: the coefficient is folded into the update. Call it after the last backward of the step.
+        """
+        if not self._enable:
+            params = [p for group in optimizer.param_groups for p in group["params"]]
+            return nn.utils.clip_grad_norm_(params, max_norm)
+        progress = self._progress_of(optimizer)
+        if progress.stage is _Stage.STEPPED:
+            raise RuntimeError("clip_grad_norm_() is called after step(): call it between backward() and step()")
+        scale = self._scale_for(optimizer) if progress.stage is _Stage.INIT else None
+        verdict = engine_of(optimizer).check(scale, max_norm)
+        progress.verdict = _merge(progress.verdict, verdict)
+        progress.clip_coef = verdict.clip_coef
+        assert verdict.total_norm is not None
+        return verdict.total_norm
+
+    def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """Take the optimizer's step if its gradients are finite, else leave everything as it is.
+
+        Returns what the optimizer's step returns. Neither rewrites gradients nor waits for the device (optimizers other
+        than SGD, Adam and AdamW need one host read on CUDA).
+        """
+        if not self._enable:
+            return optimizer.step(*args, **kwargs)
+        if args or kwargs:
+            raise RuntimeError(
+                "step() takes no closure: evaluate it before, scale(loss).backward(), then step(optimizer)"
+            )
+        progress = self._progress_of(optimizer)
+        if progress.stage is _Stage.STEPPED:
+            raise RuntimeError("step() was already called on this optimizer since the last update(): call update()")
+        engine = engine_of(optimizer)
+        if not engine.attached and engine.has_masters():
+            attach(optimizer)  # the model was decorated alone; its optimizer joins here
+        scale = self._scale_for(optimizer)
+        request = StepRequest(
+            scale=scale if progress.stage is _Stage.INIT else None,
+            verdict=progress.verdict,
+            clip_coef=progress.clip_coef,
+        )
+        result = engine.step(request)
+        assert request.verdict is not None
+        self._note_step(optimizer, request.verdict)
+        progress.stage = _Stage.STEPPED
+        if not self._dynamic:
+            del self._progress[optimizer]
+        return result
+
+    def _note_step(self, optimizer: Optimizer, verdict: Verdict) -> None:
+        reference = weakref.ref(optimizer)
+        for i, (other, earlier) in enumerate(self._stepped):
+            if other == reference:  # fixed scaling, where update() may never be called: keep one verdict, not all
+                self._stepped[i] = reference, _merge(earlier, verdict)
+                return
+        self._stepped.append((reference, verdict))
+
+    def update(self) -> None:
+        """Adjust the scale by what the steps since the last update found; call it once after them.
+
+        Raises:
+            RuntimeError: No step was taken since the last update.
+            LossScaleFloorError: Too many bad steps in a row at the floor, as soon as the host knows.
+        """
+        if not self._enable:
+            return
+        if not self._stepped:
+            raise RuntimeError("update() without a step since the last update(): call step(optimizer) first")
+        stepped, self._stepped = self._stepped, []
+        self._progress.clear()
+        state = self._state
+        with torch.no_grad():
+            found = _any_bad([verdict for _, verdict in stepped], state.device)
+            state.advance(found, self._rule, self._dynamic)
+            for guard in self._norms:
+                guard.settle(found)
+            self._log.record(state, found, stepped)
+        self._log.process(self._rule.max_skips_at_floor)
+
+    def minimize(self, optimizer: Optimizer, loss: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Take a step and update the scale. `loss` is there for the documents' signature; its backward ran before."""
+        result = self.step(optimizer, *args, **kwargs)
+        self.update()
+        return result
+
+    # What became of the steps
+
+    @property
+    def skipped_steps(self) -> int:
+        """How many updates found an overflow, as far as the host knows; never waits."""
+        self._log.poll()
+        return self._log.skipped
+
+    def register_outcome_hook(self, hook: Callable[[bool], object]) -> OutcomeHandle:
+        """Call `hook(taken)` once per update, in order, on CUDA possibly some steps late.
+
+        For LR schedulers: `lambda taken: scheduler.step() if taken else None`.
+        """
+        return self._log.add_hook(hook)
+
+    def flush(self) -> None:
+        """Wait for the device and process all outcomes that are still on their way."""
+        self._log.wait()
+        self._log.skipped = int(self._state.read()["skipped_steps"])  # also steps replayed from a CUDA graph
+        self._log.process(self._rule.max_skips_at_floor)
+
+    def name_parameters(self, model: nn.Module) -> None:
+        """Remember the parameter names of a model, for the message of `LossScaleFloorError`."""
+        remember_names(model)
+
+    def protect_batch_norm(self, model: nn.Module) -> None:
+        """Keep the running statistics of normalisation layers from before the step when that step is skipped."""
+        self._norms.append(NormGuard(model))
+
+    # Saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as plain numbers; waits for the device. Empty if not enabled."""
+        if not self._enable:
+            return {}
+        rule = self._rule
+        return {
+            "incr_ratio": rule.incr_ratio,
+            "decr_ratio": rule.decr_ratio,
+            "incr_every_n_steps": rule.incr_every_n_steps,
+            "decr_every_n_nan_or_inf": rule.decr_every_n_nan_or_inf,
+            "use_dynamic_loss_scaling": self._dynamic,
+            "min_loss_scaling": rule.min_loss_scaling,
+            "max_skips_at_floor": rule.max_skips_at_floor,
+            **self._state.read(),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load what `state_dict` returned, or a Paddle scaler's (one-element arrays, none of our keys).
+
+        Raises:
+            RuntimeError: The dictionary is empty: it came from a scaler that was not enabled.
+            ValueError: A key of the documents is missing, or a value is out of range.
+        """
+        if not self._enable:
+            return
+        if not state_dict:
+            raise RuntimeError("the state dict is empty: it was saved by a GradScaler with enable=False")
+        values = {key: plain_number(value) for key, value in state_dict.items()}
+        missing = [key for key in ("scale", *_RULE_KEYS, "incr_count", "decr_count") if key not in values]
+        if missing:
+            raise ValueError(f"the state dict of the scaler lacks {', '.join(missing)}")
+        rule = ScaleRule(**{key: values.get(key, getattr(self._rule, key)) for key in ScaleRule.field_names()})
+        self._rule = check_rule(rule)
+        self._dynamic = bool(values.get("use_dynamic_loss_scaling", self._dynamic))
+        # A scale that fell to 0 without a floor, or was loaded as such, is a state like any other.
+        self._init_scale = float(values["scale"])
+        self._state.write({key: values.get(key, 0) for key in ("scale", *self._state.counters)})
+        self._log.restart(int(values.get("skipped_steps", 0)))
+        self._progress.clear()
+        self._stepped.clear()
+
+    # Inside
+
+    def _progress_of(self, optimizer: Optimizer) -> _Progress:
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        return self._progress.setdefault(optimizer, _Progress())
+
+    def _scale_for(self, optimizer: Optimizer) -> Tensor:
+        device = engine_of(optimizer).device
+        self._state.place(device)
+        return self._state.scale_on(device)
+
+
+_RULE_KEYS = ("incr_ratio", "decr_ratio", "incr_every_n_steps", "decr_every_n_nan_or_inf")
+
+
+def _merge(old: Verdict | None, new: Verdict) -> Verdict:
+    """Return a verdict that is bad if either is: gradients rewritten in between may hide what the first one saw."""
+    if old is None:
+        return new
+    found_inf = torch.maximum(old.found_inf, new.found_inf)
+    first_bad = torch.where(old.first_bad >= 0, old.first_bad, new.first_bad)
+    return Verdict(found_inf, first_bad, new.total_norm, new.clip_coef)
+
+
+def _any_bad(verdicts: list[Verdict], device: torch.device) -> Tensor:
+    found = [verdict.found_inf.to(device, non_blocking=True) for verdict in verdicts]
+    return found[0] if len(found) == 1 else torch.stack(found).amax()

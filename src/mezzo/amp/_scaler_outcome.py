@@ -1,0 +1,132 @@
+"""How the host learns what became of each step: late, in order, without waiting."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from mezzo.amp._scaler_state import ScaleState
+from mezzo.optim import Verdict, describe_parameter
+
+_Stepped = Sequence[tuple["weakref.ref[Optimizer]", Verdict]]
+
+
+class LossScaleFloorError(RuntimeError):
+    """Gradients overflow step after step although the loss scale is as small as it may get."""
+
+
+class OutcomeHandle:
+    """Takes an outcome hook away again."""
+
+    def __init__(self, hooks: dict[int, Callable[[bool], object]], key: int) -> None:
+        self._hooks = hooks
+        self._key = key
+
+    def remove(self) -> None:
+        """Remove the hook; a second call does nothing."""
+        self._hooks.pop(self._key, None)
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """One update on its way to the host."""
+
+    numbers: Tensor
+    """float64 on the host: bad, scale, skips at the floor, first bad parameter per optimizer."""
+    arrived: Any
+    """CUDA event; None where the numbers are there already."""
+    optimizers: list[weakref.ref[Optimizer]]
+
+    def is_here(self) -> bool:
+        return self.arrived is None or bool(self.arrived.query())
+
+
+class OutcomeLog:
+    """Outcomes in flight, those that arrived, and who wants to know."""
+
+    def __init__(self) -> None:
+        self.skipped = 0
+        self._pending: deque[_Outcome] = deque()
+        self._hooks: dict[int, Callable[[bool], object]] = {}
+        self._next_key = 0
+        self._floor: tuple[int, float, str] | None = None
+
+    def add_hook(self, hook: Callable[[bool], object]) -> OutcomeHandle:
+        """Register a function for `taken`."""
+        self._next_key += 1
+        self._hooks[self._next_key] = hook
+        return OutcomeHandle(self._hooks, self._next_key)
+
+    def restart(self, skipped: int) -> None:
+        """Forget what is in flight: another state was loaded."""
+        self._pending.clear()
+        self._floor = None
+        self.skipped = skipped
+
+    def record(self, state: ScaleState, found: Tensor, stepped: _Stepped) -> None:
+        """Send the outcome of an update towards the host; nothing while a CUDA graph is captured."""
+        device = state.device
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return
+        first_bad = [verdict.first_bad.to(device, non_blocking=True) for _, verdict in stepped]
+        parts = [found, state.scale, state.count("skips_at_floor"), *first_bad]
+        numbers = torch.stack([part.double() for part in parts])
+        arrived = None
+        if device.type == "cuda":
+            here = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            numbers = here.copy_(numbers, non_blocking=True)
+            arrived = torch.cuda.Event()
+            arrived.record(torch.cuda.current_stream(device))
+        elif device.type != "cpu":
+            numbers = numbers.cpu()
+        self._pending.append(_Outcome(numbers, arrived, [optimizer for optimizer, _ in stepped]))
+
+    def poll(self) -> None:
+        """Take in, in order, what has arrived."""
+        while self._pending and self._pending[0].is_here():
+            self._take(self._pending.popleft())
+
+    def wait(self) -> None:
+        """Wait for all that is in flight and take it in."""
+        while self._pending:
+            outcome = self._pending.popleft()
+            if outcome.arrived is not None:
+                outcome.arrived.synchronize()
+            self._take(outcome)
+
+    def process(self, limit: int | None) -> None:
+        """Take in what has arrived; raise if the last of it is too many bad steps at the floor."""
+        self.poll()
+        floor, self._floor = self._floor, None
+        if limit is None or floor is None or floor[0] < limit:
+            return
+        count, scale, culprit = floor
+        raise LossScaleFloorError(
+            f"{count} steps in a row had non-finite gradients with the loss scale at its floor ({scale:g}); first in "
+            f"{culprit}. Smaller scales cannot help: look for inf or NaN in the data, the loss and that layer, lower "
+            "the learning rate, use bfloat16, or set min_loss_scaling or max_skips_at_floor"
+        )
+
+    def _take(self, outcome: _Outcome) -> None:
+        bad, scale, floor_skips, *first_bad = outcome.numbers.tolist()
+        self.skipped += int(bad)
+        self._floor = None
+        if floor_skips:
+            self._floor = int(floor_skips), scale, _culprit(outcome.optimizers, first_bad)
+        for hook in list(self._hooks.values()):
+            hook(not bad)
+
+
+def _culprit(optimizers: Sequence[weakref.ref[Optimizer]], first_bad: Sequence[float]) -> str:
+    for reference, index in zip(optimizers, first_bad, strict=True):
+        optimizer = reference()
+        if index >= 0 and optimizer is not None:
+            return describe_parameter(optimizer, int(index))
+    return "an unknown parameter"

@@ -1,0 +1,167 @@
+"""The dynamic loss-scaling state machine, as tensors on the device."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_INT32_MAX = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ScaleRule:
+    """When the scale grows and shrinks."""
+
+    incr_ratio: float
+    decr_ratio: float
+    incr_every_n_steps: int
+    decr_every_n_nan_or_inf: int
+    min_loss_scaling: float
+    max_skips_at_floor: int | None
+
+    @classmethod
+    def field_names(cls) -> tuple[str, ...]:
+        """The settings, in order."""
+        return tuple(field.name for field in dataclasses.fields(cls))
+
+    def changed(self, **changes: Any) -> ScaleRule:
+        """Return a copy with other values, not yet checked."""
+        return dataclasses.replace(self, **changes)
+
+
+def check_rule(rule: ScaleRule) -> ScaleRule:
+    """Return the rule with plain numbers.
+
+    Raises:
+        ValueError: A value is out of range.
+    """
+    if not 1 < rule.incr_ratio < math.inf:
+        raise ValueError(f"incr_ratio={rule.incr_ratio!r}: must be finite and above 1")
+    if not 0 < rule.decr_ratio < 1:
+        raise ValueError(f"decr_ratio={rule.decr_ratio!r}: must be between 0 and 1")
+    if not 0 <= rule.min_loss_scaling < math.inf:
+        raise ValueError(f"min_loss_scaling={rule.min_loss_scaling!r}: must be finite and at least 0 (0: no floor)")
+    limit = rule.max_skips_at_floor
+    if limit is not None and (limit != int(limit) or limit < 1):
+        raise ValueError(f"max_skips_at_floor={limit!r}: must be a whole number of at least 1, or None for no limit")
+    return rule.changed(
+        incr_ratio=float(rule.incr_ratio),
+        decr_ratio=float(rule.decr_ratio),
+        incr_every_n_steps=_check_count("incr_every_n_steps", rule.incr_every_n_steps),
+        decr_every_n_nan_or_inf=_check_count("decr_every_n_nan_or_inf", rule.decr_every_n_nan_or_inf),
+        min_loss_scaling=float(rule.min_loss_scaling),
+        max_skips_at_floor=None if limit is None else int(limit),
+    )
+
+
+def _check_count(name: str, value: float) -> int:
+    if value != int(value) or not 0 <= value <= _INT32_MAX:
+        raise ValueError(f"{name}={value!r}: must be a whole number from 0 (never) to {_INT32_MAX}")
+    return int(value)
+
+
+def check_scale(name: str, value: float) -> float:
+    """Return a scale as a float.
+
+    Raises:
+        ValueError: It is not positive and finite in float32.
+    """
+    if not 0 < value <= torch.finfo(torch.float32).max:
+        raise ValueError(f"{name}={value!r}: must be positive and finite in float32")
+    return float(value)
+
+
+def plain_number(value: Any) -> Any:
+    """Return the number in a one-element array or tensor; anything else as it is."""
+    if hasattr(value, "reshape") and hasattr(value, "tolist"):
+        return value.reshape(-1).tolist()[0]
+    return value
+
+
+class ScaleState:
+    """Scale and counters; on the host until the first tensor shows which device they belong on."""
+
+    counters = ("incr_count", "decr_count", "skipped_steps", "skips_at_floor")
+
+    def __init__(self, scale: float) -> None:
+        self._host: dict[str, float] = {"scale": scale, **dict.fromkeys(self.counters, 0)}
+        self._device_scale: Tensor | None = None
+        self._counts: dict[str, Tensor] = {}
+
+    @property
+    def scale(self) -> Tensor:
+        """The scale, 0-dim float32."""
+        assert self._device_scale is not None
+        return self._device_scale
+
+    @property
+    def device(self) -> torch.device:
+        """Where the state lies."""
+        return self.scale.device
+
+    def count(self, name: str) -> Tensor:
+        """A counter, 0-dim int32."""
+        return self._counts[name]
+
+    def place(self, device: torch.device) -> None:
+        """Move to the device, the first time; fills do not wait, copies from the host might."""
+        if self._device_scale is not None:
+            return
+        self._device_scale = torch.full((), self._host["scale"], dtype=torch.float32, device=device)
+        for name in self.counters:
+            self._counts[name] = torch.full((), int(self._host[name]), dtype=torch.int32, device=device)
+
+    def scale_on(self, device: torch.device) -> Tensor:
+        """The scale on another device; the live tensor itself at home."""
+        return self.scale.to(device, non_blocking=True)
+
+    def advance(self, found_inf: Tensor, rule: ScaleRule, dynamic: bool) -> None:
+        """Count one update and, if dynamic, move the scale; all in place, in float32, without the host."""
+        bad = found_inf > 0
+        floor_skips, skipped = self.count("skips_at_floor"), self.count("skipped_steps")
+        at_floor = self.scale <= rule.min_loss_scaling
+        floor_skips.add_(1).mul_(bad & at_floor)
+        skipped.add_(bad)
+        if dynamic:
+            self._move_scale(bad, rule)
+
+    def _move_scale(self, bad: Tensor, rule: ScaleRule) -> None:
+        scale, good_count, bad_count = self.scale, self.count("incr_count"), self.count("decr_count")
+        # Products with flags: where() with a number copies it to the device, which waits.
+        goods = (good_count + 1) * ~bad
+        bads = (bad_count + 1) * bad
+        # A threshold of 0 never fires: the counter of the running kind is at least 1.
+        shrinks = bad & (bads == rule.decr_every_n_nan_or_inf)
+        grows = ~bad & (goods == rule.incr_every_n_steps)
+        smaller = (scale * rule.decr_ratio).clamp(min=rule.min_loss_scaling)
+        larger = scale * rule.incr_ratio
+        scale.copy_(torch.where(shrinks, smaller, torch.where(grows & larger.isfinite(), larger, scale)))
+        good_count.copy_(goods * ~grows)
+        bad_count.copy_(bads * ~shrinks)
+
+    def read(self) -> dict[str, float]:
+        """Return all values as plain numbers; waits for the device."""
+        if self._device_scale is None:
+            return dict(self._host)
+        counts = {name: int(self.count(name).item()) for name in self.counters}
+        return {"scale": float(self.scale.item()), **counts}
+
+    def write(self, values: Mapping[str, float]) -> None:
+        """Set all values, in place where the state is on a device already."""
+        self._host = {"scale": float(values["scale"]), **{name: int(values[name]) for name in self.counters}}
+        if self._device_scale is None:
+            return
+        self.scale.fill_(self._host["scale"])
+        for name in self.counters:
+            self.count(name).fill_(self._host[name])
+
+    def set_scale(self, scale: float) -> None:
+        """Set the scale alone."""
+        self._host["scale"] = scale
+        if self._device_scale is not None:
+            self._device_scale.fill_(scale)

@@ -1,0 +1,61 @@
+"""The guide's device table: which machine a figure was measured on, and at which clocks."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mezzo.amp._hardware import check_environment, query_nvidia_smi
+
+_CPUFREQ = Path("/sys/devices/system/cpu/cpu0/cpufreq")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """Where a measurement was made; clocks are '-' where they cannot be read."""
+
+    device: str
+    mem_clock: str
+    sm_clock: str
+    cpu_clocks: str
+    torch_version: str
+    driver_version: str
+
+    def table(self) -> list[list[str]]:
+        """Return the rows of the guide's table, header first."""
+        header = ["Device", "MEM Clocks", "SM Clocks", "Running with CPU Clocks"]
+        return [header, [self.device, self.mem_clock, self.sm_clock, self.cpu_clocks]]
+
+
+def read_machine(device: torch.device) -> Machine:
+    """Return the machine's name and its clocks now: call it right after the work, an idle GPU clocks down."""
+    clocks = query_nvidia_smi("clocks.mem,clocks.sm", device.index or 0) if device.type == "cuda" else []
+    mem_clock, sm_clock = clocks if len(clocks) == 2 else ("-", "-")
+    environment = check_environment()
+    name = environment.gpus[device.index or 0].name if device.type == "cuda" else f"{environment.cpu.name} (CPU)"
+    return Machine(
+        device=name,
+        mem_clock=mem_clock,
+        sm_clock=sm_clock,
+        cpu_clocks=_cpu_clocks(),
+        torch_version=environment.torch_version,
+        driver_version=environment.driver_version,
+    )
+
+
+def _cpu_clocks() -> str:
+    """Return the lowest and highest clock of the CPU, its present one where only that is known, or '-'."""
+    try:
+        limits = [int((_CPUFREQ / f"cpuinfo_{end}_freq").read_text()) // 1000 for end in ("min", "max")]
+        return f"{limits[0]} - {limits[1]} MHz"
+    except (OSError, ValueError):
+        return _present_clock()
+
+
+def _present_clock() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return "-"
+    clocks = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
+    return f"{max(clocks):.0f} MHz" if clocks else "-"

@@ -1,0 +1,322 @@
+"""One model trained in float32, AMP-O1 and AMP-O2, from the same start on the same batch (guide, 2.1)."""
+
+import gc
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mezzo import amp
+from mezzo._errors import RunError
+from mezzo.amp import debugging
+from mezzo.amp._cpu import has_half_units
+from mezzo.amp._dtypes import dtype_name, parse_half_dtype
+from mezzo.amp._hardware import parse_device
+from mezzo.bench._clocks import Machine, read_machine
+from mezzo.bench._task import Task, copy_task, find_place, load_task, simple_net_task
+from mezzo.bench._timer import Timing, time_calls
+
+MODES = {"float32": "O0", "AMP-O1": "O1", "AMP-O2": "O2"}
+WARMUP_STEPS = 3
+LEARNING_RATE = 0.003  # SimpleNet falls from 0.67 to 0.41 in 23 steps at any width, smoothly
+LARGE_GPU_BYTES = 40 * 10**9
+
+Progress = Callable[[str, int, int], None]
+"""Told the mode, the steps done in it and the steps it has."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What `compare` is asked to do, with the defaults of the device filled in."""
+
+    model: str
+    device: str
+    dtype: str
+    size: int | None
+    batch_size: int
+    steps: int
+    learning_rate: float
+    warmup_steps: int = WARMUP_STEPS
+
+    def __post_init__(self) -> None:
+        for name in ("size", "batch_size", "steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+        if not self.learning_rate > 0:
+            raise ValueError(f"--learning-rate {self.learning_rate}: must be above 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModeResult:
+    """What one mode took and reached."""
+
+    name: str
+    level: str
+    timing: Timing
+    first_loss: float
+    last_loss: float
+    peak_memory_bytes: int | None
+    """Highest memory allocated on the GPU during the timed steps; None on a CPU, where torch does not count it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """The three modes side by side; `table()` is the guide's 2.1.4."""
+
+    settings: Settings
+    modes: tuple[ModeResult, ...]
+    machine: Machine
+    operator_table: str
+    operators: list[dict[str, Any]] = field(repr=False)
+    """Rows of `mezzo.amp.debugging.OperatorStats` for one AMP-O1 step."""
+
+    note: str = ""
+    """What a reader of the operators must know: on a CPU without half units they compute inside in float32."""
+
+    def speedup(self, mode: ModeResult) -> float:
+        """Return how many times as fast as float32 a mode is, by the medians of this run."""
+        return self.modes[0].timing.median_s / mode.timing.median_s
+
+    def table(self) -> list[list[str]]:
+        """Return the rows of the guide's table, header first."""
+        last_step = self.settings.warmup_steps + self.settings.steps
+        return [
+            ["-", *(mode.name for mode in self.modes)],
+            ["time per step", *(_duration(mode.timing.median_s) for mode in self.modes)],
+            ["loss at step 1", *(f"{mode.first_loss:.7f}" for mode in self.modes)],
+            [f"loss at step {last_step}", *(f"{mode.last_loss:.7f}" for mode in self.modes)],
+            ["speed-up", *(f"{self.speedup(mode):.2f}x" for mode in self.modes)],
+            ["peak memory", *(_gibibytes(mode.peak_memory_bytes) for mode in self.modes)],
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON-ready data, times in seconds and memory in bytes."""
+        modes = [
+            {
+                **asdict(mode),
+                "timing": {
+                    "median_s": mode.timing.median_s,
+                    "spread_s": mode.timing.spread_s,
+                    "times_s": mode.timing.times_s,
+                },
+                "speedup": self.speedup(mode),
+            }
+            for mode in self.modes
+        ]
+        return {
+            "settings": asdict(self.settings),
+            "modes": modes,
+            "machine": asdict(self.machine),
+            "operators": self.operators,
+            "note": self.note,
+        }
+
+
+class Trainer:
+    """One task trained at one level; a disabled auto_cast and GradScaler make float32 and bfloat16 the same loop."""
+
+    def __init__(self, task: Task, level: str, dtype: str, learning_rate: float) -> None:
+        self.model: nn.Module = task.model.train()
+        self.task = task
+        self.level = level
+        self.dtype = dtype
+        self.optimizer: Optimizer = torch.optim.SGD(self.model.parameters(), lr=learning_rate)
+        if level == "O2":
+            self.model, self.optimizer = amp.decorate(
+                models=self.model, optimizers=self.optimizer, level=level, dtype=dtype
+            )
+        self.scaler = amp.GradScaler(enable=level != "O0" and dtype == "float16")
+        self.losses: list[Tensor] = []
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context of the forward pass and the loss."""
+        return amp.auto_cast(enable=self.level != "O0", level=self.level, dtype=self.dtype)
+
+    def step(self) -> None:
+        """Train one step on the task's batch; the loss stays on the device."""
+        with self.autocast():
+            loss = self.task.loss_fn(self.model(self.task.inputs), self.task.targets)
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.losses.append(loss.detach())
+
+
+def compare(
+    *,
+    model: str | None = None,
+    size: int | None = None,
+    batch_size: int | None = None,
+    steps: int = 20,
+    dtype: str = "float16",
+    device: str | None = None,
+    learning_rate: float = LEARNING_RATE,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Train a model in float32, O1 and O2 and return time, loss, memory and the operators of one O1 step.
+
+    Args:
+        model: FILE:FACTORY of the user's model (`load_task`); None: the guide's nine-layer SimpleNet.
+        size: Width of SimpleNet; None: by device.
+        batch_size: None: by device. A factory that returns its own inputs decides for itself.
+        steps: Timed steps; three warm-up steps come before them and train too.
+        dtype: float16 (with a GradScaler) or bfloat16 (without).
+        device: cpu, cuda, cuda:i, gpu or gpu:i; None: the GPU if there is one.
+        learning_rate: Of the SGD.
+        progress: Called after every step.
+    """
+    place = _find_device(device)
+    default_size, default_batch_size = default_sizes(place)
+    settings = Settings(
+        model=model or "SimpleNet",
+        device=str(place),
+        dtype=dtype_name(parse_half_dtype(dtype)),
+        size=None if model else default_size if size is None else size,
+        batch_size=default_batch_size if batch_size is None else batch_size,
+        steps=steps,
+        learning_rate=learning_rate,
+    )
+    if model is not None and size is not None:
+        raise ValueError("--size is the width of SimpleNet; with --model the factory decides")
+    try:
+        return _compare(settings, _task_maker(model, settings, place), place, progress)
+    except (RuntimeError, TypeError, ValueError) as error:
+        if _is_out_of_memory(error):
+            raise RunError(_out_of_memory(settings)) from error
+        if model is None:  # nothing of the user's was run: a defect of ours, which keeps its traceback
+            raise
+        raise RunError(f"{find_place(error, model)}: training failed: {type(error).__name__}: {error}") from error
+
+
+def default_sizes(device: torch.device) -> tuple[int, int]:
+    """Return the width and batch size that show the speed-up on this device without filling it."""
+    if device.type != "cuda":
+        return 256, 64
+    is_large = torch.cuda.get_device_properties(device).total_memory >= LARGE_GPU_BYTES
+    return (8192, 2048) if is_large else (4096, 1024)
+
+
+def _compare(
+    settings: Settings, make_task: Callable[[], Task], device: torch.device, progress: Progress | None
+) -> Comparison:
+    modes = []
+    operator_table = ""
+    operators: list[dict[str, Any]] = []
+    for name, level in MODES.items():
+        trainer = Trainer(make_task(), level, settings.dtype, settings.learning_rate)
+        modes.append(_run_mode(name, trainer, settings, device, progress))
+        if level == "O1":
+            operator_table, operators = _record_step(trainer)
+        del trainer
+        _release_memory(device)
+    machine = read_machine(device)
+    return Comparison(
+        settings=settings,
+        modes=tuple(modes),
+        machine=machine,
+        operator_table=operator_table,
+        operators=operators,
+        note=_note(settings.dtype, device),
+    )
+
+
+def _note(dtype: str, device: torch.device) -> str:
+    if device.type != "cpu" or has_half_units(parse_half_dtype(dtype)):
+        return ""
+    return (
+        f"This CPU has no fast {dtype} units: matrix products take and give {dtype} and compute inside in float32, "
+        "so they are counted as FP32, with casts around them; a speed-up is not to be expected."
+    )
+
+
+def _run_mode(
+    name: str, trainer: Trainer, settings: Settings, device: torch.device, progress: Progress | None
+) -> ModeResult:
+    total = settings.warmup_steps + settings.steps
+
+    def after_step() -> None:
+        if len(trainer.losses) == settings.warmup_steps and device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        if progress is not None:
+            progress(name, len(trainer.losses), total)
+
+    timing = time_calls(
+        trainer.step,
+        calls=settings.steps,
+        warmup_calls=settings.warmup_steps,
+        device=device,
+        after_call=after_step,
+    )
+    return ModeResult(
+        name=name,
+        level=trainer.level,
+        timing=timing,
+        first_loss=float(trainer.losses[0]),
+        last_loss=float(trainer.losses[-1]),
+        peak_memory_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+    )
+
+
+def _record_step(trainer: Trainer) -> tuple[str, list[dict[str, Any]]]:
+    with debugging.collect_operator_stats(print_table=False) as stats:
+        trainer.step()
+    return stats.table(), [asdict(row) for row in stats.rows]
+
+
+def _find_device(device: str | None) -> torch.device:
+    if device is None:
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    kind, index = parse_device(device)
+    if kind == "cpu":
+        return torch.device("cpu")
+    if kind != "cuda":
+        raise ValueError(f"--device {device}: mezzo compare runs on cpu, gpu, gpu:i, cuda or cuda:i")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if index >= count:
+        here = f"this machine has {count}" if count else "this machine has no GPU; try --device cpu"
+        raise ValueError(f"--device {device}: no such GPU, {here}")
+    return torch.device("cuda", index)
+
+
+def _task_maker(model: str | None, settings: Settings, device: torch.device) -> Callable[[], Task]:
+    """Return a function that makes the task anew, with the same start, for each mode."""
+    size, batch_size = settings.size, settings.batch_size
+    if model is not None:
+        task = load_task(model, batch_size)
+        return lambda: copy_task(task, device)
+    assert size is not None
+    return lambda: simple_net_task(size, batch_size, device)
+
+
+def _release_memory(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return True
+    return any(words in str(error) for words in ("can't allocate memory", "not enough memory", "out of memory"))
+
+
+def _out_of_memory(settings: Settings) -> str:
+    used = "" if settings.size is None else f"--size {settings.size} "
+    return (
+        f"out of memory on {settings.device} with {used}--batch-size {settings.batch_size}; "
+        "choose a smaller --size or --batch-size"
+    )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.3f}s" if seconds >= 0.1 else f"{seconds * 1000:.3f}ms"
+
+
+def _gibibytes(count: int | None) -> str:
+    return "-" if count is None else f"{count / 2**30:.2f} GiB"

@@ -1,0 +1,187 @@
+"""What is trained in a comparison: the guide's nine-layer network, or a module of the user's from FILE:FACTORY."""
+
+import copy
+import importlib.machinery
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mezzo._errors import MezzoError, RunError, unknown_choice
+
+SEED = 100  # the guide's
+IMAGE_SIZE = 64
+_WANTED = "an nn.Module or (module, inputs, targets, loss_fn)"
+
+
+class ModelError(MezzoError):
+    """`--model FILE:FACTORY` names no usable model."""
+
+
+class SimpleNet(nn.Module):
+    """Nine linear layers of equal width (guide, 2.1.1); Xavier-uniform weights, so that every layer matters."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.linears = nn.ModuleList(nn.Linear(size, size) for _ in range(9))
+        for layer in self.linears:
+            assert isinstance(layer, nn.Linear)
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the ninth layer's output for inputs of shape (batch, size)."""
+        for layer in self.linears:
+            x = layer(x)
+        return x
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A model and the one batch it is trained on."""
+
+    model: nn.Module
+    inputs: Any
+    targets: Any
+    loss_fn: Callable[[Any, Any], Tensor]
+
+
+def simple_net_task(size: int, batch_size: int, device: torch.device) -> Task:
+    """Return the guide's network with uniform [0, 1) data and labels; the same numbers at every call."""
+    torch.manual_seed(SEED)
+    with device:
+        model = SimpleNet(size)
+        inputs, targets = torch.rand(batch_size, size), torch.rand(batch_size, size)
+    return Task(model, inputs, targets, nn.functional.mse_loss)
+
+
+def load_task(reference: str, batch_size: int) -> Task:
+    """Return the task that FILE:FACTORY describes, on the CPU; raise ModelError saying what is wrong with it.
+
+    A module alone gets uniform [0, 1) inputs of the shape that its first linear or convolution layer takes, uniform
+    targets of its output's shape, and the mean squared error.
+    """
+    path, name = _split(reference)
+    factory = _find_factory(path, name, reference)
+    torch.manual_seed(SEED)
+    try:
+        made = factory()
+    except Exception as error:  # whatever the user's code raises, the line says where
+        raise RunError(f"{find_place(error, reference)}: {name}() raised {type(error).__name__}: {error}") from error
+    return _as_task(made, reference, batch_size)
+
+
+def copy_task(task: Task, device: torch.device) -> Task:
+    """Return the task with a copy of its model on `device`, so that training leaves the original as it was."""
+    model = copy.deepcopy(task.model).to(device)
+    return Task(model, _to(task.inputs, device), _to(task.targets, device), task.loss_fn)
+
+
+def find_place(error: BaseException, reference: str) -> str:
+    """Return 'FILE:line' of the last line of the user's file that the error passed through, else FILE."""
+    file = reference.rpartition(":")[0]
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == file]
+    return f"{file}:{lines[-1]}" if lines else file
+
+
+def _split(reference: str) -> tuple[Path, str]:
+    file, colon, name = reference.rpartition(":")
+    if not colon or not file or not name:
+        raise ModelError(f"--model {reference!r}: must be FILE:FACTORY, such as net.py:build_model")
+    path = Path(file)
+    if not path.is_file():
+        raise ModelError(f"--model {reference!r}: there is no file {file!r}")
+    return path, name
+
+
+def _find_factory(path: Path, name: str, reference: str) -> Callable[[], Any]:
+    module = _import_file(path, reference)
+    factory = getattr(module, name, None)
+    if factory is None:
+        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise ModelError(f"{path}: {unknown_choice('factory', name, functions)}")
+    if not callable(factory):
+        raise ModelError(f"{path}: {name!r} is a {type(factory).__name__}, must be a function that returns {_WANTED}")
+    return factory  # type: ignore[no-any-return]
+
+
+def _import_file(path: Path, reference: str) -> Any:
+    # loader of its own name: spec_from_file_location alone knows no loader for a file that is not called *.py
+    loader = importlib.machinery.SourceFileLoader(f"_mezzo_model_{path.stem}", str(path))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[loader.name] = module  # dataclasses and pickle look their module up there
+    sys.path.insert(0, str(path.resolve().parent))  # the file's own imports, as `python FILE` would find them
+    try:
+        loader.exec_module(module)
+    except Exception as error:
+        raise ModelError(
+            f"{find_place(error, reference)}: cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        sys.path.remove(str(path.resolve().parent))
+    return module
+
+
+def _as_task(made: Any, reference: str, batch_size: int) -> Task:
+    if isinstance(made, nn.Module):
+        return _with_data(made, reference, batch_size)
+    if not isinstance(made, tuple) or len(made) != 4:
+        raise ModelError(f"--model {reference!r}: returned {_describe(made)}, must return {_WANTED}")
+    model, inputs, targets, loss_fn = made
+    if not isinstance(model, nn.Module) or not callable(loss_fn):
+        raise ModelError(f"--model {reference!r}: returned {_describe(made)}, must return {_WANTED}")
+    return Task(model, inputs, targets, loss_fn)
+
+
+def _with_data(model: nn.Module, reference: str, batch_size: int) -> Task:
+    shape = _input_shape(model)
+    if shape is None:
+        advice = "return (module, inputs, targets, loss_fn)"
+        raise ModelError(f"--model {reference!r}: has no linear or convolution layer to read its input from; {advice}")
+    inputs = torch.rand(batch_size, *shape)
+    try:
+        with torch.no_grad():
+            output = copy.deepcopy(model)(inputs)  # a copy: BatchNorm statistics of the original stay at their start
+    except (RuntimeError, TypeError, ValueError) as error:
+        advice = "return (module, inputs, targets, loss_fn) to give it its own"
+        shown = tuple(inputs.shape)
+        raise ModelError(f"--model {reference!r}: does not take inputs of shape {shown}: {error}; {advice}") from error
+    if not isinstance(output, Tensor):
+        advice = "return (module, inputs, targets, loss_fn) with a loss for it"
+        raise ModelError(f"--model {reference!r}: its output is {_describe(output)}, not a tensor; {advice}")
+    return Task(model, inputs, torch.rand_like(output), nn.functional.mse_loss)
+
+
+def _input_shape(model: nn.Module) -> tuple[int, ...] | None:
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            return (layer.in_features,)
+        if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            return (layer.in_channels, *[IMAGE_SIZE] * len(layer.kernel_size))
+    return None
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(type(item).__name__ for item in value)})"
+    return type(value).__name__
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    """Return tensors, also inside lists, tuples and dicts, on `device`; anything else as it is."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: _to(item, device) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_to(item, device) for item in value)
+    return value

@@ -1,0 +1,67 @@
+"""The one timer: calls on a device, each waited for, warm-up calls left out."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of each timed call, in order; the first ones of a run, which pay for set-up, are not among them."""
+
+    times_s: tuple[float, ...]
+
+    @property
+    def median_s(self) -> float:
+        """The median: one call that something else disturbed does not move it."""
+        return statistics.median(self.times_s)
+
+    @property
+    def spread_s(self) -> float:
+        """The distance between the quartiles; 0 for a single call."""
+        if len(self.times_s) < 2:
+            return 0.0
+        lower, _, upper = statistics.quantiles(self.times_s, n=4)
+        return upper - lower
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the work queued on `device`; a CPU has none."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def time_calls(
+    call: Callable[[], object],
+    *,
+    calls: int,
+    warmup_calls: int,
+    device: torch.device,
+    after_call: Callable[[], object] | None = None,
+) -> Timing:
+    """Return the time of each of `calls` calls, made after `warmup_calls` more.
+
+    Args:
+        call: What is timed; the device's queue is empty before it, and waited for after it.
+        calls: At least 1.
+        warmup_calls: May be 0.
+        device: Where `call` queues its work.
+        after_call: Run untimed after every call, warm-up ones too (a progress bar, say).
+    """
+    if calls < 1:
+        raise ValueError(f"calls={calls}: must be at least 1")
+    times_s = []
+    for index in range(warmup_calls + calls):
+        synchronize(device)
+        start = time.perf_counter()
+        call()
+        synchronize(device)
+        elapsed_s = time.perf_counter() - start
+        if index >= warmup_calls:
+            times_s.append(elapsed_s)
+        if after_call is not None:
+            after_call()
+    return Timing(tuple(times_s))

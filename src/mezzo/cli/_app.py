@@ -1,0 +1,67 @@
+"""The command's entry: the list of subcommands, and the one place where errors become a line and an exit code."""
+
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from mezzo._errors import MezzoError
+from mezzo.cli._check import check
+from mezzo.cli._compare import compare
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+# typer is built on click or on its own copy of it, by version: the base of its errors is found through what it exports
+_ClickError: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app.command()(check)
+app.command()(compare)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            typer.echo(f"mezzo {metadata.version('mezzo')}")
+        except metadata.PackageNotFoundError:
+            typer.echo("mezzo, not installed (run from its sources)")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _mezzo(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Mixed-precision training on PyTorch, with the proof of what ran in which dtype."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command and leave the process: 0 fine, 1 a failed run, 2 bad input, 130 interrupted."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command on `arguments` (None: the process's own) and return its exit code."""
+    try:
+        result = app(args=arguments, prog_name="mezzo", standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except MezzoError as error:
+        return _complain(error, error.exit_code)
+    except ValueError as error:
+        return _complain(error, 2)
+    except _ClickError as error:
+        return _complain(getattr(error, "format_message", error.__str__)(), 2)
+    return result if isinstance(result, int) else 0
+
+
+def _complain(message: object, exit_code: int) -> int:
+    print(f"mezzo: {' '.join(str(message).split())}", file=sys.stderr)
+    return exit_code

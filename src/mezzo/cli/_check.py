@@ -1,0 +1,39 @@
+"""`mezzo check`: what the hardware here can do, and whether AMP is usable on it."""
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+
+def check(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+    dtype: Annotated[str, typer.Option(help="float16 or bfloat16: the dtype that AMP shall run in.")] = "float16",
+) -> int:
+    """Show what this machine can do; exit code 0 if AMP is usable here in the dtype, 1 if not."""
+    from mezzo.amp._hardware import check_environment  # torch takes seconds to import: not for --version and --help
+    from mezzo.cli._choice import check_dtype
+
+    check_dtype(dtype)
+    environment = check_environment()
+    is_usable = environment.can_run_amp(dtype)
+    if as_json:
+        typer.echo(json.dumps({**environment.to_dict(), "dtype": dtype, "amp_usable": is_usable}, indent=2))
+    else:
+        _print_rows([*environment.rows(), (f"AMP in {dtype}", "usable" if is_usable else "not usable")])
+    return 0 if is_usable else 1
+
+
+def _print_rows(rows: list[tuple[str, str]]) -> None:
+    console = Console()
+    if not console.is_terminal:
+        width = max(len(what) for what, _ in rows)
+        for what, value in rows:
+            typer.echo(f"{what:<{width}}  {value}")
+        return
+    table = Table(show_header=False)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)

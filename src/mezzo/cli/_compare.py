@@ -1,0 +1,83 @@
+"""`mezzo compare`: a model trained in float32, O1 and O2, side by side."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+if TYPE_CHECKING:
+    from mezzo.bench import Comparison
+    from mezzo.bench._compare import Progress as Report
+
+
+def compare(
+    model: Annotated[str | None, typer.Option(metavar="FILE:FACTORY", help="Your own model [SimpleNet].")] = None,
+    size: Annotated[int | None, typer.Option(help="Width of SimpleNet [8192, 4096 or 256, by device].")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples in the batch [2048, 1024 or 64, by device].")] = None,
+    steps: Annotated[int, typer.Option(help="Timed steps of each mode, after three for warm-up.")] = 20,
+    dtype: Annotated[str, typer.Option(help="float16 or bfloat16.")] = "float16",
+    device: Annotated[str | None, typer.Option(help="cpu, gpu, gpu:i [the GPU if there is one].")] = None,
+    learning_rate: Annotated[float, typer.Option(help="Of the SGD that trains it.")] = 0.003,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+) -> int:
+    """Train a model in float32, AMP-O1 and AMP-O2: time per step, loss, speed-up, memory, operators."""
+    from mezzo.bench import compare as run_comparison  # torch takes seconds to import: not for --version and --help
+    from mezzo.cli._choice import check_dtype
+
+    check_dtype(dtype)
+    with _progress_bar() as report:
+        result = run_comparison(
+            model=model,
+            size=size,
+            batch_size=batch_size,
+            steps=steps,
+            dtype=dtype,
+            device=device,
+            learning_rate=learning_rate,
+            progress=report,
+        )
+    typer.echo(json.dumps(result.to_dict(), indent=2) if as_json else _as_text(result))
+    return 0
+
+
+@contextmanager
+def _progress_bar() -> Iterator["Report"]:
+    """Yield what to call after each step: a bar on a terminal, else a line a mode; stdout is for the result."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda mode, done, total: typer.echo(f"{mode}: {total} steps done", err=True) if done == total else None
+        return
+    with Progress(console=console, transient=True) as bar:
+        tasks = {}
+
+        def report(mode: str, done: int, total: int) -> None:
+            if mode not in tasks:
+                tasks[mode] = bar.add_task(mode, total=total)
+            bar.update(tasks[mode], completed=done)
+
+        yield report
+
+
+def _as_text(result: "Comparison") -> str:
+    settings, machine = result.settings, result.machine
+    width = "" if settings.size is None else f"size {settings.size}, "
+    title = (
+        f"{settings.model}, {width}batch size {settings.batch_size}, {settings.steps} steps, AMP in {settings.dtype}"
+    )
+    versions = f"torch {machine.torch_version}, driver {machine.driver_version}"
+    operators = f"Operators of one recorded AMP-O1 step\n{result.operator_table.rstrip()}"
+    parts = [title, _table(result.table()), f"{_table(machine.table())}\n{versions}", operators, result.note]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _table(rows: list[list[str]]) -> str:
+    """Return rows, header first, as the guide prints its tables."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
+    ]
+    return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])

@@ -1,0 +1,135 @@
+"""The check: are all gradients finite, and what is their norm. One reading, no waiting for the device."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mezzo.optim._grads import Slot, buckets, dense_values, inverse_of, is_dtensor
+
+_INF = float("inf")
+_CLIP_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the check found, all on the device."""
+
+    found_inf: Tensor
+    """0-dim float32: 1 if any gradient is not finite, else 0."""
+    first_bad: Tensor
+    """0-dim int64: index of the first parameter with such a gradient, counted over all groups; -1 if none."""
+    total_norm: Tensor | None = None
+    """L2 norm of the true (unscaled) gradients, where asked for."""
+    clip_coef: Tensor | None = None
+    """What the update multiplies true gradients with, where asked for."""
+
+
+def check(
+    slots: Sequence[Slot], count: int, device: torch.device, scale: Tensor | None, max_norm: float | None
+) -> Verdict:
+    """Look at the gradients of one optimizer.
+
+    Args:
+        slots: Its parameters with gradients.
+        count: How many parameters it has.
+        device: Where the answer lies.
+        scale: Loss scale that the gradients carry; None if they are true.
+        max_norm: Compute the norm, and the coefficient that clips it to this.
+    """
+    inverse = None if scale is None else inverse_of(scale)
+    full = buckets((s for s in slots if dense_values(s.grad).numel()), _kind)
+    keys = [_first_bad_key(batch, count, inverse).to(device, non_blocking=True) for batch in full]
+    key = torch.stack(keys).amax() if keys else torch.zeros((), dtype=torch.int64, device=device)
+    sharded = any(_is_sharded(s.grad) for s in slots) and dist.is_available() and dist.is_initialized()
+    if sharded:
+        dist.all_reduce(key, dist.ReduceOp.MAX)
+    found = key > 0
+    found_inf = found.float()
+    first_bad = (count + 1 - key) * found - 1
+    if max_norm is None:
+        return Verdict(found_inf, first_bad)
+    total_norm = _total_norm(full, device, sharded)
+    if inverse is not None:
+        total_norm = total_norm * inverse.to(device, non_blocking=True)
+    clip_coef = (max_norm / (total_norm + _CLIP_EPSILON)).clamp(max=1.0)
+    return Verdict(found_inf, first_bad, total_norm, clip_coef)
+
+
+def _kind(slot: Slot) -> tuple[torch.device, torch.dtype, float]:
+    values = dense_values(slot.grad)
+    return values.device, values.dtype, _replicas(slot.grad)
+
+
+def _first_bad_key(batch: Sequence[Slot], count: int, inverse: Tensor | None) -> Tensor:
+    """Return `count - index` of the first bad one, 0 if all are finite: so that a maximum finds the first.
+
+    The largest magnitude is taken, not a sum of squares: squares of finite float32 numbers can overflow.
+    """
+    values = [dense_values(s.grad) for s in batch]
+    largest = torch.stack(torch._foreach_norm(values, _INF))
+    if largest.dtype != torch.float64:
+        largest = largest.float()
+    if inverse is not None:
+        # A scale far below 1 can push a finite gradient over the top; a scale of 0 makes all of them NaN.
+        largest = largest * inverse.to(largest.device, non_blocking=True)
+    keys = _keys(tuple(s.index for s in batch), count, largest.device)
+    return (keys * ~largest.isfinite()).amax()
+
+
+@functools.lru_cache(maxsize=64)
+def _keys(indices: tuple[int, ...], count: int, device: torch.device) -> Tensor:
+    keys = torch.tensor([count - i for i in indices], dtype=torch.int64)
+    # Pinned, so that the copy does not wait.
+    return keys.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else keys.to(device)
+
+
+def _total_norm(batches: Sequence[Sequence[Slot]], device: torch.device, sharded: bool) -> Tensor:
+    """Return the L2 norm over all gradients, in float32 at least, over all ranks where they are sharded."""
+    whole: list[Tensor] = []
+    shards: list[Tensor] = []
+    for batch in batches:
+        norm = torch.linalg.vector_norm(torch.stack(_l2_norms(batch))).to(device, non_blocking=True)
+        if sharded and _is_sharded(batch[0].grad):
+            shards.append(norm.square() / _replicas(batch[0].grad))
+        else:
+            whole.append(norm)
+    if sharded:
+        square = torch.stack(shards).sum() if shards else torch.zeros((), device=device)
+        dist.all_reduce(square)
+        whole.append(square.sqrt())
+    return torch.linalg.vector_norm(torch.stack(whole)) if whole else torch.zeros((), device=device)
+
+
+def _l2_norms(batch: Sequence[Slot]) -> tuple[Tensor, ...] | list[Tensor]:
+    values = [dense_values(s.grad) for s in batch]
+    wide = torch.float64 if values[0].dtype == torch.float64 else torch.float32
+    if _norm_takes_dtype():
+        return torch._foreach_norm(values, 2, dtype=wide)
+    return torch._foreach_norm([v.to(wide) for v in values], 2)
+
+
+@functools.cache
+def _norm_takes_dtype() -> bool:
+    return "dtype" in str(torch.ops.aten._foreach_norm.Scalar._schema)
+
+
+def _is_sharded(grad: Any) -> bool:
+    return is_dtensor(grad) and any(p.is_shard() for p in grad.placements)
+
+
+def _replicas(grad: Any) -> float:
+    """How often each number of a DTensor exists over its mesh; 0 marks a gradient that is not sharded."""
+    if not _is_sharded(grad):
+        return 0.0
+    sizes = zip(grad.placements, grad.device_mesh.shape, strict=True)
+    copies = 1.0
+    for placement, size in sizes:
+        copies *= 1 if placement.is_shard() else size
+    return copies

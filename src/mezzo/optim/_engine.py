@@ -1,0 +1,275 @@
+"""The step of any torch optimizer with half parameters: check, update, half copy."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Optimizer
+
+from mezzo.optim import _fused
+from mezzo.optim._check import Verdict, check
+from mezzo.optim._grads import Slot, dense_values, factor_of, gather, needs_grad_dtype, true_grad
+from mezzo.optim._masters import attach_master, is_half, master_of
+from mezzo.optim._swap import on_masters, step_on_masters, step_with_closure
+
+_HOME = "_mezzo_engine"
+
+
+@dataclass(slots=True)
+class StepRequest:
+    """What a loss scaler wants of one step; a plain `optimizer.step()` wants none of it."""
+
+    scale: Tensor | None = None
+    """Loss scale that the gradients carry; None if they are true."""
+    verdict: Verdict | None = None
+    """The check if it was made already; otherwise the step makes it, inside the step hooks, and leaves it here."""
+    clip_coef: Tensor | None = None
+    """Multiplied into the true gradients."""
+
+
+class StepEngine:
+    """Checks and updates the parameters of one optimizer; one per optimizer, from `engine_of` or `attach`."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.attached = False
+        self.masters_for_new = True
+        self._foreign_step: Callable[..., Any] | None = None
+        self._request: StepRequest | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where verdicts lie: the device of the first gradient, else of the first parameter."""
+        params: list[Tensor] = [p for group in self.optimizer.param_groups for p in group["params"]]
+        return next((p.grad.device for p in params if p.grad is not None), params[0].device)
+
+    def has_masters(self) -> bool:
+        """Whether any parameter has a float32 master."""
+        return any(master_of(p) is not None for group in self.optimizer.param_groups for p in group["params"])
+
+    @torch.no_grad()
+    def check(self, scale: Tensor | None = None, max_norm: float | None = None) -> Verdict:
+        """Read all gradients once; return what was found, on the device and without waiting for it."""
+        return self._check(gather(self.optimizer), scale, max_norm)
+
+    def _check(self, groups: list[list[Slot]], scale: Tensor | None, max_norm: float | None) -> Verdict:
+        count = sum(len(group["params"]) for group in self.optimizer.param_groups)
+        return check([s for slots in groups for s in slots], count, self.device, scale, max_norm)
+
+    @torch.no_grad()
+    def apply(self, verdict: Verdict | None = None, scale: Tensor | None = None) -> Any:
+        """Update the parameters; nothing changes where the verdict says overflow. Return what the optimizer returns.
+
+        SGD, Adam and AdamW do not wait for the device. Other optimizers need one host read of `found_inf` on CUDA,
+        unless they take it themselves (`fused=True`).
+        """
+        clip_coef = None if verdict is None else verdict.clip_coef
+        return self._apply(gather(self.optimizer), verdict, factor_of(scale, clip_coef))
+
+    def _apply(self, groups: list[list[Slot]], verdict: Verdict | None, factor: Tensor | None) -> Any:
+        if self._foreign_step is None and _fused.covers(self.optimizer, groups):
+            return _fused.apply(self.optimizer, groups, verdict, factor)
+        slots = [s for group in groups for s in group]
+        if verdict is None:
+            return step_on_masters(self.optimizer, self._own_step, slots, factor)
+        if self._takes_found_inf():
+            return self._step_with_found_inf(slots, verdict, factor)
+        if verdict.found_inf.item():  # the one host read of the generic path
+            return None
+        return step_on_masters(self.optimizer, self._own_step, slots, factor)
+
+    def _takes_found_inf(self) -> bool:
+        # Stock fused SGD leaves a first momentum buffer unwritten when it skips, and uses it in the next step.
+        return getattr(self.optimizer, "_step_supports_amp_scaling", False) and not isinstance(self.optimizer, SGD)
+
+    def _step_with_found_inf(self, slots: list[Slot], verdict: Verdict, factor: Tensor | None) -> Any:
+        optimizer: Any = self.optimizer
+        optimizer.found_inf = verdict.found_inf
+        try:
+            return step_on_masters(optimizer, self._own_step, slots, factor)
+        finally:
+            del optimizer.found_inf
+
+    def _own_step(self, *args: Any) -> Any:
+        """Run the optimizer's own rule, without its hooks: they run around ours already."""
+        if self._foreign_step is not None:
+            return self._foreign_step(*args)
+        step = type(self.optimizer).step
+        if getattr(step, "hooked", False):
+            step = getattr(step, "__wrapped__", step)
+        return step(self.optimizer, *args)
+
+    def step(self, request: StepRequest) -> Any:
+        """Take one step as a loss scaler asks, through `optimizer.step` and its hooks.
+
+        Raises:
+            RuntimeError: The optimizer needs a closure.
+        """
+        if _needs_closure(type(self.optimizer)):
+            raise RuntimeError(
+                f"{type(self.optimizer).__name__} evaluates a closure several times in one step, which a loss scale "
+                "cannot follow: call optimizer.step(closure) without a scaler (bfloat16 needs none)"
+            )
+        self._request = request
+        try:
+            if self.attached:
+                return self.optimizer.step()
+            self._foreign_step = _foreign_step(self.optimizer)
+            return _plain_step(self.optimizer) if self._foreign_step else _hooked_step(self.optimizer)
+        finally:
+            self._request = None
+
+    @torch.no_grad()
+    def run(self, closure: Callable[[], Any] | None = None) -> Any:
+        """The body of `optimizer.step()`."""
+        request, self._request = self._request, None
+        optimizer: Any = self.optimizer
+        optimizer._opt_called = True  # what LR schedulers look at
+        if closure is not None:
+            return self._run_closure(closure)
+        groups = gather(self.optimizer)
+        if request is None:
+            return self._apply(groups, None, None)
+        if request.verdict is None:
+            request.verdict = self._check(groups, request.scale, None)
+        return self._apply(groups, request.verdict, factor_of(request.scale, request.clip_coef))
+
+    def _run_closure(self, closure: Callable[[], Any]) -> Any:
+        if self._foreign_step is not None or not _fused.covers_class(self.optimizer):
+            return step_with_closure(self.optimizer, self._own_step, closure)
+        with torch.enable_grad():
+            loss = closure()
+        self._apply(gather(self.optimizer), None, None)
+        return loss
+
+    @torch.no_grad()
+    def unscale_grads_(self, scale: Tensor) -> None:
+        """Rewrite every gradient as its true value, float32 also on half parameters where this torch allows it."""
+        factor = factor_of(scale, None)
+        assert factor is not None
+        for slots in gather(self.optimizer):
+            for slot in slots:
+                _unscale(slot, factor)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load as the stock optimizer does, with the state of half parameters kept in float32."""
+        with on_masters(self.optimizer):
+            type(self.optimizer).load_state_dict(self.optimizer, state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add as the stock optimizer does; half parameters without a master get one from their value."""
+        type(self.optimizer).add_param_group(self.optimizer, param_group)
+        if not self.masters_for_new:
+            return
+        for param in self.optimizer.param_groups[-1]["params"]:
+            if is_half(param) and master_of(param) is None:
+                attach_master(param, param.detach().float())
+
+
+def _unscale(slot: Slot, factor: Tensor) -> None:
+    """In place where the gradient is wide enough: others (DDP buckets) may look at the same memory."""
+    grad, param = slot.grad, slot.param
+    wide = torch.promote_types(grad.dtype, torch.float32)
+    refused = needs_grad_dtype(param, wide)
+    if not grad.is_sparse and (grad.dtype == wide or (refused and not hasattr(param, "grad_dtype"))):
+        dense_values(grad).mul_(factor.to(grad.device, non_blocking=True))
+        return
+    keeps_dtype = refused and not hasattr(param, "grad_dtype")
+    new = true_grad(slot, factor, grad.dtype if keeps_dtype else wide)
+    if refused and not keeps_dtype:
+        param.grad = None
+        param.grad_dtype = None
+    param.grad = new
+
+
+@functools.cache
+def _needs_closure(kind: Any) -> bool:
+    parameter = inspect.signature(kind.step).parameters.get("closure")
+    return parameter is not None and parameter.default is inspect.Parameter.empty
+
+
+def engine_of(optimizer: Optimizer) -> StepEngine:
+    """Return the engine of an optimizer, made at the first call. The optimizer's own methods stay as they are."""
+    engine: StepEngine | None = optimizer.__dict__.get(_HOME)
+    if engine is None:
+        engine = StepEngine(optimizer)
+        optimizer.__dict__[_HOME] = engine
+        optimizer.register_state_dict_post_hook(_steps_to_host)
+    return engine
+
+
+def attach(optimizer: Optimizer, *, masters_for_new: bool = True) -> StepEngine:
+    """Make `optimizer.step` ours; the same object, still of its class. A second call changes nothing.
+
+    Args:
+        optimizer: Any torch optimizer; parameters with masters are updated through them.
+        masters_for_new: Half parameters of later `add_param_group` calls get masters.
+    """
+    engine = engine_of(optimizer)
+    engine.masters_for_new = masters_for_new
+    if engine.attached:
+        return engine
+    engine._foreign_step = _foreign_step(optimizer)
+    engine.attached = True
+    _widen_state(optimizer)
+    # A wrapper that an LR scheduler left is replaced: ours sets the flag that it was for.
+    optimizer.__dict__["step"] = types.MethodType(_plain_step if engine._foreign_step else _hooked_step, optimizer)
+    optimizer.__dict__["load_state_dict"] = types.MethodType(_load_state_dict, optimizer)
+    optimizer.__dict__["add_param_group"] = types.MethodType(_add_param_group, optimizer)
+    return engine
+
+
+def _foreign_step(optimizer: Optimizer) -> Callable[..., Any] | None:
+    """Return a step that somebody put on the instance; None for the class's own and an LR scheduler's wrapper of it."""
+    step: Callable[..., Any] | None = optimizer.__dict__.get("step")
+    return None if step is None or hasattr(step, "_wrapped_by_lr_sched") else step
+
+
+def _plain_step(optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+    """Take a step; see `StepEngine`."""
+    return engine_of(optimizer).run(closure)
+
+
+def _load_state_dict(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+    engine_of(optimizer).load_state_dict(state_dict)
+
+
+def _add_param_group(optimizer: Optimizer, param_group: dict[str, Any]) -> None:
+    engine_of(optimizer).add_param_group(param_group)
+
+
+_hooked_step: Any = Optimizer.profile_hook_step(_plain_step)
+# LR schedulers wrap a step without this mark, and warn if the mark is gone later.
+_hooked_step._wrapped_by_lr_sched = True
+_plain_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+
+
+def _widen_state(optimizer: Optimizer) -> None:
+    """Bring half state of parameters that now have masters to float32."""
+    for param, state in optimizer.state.items():
+        if not isinstance(state, dict) or not isinstance(param, Tensor) or master_of(param) is None:
+            continue
+        for key, value in state.items():
+            if isinstance(value, Tensor) and is_half(value):
+                state[key] = value.float()
+
+
+def _steps_to_host(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Save step counts where the stock optimizer expects them: on the host, unless fused or capturable."""
+    on_device = {i for g in state_dict["param_groups"] if g.get("fused") or g.get("capturable") for i in g["params"]}
+    state = {k: v if k in on_device else _step_to_host(v) for k, v in state_dict["state"].items()}
+    return {**state_dict, "state": state}
+
+
+def _step_to_host(state: Any) -> Any:
+    step = state.get("step") if isinstance(state, dict) else None
+    if not isinstance(step, Tensor) or step.device.type == "cpu":
+        return state
+    return {**state, "step": step.cpu()}

@@ -1,0 +1,183 @@
+"""The update of SGD, Adam and AdamW on float32 masters by torch's fused kernels: no host read at all."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from mezzo.optim._check import Verdict
+from mezzo.optim._grads import Slot, buckets, local, true_grads
+from mezzo.optim._masters import is_half, publish
+
+_KERNELS = {SGD: ("_fused_sgd_",), Adam: ("_fused_adam_", "_fused_adamw_"), AdamW: ("_fused_adam_", "_fused_adamw_")}
+
+
+def covers_class(optimizer: Optimizer) -> bool:
+    """Whether the optimizer is one that is written here; a subclass may have its own rule, so it is not."""
+    return type(optimizer) in _KERNELS
+
+
+def covers(optimizer: Optimizer, groups: Sequence[Sequence[Slot]]) -> bool:
+    """Whether this step can be taken here; otherwise the optimizer's own step does it."""
+    if not covers_class(optimizer):
+        return False
+    kernels = _KERNELS[type(optimizer)]
+    return all(
+        _covers_options(group) and all(_covers_slot(optimizer, group, slot, kernels) for slot in slots)
+        for group, slots in zip(optimizer.param_groups, groups, strict=True)
+    )
+
+
+def _covers_options(group: dict[str, Any]) -> bool:
+    tensors = [group.get("weight_decay"), *group.get("betas", ())]
+    lr = group["lr"]
+    needs_autograd = isinstance(lr, Tensor) and lr.requires_grad
+    odd = group.get("amsgrad") or group.get("differentiable") or needs_autograd
+    return not odd and not any(isinstance(value, Tensor) for value in tensors)
+
+
+def _covers_slot(optimizer: Optimizer, group: dict[str, Any], slot: Slot, kernels: tuple[str, ...]) -> bool:
+    target = local(slot.target)
+    if slot.grad.is_sparse or is_half(target) or not target.is_floating_point():
+        return False
+    if not all(_has_kernel(name, target.device.type) for name in kernels) or not _is_dense(target):
+        return False
+    if group.get("dampening") and group["momentum"]:
+        # The first buffer is the gradient without dampening. Whether a step was the first taken one, the host must
+        # know: until the buffer exists, the generic path asks.
+        return optimizer.state[slot.param].get("momentum_buffer") is not None
+    return True
+
+
+@functools.cache
+def _has_kernel(name: str, device_type: str) -> bool:
+    return hasattr(torch, name) and torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", device_type.upper())
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether the elements fill their storage, so that kernels may walk it as one line."""
+    if tensor.is_contiguous():
+        return True
+    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+
+
+def apply(
+    optimizer: Optimizer, groups: Sequence[Sequence[Slot]], verdict: Verdict | None, factor: Tensor | None
+) -> None:
+    """Take the step; nothing changes where the verdict says overflow.
+
+    Args:
+        optimizer: SGD, Adam or AdamW.
+        groups: Per parameter group, the parameters with gradients.
+        verdict: What the check found; None: take the step whatever the gradients are.
+        factor: What gradients are multiplied with before they are used.
+    """
+    update = _sgd if type(optimizer) is SGD else _adam
+    for group, slots in zip(optimizer.param_groups, groups, strict=True):
+        full = (s for s in slots if local(s.target).numel())
+        for batch in buckets(full, lambda s: (s.target.device, s.target.dtype, s.grad.dtype)):
+            targets = [local(s.target) for s in batch]
+            grads = true_grads([local(s.grad) for s in batch], targets, factor)
+            found = None if verdict is None else verdict.found_inf.to(targets[0].device, non_blocking=True)
+            update(optimizer, group, batch, targets, grads, found)
+    for batch in buckets((s for slots in groups for s in slots if s.master is not None), lambda s: s.param.device):
+        publish([s.param for s in batch], [s.target for s in batch])
+
+
+def _sgd(
+    optimizer: Optimizer,
+    group: dict[str, Any],
+    batch: Sequence[Slot],
+    targets: list[Tensor],
+    grads: list[Tensor],
+    found: Tensor | None,
+) -> None:
+    momentum = group["momentum"]
+    # A buffer of zeros gives the same first step as none at all (dampening is 0 or the buffer exists), and a skipped
+    # first step needs no memory of it.
+    buffers = [_state(optimizer, slot, "momentum_buffer") for slot in batch] if momentum else []
+    torch._fused_sgd_(
+        targets,
+        grads,
+        buffers,
+        weight_decay=group["weight_decay"],
+        momentum=momentum,
+        lr=_lr(group, targets[0]),
+        dampening=group["dampening"],
+        nesterov=group["nesterov"],
+        maximize=group["maximize"],
+        is_first_step=False,
+        found_inf=found,
+    )
+
+
+def _adam(
+    optimizer: Optimizer,
+    group: dict[str, Any],
+    batch: Sequence[Slot],
+    targets: list[Tensor],
+    grads: list[Tensor],
+    found: Tensor | None,
+) -> None:
+    steps = [_step_count(optimizer, slot) for slot in batch]
+    torch._foreach_add_(steps, 1 if found is None else 1 - found)
+    kernel = (
+        torch._fused_adamw_ if group.get("decoupled_weight_decay", type(optimizer) is AdamW) else torch._fused_adam_
+    )
+    kernel(
+        targets,
+        grads,
+        [_state(optimizer, slot, "exp_avg") for slot in batch],
+        [_state(optimizer, slot, "exp_avg_sq") for slot in batch],
+        [],
+        steps,
+        amsgrad=False,
+        lr=_lr(group, targets[0]),
+        beta1=group["betas"][0],
+        beta2=group["betas"][1],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        maximize=group["maximize"],
+        found_inf=found,
+    )
+
+
+def _state(optimizer: Optimizer, slot: Slot, key: str) -> Tensor:
+    """Return a state tensor under torch's own name, made or brought into the target's dtype and layout."""
+    state = optimizer.state[slot.param]
+    value = state.get(key)
+    target = slot.target
+    if value is None:
+        value = state[key] = torch.zeros_like(target, requires_grad=False)
+    elif value.dtype != target.dtype or local(value).stride() != local(target).stride():
+        # A checkpoint of another layout or dtype; the kernels walk all tensors alike.
+        fitting = torch.empty_like(target, requires_grad=False)
+        value = state[key] = fitting.copy_(value)
+    return local(value)
+
+
+def _step_count(optimizer: Optimizer, slot: Slot) -> Tensor:
+    """Return the step count on the device, where it can stand still without the host knowing."""
+    state = optimizer.state[slot.param]
+    value = state.get("step")
+    device = slot.target.device
+    if value is None:
+        value = state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+    elif not isinstance(value, Tensor):
+        value = state["step"] = torch.full((), float(value), dtype=torch.float32, device=device)
+    elif value.device != device or value.dtype != torch.float32:
+        value = state["step"] = value.to(device, torch.float32)
+    return local(value)
+
+
+def _lr(group: dict[str, Any], target: Tensor) -> Any:
+    lr = group["lr"]
+    if not isinstance(lr, Tensor):
+        return lr
+    lr = lr.reshape(())
+    return lr if lr.device.type == "cpu" else lr.to(target.device, non_blocking=True)

@@ -1,0 +1,147 @@
+"""The gradients of one step: gathered, and turned into true float32 values without rewriting them."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from mezzo.optim._masters import is_half, master_of
+
+
+@dataclass(slots=True)
+class Slot:
+    """A parameter that has a gradient in this step."""
+
+    index: int
+    """Place among all parameters of the optimizer, groups one after the other."""
+    param: Tensor
+    master: Tensor | None
+    grad: Tensor
+    """As backward left it; a sparse one coalesced."""
+
+    @property
+    def target(self) -> Tensor:
+        """The tensor that the update writes: the master, else the parameter."""
+        return self.param if self.master is None else self.master
+
+
+def gather(optimizer: Optimizer) -> list[list[Slot]]:
+    """Return, per parameter group, the parameters that have a gradient."""
+    groups: list[list[Slot]] = []
+    start = 0
+    for group in optimizer.param_groups:
+        params = group["params"]
+        groups.append([_slot(start + i, p) for i, p in enumerate(params) if p.grad is not None])
+        start += len(params)
+    return groups
+
+
+def _slot(index: int, param: Tensor) -> Slot:
+    grad = param.grad
+    assert grad is not None
+    return Slot(index, param, master_of(param), grad.coalesce() if grad.is_sparse else grad)
+
+
+def is_dtensor(tensor: Tensor) -> bool:
+    """Whether a tensor is a DTensor. Never imports that module: without it there are none."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local(tensor: Any) -> Tensor:
+    """Return the shard of a DTensor that is on this rank; other tensors as they are."""
+    shard: Tensor = tensor._local_tensor if is_dtensor(tensor) else tensor
+    return shard
+
+
+def dense_values(grad: Tensor) -> Tensor:
+    """Return the numbers of a gradient as a dense tensor: values of a sparse one, shard of a DTensor."""
+    return grad._values() if grad.is_sparse else local(grad)
+
+
+def buckets(slots: Iterable[Slot], key: Any) -> list[list[Slot]]:
+    """Group slots by `key(slot)`, order kept."""
+    found: defaultdict[Any, list[Slot]] = defaultdict(list)
+    for slot in slots:
+        found[key(slot)].append(slot)
+    return list(found.values())
+
+
+def inverse_of(scale: Tensor) -> Tensor:
+    """Return 1/scale in float32, rounded once."""
+    return scale.double().reciprocal().float()
+
+
+def factor_of(scale: Tensor | None, clip_coef: Tensor | None) -> Tensor | None:
+    """Return what gradients are multiplied with: inverse scale times clip coefficient; None for 1."""
+    if scale is None:
+        return clip_coef
+    inverse = inverse_of(scale)
+    return inverse if clip_coef is None else inverse * clip_coef.to(inverse.device, non_blocking=True)
+
+
+def true_grads(grads: Sequence[Tensor], likes: Sequence[Tensor], factor: Tensor | None) -> list[Tensor]:
+    """Return gradients times `factor` in the dtype and layout of `likes`, all on one device.
+
+    A gradient that needs no change is returned itself; none is written.
+    """
+    out = list(grads)
+    fits = [g.dtype == t.dtype and g.stride() == t.stride() for g, t in zip(grads, likes, strict=True)]
+    if factor is not None and grads:
+        factor = factor.to(grads[0].device, non_blocking=True)
+        scaled = [i for i, fit in enumerate(fits) if fit]
+        if scaled:
+            for i, value in zip(scaled, torch._foreach_mul([grads[i] for i in scaled], factor), strict=True):
+                out[i] = value
+    copied = [i for i, fit in enumerate(fits) if not fit]
+    if copied:
+        # The product is made before the dtype narrows: a scaled gradient may not fit into half, the true one does.
+        wide = [torch.empty_like(likes[i], dtype=compute_dtype(likes[i]), requires_grad=False) for i in copied]
+        torch._foreach_copy_(wide, [grads[i] for i in copied])
+        if factor is not None:
+            torch._foreach_mul_(wide, factor)
+        for i, value in zip(copied, wide, strict=True):
+            out[i] = value if value.dtype == likes[i].dtype else value.to(likes[i].dtype)
+    return out
+
+
+def compute_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype in which numbers of a tensor are worked on: float32 for half, else its own."""
+    return torch.float32 if is_half(tensor) else tensor.dtype
+
+
+def true_grad(slot: Slot, factor: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return one gradient of any kind (sparse, DTensor, dense) times `factor`, in `dtype`."""
+    grad = slot.grad
+    if grad.dtype == dtype and factor is None:
+        return grad
+    values = dense_values(grad)
+    wide = values.to(torch.promote_types(values.dtype, torch.float32))
+    if factor is not None:
+        wide = wide * factor.to(wide.device, non_blocking=True)
+    wide = wide.to(dtype)
+    if grad.is_sparse:
+        return torch.sparse_coo_tensor(grad._indices(), wide, grad.shape, is_coalesced=True, check_invariants=False)
+    return like_dtensor(grad, wide) if is_dtensor(grad) else wide
+
+
+def like_dtensor(model: Any, shard: Tensor) -> Tensor:
+    """Return a DTensor with the placement of `model` and this rank's `shard`."""
+    made: Tensor = type(model).from_local(
+        shard, model.device_mesh, model.placements, run_check=False, shape=model.shape, stride=model.stride()
+    )
+    return made
+
+
+def needs_grad_dtype(param: Tensor, dtype: torch.dtype) -> bool:
+    """Whether `param` refuses a gradient of `dtype` until its `grad_dtype` says otherwise."""
+    if not hasattr(param, "grad_dtype"):
+        return param.dtype != dtype
+    return param.grad_dtype not in (None, dtype)

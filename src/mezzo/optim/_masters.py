@@ -1,0 +1,123 @@
+"""The float32 master of a half parameter: where it lives and how it notices edits from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HALF_DTYPES = (torch.float16, torch.bfloat16)
+_HOME = "_mezzo_master"
+
+
+class _Record:
+    """One master and what its parameter looked like when both last agreed."""
+
+    __slots__ = ("data_ptr", "device", "master", "version")
+
+    def __init__(self, master: Tensor) -> None:
+        self.master = master
+        self.version: int | None = None  # None: not seen yet, whatever the parameter shows first is in agreement
+        self.data_ptr = 0
+        self.device = master.device
+
+    def note(self, param: Tensor) -> None:
+        self.version, self.data_ptr, self.device = param._version, param.data_ptr(), param.device
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Version and address mean nothing in another process.
+        return _Record, (self.master,)
+
+
+def is_half(param: Tensor) -> bool:
+    """Whether a tensor is float16 or bfloat16."""
+    return param.dtype in HALF_DTYPES
+
+
+def attach_master(param: Tensor, fp32_tensor: Tensor) -> Tensor:
+    """Give a half parameter its master and return it.
+
+    Args:
+        param: A float16 or bfloat16 parameter. Tied parameters are one object and so have one master.
+        fp32_tensor: The float32 value; copied only where its layout or device differs from the parameter's.
+
+    Raises:
+        ValueError: `param` is not half, or the shapes differ.
+    """
+    if not is_half(param):
+        raise ValueError(f"only a float16 or bfloat16 parameter has a master; this one is {param.dtype}")
+    if fp32_tensor.shape != param.shape:
+        raise ValueError(f"the master is {tuple(fp32_tensor.shape)}, its parameter {tuple(param.shape)}")
+    record = _Record(_in_layout_of(param, fp32_tensor))
+    record.note(param)
+    setattr(param, _HOME, record)
+    return record.master
+
+
+def master_of(param: Tensor) -> Tensor | None:
+    """Return the float32 master of a parameter, or None where it has none.
+
+    A half parameter that was edited since (in place, by `load_state_dict`, by `param.data = x`) is the newer one: its
+    master is refreshed first. A move to another device carries the master along. `param.data.copy_(x)` leaves no trace
+    that torch shows; call `refresh_master` after it.
+    """
+    record: _Record | None = getattr(param, _HOME, None)
+    if record is None:
+        return None
+    if record.version == param._version and record.data_ptr == param.data_ptr():
+        return record.master
+    return _follow(param, record)
+
+
+def _follow(param: Tensor, record: _Record) -> Tensor | None:
+    if not is_half(param):  # model.float(): the parameter is its own master again
+        detach_master(param)
+        return None
+    edited = record.version is not None and record.version != param._version
+    if record.version is None or (not edited and record.device != param.device):
+        record.master = _in_layout_of(param, record.master)
+        record.note(param)
+        return record.master
+    return refresh_master(param)
+
+
+def refresh_master(param: Tensor) -> Tensor | None:
+    """Overwrite the master with the half value, the call to make after `param.data.copy_(x)`; return the master."""
+    record: _Record | None = getattr(param, _HOME, None)
+    if record is None:
+        return None
+    same_place = record.master.shape == param.shape and record.master.device == param.device
+    with torch.no_grad():
+        if same_place and record.master.stride() == param.stride():
+            record.master.copy_(param)
+        else:
+            record.master = _in_layout_of(param, param.detach())
+    record.note(param)
+    return record.master
+
+
+def detach_master(param: Tensor) -> None:
+    """Forget the master of a parameter, if it has one."""
+    if hasattr(param, _HOME):
+        delattr(param, _HOME)
+
+
+def publish(params: Sequence[Tensor], masters: Sequence[Tensor]) -> None:
+    """Write masters into their half parameters and note that both agree."""
+    if not params:
+        return
+    with torch.no_grad():
+        torch._foreach_copy_(list(params), list(masters))
+    for param in params:
+        getattr(param, _HOME).note(param)
+
+
+def _in_layout_of(param: Tensor, value: Tensor) -> Tensor:
+    """Return `value` detached, float32, with the device and strides of `param`; itself where it already is."""
+    value = value.detach()
+    like = torch.empty_like(param, dtype=torch.float32, requires_grad=False)
+    if value.dtype == torch.float32 and value.device == like.device and value.stride() == like.stride():
+        return value
+    return like.copy_(value)

@@ -1,0 +1,182 @@
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mezzo._errors import RunError
+from mezzo.bench import _clocks, _compare, compare
+from mezzo.bench._compare import Trainer, default_sizes
+
+RTOL_FP16 = 1e-4  # after a few steps with fp32 masters
+RTOL_BF16 = 2e-3
+
+
+@pytest.fixture(scope="module")
+def comparison():
+    return compare(size=32, batch_size=8, steps=2, device="cpu")
+
+
+def test_three_modes_start_from_the_same_weights_and_learn(comparison):
+    assert [mode.name for mode in comparison.modes] == ["float32", "AMP-O1", "AMP-O2"]
+    for mode in comparison.modes:
+        assert mode.first_loss == pytest.approx(comparison.modes[0].first_loss, rel=2e-3)
+        assert mode.last_loss == pytest.approx(comparison.modes[0].last_loss, rel=2e-3)
+        assert mode.last_loss < mode.first_loss
+        assert len(mode.timing.times_s) == 2
+        assert mode.peak_memory_bytes is None
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float16", RTOL_FP16), ("bfloat16", RTOL_BF16)])
+def test_default_cpu_run_ends_at_the_loss_of_float32(dtype, tolerance):
+    float32, *halves = compare(dtype=dtype, device="cpu").modes
+    for half in halves:
+        assert half.last_loss == pytest.approx(float32.last_loss, rel=tolerance)
+    assert float32.last_loss < 0.7 * float32.first_loss  # falls visibly
+
+
+def test_table_has_the_columns_and_rows_of_the_guide(comparison):
+    header, *rows = comparison.table()
+    assert header[1:] == ["float32", "AMP-O1", "AMP-O2"]
+    names = [row[0] for row in rows]
+    assert names == ["time per step", "loss at step 1", "loss at step 5", "speed-up", "peak memory"]
+    assert rows[3][1] == "1.00x"
+    assert rows[4][1:] == ["-"] * 3
+
+
+def test_recorded_o1_step_had_float16_in_all_nine_linears(comparison):
+    # the product itself, or, on a CPU without float16 units, the casts at its border
+    half = {row["module"] for row in comparison.operators if row["api_op"] == "linear" and row["fp16"]}
+    assert half == {f"linears.{index}" for index in range(9)}
+    assert "op list" in comparison.operator_table
+
+
+@pytest.mark.parametrize(("has_units", "note"), [(False, "This CPU has no fast float16 units"), (True, "")])
+def test_note_tells_where_the_cpu_computes_inside_in_float32(monkeypatch, has_units, note):
+    monkeypatch.setattr(_compare, "has_half_units", lambda dtype: has_units)
+    found = _compare._note("float16", torch.device("cpu"))
+    assert found.startswith(note)
+    assert bool(found) is not has_units
+    assert _compare._note("float16", torch.device("cuda")) == ""
+
+
+def test_result_is_json_ready(comparison):
+    data = json.loads(json.dumps(comparison.to_dict()))
+    assert data["settings"]["size"] == 32
+    assert data["modes"][0]["speedup"] == 1.0
+    assert data["modes"][0]["timing"]["median_s"] > 0
+    assert data["machine"]["torch_version"] == str(torch.__version__)
+
+
+def test_progress_counts_every_step_of_every_mode():
+    seen = []
+    compare(size=8, batch_size=2, steps=1, device="cpu", progress=lambda *told: seen.append(told))
+    assert seen == [(mode, done, 4) for mode in ("float32", "AMP-O1", "AMP-O2") for done in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": 0}, "--size 0: must be at least 1"),
+        ({"batch_size": -1}, "--batch-size -1: must be at least 1"),
+        ({"steps": 0}, "--steps 0: must be at least 1"),
+        ({"learning_rate": 0.0}, "--learning-rate 0.0: must be above 0"),
+        ({"dtype": "float8"}, "'float8'"),
+        ({"device": "tpu"}, "unknown device 'tpu'"),
+        ({"device": "npu"}, "--device npu: mezzo compare runs on cpu, gpu, gpu:i, cuda or cuda:i"),
+        ({"model": "net.py:build", "size": 4}, "--size is the width of SimpleNet"),
+    ],
+)
+def test_bad_options_are_errors_before_any_work(options, message):
+    with pytest.raises(ValueError, match=message):
+        compare(**{"device": "cpu", **options})
+
+
+def test_absent_gpu_is_an_error_that_says_what_is_here(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="--device gpu: no such GPU, this machine has no GPU; try --device cpu"):
+        compare(device="gpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ValueError, match="--device cuda:3: no such GPU, this machine has 1"):
+        compare(device="cuda:3")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.cuda.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
+    ],
+)
+def test_out_of_memory_names_the_options_to_lower(monkeypatch, error):
+    def fail(self):
+        raise error
+
+    monkeypatch.setattr(Trainer, "step", fail)
+    with pytest.raises(RunError, match="out of memory on cpu with --size 8 --batch-size 2; choose a smaller --size or"):
+        compare(size=8, batch_size=2, device="cpu")
+
+
+def test_model_of_the_user_is_trained_and_left_as_it_was(tmp_path):
+    (tmp_path / "net.py").write_text("from torch import nn\ndef build(): return nn.Linear(6, 3)")
+    result = compare(model=f"{tmp_path}/net.py:build", batch_size=4, steps=2, device="cpu", learning_rate=0.1)
+    assert result.settings.size is None
+    first_losses = [mode.first_loss for mode in result.modes]
+    assert first_losses == pytest.approx([first_losses[0]] * 3, rel=2e-3)
+
+
+def test_step_that_fails_in_the_users_file_is_a_failed_run_with_its_place(tmp_path):
+    code = "import torch\nfrom torch import nn\nclass Net(nn.Linear):\n  def forward(self, x):\n    return x @ x\n"
+    code += "def build(): return Net(6, 3), torch.zeros(2, 5), 0, nn.MSELoss()"
+    (tmp_path / "net.py").write_text(code)
+    with pytest.raises(RunError, match=r"net\.py:5: training failed: RuntimeError: mat1 and mat2"):
+        compare(model=f"{tmp_path}/net.py:build", steps=1, device="cpu")
+
+
+def test_defect_of_ours_keeps_its_own_type(monkeypatch):
+    def fail(self):
+        raise TypeError("ours")
+
+    monkeypatch.setattr(Trainer, "step", fail)
+    with pytest.raises(TypeError, match="ours"):
+        compare(size=8, batch_size=2, device="cpu")
+
+
+@pytest.mark.parametrize(("gigabytes", "sizes"), [(150, (8192, 2048)), (40, (8192, 2048)), (16, (4096, 1024))])
+def test_default_sizes_follow_the_memory_of_the_gpu(monkeypatch, gigabytes, sizes):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=gigabytes * 10**9))
+    assert default_sizes(torch.device("cuda", 0)) == sizes
+    assert default_sizes(torch.device("cpu")) == (256, 64)
+
+
+def test_durations_and_memory_are_shown_in_readable_units():
+    assert [_compare._duration(seconds) for seconds in (0.5291, 0.00241)] == ["0.529s", "2.410ms"]
+    assert _compare._gibibytes(3 * 2**29) == "1.50 GiB"
+
+
+def test_machine_of_a_gpu_shows_its_clocks(monkeypatch):
+    environment = SimpleNamespace(gpus=[SimpleNamespace(name="H200")], torch_version="2.11", driver_version="580")
+    monkeypatch.setattr(_clocks, "check_environment", lambda: environment)
+    monkeypatch.setattr(_clocks, "query_nvidia_smi", lambda fields, index: ["3201 MHz", "1980 MHz"])
+    header, row = _clocks.read_machine(torch.device("cuda", 0)).table()
+    assert header[:3] == ["Device", "MEM Clocks", "SM Clocks"]
+    assert row[:3] == ["H200", "3201 MHz", "1980 MHz"]
+    monkeypatch.setattr(_clocks, "query_nvidia_smi", lambda fields, index: [])
+    assert _clocks.read_machine(torch.device("cuda", 0)).sm_clock == "-"
+
+
+@pytest.mark.parametrize("frequencies", [("800000", "3500000"), None])
+def test_cpu_clocks_are_a_range_where_the_kernel_tells_it(monkeypatch, tmp_path, frequencies):
+    for end, value in zip(("min", "max"), frequencies or (), strict=False):
+        (tmp_path / f"cpuinfo_{end}_freq").write_text(value)
+    monkeypatch.setattr(_clocks, "_CPUFREQ", tmp_path)
+    monkeypatch.setattr(_clocks, "_present_clock", lambda: "2596 MHz")
+    assert _clocks._cpu_clocks() == ("800 - 3500 MHz" if frequencies else "2596 MHz")
+
+
+@pytest.mark.gpu
+def test_gpu_run_is_faster_in_half_and_counts_memory():
+    result = compare(size=2048, batch_size=1024, steps=5)
+    assert all(result.speedup(mode) > 1.5 for mode in result.modes[1:])
+    assert all(mode.peak_memory_bytes > 0 for mode in result.modes)

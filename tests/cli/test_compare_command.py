@@ -1,0 +1,68 @@
+import json
+
+import pytest
+
+from mezzo._errors import RunError
+from mezzo.cli._app import run
+from mezzo.cli._compare import _progress_bar, _table
+
+SMALL = ["compare", "--size", "16", "--batch-size", "4", "--steps", "1", "--device", "cpu"]
+
+
+def test_compare_prints_the_table_the_machine_and_the_operators(capsys):
+    assert run(SMALL) == 0
+    captured = capsys.readouterr()
+    assert "| AMP-O1" in captured.out
+    assert "Running with CPU Clocks" in captured.out
+    assert "op list" in captured.out
+    assert captured.err == "float32: 4 steps done\nAMP-O1: 4 steps done\nAMP-O2: 4 steps done\n"
+
+
+def test_json_is_all_that_stdout_holds(capsys):
+    assert run([*SMALL, "--json", "--dtype", "bfloat16"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["settings"]["dtype"] == "bfloat16"
+    assert len(data["modes"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--dtype", "float61"], "unknown --dtype 'float61'; did you mean 'float16'?"),
+        (["--size", "0"], "--size 0: must be at least 1"),
+        (["--size", "x"], "Invalid value for '--size'"),
+        (["--model", "none.py:build"], "--model 'none.py:build': there is no file 'none.py'"),
+    ],
+)
+def test_bad_option_is_one_line_and_2(capsys, arguments, line):
+    assert run(["compare", "--device", "cpu", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"mezzo: {line}")
+    assert err.count("\n") == 1
+
+
+def test_out_of_memory_is_one_line_and_1(capsys, monkeypatch):
+    def fail(**_):
+        raise RunError("out of memory on cuda:0 with --size 9 --batch-size 9; choose a smaller --size or --batch-size")
+
+    monkeypatch.setattr("mezzo.bench.compare", fail)
+    assert run(["compare"]) == 1
+    assert capsys.readouterr().err.startswith("mezzo: out of memory on cuda:0 with --size 9 --batch-size 9;")
+
+
+def test_terminal_gets_a_progress_bar(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with _progress_bar() as report:
+        report("float32", 1, 2)
+        report("float32", 2, 2)
+    captured = capsys.readouterr()
+    assert "float32" in captured.err
+    assert captured.out == ""
+
+
+def test_table_is_aligned():
+    assert _table([["-", "float32"], ["loss", "0.5"]]).splitlines() == [
+        "| -    | float32 |",
+        "|------|---------|",
+        "| loss | 0.5     |",
+    ]
