@@ -210,8 +210,8 @@ def test_environment_of_a_cpu_prints_and_serialises():
 @pytest.mark.parametrize(
     ("fast", "advice", "row"),
     [
-        (("bfloat16",), "use level O1 in bfloat16", "yes (at full speed)"),
-        ((), "use level O0 (float32)", "yes (AMP computes inside in float32)"),
+        (("bfloat16",), "use level O1 in bfloat16", "yes, at full speed"),
+        ((), "use level O0 (float32)", "slow: AMP computes inside in float32"),
     ],
 )
 def test_advice_on_a_cpu_follows_what_was_measured(monkeypatch, fast, advice, row):

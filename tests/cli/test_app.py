@@ -21,9 +21,19 @@ def run_failing(monkeypatch, error):
     return run(["check"])
 
 
-def test_version_is_the_installed_one(capsys):
+def test_version_is_the_installed_one(capsys, monkeypatch):
+    monkeypatch.setattr(metadata, "version", lambda name: "1.2.3")
     assert run(["--version"]) == 0
-    assert capsys.readouterr().out == f"mezzo {metadata.version('mezzo')}\n"
+    assert capsys.readouterr().out == "mezzo 1.2.3\n"
+
+
+def test_version_of_bare_sources_is_no_error(capsys, monkeypatch):
+    def fail(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", fail)
+    assert run(["--version"]) == 0
+    assert "not installed" in capsys.readouterr().out
 
 
 def test_module_runs_as_the_command():

@@ -81,7 +81,7 @@ def test_local_and_global_step_hooks_run_once_around_check_and_update(attached: 
     assert calls == ["global pre", "pre", "check", "post", "global post"]
 
 
-@pytest.mark.parametrize("make", [lambda p: SGD(p, lr=0.5), lambda p: RMSprop(p, lr=0.5)])
+@pytest.mark.parametrize("make", [lambda p: SGD(p, lr=0.01), lambda p: RMSprop(p, lr=0.01)])
 def test_closure_is_evaluated_and_its_loss_returned(make) -> None:
     param = half_parameter()
     optimizer = make([param])

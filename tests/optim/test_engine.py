@@ -1,5 +1,7 @@
 """The step of SGD, Adam, AdamW and any other optimizer, against the stock optimizer in float32."""
 
+import copy
+
 import pytest
 import torch
 from stepping import Pair, assert_same_bits, snapshot
@@ -178,7 +180,7 @@ def test_state_of_another_layout_is_brought_into_the_masters() -> None:
     pair.set_grads()
     pair.optimizer.step()
     pair.stock.step()
-    saved = pair.stock.state_dict()
+    saved = copy.deepcopy(pair.stock.state_dict())  # torch shares the tensors of a loaded dict
     for state in saved["state"].values():
         state["exp_avg"] = state["exp_avg"].contiguous()
     pair.optimizer.load_state_dict(saved)

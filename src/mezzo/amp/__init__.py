@@ -1,20 +1,34 @@
 """Mixed precision: which precision each operator runs in, half weights with fp32 masters, and the loss scaler."""
 
+from mezzo.amp import debugging
 from mezzo.amp._auto_cast import auto_cast
+from mezzo.amp._decorate import decorate
+from mezzo.amp._exclude import exclude_layers
+from mezzo.amp._hardware import check_environment, is_bfloat16_supported, is_float16_supported
 from mezzo.amp._lists import black_list, read_lists, white_list
+from mezzo.amp._names import known_names as operator_names
 from mezzo.amp._policy import Decision, Policy
 from mezzo.amp._recompute import bind_policy, custom_bwd, custom_fwd
+from mezzo.amp._scaler import GradScaler
 from mezzo.amp._state import current_policy
 
 __all__ = [
     "auto_cast",
+    "decorate",
+    "GradScaler",
     "Policy",
     "Decision",
     "current_policy",
     "white_list",
     "black_list",
     "read_lists",
+    "operator_names",
+    "exclude_layers",
     "bind_policy",
     "custom_fwd",
     "custom_bwd",
+    "check_environment",
+    "is_float16_supported",
+    "is_bfloat16_supported",
+    "debugging",
 ]

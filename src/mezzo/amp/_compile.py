@@ -39,8 +39,7 @@ def _markers() -> list[Marker]:
     return [tuple((device, True, dtype) for device, dtype in zip(_UNUSED_DEVICES, pair, strict=True)) for pair in pairs]
 
 
-_NO_POLICY: F = TypeVar("F", bound=Callable[..., Any])
-Marker = tuple((device, False, torch.float32) for device in _UNUSED_DEVICES)
+_NO_POLICY: Marker = tuple((device, False, torch.float32) for device in _UNUSED_DEVICES)
 _numbers: dict[Policy, int] = {}
 
 

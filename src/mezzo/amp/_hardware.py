@@ -398,8 +398,9 @@ def _cpu_abilities(cpu: Cpu) -> list[tuple[str, bool]]:
 
 
 def _cpu_ability(cpu: Cpu, name: str, is_supported: bool) -> str:
-    how = "at full speed" if name in cpu.fast_dtypes else "AMP computes inside in float32"
-    return f"{_yes(is_supported)} ({how})"
+    if name in cpu.fast_dtypes:
+        return "yes, at full speed"
+    return f"{'slow' if is_supported else 'no'}: AMP computes inside in float32"
 
 
 def _yes(has: bool) -> str:

@@ -15,9 +15,10 @@ from torch.optim import SGD, Optimizer
 
 from mezzo.optim import _fused
 from mezzo.optim._check import Verdict, check
-from mezzo.optim._grads import Slot, dense_values, factor_of, gather, needs_grad_dtype, true_grad
+from mezzo.optim._grads import Slot, factor_of, gather, inverse_of
 from mezzo.optim._masters import attach_master, is_half, master_of
 from mezzo.optim._swap import on_masters, step_on_masters, step_with_closure
+from mezzo.optim._unscale import unscale_
 
 _HOME = "_mezzo_engine"
 
@@ -112,9 +113,10 @@ class StepEngine:
         Raises:
             RuntimeError: The optimizer needs a closure.
         """
-        if _needs_closure(type(self.optimizer)):
+        kind: Any = type(self.optimizer)
+        if _needs_closure(kind):
             raise RuntimeError(
-                f"{type(self.optimizer).__name__} evaluates a closure several times in one step, which a loss scale "
+                f"{kind.__name__} evaluates a closure several times in one step, which a loss scale "
                 "cannot follow: call optimizer.step(closure) without a scaler (bfloat16 needs none)"
             )
         self._request = request
@@ -152,11 +154,7 @@ class StepEngine:
     @torch.no_grad()
     def unscale_grads_(self, scale: Tensor) -> None:
         """Rewrite every gradient as its true value, float32 also on half parameters where this torch allows it."""
-        factor = factor_of(scale, None)
-        assert factor is not None
-        for slots in gather(self.optimizer):
-            for slot in slots:
-                _unscale(slot, factor)
+        unscale_([slot for slots in gather(self.optimizer) for slot in slots], inverse_of(scale))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load as the stock optimizer does, with the state of half parameters kept in float32."""
@@ -171,22 +169,6 @@ class StepEngine:
         for param in self.optimizer.param_groups[-1]["params"]:
             if is_half(param) and master_of(param) is None:
                 attach_master(param, param.detach().float())
-
-
-def _unscale(slot: Slot, factor: Tensor) -> None:
-    """In place where the gradient is wide enough: others (DDP buckets) may look at the same memory."""
-    grad, param = slot.grad, slot.param
-    wide = torch.promote_types(grad.dtype, torch.float32)
-    refused = needs_grad_dtype(param, wide)
-    if not grad.is_sparse and (grad.dtype == wide or (refused and not hasattr(param, "grad_dtype"))):
-        dense_values(grad).mul_(factor.to(grad.device, non_blocking=True))
-        return
-    keeps_dtype = refused and not hasattr(param, "grad_dtype")
-    new = true_grad(slot, factor, grad.dtype if keeps_dtype else wide)
-    if refused and not keeps_dtype:
-        param.grad = None
-        param.grad_dtype = None
-    param.grad = new
 
 
 @functools.cache

@@ -50,7 +50,7 @@ def _covers_slot(optimizer: Optimizer, group: dict[str, Any], slot: Slot, kernel
     if group.get("dampening") and group["momentum"]:
         # The first buffer is the gradient without dampening. Whether a step was the first taken one, the host must
         # know: until the buffer exists, the generic path asks.
-        return optimizer.state[slot.param].get("momentum_buffer") is not None
+        return optimizer.state.get(slot.param, {}).get("momentum_buffer") is not None
     return True
 
 
@@ -61,7 +61,7 @@ def _has_kernel(name: str, device_type: str) -> bool:
 
 def _is_dense(tensor: Tensor) -> bool:
     """Whether the elements fill their storage, so that kernels may walk it as one line."""
-    if tensor.is_contiguous():
+    if tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)):
         return True
     return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
@@ -125,7 +125,10 @@ def _adam(
     found: Tensor | None,
 ) -> None:
     steps = [_step_count(optimizer, slot) for slot in batch]
-    torch._foreach_add_(steps, 1 if found is None else 1 - found)
+    if found is None:
+        torch._foreach_add_(steps, 1)
+    else:  # by overload: torch._foreach_add_ would read the tensor as a number, on the host
+        torch.ops.aten._foreach_add_.Tensor(steps, 1 - found)
     kernel = (
         torch._fused_adamw_ if group.get("decoupled_weight_decay", type(optimizer) is AdamW) else torch._fused_adam_
     )

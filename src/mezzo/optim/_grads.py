@@ -98,7 +98,8 @@ def true_grads(grads: Sequence[Tensor], likes: Sequence[Tensor], factor: Tensor 
         factor = factor.to(grads[0].device, non_blocking=True)
         scaled = [i for i, fit in enumerate(fits) if fit]
         if scaled:
-            for i, value in zip(scaled, torch._foreach_mul([grads[i] for i in scaled], factor), strict=True):
+            products = torch.ops.aten._foreach_mul.Tensor([grads[i] for i in scaled], factor)
+            for i, value in zip(scaled, products, strict=True):
                 out[i] = value
     copied = [i for i, fit in enumerate(fits) if not fit]
     if copied:
@@ -106,7 +107,7 @@ def true_grads(grads: Sequence[Tensor], likes: Sequence[Tensor], factor: Tensor 
         wide = [torch.empty_like(likes[i], dtype=compute_dtype(likes[i]), requires_grad=False) for i in copied]
         torch._foreach_copy_(wide, [grads[i] for i in copied])
         if factor is not None:
-            torch._foreach_mul_(wide, factor)
+            torch.ops.aten._foreach_mul_.Tensor(wide, factor)
         for i, value in zip(copied, wide, strict=True):
             out[i] = value if value.dtype == likes[i].dtype else value.to(likes[i].dtype)
     return out

@@ -1,0 +1,82 @@
+"""`state_dict` of a decorated model: float32 under the usual names, out and in."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mezzo.amp._dtypes import dtype_name
+from mezzo.optim import master_of, refresh_master
+
+_SAVE_DTYPES = {dtype_name(d): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
+_MARK = "_mezzo_checkpoint_hooks"
+_PENDING = "_mezzo_loading"
+
+
+def parse_save_dtype(save_dtype: Any) -> torch.dtype | None:
+    """Return the dtype of saved tensors, None for float32 masters and the rest as stored."""
+    if save_dtype is None:
+        return None
+    name = dtype_name(save_dtype) if isinstance(save_dtype, torch.dtype) else save_dtype
+    if isinstance(name, str) and name in _SAVE_DTYPES:
+        return _SAVE_DTYPES[name]
+    raise ValueError(f"save_dtype={save_dtype!r}: must be None or one of {', '.join(_SAVE_DTYPES)}")
+
+
+def keep_float32_checkpoints(model: nn.Module, save_dtype: torch.dtype | None) -> None:
+    """Make `state_dict` and `load_state_dict` of every module of a model speak float32 (or `save_dtype`)."""
+    for module in model.modules():
+        for handle in module.__dict__.pop(_MARK, ()):
+            handle.remove()
+        module.__dict__[_MARK] = (
+            module.register_state_dict_post_hook(functools.partial(_save, save_dtype)),
+            module.register_load_state_dict_pre_hook(_before_load),
+            module.register_load_state_dict_post_hook(_after_load),
+        )
+
+
+def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for holder in (module._parameters, module._buffers):
+        yield from ((name, tensor) for name, tensor in holder.items() if tensor is not None)
+
+
+def _save(save_dtype: torch.dtype | None, module: nn.Module, state: dict[str, Any], prefix: str, _meta: Any) -> None:
+    for name, tensor in _own(module):
+        key = prefix + name
+        if key not in state or not tensor.is_floating_point():
+            continue
+        master = master_of(tensor)
+        if master is None and tensor.dtype in (torch.float16, torch.bfloat16):
+            master = tensor.detach().float()
+        value = state[key] if master is None else master
+        state[key] = value if save_dtype is None else value.to(save_dtype)
+
+
+def _before_load(
+    module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *_: Any
+) -> None:
+    """Keep the float32 values at hand: torch copies them into the half tensors, rounded."""
+    pending = {
+        name: state[prefix + name]
+        for name, tensor in _own(module)
+        if prefix + name in state and master_of(tensor) is not None
+    }
+    if pending and metadata.get("assign_to_params_buffers", False):
+        raise RuntimeError(
+            "load_state_dict(assign=True) would replace the half parameters of a decorated model and lose their masters; "
+            "load without assign, or decorate after loading"
+        )
+    module.__dict__[_PENDING] = pending
+
+
+@torch.no_grad()
+def _after_load(module: nn.Module, _incompatible: Any) -> None:
+    for name, value in module.__dict__.pop(_PENDING, {}).items():
+        tensor = dict(_own(module))[name]
+        master = refresh_master(tensor)
+        if master is not None and master.shape == value.shape:
+            master.copy_(value)

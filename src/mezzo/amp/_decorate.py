@@ -1,0 +1,207 @@
+"""`decorate`: half weights in the module, float32 masters behind them, an optimizer that updates both."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import UninitializedTensorMixin
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from mezzo.amp._checkpoint import keep_float32_checkpoints, parse_save_dtype
+from mezzo.amp._dtypes import dtype_name, parse_half_dtype
+from mezzo.amp._exclude import Excluded, exclude_layers, find_excluded
+from mezzo.amp._hardware import warn_if_unsupported
+from mezzo.amp._policy import parse_level
+from mezzo.optim import attach, attach_master, engine_of, master_of, remember_names
+
+T = TypeVar("T")
+
+
+def decorate(
+    models: nn.Module | Sequence[nn.Module],
+    optimizers: Optimizer | Sequence[Optimizer] | None = None,
+    level: str = "O1",
+    dtype: str | torch.dtype = "float16",
+    master_weight: bool | None = None,
+    save_dtype: str | torch.dtype | None = None,
+    master_grad: bool = False,
+    excluded_layers: Excluded | Sequence[Excluded] | None = None,
+) -> Any:
+    """Store weights in half and keep their float32 masters, in place; return what was given.
+
+    Every argument is checked before anything is changed.
+
+    Args:
+        models: A module or a list of them, not yet wrapped for distributed training.
+        optimizers: The optimizers of these models. Their `step()` then updates masters and half weights; the same
+            objects come back. Without them the masters wait for the first `scaler.step(optimizer)`.
+        level: `O2`: all floating parameters and buffers but BatchNorm's (float16: nor LayerNorm's and InstanceNorm's).
+            `O1`: weights and biases of Linear and convolution layers, which only ever compute in half.
+        dtype: `float16` or `bfloat16`.
+        master_weight: False updates the half weights themselves, which loses small updates.
+        save_dtype: Dtype of all floating tensors in `state_dict()`; None gives the float32 masters.
+        master_grad: Gradients of half weights arrive and accumulate in float32.
+        excluded_layers: Modules, types or name globs that stay in float32, weights and arithmetic.
+
+    Returns:
+        The model(s), or the pair (model(s), optimizer(s)) if optimizers were given.
+
+    Raises:
+        RuntimeError: A model is wrapped for distributed training already, or decorated in the other dtype.
+    """
+    level, half = parse_level(level, ("O1", "O2")), parse_half_dtype(dtype)
+    saved_as = parse_save_dtype(save_dtype)
+    model_list = _as_list(models, nn.Module, "models")
+    optimizer_list = [] if optimizers is None else _as_list(optimizers, Optimizer, "optimizers")
+    for index, model in enumerate(model_list):
+        _refuse_wrapped(model, "" if isinstance(models, nn.Module) else f"models[{index}]")
+        _refuse_uninitialised(model)
+        _refuse_other_dtype(model, half)
+    excluded = [find_excluded(model, excluded_layers) for model in model_list]
+    if master_grad and not hasattr(Tensor, "grad_dtype"):
+        raise RuntimeError("master_grad=True needs Tensor.grad_dtype, which this torch does not have")
+
+    if torch.cuda.is_initialized():
+        warn_if_unsupported(half)
+    for model, layers in zip(model_list, excluded, strict=True):
+        exclude_layers(model, layers)
+        _cast_model(model, level, half, layers, with_masters=master_weight is not False, master_grad=master_grad)
+        keep_float32_checkpoints(model, saved_as)
+        remember_names(model)
+    for optimizer in optimizer_list:
+        attach(optimizer, masters_for_new=master_weight is not False)
+    if optimizers is None:
+        _warn_about_plain_steps()
+        return models
+    return models, optimizers
+
+
+def _as_list(value: Any, kind: type[T], argument: str) -> list[T]:
+    items = list(value) if isinstance(value, (list, tuple)) else [value]
+    for item in items:
+        if not isinstance(item, kind):
+            raise TypeError(f"{argument}: {type(item).__name__} is no {kind.__name__}; give one or a list of them")
+    return items
+
+
+def _wrapper_types() -> tuple[type, ...]:
+    """Return the classes of distributed wrappers; one that was never imported has no instances."""
+    kinds: list[type] = [nn.DataParallel, nn.parallel.DistributedDataParallel]
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    kinds += [getattr(fsdp, name) for name in ("FullyShardedDataParallel", "FSDPModule") if hasattr(fsdp, name)]
+    return tuple(kinds)
+
+
+def _refuse_wrapped(model: nn.Module, prefix: str) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, _wrapper_types()):
+            path = ".".join(part for part in (prefix, name) if part) or "the model itself"
+            raise RuntimeError(
+                "call mezzo.amp.decorate() first, then wrap with DistributedDataParallel; "
+                f"found {type(module).__name__} at {path}"
+            )
+
+
+def _refuse_uninitialised(model: nn.Module) -> None:
+    for name, param in model.named_parameters():
+        if isinstance(param, UninitializedTensorMixin):
+            raise RuntimeError(f"{name!r} has no shape yet (a lazy module): run the model once, then decorate it")
+
+
+def _refuse_other_dtype(model: nn.Module, half: torch.dtype) -> None:
+    for name, param in model.named_parameters():
+        if param.dtype is not half and master_of(param) is not None:
+            raise RuntimeError(f"{name!r} is decorated in {dtype_name(param.dtype)} already; {dtype_name(half)} was asked")
+
+
+def _keeps_float32(module: nn.Module, half: torch.dtype) -> bool:
+    """Whether a module's own tensors stay float32 at O2."""
+    if isinstance(module, _BatchNorm):
+        return True
+    return half is torch.float16 and isinstance(module, (nn.LayerNorm, _InstanceNorm))
+
+
+def _own_tensors(module: nn.Module, level: str) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
+    """Yield (holder, name, tensor) of a module's own tensors that a level may cast."""
+    if level == "O1":
+        if isinstance(module, (nn.Linear, _ConvNd)):
+            yield from ((module._parameters, n, p) for n, p in module._parameters.items() if p is not None)
+        return
+    for holder in (module._parameters, module._buffers):
+        yield from ((holder, name, tensor) for name, tensor in holder.items() if tensor is not None)
+
+
+def _cast_model(
+    model: nn.Module,
+    level: str,
+    half: torch.dtype,
+    excluded: Iterable[nn.Module],
+    *,
+    with_masters: bool,
+    master_grad: bool,
+) -> None:
+    kept_modules = {id(module) for layer in excluded for module in layer.modules()}
+    kept_modules |= {id(module) for module in model.modules() if _keeps_float32(module, half)}
+    # A tensor shared with a module that stays float32 stays float32: tied weights are one object.
+    kept = {id(t) for m in model.modules() if id(m) in kept_modules for _, _, t in _own_tensors(m, "O2")}
+    for module in model.modules():
+        if id(module) in kept_modules:
+            continue
+        for holder, name, tensor in list(_own_tensors(module, level)):
+            if id(tensor) in kept or tensor.dtype not in (torch.float32, half):
+                continue
+            if isinstance(tensor, nn.Parameter):
+                _cast_parameter(tensor, half, with_masters, master_grad)
+            elif tensor.dtype is torch.float32:
+                holder[name] = tensor.to(half)
+                attach_master(holder[name], tensor)  # the exact value, for checkpoints, until somebody edits the buffer
+
+
+@torch.no_grad()
+def _cast_parameter(param: nn.Parameter, half: torch.dtype, with_master: bool, master_grad: bool) -> None:
+    """Make a parameter half in place: the object, and every optimizer that holds it, stay valid."""
+    if param.dtype is torch.float32:
+        value, grad = param.data, param.grad
+        param.grad = None
+        param.data = value.to(half)
+        if with_master:
+            attach_master(param, value)
+        if grad is not None:
+            param.grad = grad.to(half)
+    elif with_master and master_of(param) is None:
+        attach_master(param, param.detach().float())
+    if master_grad:
+        param.grad_dtype = torch.float32
+
+
+_warned: set[int] = set()
+_hook: list[Any] = []
+
+
+def _warn_about_plain_steps() -> None:
+    """Watch for `optimizer.step()` of an optimizer that does not know of the masters; one hook a process."""
+    if not _hook:
+        _hook.append(register_optimizer_step_pre_hook(_warn_if_masters_are_bypassed))
+
+
+def _warn_if_masters_are_bypassed(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    if id(optimizer) in _warned or "_mezzo_engine" in optimizer.__dict__:
+        return
+    engine = engine_of(optimizer)
+    if engine.has_masters():
+        _warned.add(id(optimizer))
+        warnings.warn(
+            "optimizer.step() updates half weights without their float32 masters; pass the optimizer to "
+            "mezzo.amp.decorate(models, optimizers), or step through scaler.step(optimizer)",
+            UserWarning,
+            stacklevel=4,
+        )

@@ -1,0 +1,110 @@
+"""Modules that stay in float32: picked by instance, type or name, without touching their code."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import types
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+Excluded = nn.Module | type[nn.Module] | str
+
+_MARK = "_mezzo_forward_before_exclusion"
+
+
+def find_excluded(model: nn.Module, excluded_layers: Excluded | Sequence[Excluded] | None) -> list[nn.Module]:
+    """Return the outermost excluded modules of a model.
+
+    Args:
+        model: Where to look.
+        excluded_layers: A module of the model, a module type, a name glob such as `encoder.*.norm`, or a list of these.
+
+    Raises:
+        TypeError: Something else was given.
+        ValueError: A module is not part of the model, or no name matches a glob.
+    """
+    if excluded_layers is None:
+        return []
+    wanted = excluded_layers if isinstance(excluded_layers, (list, tuple, set, frozenset)) else [excluded_layers]
+    names = {name: module for name, module in model.named_modules(remove_duplicate=False)}
+    found: list[nn.Module] = []
+    for item in wanted:
+        found += [module for module in _match(names, item) if module not in found]
+    inner = {id(child) for module in found for child in module.modules() if child is not module}
+    return [module for module in found if id(module) not in inner]
+
+
+def _match(names: dict[str, nn.Module], item: Any) -> Iterable[nn.Module]:
+    if isinstance(item, nn.Module):
+        if not any(module is item for module in names.values()):
+            raise ValueError(f"excluded_layers: this {type(item).__name__} is not part of the model")
+        return [item]
+    if isinstance(item, type) and issubclass(item, nn.Module):
+        of_type = [module for module in names.values() if isinstance(module, item)]
+        if not of_type:
+            warnings.warn(f"excluded_layers: the model has no {item.__name__}", UserWarning, stacklevel=4)
+        return of_type
+    if isinstance(item, str):
+        matching = [module for name, module in names.items() if fnmatch.fnmatchcase(name, item)]
+        if not matching:
+            close = difflib.get_close_matches(item, list(names), n=1, cutoff=0.0)[0]
+            raise ValueError(f"excluded_layers: no module is named {item!r}; did you mean {close!r}?")
+        return matching
+    raise TypeError(
+        f"excluded_layers: {item!r} is {type(item).__name__}; give modules, module types or name globs, or a list of them"
+    )
+
+
+class ExclusionHandle:
+    """Undoes an exclusion."""
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self.modules = modules
+
+    def remove(self) -> None:
+        """Let the modules follow `auto_cast` again."""
+        for module in self.modules:
+            before = module.__dict__.pop(_MARK, None)
+            module.__dict__.pop("forward", None)
+            if before is not None:
+                module.__dict__["forward"] = before
+
+
+def exclude_layers(model: nn.Module, excluded_layers: Excluded | Sequence[Excluded] | None) -> ExclusionHandle:
+    """Run some modules of a model in float32 inside every `auto_cast` region, whatever its level.
+
+    Their half inputs are cast to float32, their results stay float32. For models whose weights are half
+    (`decorate`), pass `excluded_layers` there: the weights must stay float32 too.
+
+    >>> net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    >>> handle = exclude_layers(net, "1")
+    """
+    modules = [m for m in find_excluded(model, excluded_layers) if not is_excluded(m)]
+    for module in modules:
+        module.__dict__[_MARK] = module.__dict__.get("forward")
+        module.__dict__["forward"] = types.MethodType(_forward_in_float32, module)
+    return ExclusionHandle(modules)
+
+
+def is_excluded(module: nn.Module) -> bool:
+    """Whether a module was excluded itself (not through a parent)."""
+    return _MARK in module.__dict__
+
+
+def _forward_in_float32(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    forward = module.__dict__.get(_MARK) or types.MethodType(type(module).forward, module)
+    if not torch._C._is_any_autocast_enabled():
+        return forward(*args, **kwargs)
+    with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
+        return forward(*tree_map(_to_float32, args), **tree_map(_to_float32, kwargs))
+
+
+def _to_float32(value: Any) -> Any:
+    is_half = isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+    return value.float() if is_half else value

@@ -1,0 +1,210 @@
+"""The state machine against two pure-Python models, for any parameters and any pattern of overflows."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from mezzo.amp._scaler import GradScaler
+
+
+@dataclasses.dataclass
+class Model:
+    """Spec c.2 with NumPy float32: `floor=None` is the dynamic class, else the static kernel."""
+
+    scale: np.float32
+    incr_ratio: float
+    decr_ratio: float
+    incr_every_n_steps: int
+    decr_every_n_nan_or_inf: int
+    floor: float | None
+    good: int = 0
+    bad: int = 0
+
+    def update(self, found: bool) -> None:
+        if found:
+            self.good, self.bad = 0, self.bad + 1
+            if self.bad == self.decr_every_n_nan_or_inf:
+                self.scale = self.scale * np.float32(self.decr_ratio)
+                if self.floor is not None:
+                    self.scale = max(self.scale, np.float32(self.floor))
+                self.bad = 0
+            return
+        self.good, self.bad = self.good + 1, 0
+        if self.good == self.incr_every_n_steps:
+            with np.errstate(over="ignore"):
+                grown = self.scale * np.float32(self.incr_ratio)
+            if math.isfinite(grown):
+                self.scale = grown
+            self.good = 0
+
+
+RULES = st.fixed_dictionaries(
+    {
+        "init_loss_scaling": st.floats(2.0**-20, 2.0**127, width=32),
+        "incr_ratio": st.floats(1.0, 1000.0, exclude_min=True, width=32),
+        "decr_ratio": st.floats(0.0, 1.0, exclude_min=True, exclude_max=True, width=32).filter(lambda x: x > 1e-6),
+        "incr_every_n_steps": st.integers(0, 4),
+        "decr_every_n_nan_or_inf": st.integers(0, 4),
+    }
+)
+
+
+def run(scaler: GradScaler, model: Model, pattern: list[bool]) -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    for found in pattern:
+        weight.grad = torch.full((1,), math.inf if found else 0.0)
+        if model.scale == 0:
+            found = True  # nothing can be unscaled any more: every step is bad
+        scaler.step(optimizer)
+        scaler.update()
+        model.update(found)
+        state = scaler.state_dict()
+        assert state["scale"] == float(model.scale)
+        assert (state["incr_count"], state["decr_count"]) == (model.good, model.bad)
+
+
+@settings(max_examples=150, deadline=None)
+@given(rule=RULES, floor=st.sampled_from([0.25, 1.0, 3.0, 1e4]), pattern=st.lists(st.booleans(), max_size=40))
+def test_scaler_equals_the_static_kernel_for_any_parameters_and_pattern(rule, floor, pattern) -> None:
+    scaler = GradScaler(**rule, min_loss_scaling=floor, max_skips_at_floor=None)
+    run(scaler, Model(np.float32(rule.pop("init_loss_scaling")), **rule, floor=floor), pattern)
+
+
+@settings(max_examples=100, deadline=None)
+@given(rule=RULES, pattern=st.lists(st.booleans(), max_size=40))
+def test_scaler_without_floor_equals_the_dynamic_class(rule, pattern) -> None:
+    scaler = GradScaler(**rule, min_loss_scaling=0, max_skips_at_floor=None)
+    run(scaler, Model(np.float32(rule.pop("init_loss_scaling")), **rule, floor=None), pattern)
+
+
+def test_scale_falls_to_zero_without_a_floor_and_every_step_is_bad_then() -> None:
+    scaler = GradScaler(
+        init_loss_scaling=2.0**-140, decr_every_n_nan_or_inf=1, min_loss_scaling=0, max_skips_at_floor=None
+    )
+    model = Model(np.float32(2.0**-140), 2.0, 0.5, 1000, 1, None)
+    run(scaler, model, [True] * 12 + [False] * 3)
+    assert scaler.get_scale() == 0
+    assert scaler.skipped_steps == 15
+
+
+def test_an_initial_scale_below_the_floor_is_lifted_at_the_first_decrease() -> None:
+    scaler = GradScaler(init_loss_scaling=0.001, decr_every_n_nan_or_inf=2)
+    run(scaler, Model(np.float32(0.001), 2.0, 0.5, 1000, 2, 1.0), [True, True])
+    assert scaler.get_scale() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "message"),
+    [
+        ("incr_ratio", 1.0, r"incr_ratio=1.0: must be finite and above 1"),
+        ("incr_ratio", math.inf, r"incr_ratio=inf: must be finite and above 1"),
+        ("decr_ratio", 1.0, r"decr_ratio=1.0: must be between 0 and 1"),
+        ("decr_ratio", 0.0, r"decr_ratio=0.0: must be between 0 and 1"),
+        ("decr_ratio", -0.5, r"decr_ratio=-0.5: must be between 0 and 1"),
+        ("init_loss_scaling", 0.0, r"init_loss_scaling=0.0: must be positive and finite in float32"),
+        ("init_loss_scaling", math.nan, r"init_loss_scaling=nan: must be positive and finite in float32"),
+        ("init_loss_scaling", 1e39, r"init_loss_scaling=1e\+39: must be positive and finite in float32"),
+        ("incr_every_n_steps", -1, r"incr_every_n_steps=-1: must be a whole number from 0 \(never\)"),
+        ("decr_every_n_nan_or_inf", 1.5, r"decr_every_n_nan_or_inf=1.5: must be a whole number from 0"),
+        ("min_loss_scaling", -1.0, r"min_loss_scaling=-1.0: must be finite and at least 0"),
+        ("max_skips_at_floor", 0, r"max_skips_at_floor=0: must be a whole number of at least 1, or None"),
+    ],
+)
+def test_values_out_of_range_are_refused(argument: str, value: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GradScaler(**{argument: value})
+
+
+def test_defaults_are_those_of_the_guide() -> None:
+    scaler = GradScaler()
+    assert scaler.state_dict() == {
+        "scale": 32768.0,
+        "incr_ratio": 2.0,
+        "decr_ratio": 0.5,
+        "incr_every_n_steps": 1000,
+        "decr_every_n_nan_or_inf": 2,
+        "incr_count": 0,
+        "decr_count": 0,
+        "use_dynamic_loss_scaling": True,
+        "min_loss_scaling": 1.0,
+        "max_skips_at_floor": 25,
+        "skipped_steps": 0,
+        "skips_at_floor": 0,
+    }
+
+
+def test_state_dict_resumes_a_run_exactly() -> None:
+    pattern = [True, False, True, True, False, False, False, True, True, True, False, False]
+    rule = {"init_loss_scaling": 8.0, "incr_every_n_steps": 3, "decr_every_n_nan_or_inf": 2}
+    whole, first, second = GradScaler(**rule), GradScaler(**rule), GradScaler()
+    model = Model(np.float32(8.0), 2.0, 0.5, 3, 2, 1.0)
+    run(whole, dataclasses.replace(model), pattern)
+    run(first, model, pattern[:7])
+    saved = first.state_dict()
+    assert all(isinstance(value, int | float) for value in saved.values())
+    second.load_state_dict(saved)
+    run(second, model, pattern[7:])
+    assert second.state_dict() == whole.state_dict()
+    assert second.skipped_steps == whole.skipped_steps == 6
+
+
+def test_state_of_a_paddle_scaler_is_loaded() -> None:
+    scaler = GradScaler(min_loss_scaling=2.0)
+    scaler.load_state_dict(
+        {
+            "scale": np.array([512.0], dtype=np.float32),
+            "incr_ratio": 4.0,
+            "decr_ratio": 0.25,
+            "incr_every_n_steps": 7,
+            "decr_every_n_nan_or_inf": 3,
+            "incr_count": np.array([5], dtype=np.int32),
+            "decr_count": 0,
+            "use_dynamic_loss_scaling": True,
+        }
+    )
+    assert scaler.get_scale() == scaler.get_init_loss_scaling() == 512.0
+    assert (scaler.get_incr_ratio(), scaler.get_decr_ratio()) == (4.0, 0.25)
+    run(scaler, Model(np.float32(512.0), 4.0, 0.25, 7, 3, 2.0, good=5), [False, False, True])
+    assert scaler.get_scale() == 2048.0
+
+
+def test_loading_into_a_placed_scaler_replaces_the_live_state() -> None:
+    scaler, other = GradScaler(), GradScaler(init_loss_scaling=4.0)
+    assert scaler.scale(torch.ones(())).item() == 32768.0
+    scaler.load_state_dict(other.state_dict())
+    assert scaler.scale(torch.ones(())).item() == 4.0
+
+
+def test_empty_and_incomplete_state_dicts_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="saved by a GradScaler with enable=False"):
+        GradScaler().load_state_dict({})
+    with pytest.raises(ValueError, match="lacks incr_ratio, decr_ratio, incr_every_n_steps"):
+        GradScaler().load_state_dict({"scale": 1.0})
+    GradScaler(enable=False).load_state_dict({})
+
+
+def test_getters_and_setters() -> None:
+    scaler = GradScaler()
+    assert scaler.is_enable()
+    assert scaler.is_use_dynamic_loss_scaling()
+    scaler.set_init_loss_scaling(16.0)
+    scaler.set_incr_ratio(3.0)
+    scaler.set_decr_ratio(0.1)
+    scaler.set_incr_every_n_steps(5)
+    scaler.set_decr_every_n_nan_or_inf(6)
+    assert scaler.get_init_loss_scaling() == scaler.get_scale() == 16.0
+    assert (scaler.get_incr_ratio(), scaler.get_decr_ratio()) == (3.0, 0.1)
+    assert (scaler.get_incr_every_n_steps(), scaler.get_decr_every_n_nan_or_inf()) == (5, 6)
+    assert scaler.scale(torch.ones(())).item() == 16.0
+    scaler.set_init_loss_scaling(32.0)  # also when the state is on a device
+    assert scaler.get_scale() == 32.0
+    with pytest.raises(ValueError, match=r"incr_ratio=0.5: must be finite and above 1"):
+        scaler.set_incr_ratio(0.5)
+    assert scaler.get_incr_ratio() == 3.0
