@@ -1,6 +1,6 @@
 """One small call of every operator variant mezzo knows: `SAMPLES[variant](t)`, where `t(*shape)` makes a float tensor.
 
-The tensors that decide come first and in the operator's own order. Values lie in (0.1, 0.9), where every function here is
+Run them under `torch.device(...)` for another device. The tensors that decide come first and in the operator's own order. Values lie in (0.1, 0.9), where every function here is
 defined. Operators whose call needs a GPU or another library's state are in NOT_CALLABLE_HERE with the reason.
 """
 
@@ -14,8 +14,13 @@ from torch import Tensor
 Maker = Callable[..., Tensor]
 aten = torch.ops.aten
 
-INDEX = torch.tensor([1, 0])
-LABELS = torch.tensor([0, 2, 1])
+
+def _index() -> Tensor:
+    return torch.tensor([1, 0])
+
+
+def _labels() -> Tensor:
+    return torch.tensor([0, 2, 1])
 
 
 def _spd(t: Maker) -> Tensor:
@@ -143,10 +148,10 @@ SAMPLES: dict[str, Callable[[Maker], Any]] = {
     "_softmax": lambda t: torch._softmax(t(3, 4), 1, False),
     "_log_softmax": lambda t: torch._log_softmax(t(3, 4), 1, False),
     # losses
-    "cross_entropy_loss": lambda t: F.cross_entropy(t(3, 4), LABELS, label_smoothing=0.1),
-    "nll_loss": lambda t: aten.nll_loss(t(3, 4), LABELS),
-    "nll_loss2d": lambda t: aten.nll_loss2d(t(1, 3, 1, 3), LABELS.view(1, 1, 3)),
-    "nll_loss_nd": lambda t: F.nll_loss(t(3, 4), LABELS),
+    "cross_entropy_loss": lambda t: F.cross_entropy(t(3, 4), _labels(), label_smoothing=0.1),
+    "nll_loss": lambda t: aten.nll_loss(t(3, 4), _labels()),
+    "nll_loss2d": lambda t: aten.nll_loss2d(t(1, 3, 1, 3), _labels().view(1, 1, 3)),
+    "nll_loss_nd": lambda t: F.nll_loss(t(3, 4), _labels()),
     "binary_cross_entropy": lambda t: F.binary_cross_entropy(t(3, 4), t(3, 4)),
     "binary_cross_entropy_with_logits": lambda t: F.binary_cross_entropy_with_logits(t(3, 4), t(3, 4)),
     "huber_loss": lambda t: F.huber_loss(t(3, 4), t(3, 4)),
@@ -159,7 +164,7 @@ SAMPLES: dict[str, Callable[[Maker], Any]] = {
     "cosine_embedding_loss": lambda t: F.cosine_embedding_loss(t(3, 4), t(3, 4), torch.ones(3, dtype=torch.long)),
     "hinge_embedding_loss": lambda t: F.hinge_embedding_loss(t(3, 4), torch.ones(3, 4, dtype=torch.long)),
     "margin_ranking_loss": lambda t: F.margin_ranking_loss(t(3), t(3), torch.ones(3, dtype=torch.long)),
-    "multi_margin_loss": lambda t: F.multi_margin_loss(t(3, 4), LABELS),
+    "multi_margin_loss": lambda t: F.multi_margin_loss(t(3, 4), _labels()),
     "multilabel_margin_loss": lambda t: F.multilabel_margin_loss(t(3, 4), torch.zeros(3, 4, dtype=torch.long)),
     "soft_margin_loss": lambda t: F.soft_margin_loss(t(3, 4), t(3, 4).detach()),
     "triplet_margin_loss": lambda t: F.triplet_margin_loss(t(3, 4), t(3, 4), t(3, 4)),
@@ -177,10 +182,10 @@ SAMPLES: dict[str, Callable[[Maker], Any]] = {
     "_upsample_bilinear2d_aa": lambda t: F.interpolate(t(1, 2, 4, 4), size=3, mode="bilinear", antialias=True),
     "_upsample_bicubic2d_aa": lambda t: F.interpolate(t(1, 2, 4, 4), size=3, mode="bicubic", antialias=True),
     # embedding, scatter
-    "embedding": lambda t: F.embedding(INDEX, t(3, 4)),
-    "embedding_bag": lambda t: F.embedding_bag(INDEX.view(1, 2), t(3, 4)),
+    "embedding": lambda t: F.embedding(_index(), t(3, 4)),
+    "embedding_bag": lambda t: F.embedding_bag(_index().view(1, 2), t(3, 4)),
     "scatter": lambda t: torch.scatter(t(3, 4), 0, torch.zeros(1, 4, dtype=torch.long), t(1, 4)),
-    "index_copy": lambda t: torch.index_copy(t(3, 4), 0, INDEX, t(2, 4)),
+    "index_copy": lambda t: torch.index_copy(t(3, 4), 0, _index(), t(2, 4)),
     "scatter_add": lambda t: torch.scatter_add(t(3, 4), 0, torch.zeros(1, 4, dtype=torch.long), t(1, 4)),
     "scatter_reduce": lambda t: torch.scatter_reduce(t(3, 4), 0, torch.zeros(1, 4, dtype=torch.long), t(1, 4), "sum"),
     # gray
@@ -224,11 +229,11 @@ SAMPLES: dict[str, Callable[[Maker], Any]] = {
     "bilinear": lambda t: F.bilinear(t(3, 4), t(3, 5), t(2, 4, 5)),
     "cross": lambda t: torch.cross(t(2, 3), t(2, 3), dim=1),
     "grid_sampler": lambda t: F.grid_sample(t(1, 2, 4, 4), t(1, 3, 3, 2), align_corners=False),
-    "index_put": lambda t: torch.index_put(t(3, 4), (INDEX,), t(2, 4)),
-    "index_add": lambda t: torch.index_add(t(3, 4), 0, INDEX, t(2, 4)),
+    "index_put": lambda t: torch.index_put(t(3, 4), (_index(),), t(2, 4)),
+    "index_add": lambda t: torch.index_add(t(3, 4), 0, _index(), t(2, 4)),
     "masked_fill": lambda t: torch.masked_fill(t(3, 4), torch.ones(3, 4, dtype=torch.bool), 0.5),
     "gather": lambda t: torch.gather(t(3, 4), 0, torch.zeros(1, 4, dtype=torch.long)),
-    "index_select": lambda t: torch.index_select(t(3, 4), 0, INDEX),
+    "index_select": lambda t: torch.index_select(t(3, 4), 0, _index()),
     "constant_pad_nd": lambda t: F.pad(t(3, 4), (1, 1)),
     "reflection_pad1d": lambda t: F.pad(t(1, 2, 4), (1, 1), mode="reflect"),
     "reflection_pad2d": lambda t: F.pad(t(1, 2, 4, 4), (1, 1, 1, 1), mode="reflect"),

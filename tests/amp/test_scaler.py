@@ -189,6 +189,7 @@ def test_backward_works_after_unscale_on_half_parameters() -> None:
         scaler.update()
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 def test_unscale_handles_sparse_gradients() -> None:
     table = nn.Embedding(5, 2, sparse=True).half()
     optimizer = SGD(table.parameters(), lr=1.0)
@@ -507,6 +508,7 @@ def test_the_counter_sees_the_host_read_of_other_optimizers() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.parametrize("kind", [SGD, Adam, AdamW])
 def test_step_and_update_do_not_synchronise_on_cuda(kind) -> None:
     model = half_model().cuda()

@@ -7,6 +7,7 @@ import torch
 from mezzo._errors import RunError
 from mezzo.bench import _clocks, _compare, compare
 from mezzo.bench._compare import Trainer, default_sizes
+from mezzo.bench._task import simple_net_task
 
 RTOL_FP16 = 1e-4  # after a few steps with fp32 masters
 RTOL_BF16 = 2e-3
@@ -33,6 +34,16 @@ def test_default_cpu_run_ends_at_the_loss_of_float32(dtype, tolerance):
     for half in halves:
         assert half.last_loss == pytest.approx(float32.last_loss, rel=tolerance)
     assert float32.last_loss < 0.7 * float32.first_loss  # falls visibly
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_levels_hold_the_weights_they_promise(dtype):
+    # O1 and O2 end at the very same loss here (all operators are white), so the loss alone would not show a lazy O2
+    name = str(dtype).removeprefix("torch.")
+    for level, expected in (("O0", torch.float32), ("O1", torch.float32), ("O2", dtype)):
+        trainer = Trainer(simple_net_task(8, 2, torch.device("cpu")), level, name, learning_rate=0.1)
+        trainer.step()
+        assert {parameter.dtype for parameter in trainer.model.parameters()} == {expected}
 
 
 def test_table_has_the_columns_and_rows_of_the_guide(comparison):
@@ -177,6 +188,7 @@ def test_cpu_clocks_are_a_range_where_the_kernel_tells_it(monkeypatch, tmp_path,
 
 @pytest.mark.gpu
 def test_gpu_run_is_faster_in_half_and_counts_memory():
-    result = compare(size=2048, batch_size=1024, steps=5)
-    assert all(result.speedup(mode) > 1.5 for mode in result.modes[1:])
+    # the guide's own size: at 2048 / 1024 a half step is bound by the host, which this test is not about
+    result = compare(size=8192, batch_size=2048, steps=5)
+    assert all(result.speedup(mode) > 4 for mode in result.modes[1:])
     assert all(mode.peak_memory_bytes > 0 for mode in result.modes)

@@ -26,6 +26,7 @@ FUSED = {
     "adamw": lambda p: AdamW(p, lr=0.01, weight_decay=0.1),
     "adamw-eps": lambda p: AdamW(p, lr=0.01, eps=1e-3, betas=(0.5, 0.6)),
     "adamw-fused": lambda p: AdamW(p, lr=0.01, fused=True),
+    "sgd-fused-dampening": lambda p: SGD(p, lr=0.1, momentum=0.9, dampening=0.5, fused=True),
     "sgd-fused": lambda p: SGD(p, lr=0.1, momentum=0.9, fused=True),
 }
 
@@ -120,7 +121,7 @@ def test_sgd_adam_and_adamw_do_not_fall_back_to_the_optimizers_own_step(name: st
 
 
 def test_without_fused_kernels_the_generic_path_gives_the_same(monkeypatch) -> None:
-    monkeypatch.setattr(_fused, "_has_kernel", lambda name, device_type: False)
+    monkeypatch.setattr(_fused, "_has_kernels", lambda names, device_type: False)
     pair = Pair(FUSED["adamw"])
     for _ in range(3):
         pair.set_grads()
@@ -273,6 +274,7 @@ def test_tied_parameter_is_updated_once() -> None:
     assert torch.equal(model[1].weight.detach(), torch.zeros(2, 2).half())
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # torch 2.11 says so even when they are on
 @pytest.mark.parametrize("make", [lambda p: SGD(p, lr=0.1, momentum=0.9), lambda p: SparseAdam(p, lr=0.1)])
 def test_sparse_gradients_update_the_master(make) -> None:
     value = torch.randn(6, 3)

@@ -4,6 +4,7 @@ from mezzo.amp import debugging
 from mezzo.amp._auto_cast import auto_cast
 from mezzo.amp._decorate import decorate
 from mezzo.amp._exclude import exclude_layers
+from mezzo.amp._explain import Explanation, explain
 from mezzo.amp._hardware import check_environment, is_bfloat16_supported, is_float16_supported
 from mezzo.amp._lists import black_list, read_lists, white_list
 from mezzo.amp._names import known_names as operator_names
@@ -23,6 +24,8 @@ __all__ = [
     "black_list",
     "read_lists",
     "operator_names",
+    "explain",
+    "Explanation",
     "exclude_layers",
     "bind_policy",
     "custom_fwd",

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from mezzo.amp._compile import hide_from_dynamo, marker_of
+from mezzo.amp._foreign import CHECKS_ON_ENTRY, raise_if_replaced
 from mezzo.amp._hardware import warn_if_unsupported
 from mezzo.amp._kernels import KERNELS
 from mezzo.amp._policy import Policy, parse_level
@@ -68,6 +69,8 @@ class auto_cast:  # noqa: N801  # the documents' name, used like a function
         if self._enabled:
             carry_policy_into_recompute()
             KERNELS.install(self.policy, DEVICE_TYPES)
+            if CHECKS_ON_ENTRY:
+                raise_if_replaced()
             if torch.cuda.is_initialized():
                 warn_if_unsupported(self.policy.dtype)
         markers = marker_of(self.policy if self._enabled else None)

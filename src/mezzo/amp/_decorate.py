@@ -194,14 +194,13 @@ def _warn_about_plain_steps() -> None:
 
 
 def _warn_if_masters_are_bypassed(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-    if id(optimizer) in _warned or "_mezzo_engine" in optimizer.__dict__:
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    if id(optimizer) in _warned or all(master_of(param) is None for param in params) or engine_of(optimizer).attached:
         return
-    engine = engine_of(optimizer)
-    if engine.has_masters():
-        _warned.add(id(optimizer))
-        warnings.warn(
-            "optimizer.step() updates half weights without their float32 masters; pass the optimizer to "
-            "mezzo.amp.decorate(models, optimizers), or step through scaler.step(optimizer)",
-            UserWarning,
-            stacklevel=4,
-        )
+    _warned.add(id(optimizer))
+    warnings.warn(
+        "optimizer.step() updates half weights without their float32 masters; pass the optimizer to "
+        "mezzo.amp.decorate(models, optimizers), or step through scaler.step(optimizer)",
+        UserWarning,
+        stacklevel=4,
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,14 +18,13 @@ from mezzo.amp import _cpu
 from mezzo.amp._dtypes import CASTABLE
 from mezzo.amp._native import AUTOCAST_KEYS, Native, has_native_kernel, native_behaviour
 from mezzo.amp._ops import HEAVY, NO_CPU_HALF_KERNEL, OPS, Op
-from mezzo.amp._policy import Policy
+from mezzo.amp._policy import Decision, Policy
 from mezzo.amp._state import _KEY
 
 _C = torch._C
 _get_policy, _has_policy = _C._get_obj_in_tls, _C._is_key_in_tls
 _exclude = _C._dispatch_tls_set_dispatch_key_excluded
 _KEYS = {device: getattr(_C.DispatchKey, key) for device, key in AUTOCAST_KEYS.items()}
-_CPU_KEY, _CUDA_KEY = _KEYS["cpu"], _KEYS["cuda"]
 _STATISTICS = ("running_mean", "running_var")  # written in place by the operator: a cast copy would lose the update
 
 Kernel = Callable[..., Any]
@@ -87,10 +86,11 @@ class _Signature:
         self.slots = tuple(
             i for i, a in enumerate(positional) if "Tensor" in str(a.type) and a.name not in _STATISTICS
         )
+        self.only_slot = self.slots[0] if len(self.slots) == 1 and str(positional[self.slots[0]].type) == "Tensor" else None
         self.takes_dtype = any(a.name == "dtype" for a in arguments)
         self._dtype_slot = next((i for i, a in enumerate(positional) if a.name == "dtype"), len(arguments))
 
-    def dtypes(self, args: Sequence[Any], kwargs: dict[str, Any], spare_scalars: bool) -> tuple[torch.dtype, ...]:
+    def dtypes(self, args: Sequence[Any], spare_scalars: bool) -> tuple[torch.dtype, ...]:
         """Return the dtypes of the tensors given, 0-dim ones left out if they are to be spared."""
         found = []
         for slot in self.slots:
@@ -127,15 +127,17 @@ def _cast_outputs(outputs: Any, dtype: torch.dtype, *, only_first: bool) -> Any:
     return tuple(_cast(output, dtype) for output in outputs)
 
 
-def _call_without_autocast(overload: Kernel, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Call an overload with autocast off inside: what a composite consists of is not decided again."""
-    _exclude(_CPU_KEY, True)
-    _exclude(_CUDA_KEY, True)
+def _call_without_autocast(key: Any, function: Kernel, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Call an operator with autocast off inside: what a composite consists of is not decided again.
+
+    Only from within a kernel of that key, where it is known to be on: torch keeps 'autocast is on' as 'the key is not
+    excluded', so this would switch it on anywhere else.
+    """
+    _exclude(key, True)
     try:
-        return overload(*args, **kwargs)
+        return function(*args, **kwargs)
     finally:
-        _exclude(_CPU_KEY, False)
-        _exclude(_CUDA_KEY, False)
+        _exclude(key, False)
 
 
 def make_native_call(overload: Any, device_type: str) -> Kernel:
@@ -147,30 +149,44 @@ def make_native_call(overload: Any, device_type: str) -> Kernel:
         return lambda *args, **kwargs: kernel.call_boxed(keys, *args, **kwargs)
     if _C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):
         return lambda *args, **kwargs: overload.decompose(*args, **kwargs)  # its pieces still see autocast
-    return lambda *args, **kwargs: _call_without_autocast(overload, args, kwargs)
+    return lambda *args, **kwargs: _call_without_autocast(_KEYS[device_type], overload, args, kwargs)
 
 
-class _Plan(NamedTuple):
+class _Plan:
     """What a kernel does for one variant under one policy, worked out at its first call."""
 
-    defer: bool
-    """torch's own kernel does the right thing, and caches weight casts."""
+    __slots__ = ("actions", "border_only", "defer", "spare_scalars")
 
-    spare_scalars: bool
-    """0-dim tensors neither decide nor are cast, like Python numbers: a float32 loss stays float32 at O2."""
+    def __init__(self, policy: Policy, op: Op, variant: str, native: Native, device_type: str) -> None:
+        on_cpu = device_type == "cpu"
+        gray = not (variant in policy.white or variant in policy.black or variant in policy.inside)
+        self.defer = native is not Native.NONE and agrees_with_native(policy, op, variant, native, device_type)
+        """torch's own kernel does the right thing, and caches weight casts."""
+        self.spare_scalars = gray and not op.opaque
+        """0-dim tensors neither decide nor are cast, like Python numbers: a float32 loss stays float32 at O2."""
+        self.border_only = on_cpu and (variant in NO_CPU_HALF_KERNEL or (variant in HEAVY and _cpu.emulates(policy)))
+        """CPU: compute in float32 between half borders."""
+        self.actions: dict[Any, Decision | None] = {}
+        """By input dtypes: the decision, or None if the call is right as it is."""
 
-    border_only: bool
-    """CPU: compute in float32 between half borders."""
+    def decide(self, policy: Policy, variant: str, key: Any) -> Decision | None:
+        dtypes: tuple[torch.dtype, ...] = key if isinstance(key, tuple) else (key,)
+        decision = policy.decide(variant, dtypes)
+        unchanged = decision.compute is decision.dtype and not (self.border_only and decision.compute is policy.dtype)
+        as_it_is = decision.compute is None or (unchanged and all(dtype is decision.compute for dtype in dtypes))
+        self.actions[key] = None if as_it_is else decision
+        return self.actions[key]
 
 
-def _plan(policy: Policy, op: Op, variant: str, native: Native, device_type: str) -> _Plan:
-    gray = not (variant in policy.white or variant in policy.black or variant in policy.inside)
-    on_cpu = device_type == "cpu"
-    return _Plan(
-        defer=native is not Native.NONE and agrees_with_native(policy, op, variant, native, device_type),
-        spare_scalars=gray and not op.opaque,
-        border_only=on_cpu and (variant in NO_CPU_HALF_KERNEL or (variant in HEAVY and _cpu.emulates(policy))),
-    )
+def _callable_of(overload: Any, op: Op) -> Kernel:
+    """Return torch's Python binding where it takes the same arguments: it is called in half the time of the overload."""
+    names = [argument.name for argument in overload._schema.arguments if not argument.kwarg_only]
+    if op.opaque or "alpha" in names:  # the binding has `alpha` as a keyword only
+        return cast(Kernel, overload)
+    for home in (_C._VariableFunctions, _C._nn):
+        if hasattr(home, op.name):
+            return cast(Kernel, getattr(home, op.name))
+    return cast(Kernel, overload)
 
 
 def make_kernel(overload: Any, op: Op, device_type: str) -> Kernel:
@@ -179,7 +195,9 @@ def make_kernel(overload: Any, op: Op, device_type: str) -> Kernel:
     native_call = make_native_call(overload, device_type)
     native = native_behaviour(op.name, qualified(overload), device_type)
     classify, only_variant = op.classify, op.variants[0]
-    takes_dtype = signature.takes_dtype
+    takes_dtype, only_slot = signature.takes_dtype, signature.only_slot
+    function = _callable_of(overload, op)
+    own_key, missing = _KEYS[device_type], object()
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         policy: Policy | None = _get_policy(_KEY) if _has_policy(_KEY) else None
@@ -188,55 +206,63 @@ def make_kernel(overload: Any, op: Op, device_type: str) -> Kernel:
         variant = only_variant if classify is None else classify(args, kwargs)
         plan = policy._plans.get((device_type, variant))
         if plan is None:
-            plan = policy._plans[device_type, variant] = _plan(policy, op, variant, native, device_type)
+            plan = policy._plans[device_type, variant] = _Plan(policy, op, variant, native, device_type)
         if plan.defer:
             return native_call(*args, **kwargs)
-        if takes_dtype and signature.asks_for_dtype(args, kwargs):
-            return _call_without_autocast(overload, args, kwargs)
-        dtypes = signature.dtypes(args, kwargs, plan.spare_scalars)
-        decision = policy.decide(variant, dtypes)
-        compute = decision.compute
-        if compute is None:
-            return _call_without_autocast(overload, args, kwargs)
-        if plan.border_only and compute is policy.dtype:
-            return _compute_between_borders(overload, signature, args, kwargs, decision.dtype, compute)
-        if op.data_only:
-            args, kwargs = _cast_arguments(signature.slots[: 1 if compute is policy.dtype else None], args, kwargs, compute)
-        elif not all([dtype is compute for dtype in dtypes]):
-            args, kwargs = _cast_arguments(signature.slots, args, kwargs, compute, plan.spare_scalars)
-        outputs = _call_without_autocast(overload, args, kwargs)
-        if decision.dtype is not compute and decision.dtype is not None:
-            return _cast_outputs(outputs, decision.dtype, only_first=compute is torch.float32)
-        return outputs
+        if only_slot is not None and not plan.spare_scalars:
+            key: Any = args[only_slot].dtype
+        else:
+            key = signature.dtypes(args, plan.spare_scalars)
+        decision = plan.actions.get(key, missing)
+        if decision is missing:
+            decision = plan.decide(policy, variant, key)
+        if decision is not None and not (takes_dtype and signature.asks_for_dtype(args, kwargs)):
+            return _carry_out(decision, plan, own_key, function, op, signature, args, kwargs)
+        _exclude(own_key, True)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _exclude(own_key, False)
 
     return kernel
 
 
+def _carry_out(
+    decision: Decision,
+    plan: _Plan,
+    key: Any,
+    function: Kernel,
+    op: Op,
+    signature: _Signature,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Cast the inputs, call the operator with autocast off, cast its result."""
+    compute, result = decision.compute, decision.dtype
+    assert compute is not None and result is not None, "a decision to leave the call as it is has no action"
+    slots = signature.slots[:1] if op.data_only and compute is not torch.float32 else signature.slots
+    args = _cast_arguments(slots, args, compute, plan.spare_scalars)
+    if plan.border_only and compute is not torch.float32:
+        # Half at the border, float32 inside: what Tensor Cores do, on any CPU.
+        args = _cast_arguments(slots, args, torch.float32)
+        outputs = _cast_outputs(_call_without_autocast(key, function, args, kwargs), compute, only_first=False)
+    else:
+        outputs = _call_without_autocast(key, function, args, kwargs)
+    if result is compute:
+        return outputs
+    return _cast_outputs(outputs, result, only_first=compute is torch.float32)
+
+
 def _cast_arguments(
-    slots: Sequence[int], args: Sequence[Any], kwargs: dict[str, Any], dtype: torch.dtype, spare_scalars: bool = False
-) -> tuple[list[Any], dict[str, Any]]:
+    slots: Sequence[int], args: Sequence[Any], dtype: torch.dtype, spare_scalars: bool = False
+) -> list[Any]:
     args = list(args)
     for slot in slots:
         if slot < len(args):
             value = args[slot]
             if not (spare_scalars and isinstance(value, Tensor) and value.dim() == 0):
                 args[slot] = _cast(value, dtype)
-    return args, kwargs
-
-
-def _compute_between_borders(
-    overload: Any,
-    signature: _Signature,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    result: torch.dtype | None,
-    half: torch.dtype,
-) -> Any:
-    """Round the inputs to half, compute in float32, round the result to half: what Tensor Cores do, on any CPU."""
-    args, kwargs = _cast_arguments(signature.slots, args, kwargs, half)
-    args, kwargs = _cast_arguments(signature.slots, args, kwargs, torch.float32)
-    outputs = _cast_outputs(_call_without_autocast(overload, args, kwargs), half, only_first=False)
-    return outputs if result is half or result is None else _cast_outputs(outputs, result, only_first=False)
+    return args
 
 
 class KernelTable:

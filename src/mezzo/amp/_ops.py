@@ -165,6 +165,8 @@ VARIANTS: dict[str, Op] = {variant: op for op in OPS.values() for variant in op.
 
 #: Arithmetic that Tensor Cores do: on a CPU without half units it is computed in fp32 between half borders.
 HEAVY = variants_of([*MATRIX_PRODUCTS, *CONVOLUTIONS, *ATTENTION, *RECURRENT])
-WITHOUT_HALF_KERNEL = variants_of(NO_HALF_KERNEL)
+WITHOUT_HALF_KERNEL = variants_of(NO_HALF_KERNEL) | {"ctc_loss", "nuclear_norm.full", "nuclear_norm.dim"}
 #: CUDA has a half kernel, the CPU has none: there too it is computed in fp32 between half borders.
-NO_CPU_HALF_KERNEL = frozenset({"avg_pool3d"})
+NO_CPU_HALF_KERNEL = frozenset(
+    "avg_pool3d multi_margin_loss multilabel_margin_loss _upsample_bilinear2d_aa _upsample_bicubic2d_aa".split()
+)

@@ -39,7 +39,7 @@ class _Outcome:
     """One update on its way to the host."""
 
     numbers: Tensor
-    """float64 on the host: bad, scale, skips at the floor, first bad parameter per optimizer."""
+    """float32 on the host: bad, scale, skips at the floor, first bad parameter per optimizer."""
     arrived: Any
     """CUDA event; None where the numbers are there already."""
     optimizers: list[weakref.ref[Optimizer]]
@@ -77,7 +77,7 @@ class OutcomeLog:
             return
         first_bad = [verdict.first_bad.to(device, non_blocking=True) for _, verdict in stepped]
         parts = [found, state.scale, state.count("skips_at_floor"), *first_bad]
-        numbers = torch.stack([part.double() for part in parts])
+        numbers = torch.stack(parts)  # float32: counts and indices are far below 2**24
         arrived = None
         if device.type == "cuda":
             here = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)

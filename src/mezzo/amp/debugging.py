@@ -1,5 +1,6 @@
 """What ran in which precision: operator statistics of the forward, the backward and the optimizer step."""
 
+from mezzo.amp._foreign import replaced_kernels
 from mezzo.amp._recorder import (
     OperatorRow,
     OperatorStats,
@@ -14,4 +15,5 @@ __all__ = [
     "disable_operator_stats_collection",
     "OperatorStats",
     "OperatorRow",
+    "replaced_kernels",
 ]

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mezzo.optim._grads import Slot, buckets, dense_values, inverse_of, is_dtensor
+from mezzo.optim._grads import Slot, buckets, inverse_of, is_dtensor
 
 _INF = float("inf")
 _CLIP_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_
@@ -44,10 +44,12 @@ def check(
         max_norm: Compute the norm, and the coefficient that clips it to this.
     """
     inverse = None if scale is None else inverse_of(scale)
-    full = buckets((s for s in slots if dense_values(s.grad).numel()), _kind)
+    full = buckets((s for s in slots if s.values.numel()), _kind)
     keys = [_first_bad_key(batch, count, inverse).to(device, non_blocking=True) for batch in full]
-    key = torch.stack(keys).amax() if keys else torch.zeros((), dtype=torch.int64, device=device)
-    sharded = any(_is_sharded(s.grad) for s in slots) and dist.is_available() and dist.is_initialized()
+    key = _largest(keys) if keys else torch.zeros((), dtype=torch.int64, device=device)
+    sharded = (
+        any(not s.is_plain and _is_sharded(s.grad) for s in slots) and dist.is_available() and dist.is_initialized()
+    )
     if sharded:
         dist.all_reduce(key, dist.ReduceOp.MAX)
     found = key > 0
@@ -62,9 +64,12 @@ def check(
     return Verdict(found_inf, first_bad, total_norm, clip_coef)
 
 
+def _largest(keys: list[Tensor]) -> Tensor:
+    return keys[0] if len(keys) == 1 else torch.stack(keys).amax()
+
+
 def _kind(slot: Slot) -> tuple[torch.device, torch.dtype, float]:
-    values = dense_values(slot.grad)
-    return values.device, values.dtype, _replicas(slot.grad)
+    return slot.values.device, slot.values.dtype, 0.0 if slot.is_plain else _replicas(slot.grad)
 
 
 def _first_bad_key(batch: Sequence[Slot], count: int, inverse: Tensor | None) -> Tensor:
@@ -72,7 +77,7 @@ def _first_bad_key(batch: Sequence[Slot], count: int, inverse: Tensor | None) ->
 
     The largest magnitude is taken, not a sum of squares: squares of finite float32 numbers can overflow.
     """
-    values = [dense_values(s.grad) for s in batch]
+    values = [s.values for s in batch]
     largest = torch.stack(torch._foreach_norm(values, _INF))
     if largest.dtype != torch.float64:
         largest = largest.float()
@@ -108,7 +113,7 @@ def _total_norm(batches: Sequence[Sequence[Slot]], device: torch.device, sharded
 
 
 def _l2_norms(batch: Sequence[Slot]) -> tuple[Tensor, ...] | list[Tensor]:
-    values = [dense_values(s.grad) for s in batch]
+    values = [s.values for s in batch]
     wide = torch.float64 if values[0].dtype == torch.float64 else torch.float32
     if _norm_takes_dtype():
         return torch._foreach_norm(values, 2, dtype=wide)

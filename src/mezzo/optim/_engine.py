@@ -200,6 +200,9 @@ def attach(optimizer: Optimizer, *, masters_for_new: bool = True) -> StepEngine:
         return engine
     engine._foreign_step = _foreign_step(optimizer)
     engine.attached = True
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            master_of(param)  # a move to another device waits: here, not in the first step
     _widen_state(optimizer)
     # A wrapper that an LR scheduler left is replaced: ours sets the flag that it was for.
     optimizer.__dict__["step"] = types.MethodType(_plain_step if engine._foreign_step else _hooked_step, optimizer)

@@ -12,7 +12,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from mezzo.optim._check import Verdict
 from mezzo.optim._grads import Slot, buckets, local, true_grads
-from mezzo.optim._masters import is_half, publish
+from mezzo.optim._masters import publish
 
 _KERNELS = {SGD: ("_fused_sgd_",), Adam: ("_fused_adam_", "_fused_adamw_"), AdamW: ("_fused_adam_", "_fused_adamw_")}
 
@@ -42,10 +42,10 @@ def _covers_options(group: dict[str, Any]) -> bool:
 
 
 def _covers_slot(optimizer: Optimizer, group: dict[str, Any], slot: Slot, kernels: tuple[str, ...]) -> bool:
-    target = local(slot.target)
-    if slot.grad.is_sparse or is_half(target) or not target.is_floating_point():
+    target = slot.target_here
+    if slot.grad.is_sparse or target.dtype not in (torch.float32, torch.float64):
         return False
-    if not all(_has_kernel(name, target.device.type) for name in kernels) or not _is_dense(target):
+    if not _has_kernels(kernels, target.device.type) or not _is_dense(target):
         return False
     if group.get("dampening") and group["momentum"]:
         # The first buffer is the gradient without dampening. Whether a step was the first taken one, the host must
@@ -55,8 +55,9 @@ def _covers_slot(optimizer: Optimizer, group: dict[str, Any], slot: Slot, kernel
 
 
 @functools.cache
-def _has_kernel(name: str, device_type: str) -> bool:
-    return hasattr(torch, name) and torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", device_type.upper())
+def _has_kernels(names: tuple[str, ...], device_type: str) -> bool:
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return all(hasattr(torch, name) and has_kernel(f"aten::{name}", device_type.upper()) for name in names)
 
 
 def _is_dense(tensor: Tensor) -> bool:
@@ -79,10 +80,10 @@ def apply(
     """
     update = _sgd if type(optimizer) is SGD else _adam
     for group, slots in zip(optimizer.param_groups, groups, strict=True):
-        full = (s for s in slots if local(s.target).numel())
-        for batch in buckets(full, lambda s: (s.target.device, s.target.dtype, s.grad.dtype)):
-            targets = [local(s.target) for s in batch]
-            grads = true_grads([local(s.grad) for s in batch], targets, factor)
+        full = (s for s in slots if s.target_here.numel())
+        for batch in buckets(full, lambda s: (s.target_here.device, s.target_here.dtype, s.values.dtype)):
+            targets = [s.target_here for s in batch]
+            grads = true_grads([s.values for s in batch], targets, factor)
             found = None if verdict is None else verdict.found_inf.to(targets[0].device, non_blocking=True)
             update(optimizer, group, batch, targets, grads, found)
     for batch in buckets((s for slots in groups for s in slots if s.master is not None), lambda s: s.param.device):
@@ -157,7 +158,7 @@ def _state(optimizer: Optimizer, slot: Slot, key: str) -> Tensor:
     target = slot.target
     if value is None:
         value = state[key] = torch.zeros_like(target, requires_grad=False)
-    elif value.dtype != target.dtype or local(value).stride() != local(target).stride():
+    elif value.dtype != target.dtype or local(value).stride() != slot.target_here.stride():
         # A checkpoint of another layout or dtype; the kernels walk all tensors alike.
         fitting = torch.empty_like(target, requires_grad=False)
         value = state[key] = fitting.copy_(value)

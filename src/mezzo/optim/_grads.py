@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from mezzo.optim._masters import is_half, master_of
@@ -17,19 +18,22 @@ from mezzo.optim._masters import is_half, master_of
 
 @dataclass(slots=True)
 class Slot:
-    """A parameter that has a gradient in this step."""
+    """A parameter that has a gradient in this step. Shards are looked up once, here: steps are bound by the host."""
 
     index: int
     """Place among all parameters of the optimizer, groups one after the other."""
     param: Tensor
     master: Tensor | None
+    target: Tensor
+    """What the update writes: the master, else the parameter."""
+    target_here: Tensor
+    """The part of it on this rank."""
     grad: Tensor
     """As backward left it; a sparse one coalesced."""
-
-    @property
-    def target(self) -> Tensor:
-        """The tensor that the update writes: the master, else the parameter."""
-        return self.param if self.master is None else self.master
+    values: Tensor
+    """The numbers of the gradient on this rank, dense."""
+    is_plain: bool
+    """Whether the gradient is neither sparse nor a DTensor."""
 
 
 def gather(optimizer: Optimizer) -> list[list[Slot]]:
@@ -38,19 +42,25 @@ def gather(optimizer: Optimizer) -> list[list[Slot]]:
     start = 0
     for group in optimizer.param_groups:
         params = group["params"]
-        groups.append([_slot(start + i, p) for i, p in enumerate(params) if p.grad is not None])
+        groups.append([_slot(i, p, p.grad) for i, p in enumerate(params, start) if p.grad is not None])
         start += len(params)
     return groups
 
 
-def _slot(index: int, param: Tensor) -> Slot:
-    grad = param.grad
-    assert grad is not None
-    return Slot(index, param, master_of(param), grad.coalesce() if grad.is_sparse else grad)
+def _slot(index: int, param: Tensor, grad: Tensor) -> Slot:
+    master = master_of(param)
+    target = param if master is None else master
+    if grad.is_sparse:
+        grad = grad.coalesce()
+        return Slot(index, param, master, target, local(target), grad, grad._values(), False)
+    values = local(grad)
+    return Slot(index, param, master, target, local(target), grad, values, values is grad)
 
 
 def is_dtensor(tensor: Tensor) -> bool:
     """Whether a tensor is a DTensor. Never imports that module: without it there are none."""
+    if type(tensor) is Tensor or type(tensor) is Parameter:
+        return False
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
@@ -59,11 +69,6 @@ def local(tensor: Any) -> Tensor:
     """Return the shard of a DTensor that is on this rank; other tensors as they are."""
     shard: Tensor = tensor._local_tensor if is_dtensor(tensor) else tensor
     return shard
-
-
-def dense_values(grad: Tensor) -> Tensor:
-    """Return the numbers of a gradient as a dense tensor: values of a sparse one, shard of a DTensor."""
-    return grad._values() if grad.is_sparse else local(grad)
 
 
 def buckets(slots: Iterable[Slot], key: Any) -> list[list[Slot]]:
@@ -75,8 +80,8 @@ def buckets(slots: Iterable[Slot], key: Any) -> list[list[Slot]]:
 
 
 def inverse_of(scale: Tensor) -> Tensor:
-    """Return 1/scale in float32, rounded once."""
-    return scale.double().reciprocal().float()
+    """Return 1/scale."""
+    return scale.reciprocal()
 
 
 def factor_of(scale: Tensor | None, clip_coef: Tensor | None) -> Tensor | None:
@@ -123,7 +128,7 @@ def true_grad(slot: Slot, factor: Tensor | None, dtype: torch.dtype) -> Tensor:
     grad = slot.grad
     if grad.dtype == dtype and factor is None:
         return grad
-    values = dense_values(grad)
+    values = slot.values
     wide = values.to(torch.promote_types(values.dtype, torch.float32))
     if factor is not None:
         wide = wide * factor.to(wide.device, non_blocking=True)

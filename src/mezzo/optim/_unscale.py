@@ -7,29 +7,29 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mezzo.optim._grads import Slot, buckets, is_dtensor, local, needs_grad_dtype, true_grad
+from mezzo.optim._grads import Slot, buckets, needs_grad_dtype, true_grad
 
 
 def unscale_(slots: Sequence[Slot], factor: Tensor) -> None:
     """Multiply gradients by `factor` and store them in float32, also on half parameters where this torch allows it."""
-    for batch in buckets(slots, lambda s: (s.grad.device, s.grad.dtype, s.grad.is_sparse or is_dtensor(s.grad))):
+    for batch in buckets(slots, lambda s: (s.grad.device, s.grad.dtype, s.grad.is_sparse, s.is_plain)):
         here = factor.to(batch[0].grad.device, non_blocking=True)
         if _stays_in_place(batch[0]):
-            torch.ops.aten._foreach_mul_.Tensor([local(s.grad) for s in batch], here)
+            torch.ops.aten._foreach_mul_.Tensor([s.values for s in batch], here)
             continue
         for slot, grad in zip(batch, _widened(batch, here), strict=True):
             _store(slot.param, grad)
 
 
 def _stays_in_place(slot: Slot) -> bool:
-    """Wide gradients keep their memory: others (DDP buckets) look at it. Narrow ones where torch insists on the dtype."""
+    """Wide gradients keep their memory, DDP looks at it too; narrow ones where torch insists on the dtype."""
     is_wide = slot.grad.dtype in (torch.float32, torch.float64)
     return not slot.grad.is_sparse and (is_wide or not hasattr(slot.param, "grad_dtype"))
 
 
 def _widened(batch: Sequence[Slot], factor: Tensor) -> list[Tensor]:
     grads = [s.grad for s in batch]
-    if grads[0].is_sparse or is_dtensor(grads[0]):
+    if not batch[0].is_plain:
         wide = torch.promote_types(grads[0].dtype, torch.float32)
         narrow = not hasattr(batch[0].param, "grad_dtype")
         return [true_grad(s, factor, s.grad.dtype if narrow else wide) for s in batch]

@@ -1,0 +1,166 @@
+"""`explain`: which list or rule decides the precision of an operator or of each layer of a model, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from mezzo.amp._dtypes import dtype_name
+from mezzo.amp._exclude import is_excluded
+from mezzo.amp._names import resolve_name
+from mezzo.amp._policy import Decision, Policy
+from mezzo.amp._state import current_policy
+
+#: Leaf modules whose forward is one operator.
+_MODULE_OPS: dict[str, str] = {
+    "NonDynamicallyQuantizableLinear": "linear",
+    "SyncBatchNorm": "batch_norm",
+    "Softmax2d": "softmax",
+    "CrossEntropyLoss": "cross_entropy_loss",
+    "NLLLoss": "nll_loss",
+    "BCELoss": "binary_cross_entropy",
+    "BCEWithLogitsLoss": "binary_cross_entropy_with_logits",
+    "KLDivLoss": "kl_div",
+    "MSELoss": "mse_loss",
+    "L1Loss": "l1_loss",
+    "SmoothL1Loss": "smooth_l1_loss",
+    "HuberLoss": "huber_loss",
+    "CTCLoss": "ctc_loss",
+    "PReLU": "prelu",
+    "SiLU": "silu",
+    "ELU": "elu",
+    "GELU": "gelu",
+    "SELU": "selu",
+    "CELU": "celu",
+    "GLU": "glu",
+    "ReLU6": "hardtanh",
+    "LeakyReLU": "leaky_relu",
+    "LogSoftmax": "log_softmax",
+    "LogSigmoid": "log_sigmoid",
+    "Upsample": "interpolate",
+    "UpsamplingBilinear2d": "upsample_bilinear2d",
+    "UpsamplingNearest2d": "upsample_nearest2d",
+    "EmbeddingBag": "embedding_bag",
+    "RMSNorm": "rms_norm",
+    "LSTM": "lstm",
+    "GRU": "gru",
+    "RNN": "rnn_tanh",
+}
+_SUFFIXED = ("Linear", "Conv", "ConvTranspose", "BatchNorm", "InstanceNorm", "LayerNorm", "GroupNorm", "Embedding", "ReLU",
+             "Sigmoid", "Tanh", "Softmax", "Softplus", "Hardswish", "Hardsigmoid", "Hardtanh", "Mish", "Dropout", "MaxPool",
+             "AvgPool", "AdaptiveAvgPool", "AdaptiveMaxPool", "Bilinear")  # fmt: skip
+_SNAKE = {"ConvTranspose": "conv_transpose", "BatchNorm": "batch_norm", "InstanceNorm": "instance_norm",
+          "LayerNorm": "layer_norm", "GroupNorm": "group_norm", "MaxPool": "max_pool", "AvgPool": "avg_pool",
+          "AdaptiveAvgPool": "adaptive_avg_pool", "AdaptiveMaxPool": "adaptive_max_pool"}  # fmt: skip
+_WITHOUT_DIMS = ("batch_norm", "instance_norm", "dropout")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The decision for one operator variant, or for one layer of a model."""
+
+    name: str
+    op: str
+    on_float32: str
+    """Result for float32 inputs."""
+    on_half: str
+    """Result for half inputs."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What `explain` found; printing it gives a table."""
+
+    policy: Policy
+    rows: tuple[Row, ...]
+
+    def __str__(self) -> str:
+        title = f"level {self.policy.level}, {dtype_name(self.policy.dtype)}, lists {self.policy.digest}"
+        header = Row("name", "operator", "float32 input", "half input", "decided by")
+        cells = [[r.name, r.op, r.on_float32, r.on_half, r.reason] for r in (header, *self.rows)]
+        widths = [max(len(row[column]) for row in cells) for column in range(5)]
+        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
+        return "\n".join([title, *lines])
+
+
+def explain(target: str | nn.Module | Callable[..., Any], policy: Policy | None = None, **options: Any) -> Explanation:
+    """Tell which list or rule decides the precision of an operator, or of every layer of a model, and why.
+
+    Args:
+        target: An operator name (`softmax`, `elementwise_add`), a torch function, or a module.
+        policy: The policy to ask; default: the one in force, else one made from `options`.
+        options: `level`, `dtype`, `custom_white_list`, `custom_black_list`, `use_promote`, as for `auto_cast`.
+
+    >>> print(explain("softmax", level="O2"))  # doctest: +ELLIPSIS
+    level O2, float16, lists ...
+    name      operator  float32 input                  half input                     decided by
+    _softmax  _softmax  float16 (computed in float32)  float16 (computed in float32)  fp32 inside, all but the ...
+    softmax   softmax   float16 (computed in float32)  float16 (computed in float32)  fp32 inside, all but the ...
+    """
+    if policy is None:
+        policy = Policy.create(**options) if options else current_policy() or Policy.create()
+    elif options:
+        raise TypeError(f"explain: give a policy or {', '.join(options)}, not both")
+    if isinstance(target, nn.Module):
+        return Explanation(policy, tuple(_module_rows(target, policy)))
+    name = target if isinstance(target, str) else getattr(target, "__name__", None)
+    if not isinstance(name, str):
+        raise TypeError(f"explain: {target!r} is neither an operator name, a torch function nor a module")
+    variants = sorted(resolve_name(name))
+    if not variants:
+        raise ValueError(f"{name!r} is a document's name without a torch operator: lists accept it without effect")
+    return Explanation(policy, tuple(_row(variant, variant, policy) for variant in variants))
+
+
+def _row(name: str, op: str, policy: Policy) -> Row:
+    on_float32, on_half = policy.decide(op, (torch.float32,)), policy.decide(op, (policy.dtype,))
+    reasons = dict.fromkeys((on_float32.reason, on_half.reason))
+    return Row(name, op, _result(on_float32), _result(on_half), " / ".join(reasons))
+
+
+def _result(decision: Decision) -> str:
+    if decision.dtype is None or decision.compute is None:
+        return "as it is"
+    inside = "" if decision.compute is decision.dtype else f" (computed in {dtype_name(decision.compute)})"
+    return dtype_name(decision.dtype) + inside
+
+
+def _module_rows(model: nn.Module, policy: Policy) -> Iterator[Row]:
+    excluded = {id(m) for module in model.modules() if is_excluded(module) for m in module.modules()}
+    for path, module in model.named_modules():
+        if any(True for _ in module.children()):
+            continue
+        op = operator_of(module)
+        if id(module) in excluded:
+            yield Row(path, op or type(module).__name__, "float32", "float32", "excluded layer")
+        elif op is not None:
+            yield _row(path, op, policy)
+        else:
+            yield Row(path, type(module).__name__, "?", "?", "own code: each operator in it decides for itself")
+
+
+def operator_of(module: nn.Module) -> str | None:
+    """Return the operator that a leaf module's forward is, None if it has code of its own.
+
+    >>> operator_of(nn.Conv2d(1, 1, 1))
+    'conv2d'
+    """
+    for kind in type(module).__mro__:
+        if kind.__module__.startswith("torch.nn.modules"):
+            return _MODULE_OPS.get(kind.__name__) or _by_suffix(kind.__name__)
+        if "forward" in vars(kind):
+            return None
+    return None
+
+
+def _by_suffix(class_name: str) -> str | None:
+    base = class_name.rstrip("123d") if class_name[-2:] in ("1d", "2d", "3d") else class_name
+    if base not in _SUFFIXED:
+        return None
+    snake = _SNAKE.get(base, base.lower())
+    return snake if snake in _WITHOUT_DIMS else snake + class_name[len(base) :]

@@ -1,0 +1,230 @@
+"""What the policy decides is what really happens: every operator, level, dtype and device, custom lists too.
+
+With mezzo's kernels uninstalled these tests fail (see `test_without_our_kernels_...`): they do not test torch.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from op_samples import NOT_CALLABLE_HERE, SAMPLES, Maker
+
+from mezzo.amp import Policy, auto_cast, black_list, debugging, white_list
+from mezzo.amp import _kernels as kernels_module
+from mezzo.amp._kernels import KERNELS
+from mezzo.amp._ops import VARIANTS
+
+HALVES = ("float16", "bfloat16")
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+LEVELS = ("OD", "O1", "O2")
+
+
+def make_tensors(dtypes: list[torch.dtype], dtype: torch.dtype) -> Maker:
+    def t(*shape: int) -> torch.Tensor:
+        dtypes.append(dtype)
+        return (torch.rand(*shape) * 0.8 + 0.1).to(dtype)
+
+    return t
+
+
+def observe(variant: str, policy: Policy, input_dtype: torch.dtype, device: str) -> tuple[torch.dtype, torch.dtype | None]:
+    """Return the dtype that came out of a call, and the one the policy decides for its inputs."""
+    dtypes: list[torch.dtype] = []
+    with torch.device(device), auto_cast(policy=policy):
+        out = SAMPLES[variant](make_tensors(dtypes, input_dtype))
+    return (out[0] if isinstance(out, tuple) else out).dtype, policy.decide(variant, dtypes).dtype
+
+
+def disagreements(policy: Policy, device: str, variants: Iterator[str] | None = None) -> list[str]:
+    wrong = []
+    for variant in variants or SAMPLES:
+        for input_dtype in (torch.float32, policy.dtype):
+            seen, decided = observe(variant, policy, input_dtype, device)
+            if seen is not decided:
+                wrong.append(f"{variant} on {input_dtype}: decided {decided}, saw {seen}")
+    return wrong
+
+
+def test_every_known_variant_has_a_sample_or_a_reason() -> None:
+    assert set(SAMPLES) | set(NOT_CALLABLE_HERE) == set(VARIANTS)
+    assert not set(SAMPLES) & set(NOT_CALLABLE_HERE)
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated.*")
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("cpu_compute", ["native", "float32"])
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_operator_returns_the_dtype_that_the_policy_decides(
+    level: str, half: str, cpu_compute: str, device: str
+) -> None:
+    assert disagreements(Policy.create(level, half, cpu_compute=cpu_compute), device) == []
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated.*")
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("half", HALVES)
+def test_o2_with_promotion_returns_the_dtype_that_the_policy_decides(half: str, device: str) -> None:
+    assert disagreements(Policy.create("O2", half, use_promote=True), device) == []
+
+
+NAMES = sorted(v for v in SAMPLES if not v.startswith(("linalg", "fft", "nuclear", "frobenius", "chain")))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    level=st.sampled_from(LEVELS),
+    half=st.sampled_from(HALVES),
+    edits=st.dictionaries(st.sampled_from(NAMES), st.booleans(), min_size=1, max_size=6),
+)
+def test_custom_lists_are_followed(level: str, half: str, edits: dict[str, bool]) -> None:
+    white = [name for name, to_white in edits.items() if to_white]
+    black = [name for name, to_white in edits.items() if not to_white]
+    policy = Policy.create(level, half, custom_white_list=white, custom_black_list=black)
+    assert disagreements(policy, "cpu", iter(edits)) == []
+
+
+@pytest.mark.gpu
+def test_custom_lists_are_followed_on_the_gpu() -> None:
+    for level in LEVELS:
+        white, black = NAMES[::2], NAMES[1::2]
+        assert disagreements(Policy.create(level, custom_white_list=white, custom_black_list=black), "cuda", iter(NAMES)) == []
+
+
+def kernels_in_half(variant: str, policy: Policy, device: str) -> list[str]:
+    """Return the kernels, casts apart, that computed in half during a call with half inputs."""
+    with torch.device(device), auto_cast(policy=policy), torch.no_grad():
+        t = make_tensors([], policy.dtype)
+        with debugging.collect_operator_stats(print_table=False) as stats:
+            SAMPLES[variant](t)
+    casts = {"_to_copy", "to", "copy_", "rand", "mul", "add"}  # how the sample makes its tensors
+    return [name for name, (fp16, bf16, _, _) in stats.totals().items() if fp16 + bf16 and name not in casts]
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated.*")
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_fp32_inside_operators_compute_in_float32_on_half_inputs(level: str, device: str) -> None:
+    policy = Policy.create(level)
+    inside = [variant for variant in sorted(policy.inside) if variant in SAMPLES]
+    assert len(inside) >= 12
+    assert {v: kernels_in_half(v, policy, device) for v in inside} == {v: [] for v in inside}
+
+
+#: One operator a list and level whose precision needs a kernel of ours, by device.
+NEEDS_OUR_KERNEL = {
+    ("cpu", "white", "OD"): "linear",
+    ("cpu", "white", "O1"): "max_pool2d_with_indices",
+    ("cpu", "white", "O2"): "max_pool2d_with_indices",
+    ("cpu", "black", "O1"): "exp",
+    ("cpu", "black", "O2"): "sum.full",
+    ("cpu", "inside", "O1"): "upsample_bilinear2d",
+    ("cpu", "inside", "O2"): "softmax",
+    ("cpu", "gray", "OD"): "relu",
+    ("cpu", "gray", "O1"): "prelu",
+    ("cpu", "gray", "O2"): "add",
+    ("cuda", "white", "OD"): "linear",
+    ("cuda", "white", "O1"): "max_pool2d_with_indices",
+    ("cuda", "white", "O2"): "max_pool2d_with_indices",
+    ("cuda", "black", "O1"): "mean.full",
+    ("cuda", "black", "O2"): "mean.full",
+    ("cuda", "inside", "O1"): "upsample_bilinear2d",
+    ("cuda", "inside", "O2"): "softmax",
+    ("cuda", "gray", "OD"): "relu",
+    ("cuda", "gray", "O1"): "log1p",
+    ("cuda", "gray", "O2"): "add",
+}
+
+
+@pytest.mark.parametrize(
+    ("device", "kind", "level"),
+    [pytest.param(*key, marks=[pytest.mark.gpu] if key[0] == "cuda" else []) for key in NEEDS_OUR_KERNEL],
+)
+def test_without_our_kernels_the_policy_is_not_followed(
+    device: str, kind: str, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variant, policy = NEEDS_OUR_KERNEL[device, kind, level], Policy.create(level)
+
+    def not_followed() -> list[str]:
+        wrong = disagreements(policy, device, iter([variant]))
+        return wrong + (kernels_in_half(variant, policy, device) if kind == "inside" else [])
+
+    assert not_followed() == []
+    KERNELS.uninstall()
+    monkeypatch.setattr(kernels_module.KernelTable, "install", lambda *_: None)
+    assert not_followed() != []
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_plain_autocast_is_untouched_by_our_kernels(device: str) -> None:
+    """Inputs of both dtypes through every kernel: torch.autocast gives the same dtypes before and after ours exist."""
+    skipped = {"ctc_loss", "binary_cross_entropy"}  # torch.autocast refuses them on one of the devices
+
+    def dtypes_under_torch() -> dict[tuple[str, torch.dtype], object]:
+        seen: dict[tuple[str, torch.dtype], object] = {}
+        for variant in NAMES:
+            for dtype in (torch.float32, torch.bfloat16):
+                with torch.device(device), torch.autocast(device, dtype=torch.bfloat16):
+                    try:
+                        out = SAMPLES[variant](make_tensors([], dtype))
+                    except RuntimeError as error:
+                        seen[variant, dtype] = type(error)
+                        continue
+                seen[variant, dtype] = (out[0] if isinstance(out, tuple) else out).dtype
+        return {key: value for key, value in seen.items() if key[0] not in skipped}
+
+    KERNELS.uninstall()
+    before = dtypes_under_torch()
+    for level in LEVELS:
+        with auto_cast(level=level, custom_black_list=["linear"]):
+            pass
+    assert len(KERNELS.installed) > 100
+    assert dtypes_under_torch() == before
+
+
+def test_in_place_and_out_variants_and_float64_are_never_cast() -> None:
+    x, y = torch.rand(3, 3), torch.rand(3, 3)
+    with auto_cast(level="O2"):
+        out = torch.empty(3, 3)
+        torch.mm(x, y, out=out)
+        assert out.dtype is torch.float32
+        assert x.add_(y).dtype is torch.float32
+        assert torch.mm(x.double(), y.double()).dtype is torch.float64
+        assert torch.exp(x.double()).dtype is torch.float64
+
+
+def test_a_scalar_loss_stays_float32_through_arithmetic_at_o2() -> None:
+    logits = torch.randn(4, 3)
+    with auto_cast(level="O2"):
+        loss = torch.nn.functional.cross_entropy(logits, torch.tensor([0, 1, 2, 0]))
+        assert (loss + 0.4 * loss / 2).dtype is torch.float32
+
+
+def test_a_dtype_the_caller_names_is_kept() -> None:
+    x = torch.rand(3, 4)
+    with auto_cast(level="O1"):
+        assert torch.softmax(x.half(), 1, dtype=torch.float16).dtype is torch.float16
+        assert torch.sum(x, dtype=torch.float64).dtype is torch.float64
+        assert x.half().sum(1, dtype=torch.float16).dtype is torch.float16
+
+
+def test_batch_norm_updates_its_statistics_and_keeps_them_float32_at_o2() -> None:
+    norm = torch.nn.BatchNorm1d(4)
+    x = torch.randn(64, 4) + 3
+    with auto_cast(level="O2"):
+        assert norm(x).dtype is torch.float16
+    assert norm.running_mean is not None
+    assert norm.running_mean.dtype is torch.float32
+    # momentum 0.1 of the batch mean; float16 input: 2e-3 covers 10 mantissa bits at values near 3
+    torch.testing.assert_close(norm.running_mean, 0.1 * x.mean(0), rtol=2e-3, atol=0)
+
+
+def test_lists_hold_what_the_documents_hold() -> None:
+    assert {"conv2d", "matmul", "einsum", "linear", "bmm", "conv3d"} <= white_list()["float16"]["O1"]
+    assert {"exp", "softmax", "layer_norm", "cross_entropy_loss", "embedding", "scatter"} <= black_list()["float16"]["O1"]
+    assert black_list()["float16"]["OD"] == set()
+    assert "sum.full" in black_list()["bfloat16"]["O2"]
+    assert "softmax" not in black_list()["bfloat16"]["O2"]
+    assert "fake_quantize_per_tensor_affine" in white_list()["float16"]["O1"] - white_list()["bfloat16"]["O1"]
