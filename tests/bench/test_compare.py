@@ -1,13 +1,14 @@
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from mezzo._errors import RunError
-from mezzo.bench import _clocks, _compare, compare
+from mezzo.bench import Timing, _clocks, _compare, compare
 from mezzo.bench._compare import Trainer, default_sizes
-from mezzo.bench._task import simple_net_task
+from mezzo.bench._task import Task, simple_net_task
 
 RTOL_FP16 = 1e-4  # after a few steps with fp32 masters
 RTOL_BF16 = 2e-3
@@ -184,6 +185,28 @@ def test_cpu_clocks_are_a_range_where_the_kernel_tells_it(monkeypatch, tmp_path,
     monkeypatch.setattr(_clocks, "_CPUFREQ", tmp_path)
     monkeypatch.setattr(_clocks, "_present_clock", lambda: "2596 MHz")
     assert _clocks._cpu_clocks() == ("800 - 3500 MHz" if frequencies else "2596 MHz")
+
+
+def test_kept_losses_do_not_keep_the_memory_they_were_views_of():
+    task = simple_net_task(8, 2, torch.device("cpu"))
+    view_loss = Task(task.model, task.inputs, task.targets, lambda x, y: (x - y).square().flatten()[0])
+    trainer = Trainer(view_loss, "O0", "float16", learning_rate=0.1)
+    trainer.step()
+    assert trainer.losses[0].untyped_storage().nbytes() == 4
+
+
+def test_unsteady_times_are_called_unreliable(comparison):
+    steady, busy = Timing((1.0, 1.0, 1.01, 1.0)), Timing((0.04, 0.4, 0.05, 0.7))
+    modes = [replace(mode, timing=busy if mode.name == "AMP-O1" else steady) for mode in comparison.modes]
+    assert _compare._busy_note(modes).startswith("The step times of AMP-O1 vary by more than 25%")
+    assert _compare._busy_note([modes[0], modes[2]]) == ""
+
+
+@pytest.mark.gpu
+def test_peak_memory_does_not_grow_with_the_number_of_steps():
+    few, many = (compare(size=1024, batch_size=1024, steps=steps) for steps in (3, 30))
+    for short, long in zip(few.modes, many.modes, strict=True):
+        assert long.peak_memory_bytes == pytest.approx(short.peak_memory_bytes, abs=2**20)
 
 
 @pytest.mark.gpu

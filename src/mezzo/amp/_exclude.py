@@ -98,11 +98,15 @@ def is_excluded(module: nn.Module) -> bool:
 
 
 def _forward_in_float32(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    forward = module.__dict__.get(_MARK) or types.MethodType(type(module).forward, module)
     if not torch._C._is_any_autocast_enabled():
-        return forward(*args, **kwargs)
+        return _forward_before(module, *args, **kwargs)
     with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
-        return forward(*tree_map(_to_float32, args), **tree_map(_to_float32, kwargs))
+        return _forward_before(module, *tree_map(_to_float32, args), **tree_map(_to_float32, kwargs))
+
+
+def _forward_before(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    own = module.__dict__[_MARK]
+    return type(module).forward(module, *args, **kwargs) if own is None else own(*args, **kwargs)
 
 
 def _to_float32(value: Any) -> Any:

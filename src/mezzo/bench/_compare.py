@@ -23,6 +23,7 @@ from mezzo.bench._timer import Timing, time_calls
 MODES = {"float32": "O0", "AMP-O1": "O1", "AMP-O2": "O2"}
 WARMUP_STEPS = 3
 LEARNING_RATE = 0.003  # SimpleNet falls from 0.67 to 0.41 in 23 steps at any width, smoothly
+UNSTEADY = 0.25  # spread over median from which times are called unreliable
 LARGE_GPU_BYTES = 40 * 10**9
 
 Progress = Callable[[str, int, int], None]
@@ -76,7 +77,7 @@ class Comparison:
     """Rows of `mezzo.amp.debugging.OperatorStats` for one AMP-O1 step."""
 
     note: str = ""
-    """What a reader of the operators must know: on a CPU without half units they compute inside in float32."""
+    """What a reader must know: operators that compute inside in float32 on this CPU, times that are not steady."""
 
     def speedup(self, mode: ModeResult) -> float:
         """Return how many times as fast as float32 a mode is, by the medians of this run."""
@@ -145,7 +146,8 @@ class Trainer:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        self.losses.append(loss.detach())
+        # a copy: on CUDA a mean loss is a view of the whole unreduced loss, which would stay allocated for each step
+        self.losses.append(loss.detach().clone())
 
 
 def compare(
@@ -222,7 +224,7 @@ def _compare(
         machine=machine,
         operator_table=operator_table,
         operators=operators,
-        note=_note(settings.dtype, device),
+        note=" ".join(filter(None, (_note(settings.dtype, device), _busy_note(modes)))),
     )
 
 
@@ -232,6 +234,16 @@ def _note(dtype: str, device: torch.device) -> str:
     return (
         f"This CPU has no fast {dtype} units: matrix products take and give {dtype} and compute inside in float32, "
         "so they are counted as FP32, with casts around them; a speed-up is not to be expected."
+    )
+
+
+def _busy_note(modes: list[ModeResult]) -> str:
+    unsteady = [mode.name for mode in modes if mode.timing.spread_s > UNSTEADY * mode.timing.median_s]
+    if not unsteady:
+        return ""
+    return (
+        f"The step times of {', '.join(unsteady)} vary by more than {UNSTEADY:.0%} (quartiles): something else keeps "
+        "this machine busy, so the times and the speed-up are not reliable."
     )
 
 

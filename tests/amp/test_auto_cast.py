@@ -1,0 +1,203 @@
+"""`auto_cast` as context manager and decorator: nesting, exceptions, threads, and its errors."""
+
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mezzo.amp import Policy, auto_cast, bind_policy, current_policy
+
+X = torch.rand(4, 4)
+
+
+def product_dtype() -> torch.dtype:
+    return torch.mm(X, X).dtype
+
+
+def test_region_and_decorator_cast_and_leave_nothing_behind() -> None:
+    with auto_cast(dtype="bfloat16"):
+        assert product_dtype() is torch.bfloat16
+    assert product_dtype() is torch.float32
+
+    @auto_cast(level="O1", dtype=torch.float16)
+    def product() -> torch.dtype:
+        """Multiply."""
+        return product_dtype()
+
+    assert [product(), product()] == [torch.float16] * 2
+    assert product.__doc__ == "Multiply."
+    assert product_dtype() is torch.float32
+    assert current_policy() is None
+
+
+@pytest.mark.parametrize(("level", "enable"), [("O0", True), ("O1", False), ("O2", False)])
+def test_level_o0_and_enable_false_are_off(level: str, enable: bool) -> None:
+    with auto_cast(enable=enable, level=level):
+        assert product_dtype() is torch.float32
+        assert current_policy() is None
+
+
+def test_an_inner_disabled_region_is_off_and_the_outer_one_comes_back() -> None:
+    with auto_cast(custom_black_list=["mm"]):
+        assert product_dtype() is torch.float32
+        with auto_cast(dtype="bfloat16"):
+            assert product_dtype() is torch.bfloat16
+            with auto_cast(enable=False):
+                assert product_dtype() is torch.float32
+            assert product_dtype() is torch.bfloat16
+        assert product_dtype() is torch.float32
+
+
+def test_one_object_may_be_entered_inside_itself() -> None:
+    region = auto_cast()
+    with region, region:
+        assert product_dtype() is torch.float16
+    assert product_dtype() is torch.float32
+
+
+REGIONS = st.recursive(
+    st.just(()),
+    lambda inner: st.tuples(
+        st.sampled_from(["O0", "OD", "O1", "O2"]),
+        st.sampled_from(["float16", "bfloat16"]),
+        st.sampled_from([None, "mm", "exp"]),
+        st.booleans(),
+        st.lists(inner, max_size=3),
+    ),
+    max_leaves=8,
+)
+
+
+def expected_dtypes(level: str, half: str, black: str | None) -> tuple[torch.dtype, torch.dtype]:
+    """An independent model: mm is white, exp is black at O1 and gray elsewhere; OD returns float32 throughout."""
+    low = getattr(torch, half)
+    if level in ("O0", "OD"):
+        return torch.float32, torch.float32
+    mm = torch.float32 if black == "mm" else low
+    exp = torch.float32 if level == "O1" or black == "exp" else low
+    return mm, exp
+
+
+def run_region(region: tuple, around: tuple[torch.dtype, torch.dtype]) -> None:
+    if not region:
+        return
+    level, half, black, raises, inner = region
+    try:
+        with auto_cast(level=level, dtype=half, custom_black_list=[black] if black else None):
+            here = expected_dtypes(level, half, black)
+            for child in inner:
+                run_region(child, here)
+            assert (product_dtype(), torch.exp(X).dtype) == here
+            if raises:
+                raise KeyError("from inside")
+    except KeyError:
+        assert raises
+    assert (product_dtype(), torch.exp(X).dtype) == around
+
+
+@settings(max_examples=60, deadline=None)
+@given(REGIONS)
+def test_any_nesting_with_exceptions_restores_what_was_around_it(region: tuple) -> None:
+    run_region(region, (torch.float32, torch.float32))
+    assert current_policy() is None
+
+
+def test_another_thread_sees_no_policy_unless_it_is_bound() -> None:
+    seen: dict[str, object] = {}
+
+    def work(name: str) -> None:
+        seen[name] = (current_policy(), product_dtype())
+
+    with auto_cast(custom_black_list=["exp"]) as region:
+        threads = [threading.Thread(target=work, args=("plain",)), threading.Thread(target=bind_policy(work), args=("bound",))]
+        for thread in threads:
+            thread.start()
+            thread.join()
+    assert seen == {"plain": (None, torch.float32), "bound": (region.policy, torch.float16)}
+
+
+def test_threads_with_policies_of_their_own_do_not_disturb_each_other() -> None:
+    barrier, seen = threading.Barrier(2), {}
+
+    def work(half: str) -> None:
+        with auto_cast(dtype=half):
+            barrier.wait(10)
+            seen[half] = product_dtype()
+            barrier.wait(10)
+
+    threads = [threading.Thread(target=work, args=(half,)) for half in ("float16", "bfloat16")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class Remember(torch.autograd.Function):
+    """Notes the policy that its backward sees."""
+
+    seen: list[object] = []  # noqa: RUF012
+
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
+        Remember.seen.append((current_policy(), threading.get_ident()))
+        return grad
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_backward_inside_the_region_sees_the_policy_also_in_autograds_own_thread(device: str) -> None:
+    Remember.seen.clear()
+    x = torch.rand(3, 3, device=device, requires_grad=True)
+    with auto_cast() as region:
+        Remember.apply(x).sum().backward()
+    Remember.apply(x).sum().backward()
+    assert [policy for policy, _ in Remember.seen] == [region.policy, None]
+    assert (Remember.seen[0][1] != threading.get_ident()) == (device == "cuda")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"level": "O4"}, ValueError, "level='O4': must be one of O0, OD, O1, O2"),
+        ({"level": 1}, ValueError, "level=1: must be one of"),
+        ({"dtype": "float32"}, ValueError, "dtype='float32': must be 'float16' or 'bfloat16'"),
+        ({"dtype": torch.float64}, ValueError, "dtype=torch.float64: must be"),
+        ({"cpu_compute": "fast"}, ValueError, "cpu_compute='fast': must be one of auto, native, float32"),
+        ({"custom_white_list": ["softmaxx"]}, ValueError, "unknown operator 'softmaxx'; did you mean 'softmax'"),
+        ({"custom_black_list": "exp"}, TypeError, r"custom_black_list='exp': .* not one string; use \['exp'\]"),
+        ({"custom_black_list": 3}, TypeError, "custom_black_list=3: must be a list or set of operator names, not int"),
+        ({"custom_white_list": [torch.exp]}, TypeError, "operator names are strings"),
+        ({"custom_white_list": ["exp"], "custom_black_list": {"exp"}}, ValueError, "both hold 'exp'; keep it in one"),
+        (
+            {"custom_white_list": ("matmul",), "custom_black_list": ["matmul_v2"]},
+            ValueError,
+            r"both hold 'matmul' and 'matmul_v2' \(the same operator\)",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused_and_leave_no_trace(arguments: dict, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        auto_cast(**arguments)
+    assert current_policy() is None
+    assert product_dtype() is torch.float32
+
+
+def test_a_decorated_thing_must_be_callable() -> None:
+    with pytest.raises(TypeError, match="auto_cast\\(\\) decorates a function; got int"):
+        auto_cast()(3)
+
+
+def test_names_without_a_torch_operator_warn_and_do_nothing() -> None:
+    with pytest.warns(UserWarning, match="custom_black_list: 'tanh_shrink' has no effect"):
+        region = auto_cast(custom_black_list=["tanh_shrink"])
+    assert region.policy == Policy.create()
+
+
+def test_dtype_and_level_are_understood_in_any_case() -> None:
+    assert auto_cast(level="o2", dtype="BFloat16").policy == Policy.create("O2", torch.bfloat16)
