@@ -1,132 +1,145 @@
-"""Host cost per operator of mezzo's auto_cast against torch.autocast, on a GPU, with tensors so small that the host is
-the limit. Prints the mean over a transformer block and an MLP, and every kernel of ours that default O1 installs.
+"""Host cost per operator of mezzo's auto_cast against torch.autocast, with tensors so small that the host is the limit.
+
+Prints the mean over all operators of a transformer block and of an MLP (forward, loss, backward), then every kernel of
+ours that default O1 installs, each on inputs that need no cast: what is timed is the kernel, not a cast that the policy
+asks for.
 
     PYTHONPATH=src:tests/amp python benchmarks/host_cost.py [--device cuda]
 """
 
 import argparse
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from op_samples import SAMPLES
 from torch import nn
 
 from mezzo import amp
+from mezzo.amp import _kernels
 from mezzo.amp._kernels import KERNELS
 
-REPEATS = 15
+ROUNDS = 12
 
 
-def host_us(function: Callable[[], object], calls: int, sync: Callable[[], None]) -> float:
-    """Return the best microseconds a call over several batches; queued work is waited for between batches only."""
-    best = float("inf")
-    for _ in range(REPEATS):
-        sync()
-        start = time.perf_counter()
-        for _ in range(calls):
+def best_us(functions: dict[str, Callable[[], object]], calls: int, sync: Callable[[], None]) -> dict[str, float]:
+    """Return the best microseconds a call of each function; the rounds are interleaved, so drift hits all alike."""
+    best = dict.fromkeys(functions, float("inf"))
+    for _ in range(ROUNDS):
+        for name, function in functions.items():
             function()
-        best = min(best, time.perf_counter() - start)
-    sync()
-    return best / calls * 1e6
+            sync()
+            start = time.perf_counter()
+            for _ in range(calls):
+                function()
+            best[name] = min(best[name], (time.perf_counter() - start) / calls * 1e6)
+            sync()
+    return best
 
 
-def count_ops(function: Callable[[], object]) -> int:
-    with amp.debugging.collect_operator_stats(print_table=False) as stats:
-        function()
-    return sum(sum(counts) for counts in stats.totals().values())
+@contextmanager
+def watched_kernels(seen: Callable[[Any, tuple, dict], None]) -> Iterator[None]:
+    """Install kernels that report each call."""
+    original = _kernels.make_kernel
+
+    def make_watched(overload: Any, op: Any, device_type: str) -> Callable[..., Any]:
+        kernel = original(overload, op, device_type)
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            seen(overload, args, kwargs)
+            return kernel(*args, **kwargs)
+
+        return watched
+
+    KERNELS.uninstall()
+    _kernels.make_kernel = make_watched
+    try:
+        yield
+    finally:
+        _kernels.make_kernel = original
+        KERNELS.uninstall()
 
 
-def block_rows(device: str, sync: Callable[[], None], level: str) -> None:
+def regions(device: str) -> dict[str, Callable[[], AbstractContextManager]]:
+    return {
+        "torch.autocast": lambda: torch.autocast(device, dtype=torch.float16),
+        "mezzo O1": lambda: amp.auto_cast(level="O1"),
+        "mezzo O2": lambda: amp.auto_cast(level="O2"),
+    }
+
+
+def model_rows(device: str, sync: Callable[[], None]) -> None:
     torch.manual_seed(0)
     block = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True, norm_first=True).to(device)
     mlp = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.GELU(), nn.Linear(128, 64)).to(device)
-    if level == "O2":
-        amp.decorate([block, mlp], level="O2")
     for name, model, x in (
         ("transformer block", block, torch.randn(2, 8, 64, device=device)),
         ("MLP", mlp, torch.randn(8, 64, device=device)),
     ):
-        target = torch.randn_like(x)
-
-        def train(model=model, x=x, target=target) -> None:
-            nn.functional.mse_loss(model(x), target).backward()
-
-        def stock(train=train) -> None:
-            with torch.autocast(device, dtype=torch.float16):
-                train()
-
-        def ours(train=train) -> None:
-            with amp.auto_cast(level=level):
-                train()
-
-        ours()
-        ops = count_ops(stock if level == "O1" else ours)
-        times = {}
-        for label, function in (("ours", ours), ("plain", train), ("ours again", ours)):
-            if label == "plain" and level == "O2":
-                continue
-            times[label] = host_us(function, 50, sync)
+        steps = {label: _step(model, x, region) for label, region in regions(device).items()}
+        with amp.debugging.collect_operator_stats(print_table=False) as stats:
+            steps["torch.autocast"]()
+        ops = sum(sum(counts) for counts in stats.totals().values())
+        called: dict[str, Counter] = {}
+        for label in ("mezzo O1", "mezzo O2"):
+            called[label] = Counter()
+            with watched_kernels(lambda overload, *_, count=called[label]: count.update([overload.name()])):
+                steps[label]()
+        only_o1 = best_us({label: steps[label] for label in ("torch.autocast", "mezzo O1")}, 40, sync)
+        with_o2 = best_us(steps, 40, sync)
         KERNELS.uninstall()
-        if level == "O1":
-            times["torch.autocast"] = host_us(stock, 50, sync)
-            times["torch.autocast again"] = host_us(stock, 50, sync)
-            ours_best, stock_best = (min(v for k, v in times.items() if k.startswith(p)) for p in ("ours", "torch"))
-            print(f"{name} {level}: {ops} ops a step, mean over torch.autocast {(ours_best - stock_best) / ops:+.2f} us an op")
-        print("   ", ", ".join(f"{k} {v:.0f} us" for k, v in times.items()))
-        with amp.auto_cast(level=level):
-            pass
+        extra = (only_o1["mezzo O1"] - only_o1["torch.autocast"]) / ops
+        extra_o2 = (with_o2["mezzo O2"] - with_o2["torch.autocast"]) / ops
+        print(f"{name}: {ops} ops a step")
+        print(
+            f"  torch.autocast {only_o1['torch.autocast']:.0f} us, mezzo O1 {only_o1['mezzo O1']:.0f} us: {extra:+.2f} us an op"
+        )
+        print(f"    kernels of ours called at O1: {dict(called['mezzo O1']) or 'none'}")
+        print(
+            f"  mezzo O2 (fp32 weights, kernels of O2 in place) {with_o2['mezzo O2']:.0f} us: {extra_o2:+.2f} us an op"
+        )
+        print(f"    kernels of ours called at O2: {sum(called['mezzo O2'].values())}")
+
+
+def _step(model: nn.Module, x: torch.Tensor, region: Callable[[], AbstractContextManager]) -> Callable[[], None]:
+    target = torch.randn_like(x)
+
+    def step() -> None:
+        with region():
+            loss = nn.functional.mse_loss(model(x), target)
+        loss.backward()
+
+    return step
 
 
 def kernel_rows(device: str, sync: Callable[[], None]) -> None:
-    """Time every variant that has a kernel of ours under default O1, with the kernel and without it."""
+    """Time each overload that has a kernel of ours under default O1, with the kernel and without it."""
+    captured: dict[str, tuple[Any, tuple, dict]] = {}
+    with watched_kernels(lambda overload, args, kwargs: captured.setdefault(overload.name(), (overload, args, kwargs))):
+        for variant in SAMPLES:
+            # Inputs in the dtype the operator computes in.
+            dtype = amp.Policy.create("O1").decide(variant, (torch.float16,)).compute
+            with torch.device(device), torch.no_grad(), amp.auto_cast(level="O1"):
+                SAMPLES[variant](lambda *shape, dtype=dtype: (torch.rand(*shape) * 0.8 + 0.1).to(dtype))
+    calls = {name: (lambda o=o, a=a, k=k: o(*a, **k)) for name, (o, a, k) in captured.items()}
+    region_of = regions(device)
+    with torch.no_grad(), region_of["mezzo O1"]():
+        ours = best_us(calls, 20, sync)
     KERNELS.uninstall()
-    with amp.auto_cast(level="O1"):
-        pass
-    ours = {op.name for (kind, _), op in KERNELS.installed.items() if kind == device}
-    variants = [variant for variant in SAMPLES if variant.split(".")[0] in ours]
-    timed = {}
-    for kernels in ("with", "without"):
-        for variant in variants:
-            with torch.device(device):
-                timed[variant, kernels] = _sample_us(variant, device, sync, ours=kernels == "with")
-        KERNELS.uninstall()
-    print(f"\nkernels of ours under default O1 on {device}: {len(ours)} operators, {len(variants)} variants timed")
-    rows = sorted(
-        ((timed[v, "with"] - timed[v, "without"], v) for v in variants if timed[v, "without"] is not None), reverse=True
-    )
-    for extra, variant in rows:
-        print(f"  {variant:36s} {timed[variant, 'without']:7.2f} -> {timed[variant, 'with']:7.2f} us  {extra:+6.2f}")
-    refused = [v for v in variants if timed[v, "without"] is None]
-    print("  torch.autocast refuses:", ", ".join(refused) or "none")
-
-
-def _sample_us(variant: str, device: str, sync: Callable[[], None], *, ours: bool) -> float | None:
-    made: list[torch.Tensor] = []
-    # Inputs in the dtype the operator computes in: the cost of the kernel, not of casts that the policy asks for.
-    dtype = amp.Policy.create("O1").decide(variant, (torch.float16,)).compute
-    position = [0]
-
-    def t(*shape: int) -> torch.Tensor:
-        if len(made) <= position[0]:
-            made.append((torch.rand(*shape) * 0.8 + 0.1).to(dtype))
-        position[0] += 1
-        return made[position[0] - 1]
-
-    def call() -> None:
-        position[0] = 0
-        SAMPLES[variant](t)
-
-    region = amp.auto_cast(level="O1") if ours else torch.autocast(device, dtype=torch.float16)
-    try:
-        with torch.no_grad(), region:
-            call()
-            return host_us(call, 100, sync)
-    except RuntimeError as error:
-        if ours:
-            raise
-        print(f"  torch.autocast, {variant}: {str(error).splitlines()[0][:90]}")
-        return None
+    stock = {}
+    for name, call in calls.items():
+        try:
+            with torch.no_grad(), region_of["torch.autocast"]():
+                stock |= best_us({name: call}, 20, sync)
+        except RuntimeError as error:
+            print(f"  torch.autocast refuses {name}: {str(error).splitlines()[0][:80]}")
+    rows = sorted(((ours[name] - stock[name], name) for name in stock), reverse=True)
+    print(f"\nkernels of ours under default O1 on {device}: {len(rows)} timed")
+    for extra, name in rows:
+        print(f"  {name:44s} {stock[name]:8.2f} -> {ours[name]:8.2f} us  {extra:+6.2f}")
 
 
 def main() -> None:
@@ -134,10 +147,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     device = parser.parse_args().device
     sync = torch.cuda.synchronize if device == "cuda" else (lambda: None)
-    name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-    print(f"{name}, torch {torch.__version__}")
-    for level in ("O1", "O2"):
-        block_rows(device, sync, level)
+    print(f"{torch.cuda.get_device_name() if device == 'cuda' else 'CPU'}, torch {torch.__version__}")
+    model_rows(device, sync)
     kernel_rows(device, sync)
 
 

@@ -1,7 +1,8 @@
 """One small call of every operator variant mezzo knows: `SAMPLES[variant](t)`, where `t(*shape)` makes a float tensor.
 
-Run them under `torch.device(...)` for another device. The tensors that decide come first and in the operator's own order. Values lie in (0.1, 0.9), where every function here is
+The tensors that decide come first and in the operator's own order. Values lie in (0.1, 0.9), where every function here is
 defined. Operators whose call needs a GPU or another library's state are in NOT_CALLABLE_HERE with the reason.
+Run them under `torch.device(...)` for another device.
 """
 
 from collections.abc import Callable
@@ -108,7 +109,9 @@ SAMPLES: dict[str, Callable[[Maker], Any]] = {
     # black
     **{
         name: _unary(name)
-        for name in "tan acos asin sinh cosh atanh erfinv exp expm1 log log10 log2 reciprocal rsqrt square softplus".split()
+        for name in (
+            "tan acos asin sinh cosh atanh erfinv exp expm1 log log10 log2 reciprocal rsqrt square softplus"
+        ).split()
     },
     "pow.scalar": lambda t: t(3, 4) ** 2.5,
     "pow.tensor": lambda t: t(3, 4) ** t(3, 4),
@@ -189,7 +192,7 @@ SAMPLES: dict[str, Callable[[Maker], Any]] = {
     "scatter_add": lambda t: torch.scatter_add(t(3, 4), 0, torch.zeros(1, 4, dtype=torch.long), t(1, 4)),
     "scatter_reduce": lambda t: torch.scatter_reduce(t(3, 4), 0, torch.zeros(1, 4, dtype=torch.long), t(1, 4), "sum"),
     # gray
-    **{n: _binary(n) for n in "add sub rsub mul div maximum minimum remainder fmod atan2".split()},
+    **{n: _binary(n) for n in ["add", "sub", "rsub", "mul", "div", "maximum", "minimum", "remainder", "fmod", "atan2"]},
     **{
         n: _unary(n)
         for n in (

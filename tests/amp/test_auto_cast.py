@@ -1,5 +1,7 @@
 """`auto_cast` as context manager and decorator: nesting, exceptions, threads, and its errors."""
 
+import gc
+import sys
 import threading
 
 import pytest
@@ -111,7 +113,10 @@ def test_another_thread_sees_no_policy_unless_it_is_bound() -> None:
         seen[name] = (current_policy(), product_dtype())
 
     with auto_cast(custom_black_list=["exp"]) as region:
-        threads = [threading.Thread(target=work, args=("plain",)), threading.Thread(target=bind_policy(work), args=("bound",))]
+        threads = [
+            threading.Thread(target=work, args=("plain",)),
+            threading.Thread(target=bind_policy(work), args=("bound",)),
+        ]
         for thread in threads:
             thread.start()
             thread.join()
@@ -201,3 +206,14 @@ def test_names_without_a_torch_operator_warn_and_do_nothing() -> None:
 
 def test_dtype_and_level_are_understood_in_any_case() -> None:
     assert auto_cast(level="o2", dtype="BFloat16").policy == Policy.create("O2", torch.bfloat16)
+
+
+def test_a_policy_lives_as_long_as_its_regions_and_no_longer() -> None:
+    """Some torch releases drop a reference too many in their thread-local store: the policy would die in use."""
+    policy = Policy.create(custom_black_list=["tan"])
+    before = sys.getrefcount(policy)
+    for _ in range(50):
+        with auto_cast(policy=policy):
+            assert sys.getrefcount(policy) > before
+    gc.collect()
+    assert sys.getrefcount(policy) - before <= 3  # the kernel table and the compile marker remember it once each

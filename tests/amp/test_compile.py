@@ -50,7 +50,9 @@ def test_a_compiled_function_follows_the_region_around_each_call() -> None:
         assert seen.dtype is expected.dtype, policy
         torch.testing.assert_close(seen, expected, rtol=0, atol=0)
         ours = torch.autograd.grad(seen.float().square().sum(), weight)[0]
-        torch.testing.assert_close(ours, torch.autograd.grad(expected.float().square().sum(), weight)[0], rtol=0, atol=0)
+        torch.testing.assert_close(
+            ours, torch.autograd.grad(expected.float().square().sum(), weight)[0], rtol=0, atol=0
+        )
     assert len(compilations) == len(POLICIES)
 
 
@@ -75,7 +77,9 @@ def test_a_region_inside_a_fullgraph_function_is_a_clear_error() -> None:
         with auto_cast():
             return torch.mm(x, x)
 
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="enter the region around the call of the compiled function"):
+    with pytest.raises(
+        torch._dynamo.exc.Unsupported, match="enter the region around the call of the compiled function"
+    ):
         torch.compile(inside, backend="aot_eager", fullgraph=True)(torch.rand(4, 4))
 
 
@@ -116,7 +120,11 @@ def test_a_warm_cache_on_disk_never_gives_another_policys_dtypes(tmp_path: Path)
     """R4 across processes: the same function under other lists must miss, under the same lists hit."""
     script = tmp_path / "run.py"
     script.write_text(SCRIPT)
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "TORCHINDUCTOR_FX_GRAPH_CACHE": "1"}
+    environment = {
+        **os.environ,
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
+        "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
+    }
     environment.pop("TORCHINDUCTOR_FORCE_DISABLE_CACHES", None)
 
     def run(lists: dict) -> list[str]:

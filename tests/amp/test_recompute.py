@@ -142,7 +142,9 @@ def test_an_undecorated_function_fails_as_under_torch_autocast_with_a_hint(devic
 
 
 def test_custom_bwd_without_custom_fwd_says_so() -> None:
-    with pytest.raises(RuntimeError, match=r"the forward of this Function has no mezzo\.amp\.custom_fwd; decorate it too"):
+    with pytest.raises(
+        RuntimeError, match=r"the forward of this Function has no mezzo\.amp\.custom_fwd; decorate it too"
+    ):
         run(HalfDecoratedProduct)
 
 

@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 DEVICE_TYPES = ("cuda", "cpu")
 
 
-class auto_cast:  # noqa: N801  # the documents' name, used like a function
+class auto_cast:  # the documents' name, used like a function
     """Run operators in the precision that a policy decides; a context manager and a decorator.
 
     Args:

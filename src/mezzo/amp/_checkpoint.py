@@ -56,9 +56,7 @@ def _save(save_dtype: torch.dtype | None, module: nn.Module, state: dict[str, An
         state[key] = value if save_dtype is None else value.to(save_dtype)
 
 
-def _before_load(
-    module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *_: Any
-) -> None:
+def _before_load(module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *_: Any) -> None:
     """Keep the float32 values at hand: torch copies them into the half tensors, rounded."""
     pending = {
         name: state[prefix + name]

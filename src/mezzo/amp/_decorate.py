@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -113,14 +113,16 @@ def _refuse_wrapped(model: nn.Module, prefix: str) -> None:
 
 def _refuse_uninitialised(model: nn.Module) -> None:
     for name, param in model.named_parameters():
-        if isinstance(param, UninitializedTensorMixin):
+        if is_lazy(param):
             raise RuntimeError(f"{name!r} has no shape yet (a lazy module): run the model once, then decorate it")
 
 
 def _refuse_other_dtype(model: nn.Module, half: torch.dtype) -> None:
     for name, param in model.named_parameters():
         if param.dtype is not half and master_of(param) is not None:
-            raise RuntimeError(f"{name!r} is decorated in {dtype_name(param.dtype)} already; {dtype_name(half)} was asked")
+            raise RuntimeError(
+                f"{name!r} is decorated in {dtype_name(param.dtype)} already; {dtype_name(half)} was asked"
+            )
 
 
 def _keeps_float32(module: nn.Module, half: torch.dtype) -> bool:
@@ -195,7 +197,10 @@ def _warn_about_plain_steps() -> None:
 
 def _warn_if_masters_are_bypassed(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
     params = [param for group in optimizer.param_groups for param in group["params"]]
-    if id(optimizer) in _warned or all(master_of(param) is None for param in params) or engine_of(optimizer).attached:
+    if id(optimizer) in _warned or all(master_of(param) is None for param in params):
+        return
+    engine = engine_of(optimizer)
+    if engine.attached or engine.is_called_by_scaler:
         return
     _warned.add(id(optimizer))
     warnings.warn(

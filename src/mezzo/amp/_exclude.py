@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import types
+import functools
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -88,7 +88,7 @@ def exclude_layers(model: nn.Module, excluded_layers: Excluded | Sequence[Exclud
     modules = [m for m in find_excluded(model, excluded_layers) if not is_excluded(m)]
     for module in modules:
         module.__dict__[_MARK] = module.__dict__.get("forward")
-        module.__dict__["forward"] = types.MethodType(_forward_in_float32, module)
+        module.__dict__["forward"] = functools.partial(_forward_in_float32, module)
     return ExclusionHandle(modules)
 
 

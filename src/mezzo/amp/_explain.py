@@ -30,6 +30,7 @@ _MODULE_OPS: dict[str, str] = {
     "SmoothL1Loss": "smooth_l1_loss",
     "HuberLoss": "huber_loss",
     "CTCLoss": "ctc_loss",
+    "Dropout": "dropout",
     "PReLU": "prelu",
     "SiLU": "silu",
     "ELU": "elu",
@@ -51,12 +52,12 @@ _MODULE_OPS: dict[str, str] = {
     "RNN": "rnn_tanh",
 }
 _SUFFIXED = ("Linear", "Conv", "ConvTranspose", "BatchNorm", "InstanceNorm", "LayerNorm", "GroupNorm", "Embedding", "ReLU",
-             "Sigmoid", "Tanh", "Softmax", "Softplus", "Hardswish", "Hardsigmoid", "Hardtanh", "Mish", "Dropout", "MaxPool",
+             "Sigmoid", "Tanh", "Softmax", "Softplus", "Hardswish", "Hardsigmoid", "Hardtanh", "Mish", "MaxPool",
              "AvgPool", "AdaptiveAvgPool", "AdaptiveMaxPool", "Bilinear")  # fmt: skip
 _SNAKE = {"ConvTranspose": "conv_transpose", "BatchNorm": "batch_norm", "InstanceNorm": "instance_norm",
           "LayerNorm": "layer_norm", "GroupNorm": "group_norm", "MaxPool": "max_pool", "AvgPool": "avg_pool",
           "AdaptiveAvgPool": "adaptive_avg_pool", "AdaptiveMaxPool": "adaptive_max_pool"}  # fmt: skip
-_WITHOUT_DIMS = ("batch_norm", "instance_norm", "dropout")
+_WITHOUT_DIMS = ("batch_norm", "instance_norm")
 
 
 @dataclass(frozen=True, slots=True)

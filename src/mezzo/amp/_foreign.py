@@ -16,7 +16,7 @@ CHECKS_ON_ENTRY = os.environ.get("MEZZO_DEBUG") == "1"
 _EXAMPLES = {"int": 1, "SymInt": 1, "float": 1.0, "number": 1.0, "Scalar": 1.0, "bool": False, "str": "mean"}
 
 
-class _Reached(Exception):  # noqa: N818  # a signal, not an error
+class _Reached(Exception):  # a signal, not an error
     """A kernel of ours asked for the policy."""
 
 
@@ -56,7 +56,7 @@ def _reaches_ours(name: str, device_type: str) -> bool:
     kwargs = {a.name: _keyword_example(a, device_type) for a in arguments if a.kwarg_only and not a.has_default_value()}
     before = read_state((device_type,))
     write_state(AutocastState(None, ((device_type, True, torch.float16),)))
-    set_policy(_Probe())  # type: ignore[arg-type]
+    set_policy(_Probe())
     try:
         overload(*args, **kwargs)
     except _Reached:

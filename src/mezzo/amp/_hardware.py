@@ -288,7 +288,7 @@ def _probe_cpu() -> Cpu:
 
 def _cpu_computes_bfloat16() -> bool:
     """Return whether oneDNN has bfloat16 kernels for this CPU: it wants AVX-512 or AMX (or bf16 on Arm)."""
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if not torch.backends.mkldnn.is_available():
         return False
     probe = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
     if probe is not None:
@@ -334,7 +334,7 @@ def _toolkit_version() -> str:
 
 
 def _cudnn_version() -> str:
-    number = torch.backends.cudnn.version() if torch.cuda.is_available() else None  # type: ignore[no-untyped-call]
+    number = torch.backends.cudnn.version() if torch.cuda.is_available() else None
     if number is None:
         return "none"
     major, rest = divmod(number, 10_000 if number >= 90_000 else 1_000)

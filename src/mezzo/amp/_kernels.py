@@ -61,6 +61,13 @@ def _registered_names() -> set[str]:
     return _names
 
 
+def _computes_between_borders(policy: Policy, variant: str, device_type: str) -> bool:
+    """Whether a variant decided half is computed in float32 between half borders on a device type."""
+    if device_type != "cpu":
+        return False
+    return variant in NO_CPU_HALF_KERNEL or (variant in HEAVY and _cpu.emulates(policy))
+
+
 def agrees_with_native(policy: Policy, op: Op, variant: str, native: Native, device_type: str) -> bool:
     """Whether torch's own autocast already does what the policy says of a variant, so that no kernel is needed."""
     low, fp32 = policy.dtype, torch.float32
@@ -69,9 +76,8 @@ def agrees_with_native(policy: Policy, op: Op, variant: str, native: Native, dev
         return False
     if for_half.compute is not for_half.dtype or for_fp32.compute is not for_fp32.dtype:
         return False
-    if device_type == "cpu" and for_half.compute is low:
-        if variant in NO_CPU_HALF_KERNEL or (variant in HEAVY and _cpu.emulates(policy)):
-            return False
+    if for_half.compute is low and _computes_between_borders(policy, variant, device_type):
+        return False
     if for_half.dtype is for_fp32.dtype:
         return native is (Native.LOW if for_half.dtype is low else Native.FP32)
     return native is Native.PROMOTE or (native is Native.NONE and not op.opaque)
@@ -83,10 +89,10 @@ class _Signature:
     def __init__(self, overload: Any) -> None:
         arguments = overload._schema.arguments
         positional = [a for a in arguments if not a.kwarg_only]
-        self.slots = tuple(
-            i for i, a in enumerate(positional) if "Tensor" in str(a.type) and a.name not in _STATISTICS
+        self.slots = tuple(i for i, a in enumerate(positional) if "Tensor" in str(a.type) and a.name not in _STATISTICS)
+        self.only_slot = (
+            self.slots[0] if len(self.slots) == 1 and str(positional[self.slots[0]].type) == "Tensor" else None
         )
-        self.only_slot = self.slots[0] if len(self.slots) == 1 and str(positional[self.slots[0]].type) == "Tensor" else None
         self.takes_dtype = any(a.name == "dtype" for a in arguments)
         self._dtype_slot = next((i for i, a in enumerate(positional) if a.name == "dtype"), len(arguments))
 
@@ -148,7 +154,8 @@ def make_native_call(overload: Any, device_type: str) -> Kernel:
         keys = _C._dispatch_keyset_full_after(_KEYS[device_type])
         return lambda *args, **kwargs: kernel.call_boxed(keys, *args, **kwargs)
     if _C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):
-        return lambda *args, **kwargs: overload.decompose(*args, **kwargs)  # its pieces still see autocast
+        composite = _C.DispatchKey.CompositeImplicitAutograd
+        return lambda *args, **kwargs: overload._op_dk(composite, *args, **kwargs)  # its pieces still see autocast
     return lambda *args, **kwargs: _call_without_autocast(_KEYS[device_type], overload, args, kwargs)
 
 
@@ -158,13 +165,12 @@ class _Plan:
     __slots__ = ("actions", "border_only", "defer", "spare_scalars")
 
     def __init__(self, policy: Policy, op: Op, variant: str, native: Native, device_type: str) -> None:
-        on_cpu = device_type == "cpu"
         gray = not (variant in policy.white or variant in policy.black or variant in policy.inside)
         self.defer = native is not Native.NONE and agrees_with_native(policy, op, variant, native, device_type)
         """torch's own kernel does the right thing, and caches weight casts."""
         self.spare_scalars = gray and not op.opaque
         """0-dim tensors neither decide nor are cast, like Python numbers: a float32 loss stays float32 at O2."""
-        self.border_only = on_cpu and (variant in NO_CPU_HALF_KERNEL or (variant in HEAVY and _cpu.emulates(policy)))
+        self.border_only = _computes_between_borders(policy, variant, device_type)
         """CPU: compute in float32 between half borders."""
         self.actions: dict[Any, Decision | None] = {}
         """By input dtypes: the decision, or None if the call is right as it is."""
@@ -213,7 +219,7 @@ def make_kernel(overload: Any, op: Op, device_type: str) -> Kernel:
             key: Any = args[only_slot].dtype
         else:
             key = signature.dtypes(args, plan.spare_scalars)
-        decision = plan.actions.get(key, missing)
+        decision: Any = plan.actions.get(key, missing)
         if decision is missing:
             decision = plan.decide(policy, variant, key)
         if decision is not None and not (takes_dtype and signature.asks_for_dtype(args, kwargs)):
@@ -239,7 +245,8 @@ def _carry_out(
 ) -> Any:
     """Cast the inputs, call the operator with autocast off, cast its result."""
     compute, result = decision.compute, decision.dtype
-    assert compute is not None and result is not None, "a decision to leave the call as it is has no action"
+    if compute is None or result is None:
+        raise AssertionError("a decision to leave the call as it is has no action")
     slots = signature.slots[:1] if op.data_only and compute is not torch.float32 else signature.slots
     args = _cast_arguments(slots, args, compute, plan.spare_scalars)
     if plan.border_only and compute is not torch.float32:

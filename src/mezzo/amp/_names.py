@@ -151,7 +151,9 @@ def resolve_list(names: Iterable[str] | None, argument: str) -> dict[str, frozen
     if names is None:
         return {}
     if isinstance(names, (str, bytes)):
-        raise TypeError(f"{argument}={names!r}: must be a list or set of operator names, not one string; use [{names!r}]")
+        raise TypeError(
+            f"{argument}={names!r}: must be a list or set of operator names, not one string; use [{names!r}]"
+        )
     if not isinstance(names, Iterable):
         raise TypeError(f"{argument}={names!r}: must be a list or set of operator names, not {type(names).__name__}")
     resolved = {}

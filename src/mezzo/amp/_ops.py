@@ -95,7 +95,7 @@ SUMS = _reductions("sum mean prod", 1)
 NORMS = [
     *_reductions("norm linalg_vector_norm linalg_norm", 2),
     *_reductions("nuclear_norm", 1),
-    *(Op(n, (f"{n}.dim",), lambda _args, _kwargs, variant=f"{n}.dim": variant) for n in ("linalg_matrix_norm", "frobenius_norm")),
+    *(Op(n, (f"{n}.dim",)) for n in ("linalg_matrix_norm", "frobenius_norm")),
 ]
 OTHER_REDUCTIONS = _reductions("nansum logsumexp var std", 1)
 SCANS = _plain("cumprod cumsum")
@@ -118,11 +118,15 @@ SCATTERING = _plain("scatter index_copy scatter_add scatter_reduce")
 
 GRAY = [
     *_plain("add sub rsub mul div maximum minimum remainder fmod atan2 where addcmul addcdiv"),
-    *_plain("relu leaky_relu elu selu celu gelu silu mish sigmoid tanh hardswish hardsigmoid hardtanh relu6 log_sigmoid"),
+    *_plain(
+        "relu leaky_relu elu selu celu gelu silu mish sigmoid tanh hardswish hardsigmoid hardtanh relu6 log_sigmoid"
+    ),
     *_plain("softshrink hardshrink threshold rrelu glu dropout abs neg sqrt sin cos erf log1p clamp round floor ceil"),
     *_plain("avg_pool1d avg_pool2d avg_pool3d amax amin cat stack gather index_select masked_fill instance_norm"),
     *_plain("constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d replication_pad3d"),
-    *_plain("adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d max_pool1d max_pool2d max_pool3d", opaque=True),
+    *_plain(
+        "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d max_pool1d max_pool2d max_pool3d", opaque=True
+    ),
     *_plain("rms_norm cosine_similarity prelu lerp", opaque=True),
     *_plain("dot vdot addr bilinear cross grid_sampler index_put index_add linalg_vecdot", opaque=True),
     *_plain("batch_norm", data_only=True),
@@ -144,7 +148,8 @@ OPS: dict[str, Op] = {
     op.name: op
     for group in (
         MATRIX_PRODUCTS, CONVOLUTIONS, ATTENTION, INDEXED_MAX_POOLING, FAKE_QUANTISATION, RECURRENT, SENSITIVE_POINTWISE,
-        POWER, SUMS, NORMS, OTHER_REDUCTIONS, SCANS, DISTANCES, AFFINE_NORMS, SOFTMAXES, LOSSES, UPSAMPLING, EMBEDDINGS, SCATTERING, GRAY,
+        POWER, SUMS, NORMS, OTHER_REDUCTIONS, SCANS, DISTANCES, AFFINE_NORMS, SOFTMAXES, LOSSES, UPSAMPLING, EMBEDDINGS,
+        SCATTERING, GRAY,
         NO_HALF_KERNEL,
     )
     for op in group

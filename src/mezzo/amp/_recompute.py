@@ -48,12 +48,12 @@ def bind_policy(function: Callable[..., Any]) -> Callable[..., Any]:
 def carry_policy_into_recompute() -> None:
     """Teach torch's checkpointing (both forms) the policy, and its failing Functions a hint; once a process."""
     reentrant = torch_checkpoint.CheckpointFunction
-    forward = reentrant.forward
+    forward: Callable[..., Any] = reentrant.forward
 
     def forward_with_policy(ctx: Any, run_function: Callable[..., Any], *args: Any) -> Any:
         return forward(ctx, bind_policy(run_function), *args)
 
-    reentrant.forward = staticmethod(forward_with_policy)  # type: ignore[method-assign, assignment]
+    reentrant.forward = staticmethod(forward_with_policy)  # type: ignore[method-assign]
     generator = torch_checkpoint._checkpoint_without_reentrant_generator
 
     @functools.wraps(generator)
@@ -61,7 +61,7 @@ def carry_policy_into_recompute() -> None:
         return generator(bind_policy(fn), *args, **kwargs)
 
     torch_checkpoint._checkpoint_without_reentrant_generator = generator_with_policy
-    apply = torch_function.BackwardCFunction.apply
+    apply: Callable[..., Any] = torch_function.BackwardCFunction.apply
 
     @functools.wraps(apply)
     def apply_with_hint(self: Any, *args: Any) -> Any:
@@ -115,5 +115,3 @@ def custom_bwd(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 def _cast_input(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if isinstance(value, torch.Tensor) and value.dtype in CASTABLE else value
-
-

@@ -259,7 +259,7 @@ class _Recording:
             self._installed = stack.pop_all()
 
     def uninstall(self) -> None:
-        top = (_get_current_dispatch_mode(), _get_current_function_mode())  # type: ignore[no-untyped-call]
+        top = (_get_current_dispatch_mode(), _get_current_function_mode())
         for mode, ours in zip(top, (self._dispatch_mode, self._function_mode), strict=True):
             if mode is not ours:
                 raise RuntimeError(
@@ -376,7 +376,7 @@ class _Recording:
             place.steps.pop()
 
 
-class _DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _DispatchMode(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, recording: _Recording) -> None:

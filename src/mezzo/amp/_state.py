@@ -4,7 +4,9 @@ The policy lies in torch's own thread-local object store, because that store tra
 the threads that autograd starts for a backward pass. A thread of the user's starts without a policy.
 """
 
-from typing import NamedTuple
+import ctypes
+import sys
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,8 +22,24 @@ def current_policy() -> Policy | None:
     return policy
 
 
-def set_policy(policy: Policy | None) -> None:
+def _stash_steals_a_reference() -> bool:
+    """Whether torch's store takes a reference that it was not given (a fault of some releases: objects die too early)."""
+    probe = object()
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(probe))  # one to lose; otherwise this one object is never freed
+    before = sys.getrefcount(probe)
+    _C._stash_obj_in_tls("mezzo.amp.probe", probe)
+    stolen = sys.getrefcount(probe) == before
+    _C._stash_obj_in_tls("mezzo.amp.probe", None)  # None never dies
+    return stolen
+
+
+_GIVE_A_REFERENCE = _stash_steals_a_reference()
+
+
+def set_policy(policy: Any) -> None:
     """Make a policy the one of this thread."""
+    if _GIVE_A_REFERENCE:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(policy))
     _C._stash_obj_in_tls(_KEY, policy)
 
 

@@ -142,7 +142,7 @@ class Trainer:
         """Train one step on the task's batch; the loss stays on the device."""
         with self.autocast():
             loss = self.task.loss_fn(self.model(self.task.inputs), self.task.targets)
-        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)

@@ -51,6 +51,11 @@ class StepEngine:
         params: list[Tensor] = [p for group in self.optimizer.param_groups for p in group["params"]]
         return next((p.grad.device for p in params if p.grad is not None), params[0].device)
 
+    @property
+    def is_called_by_scaler(self) -> bool:
+        """Whether the step that is starting now was asked for through `StepEngine.step`."""
+        return self._request is not None
+
     def has_masters(self) -> bool:
         """Whether any parameter has a float32 master."""
         return any(master_of(p) is not None for group in self.optimizer.param_groups for p in group["params"])

@@ -1,0 +1,70 @@
+"""On a CPU without half units heavy operators compute in float32 between half borders, forward and backward."""
+
+import pytest
+import torch
+from torch import nn
+
+from mezzo.amp import _cpu as cpu
+from mezzo.amp import auto_cast, debugging
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_the_result_is_the_rounded_float32_product_of_rounded_inputs(half: torch.dtype) -> None:
+    x, weight = torch.randn(16, 64), torch.randn(32, 64)
+    with auto_cast(dtype=half, cpu_compute="float32"):
+        seen = nn.functional.linear(x, weight)
+    expected = nn.functional.linear(x.to(half).float(), weight.to(half).float()).to(half)
+    assert seen.dtype is half
+    assert torch.equal(seen, expected)
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_gradients_are_those_of_half_borders(half: torch.dtype) -> None:
+    x, weight = torch.randn(8, 16, requires_grad=True), torch.randn(4, 16, requires_grad=True)
+    with auto_cast(dtype=half, cpu_compute="float32"):
+        out = nn.functional.linear(x, weight)
+    grad = torch.randn(8, 4).to(half)
+    out.backward(grad)
+    # the half gradient of each input, as a Tensor Core kernel would store it, then cast to the float32 leaf
+    expected = (grad.float() @ weight.detach().to(half).float()).to(half).float()
+    assert x.grad is not None
+    assert torch.equal(x.grad, expected)
+
+
+def kernels(cpu_compute: str) -> dict[str, tuple[int, int, int, int]]:
+    x = torch.rand(2, 3, 8, 8)
+    conv = nn.Conv2d(3, 4, 3)
+    with auto_cast(cpu_compute=cpu_compute), debugging.collect_operator_stats(print_table=False) as stats:
+        conv(x).float().sum().backward()
+    return stats.totals()
+
+
+def test_the_argument_decides_what_runs() -> None:
+    between = kernels("float32")
+    assert between["convolution"] == (0, 0, 1, 0)
+    assert between["convolution_backward"] == (0, 0, 1, 0)
+    native = kernels("native")
+    assert native["convolution"] == (1, 0, 0, 0)
+    assert native["convolution_backward"] == (1, 0, 0, 0)
+
+
+@pytest.mark.parametrize(("half_s", "fast"), [(1.0, True), (1.9, True), (2.1, False), (15.0, False)])
+def test_the_probe_compares_half_with_float32(half_s: float, fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "_best_time_s", lambda dtype: 1.0 if dtype is torch.float32 else half_s)
+    assert cpu.has_half_units.__wrapped__(torch.float16) is fast
+
+
+def test_the_probe_decides_for_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.rand(4, 4)
+    for fast in (True, False):
+        monkeypatch.setattr(cpu, "has_half_units", lambda _dtype, fast=fast: fast)
+        # a policy of its own each time: what a policy does with an operator is worked out once
+        region = auto_cast(custom_black_list=["tan" if fast else "sinh"], dtype="bfloat16")
+        with region, debugging.collect_operator_stats(print_table=False) as stats:
+            torch.mm(x, x)
+        assert stats.totals()["mm"] == ((0, 1, 0, 0) if fast else (0, 0, 1, 0))
+
+
+def test_the_probe_runs_and_answers() -> None:
+    assert cpu._best_time_s(torch.float32) > 0
+    assert cpu.has_half_units(torch.bfloat16) in (True, False)

@@ -1,0 +1,50 @@
+"""R14: another library takes over an operator on the same dispatch key."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from mezzo.amp import auto_cast, debugging
+from mezzo.amp._foreign import raise_if_replaced
+
+
+@pytest.fixture
+def intruder() -> Iterator[None]:
+    with auto_cast(level="O2"):
+        pass
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("relu", lambda x: x, "AutocastCPU")
+    yield
+    library._destroy()
+
+
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+def test_a_replaced_kernel_is_found_and_named(intruder: None) -> None:
+    assert debugging.replaced_kernels() == ["aten::relu (cpu)"]
+    with pytest.raises(
+        RuntimeError, match=r"another library replaced 1 autocast kernel\(s\) of mezzo: aten::relu \(cpu\)"
+    ):
+        raise_if_replaced()
+
+
+def test_nothing_is_reported_while_all_kernels_are_ours() -> None:
+    for level in ("OD", "O1", "O2"):
+        with auto_cast(level=level):
+            pass
+    assert debugging.replaced_kernels() == []
+
+
+def test_debug_mode_checks_at_the_entry_of_a_region() -> None:
+    script = (
+        "import torch, warnings; warnings.simplefilter('ignore')\n"
+        "from mezzo.amp import auto_cast\n"
+        "with auto_cast(level='O2'): pass\n"
+        "lib = torch.library.Library('aten', 'IMPL'); lib.impl('relu', lambda x: x, 'AutocastCPU')\n"
+        "with auto_cast(level='O2'): pass\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], env={"MEZZO_DEBUG": "1"}, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "another library replaced 1 autocast kernel(s) of mezzo: aten::relu (cpu)" in done.stderr
