@@ -161,7 +161,7 @@ SAMPLES: dict[str, Callable[[Maker], Any]] = {
     "smooth_l1_loss": lambda t: F.smooth_l1_loss(t(3, 4), t(3, 4)),
     "mse_loss": lambda t: F.mse_loss(t(3, 4), t(3, 4)),
     "l1_loss": lambda t: F.l1_loss(t(3, 4), t(3, 4)),
-    "kl_div": lambda t: F.kl_div(t(3, 4), t(3, 4), reduction="batchmean"),
+    "kl_div": lambda t: F.kl_div(t(3, 4), t(3, 4), reduction="sum"),
     "poisson_nll_loss": lambda t: F.poisson_nll_loss(t(3, 4), t(3, 4)),
     "ctc_loss": lambda t: F.ctc_loss(t(6, 1, 4), torch.tensor([[1, 2]]), torch.tensor([6]), torch.tensor([2])),
     "cosine_embedding_loss": lambda t: F.cosine_embedding_loss(t(3, 4), t(3, 4), torch.ones(3, dtype=torch.long)),

@@ -1,5 +1,6 @@
 """R14: another library takes over an operator on the same dispatch key."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ def intruder() -> Iterator[None]:
     with auto_cast(level="O2"):
         pass
     library = torch.library.Library("aten", "IMPL")
-    library.impl("relu", lambda x: x, "AutocastCPU")
+    library.impl("relu", lambda x: x, "AutocastCPU", allow_override=True)
     yield
     library._destroy()
 
@@ -42,9 +43,11 @@ def test_debug_mode_checks_at_the_entry_of_a_region() -> None:
         "import torch, warnings; warnings.simplefilter('ignore')\n"
         "from mezzo.amp import auto_cast\n"
         "with auto_cast(level='O2'): pass\n"
-        "lib = torch.library.Library('aten', 'IMPL'); lib.impl('relu', lambda x: x, 'AutocastCPU')\n"
+        "lib = torch.library.Library('aten', 'IMPL'); lib.impl('relu', lambda x: x, 'AutocastCPU', allow_override=True)\n"
         "with auto_cast(level='O2'): pass\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], env={"MEZZO_DEBUG": "1"}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, "MEZZO_DEBUG": "1"}, capture_output=True, text=True
+    )
     assert done.returncode == 1
     assert "another library replaced 1 autocast kernel(s) of mezzo: aten::relu (cpu)" in done.stderr

@@ -24,6 +24,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 DEVICE_TYPES = ("cuda", "cpu")
 
 
+#: Half dtypes for which the GPU was looked at.
+_checked_dtypes: set[torch.dtype] = set()
+
+
 class auto_cast:  # the documents' name, used like a function
     """Run operators in the precision that a policy decides; a context manager and a decorator.
 
@@ -67,11 +71,13 @@ class auto_cast:  # the documents' name, used like a function
     @hide_from_dynamo
     def __enter__(self) -> auto_cast:
         if self._enabled:
-            carry_policy_into_recompute()
-            KERNELS.install(self.policy, DEVICE_TYPES)
+            if not KERNELS.are_installed(self.policy):
+                carry_policy_into_recompute()
+                KERNELS.install(self.policy, DEVICE_TYPES)
             if CHECKS_ON_ENTRY:
                 raise_if_replaced()
-            if torch.cuda.is_initialized():
+            if self.policy.dtype not in _checked_dtypes and torch.cuda.is_initialized():
+                _checked_dtypes.add(self.policy.dtype)
                 warn_if_unsupported(self.policy.dtype)
         markers = marker_of(self.policy if self._enabled else None)
         before = read_state((*DEVICE_TYPES, *(device for device, _, _ in markers)))

@@ -6,6 +6,7 @@ reads the policy of its thread. Without a policy (plain `torch.autocast`) it doe
 
 from __future__ import annotations
 
+import inspect
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mezzo.amp import _cpu
+from mezzo.amp._compile import hide_from_dynamo
 from mezzo.amp._dtypes import CASTABLE
 from mezzo.amp._native import AUTOCAST_KEYS, Native, has_native_kernel, native_behaviour
 from mezzo.amp._ops import HEAVY, NO_CPU_HALF_KERNEL, OPS, Op
@@ -28,6 +30,10 @@ _KEYS = {device: getattr(_C.DispatchKey, key) for device, key in AUTOCAST_KEYS.i
 _STATISTICS = ("running_mean", "running_var")  # written in place by the operator: a cast copy would lose the update
 
 Kernel = Callable[..., Any]
+
+#: Some releases refuse, unless told, to replace a kernel that another Python library put there.
+_TAKES_OVERRIDE = "allow_override" in inspect.signature(torch.library.Library.impl).parameters
+_OVERRIDE: dict[str, Any] = {"allow_override": True} if _TAKES_OVERRIDE else {}
 
 
 def overloads_of(op: Op) -> Iterator[Any]:
@@ -187,7 +193,7 @@ class _Plan:
 def _callable_of(overload: Any, op: Op) -> Kernel:
     """Return torch's Python binding where it takes the same arguments: it is called in half the time of the overload."""
     names = [argument.name for argument in overload._schema.arguments if not argument.kwarg_only]
-    if op.opaque or "alpha" in names:  # the binding has `alpha` as a keyword only
+    if "alpha" in names:  # the binding has `alpha` as a keyword only
         return cast(Kernel, overload)
     for home in (_C._VariableFunctions, _C._nn):
         if hasattr(home, op.name):
@@ -205,6 +211,7 @@ def make_kernel(overload: Any, op: Op, device_type: str) -> Kernel:
     function = _callable_of(overload, op)
     own_key, missing = _KEYS[device_type], object()
 
+    @hide_from_dynamo
     def kernel(*args: Any, **kwargs: Any) -> Any:
         policy: Policy | None = _get_policy(_KEY) if _has_policy(_KEY) else None
         if policy is None:
@@ -272,6 +279,9 @@ def _cast_arguments(
     return args
 
 
+_INSTALLED = ("installed in generation", "")
+
+
 class KernelTable:
     """The kernels installed in this process."""
 
@@ -281,17 +291,21 @@ class KernelTable:
         self._policies: set[Policy] = set()
         self.installed: dict[tuple[str, str], Op] = {}
         """(device type, qualified overload) of every kernel of ours."""
+        self.generation = 0
+        """Counts uninstallations: a policy remembers under which one its kernels were installed."""
 
     def install(self, policy: Policy, device_types: Sequence[str]) -> None:
         """Make sure that every operator which the policy treats otherwise than torch has a kernel of ours."""
-        if policy in self._policies:
-            return
         with self._lock:
+            if policy in self._policies:
+                policy._plans[_INSTALLED] = self.generation
+                return
             for device_type in device_types:
                 for op in OPS.values():
                     for overload in overloads_of(op):
                         self._install_one(policy, op, overload, device_type)
             self._policies.add(policy)
+            policy._plans[_INSTALLED] = self.generation
 
     def _install_one(self, policy: Policy, op: Op, overload: Any, device_type: str) -> None:
         name = qualified(overload)
@@ -305,7 +319,7 @@ class KernelTable:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Warning only once for all operators", category=UserWarning)
             kernel = make_kernel(overload, op, device_type)
-            self._library.impl(name.removeprefix("aten::"), kernel, AUTOCAST_KEYS[device_type])
+            self._library.impl(name.removeprefix("aten::"), kernel, AUTOCAST_KEYS[device_type], **_OVERRIDE)
         self.installed[device_type, name] = op
 
     def uninstall(self) -> None:
@@ -316,6 +330,11 @@ class KernelTable:
             self._library = None
             self._policies.clear()
             self.installed.clear()
+            self.generation += 1
+
+    def are_installed(self, policy: Policy) -> bool:
+        """Whether `install` has nothing left to do for a policy; the cheap question asked at every region."""
+        return policy._plans.get(_INSTALLED) == self.generation
 
 
 KERNELS = KernelTable()

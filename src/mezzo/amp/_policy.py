@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
@@ -86,15 +87,7 @@ class Policy:
             to_white, to_black = {}, {}
         added_white = frozenset().union(*to_white.values())
         added_black = frozenset().union(*to_black.values())
-        return cls(
-            level=level,
-            dtype=half,
-            white=(default_white(level, half) | added_white) - added_black,
-            black=(default_black(level) - added_white) | added_black,
-            inside=default_inside(level) - added_white - added_black,
-            use_promote=bool(use_promote),
-            cpu_compute=cpu_compute,
-        )
+        return _merge(level, half, added_white, added_black, bool(use_promote), cpu_compute)
 
     def decide(self, op: str, input_dtypes: Sequence[torch.dtype]) -> Decision:
         """Return the precision of a call of `op` on tensors of the given dtypes, and the list or rule behind it.
@@ -178,6 +171,27 @@ class Policy:
             elif mine[key] != theirs[key]:
                 lines.append(f"{key}: {mine[key]} -> {theirs[key]}")
         return "\n".join(lines)
+
+
+@functools.cache
+def _merge(
+    level: str,
+    half: torch.dtype,
+    to_white: frozenset[str],
+    to_black: frozenset[str],
+    use_promote: bool,
+    cpu_compute: str,
+) -> Policy:
+    """Return the policy with these additions; one object a combination, which remembers what it decided."""
+    return Policy(
+        level=level,
+        dtype=half,
+        white=(default_white(level, half) | to_white) - to_black,
+        black=(default_black(level) - to_white) | to_black,
+        inside=default_inside(level) - to_white - to_black,
+        use_promote=use_promote,
+        cpu_compute=cpu_compute,
+    )
 
 
 def _same(dtype: torch.dtype, reason: str) -> Decision:
