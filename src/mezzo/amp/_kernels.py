@@ -25,7 +25,9 @@ from mezzo.amp._state import _KEY
 
 _C = torch._C
 _get_policy, _has_policy = _C._get_obj_in_tls, _C._is_key_in_tls
-_exclude = _C._dispatch_tls_set_dispatch_key_excluded
+_ExcludeKeys = _C._ExcludeDispatchKeyGuard
+# torch keeps 'autocast is on' as 'its key is not excluded': inside a kernel of a key that key is known to be on.
+_exclude, _is_excluded = _C._dispatch_tls_set_dispatch_key_excluded, _C._dispatch_tls_is_dispatch_key_excluded
 _KEYS = {device: getattr(_C.DispatchKey, key) for device, key in AUTOCAST_KEYS.items()}
 _STATISTICS = ("running_mean", "running_var")  # written in place by the operator: a cast copy would lose the update
 
@@ -139,17 +141,16 @@ def _cast_outputs(outputs: Any, dtype: torch.dtype, *, only_first: bool) -> Any:
     return tuple(_cast(output, dtype) for output in outputs)
 
 
-def _call_without_autocast(key: Any, function: Kernel, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Call an operator with autocast off inside: what a composite consists of is not decided again.
+_OFF = {
+    **{device: _C.DispatchKeySet(key) for device, key in _KEYS.items()},
+    "both": _C.DispatchKeySet(_KEYS["cpu"]) | _C.DispatchKeySet(_KEYS["cuda"]),
+}
 
-    Only from within a kernel of that key, where it is known to be on: torch keeps 'autocast is on' as 'the key is not
-    excluded', so this would switch it on anywhere else.
-    """
-    _exclude(key, True)
-    try:
+
+def _call_without_autocast(keys: Any, function: Kernel, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Call an operator with autocast off inside: what a composite consists of is not decided again."""
+    with _ExcludeKeys(keys):
         return function(*args, **kwargs)
-    finally:
-        _exclude(key, False)
 
 
 def make_native_call(overload: Any, device_type: str) -> Kernel:
@@ -162,7 +163,7 @@ def make_native_call(overload: Any, device_type: str) -> Kernel:
     if _C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):
         composite = _C.DispatchKey.CompositeImplicitAutograd
         return lambda *args, **kwargs: overload._op_dk(composite, *args, **kwargs)  # its pieces still see autocast
-    return lambda *args, **kwargs: _call_without_autocast(_KEYS[device_type], overload, args, kwargs)
+    return lambda *args, **kwargs: _call_without_autocast(_OFF[device_type], overload, args, kwargs)
 
 
 class _Plan:
@@ -209,13 +210,20 @@ def make_kernel(overload: Any, op: Op, device_type: str) -> Kernel:
     classify, only_variant = op.classify, op.variants[0]
     takes_dtype, only_slot = signature.takes_dtype, signature.only_slot
     function = _callable_of(overload, op)
-    own_key, missing = _KEYS[device_type], object()
+    # A number beside a CUDA tensor is a 0-dim CPU tensor: both keys are off inside, or it would be decided twice.
+    with_numbers = len(signature.slots) > 1 and torch.cuda.is_available()
+    own_keys = _OFF["both" if with_numbers else device_type]
+    own_key, other_key = _KEYS[device_type], _KEYS["cpu" if device_type == "cuda" else "cuda"]
+    may_be_elsewhere = device_type == "cpu" and with_numbers
+    missing = object()
 
     @hide_from_dynamo
     def kernel(*args: Any, **kwargs: Any) -> Any:
         policy: Policy | None = _get_policy(_KEY) if _has_policy(_KEY) else None
         if policy is None:
             return native_call(*args, **kwargs)
+        if may_be_elsewhere and _is_elsewhere(args):
+            return _call_without_autocast(own_keys, overload, args, kwargs)
         variant = only_variant if classify is None else classify(args, kwargs)
         plan = policy._plans.get((device_type, variant))
         if plan is None:
@@ -230,20 +238,34 @@ def make_kernel(overload: Any, op: Op, device_type: str) -> Kernel:
         if decision is missing:
             decision = plan.decide(policy, variant, key)
         if decision is not None and not (takes_dtype and signature.asks_for_dtype(args, kwargs)):
-            return _carry_out(decision, plan, own_key, function, op, signature, args, kwargs)
+            return _carry_out(decision, plan, own_keys, function, op, signature, args, kwargs)
+        # The same as `_call_without_autocast`, spelled out: this is the way of a call that needs no cast.
+        other_is_on = with_numbers and not _is_excluded(other_key)
         _exclude(own_key, True)
+        if other_is_on:
+            _exclude(other_key, True)
         try:
             return function(*args, **kwargs)
         finally:
             _exclude(own_key, False)
+            if other_is_on:
+                _exclude(other_key, False)
 
     return kernel
+
+
+def _is_elsewhere(args: Sequence[Any]) -> bool:
+    """Whether a kernel for CPU tensors was reached because a number rides along as a 0-dim CPU tensor.
+
+    An addition to a CUDA tensor from C++ code carries the CPU's autocast key too; what CUDA's key decided holds.
+    """
+    return any([isinstance(value, Tensor) and not value.is_cpu for value in args])
 
 
 def _carry_out(
     decision: Decision,
     plan: _Plan,
-    key: Any,
+    keys: Any,
     function: Kernel,
     op: Op,
     signature: _Signature,
@@ -259,9 +281,9 @@ def _carry_out(
     if plan.border_only and compute is not torch.float32:
         # Half at the border, float32 inside: what Tensor Cores do, on any CPU.
         args = _cast_arguments(slots, args, torch.float32)
-        outputs = _cast_outputs(_call_without_autocast(key, function, args, kwargs), compute, only_first=False)
+        outputs = _cast_outputs(_call_without_autocast(keys, function, args, kwargs), compute, only_first=False)
     else:
-        outputs = _call_without_autocast(key, function, args, kwargs)
+        outputs = _call_without_autocast(keys, function, args, kwargs)
     if result is compute:
         return outputs
     return _cast_outputs(outputs, result, only_first=compute is torch.float32)
