@@ -455,3 +455,37 @@ def test_excluded_layers_keep_float32_weights_and_arithmetic(excluded: object) -
     assert model.lin.weight.dtype is torch.float32
     assert seen[1] is torch.float32
     assert model.embed.weight.dtype is torch.float16
+
+
+NORMS: dict[str, Callable[[], nn.Module]] = {
+    "batch_norm": lambda: nn.BatchNorm1d(8),
+    "instance_norm": lambda: nn.InstanceNorm1d(8, affine=True, track_running_stats=True),
+    "group_norm": lambda: nn.GroupNorm(2, 8),
+    "layer_norm": lambda: nn.LayerNorm(8),
+    "rms_norm": lambda: nn.RMSNorm(8),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("level", ["OD", "O1", "O2"])
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("norm", NORMS)
+def test_every_norm_takes_half_data_with_the_weights_it_has(
+    norm: str, half: torch.dtype, level: str, device: str
+) -> None:
+    """R12: CUDA refuses half data with float32 weights in some norms; the policy must not run into that."""
+    torch.manual_seed(6)
+    reference = NORMS[norm]().to(device)
+    module = copy.deepcopy(reference)
+    if level != "OD":
+        decorate(module, level=level, dtype=half)
+    x = torch.randn(4, 8, 8, device=device).to(half)
+    expected = reference(x.float())
+    data = x.clone().requires_grad_()
+    with auto_cast(level=level, dtype=half):
+        seen = module(data)
+    seen.float().square().sum().backward()
+    assert data.grad is not None
+    assert torch.isfinite(data.grad).all()
+    # weights are 1 and 0; the result is rounded to half once at values up to 3: 2^-11 or 2^-8 of them
+    torch.testing.assert_close(seen.float(), expected, rtol=0, atol={torch.float16: 4e-3, torch.bfloat16: 3e-2}[half])

@@ -154,3 +154,43 @@ def test_decorated_functions_work_outside_a_region() -> None:
         out = function.apply(x, torch.rand(4, 5))
         assert out.dtype is torch.float32
         out.sum().backward()
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = checkpoint(lambda y, layer=layer: torch.exp(layer(y) * 0.1), x, use_reentrant=False)
+        return x
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")  # torch.distributed warns about a process group that is not torn down by its test
+def test_sharded_models_recompute_under_the_policy_of_the_forward() -> None:
+    """R5 with FSDP2, one rank: parameters are gathered again in the backward, where the region is long left."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    def gradients(model: nn.Module) -> list[Tensor]:
+        with auto_cast(**LISTS):
+            out = model(torch.ones(4, 8, device="cuda"))
+        assert out.dtype is torch.float16
+        out.float().sum().backward()
+        return [getattr(p.grad, "full_tensor", lambda p=p: p.grad)() for p in model.parameters()]
+
+    torch.manual_seed(4)
+    plain = Checkpointed().cuda()
+    sharded = Checkpointed().cuda()
+    sharded.load_state_dict(plain.state_dict())
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for layer in sharded.layers:
+            fully_shard(layer)
+        fully_shard(sharded)
+        for expected, seen in zip(gradients(plain), gradients(sharded), strict=True):
+            torch.testing.assert_close(seen, expected, rtol=0, atol=0)
+    finally:
+        dist.destroy_process_group()

@@ -206,7 +206,7 @@ def test_unsteady_times_are_called_unreliable(comparison):
 def test_peak_memory_does_not_grow_with_the_number_of_steps():
     few, many = (compare(size=1024, batch_size=1024, steps=steps) for steps in (3, 30))
     for short, long in zip(few.modes, many.modes, strict=True):
-        assert long.peak_memory_bytes == pytest.approx(short.peak_memory_bytes, abs=2**20)
+        assert long.peak_memory_bytes <= short.peak_memory_bytes + 2**20
 
 
 @pytest.mark.gpu
