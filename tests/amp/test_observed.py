@@ -282,3 +282,39 @@ def test_lists_hold_what_the_documents_hold() -> None:
     assert "sum.full" in black_list()["bfloat16"]["O2"]
     assert "softmax" not in black_list()["bfloat16"]["O2"]
     assert "fake_quantize_per_tensor_affine" in white_list()["float16"]["O1"] - white_list()["bfloat16"]["O1"]
+
+
+#: Random numbers, and a solver whose last bit depends on where its work space lies.
+NOT_REPEATABLE = {"dropout", "rrelu", "linalg_lstsq"}
+
+
+def make_outside_the_region(dtype: torch.dtype, to: torch.dtype) -> Maker:
+    def t(*shape: int) -> torch.Tensor:
+        with auto_cast(enable=False):
+            return (torch.rand(*shape) * 0.8 + 0.1).to(dtype).to(to)
+
+    return t
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated.*", "ignore:.*not part of single contiguous chunk.*")
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("level", LEVELS)
+def test_values_are_those_of_the_plain_operator_on_cast_inputs(level: str, device: str) -> None:
+    """The kernel casts and nothing else: same bits as the operator called by hand in the dtype it computes in."""
+    policy = Policy.create(level, cpu_compute="native")
+    different = []
+    for variant in sorted(set(SAMPLES) - NOT_REPEATABLE):
+        for input_dtype in (torch.float32, policy.dtype):
+            decision = policy.decide(variant, (input_dtype,))
+            if VARIANTS[variant].data_only or decision.compute is None or (variant == "avg_pool3d" and device == "cpu"):
+                continue
+            with torch.device(device):
+                torch.manual_seed(7)
+                with auto_cast(policy=policy):
+                    seen = SAMPLES[variant](make_outside_the_region(input_dtype, input_dtype))
+                torch.manual_seed(7)
+                by_hand = SAMPLES[variant](make_outside_the_region(input_dtype, decision.compute))
+            seen, by_hand = (out[0] if isinstance(out, tuple) else out for out in (seen, by_hand))
+            if seen.shape != by_hand.shape or not torch.equal(seen, by_hand.to(seen.dtype)):
+                different.append(f"{variant} on {input_dtype}")
+    assert different == []

@@ -194,7 +194,9 @@ class _Plan:
 def _callable_of(overload: Any, op: Op) -> Kernel:
     """Return torch's Python binding where it takes the same arguments: it is called in half the time of the overload."""
     names = [argument.name for argument in overload._schema.arguments if not argument.kwarg_only]
-    if "alpha" in names:  # the binding has `alpha` as a keyword only
+    if (
+        "alpha" in names or "reduction" in names
+    ):  # the binding has `alpha` as a keyword only, and another default reduction
         return cast(Kernel, overload)
     for home in (_C._VariableFunctions, _C._nn):
         if hasattr(home, op.name):
