@@ -21,10 +21,9 @@ from mezzo.amp._dtypes import CASTABLE
 from mezzo.amp._native import AUTOCAST_KEYS, Native, has_native_kernel, native_behaviour
 from mezzo.amp._ops import HEAVY, NO_CPU_HALF_KERNEL, OPS, Op
 from mezzo.amp._policy import Decision, Policy
-from mezzo.amp._state import _KEY
+from mezzo.amp._state import current_policy, here
 
 _C = torch._C
-_get_policy, _has_policy = _C._get_obj_in_tls, _C._is_key_in_tls
 _ExcludeKeys = _C._ExcludeDispatchKeyGuard
 # torch keeps 'autocast is on' as 'its key is not excluded': inside a kernel of a key that key is known to be on.
 _exclude, _is_excluded = _C._dispatch_tls_set_dispatch_key_excluded, _C._dispatch_tls_is_dispatch_key_excluded
@@ -221,9 +220,11 @@ def make_kernel(overload: Any, op: Op, device_type: str) -> Kernel:
 
     @hide_from_dynamo
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        policy: Policy | None = _get_policy(_KEY) if _has_policy(_KEY) else None
+        policy: Policy | None = here.policy
         if policy is None:
-            return native_call(*args, **kwargs)
+            policy = current_policy()  # a thread of autograd's, or plain torch.autocast
+            if policy is None:
+                return native_call(*args, **kwargs)
         if may_be_elsewhere and _is_elsewhere(args):
             return _call_without_autocast(own_keys, overload, args, kwargs)
         variant = only_variant if classify is None else classify(args, kwargs)

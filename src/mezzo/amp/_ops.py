@@ -113,7 +113,7 @@ UPSAMPLING = _plain(
     "upsample_trilinear3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d "
     "_upsample_bilinear2d_aa _upsample_bicubic2d_aa"
 )
-EMBEDDINGS = _plain("embedding embedding_bag", opaque=True)
+EMBEDDINGS = _plain("embedding", opaque=True)
 SCATTERING = _plain("scatter index_copy scatter_add scatter_reduce")
 
 GRAY = [
@@ -128,7 +128,8 @@ GRAY = [
         "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d max_pool1d max_pool2d max_pool3d", opaque=True
     ),
     *_plain("rms_norm cosine_similarity prelu lerp", opaque=True),
-    *_plain("dot vdot addr bilinear cross grid_sampler index_put index_add linalg_vecdot", opaque=True),
+    *_plain("embedding_bag index_add"),
+    *_plain("dot vdot addr bilinear cross grid_sampler index_put linalg_vecdot", opaque=True),
     *_plain("batch_norm", data_only=True),
 ]
 

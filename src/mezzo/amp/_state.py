@@ -6,6 +6,7 @@ the threads that autograd starts for a backward pass. A thread of the user's sta
 
 import ctypes
 import sys
+import threading
 from typing import Any, NamedTuple
 
 import torch
@@ -36,8 +37,18 @@ def _stash_steals_a_reference() -> bool:
 _GIVE_A_REFERENCE = _stash_steals_a_reference()
 
 
+class _Here(threading.local):
+    """The same policy where Python finds it in half the time; autograd's threads have none here and ask the store."""
+
+    policy: Any = None
+
+
+here = _Here()
+
+
 def set_policy(policy: Any) -> None:
     """Make a policy the one of this thread."""
+    here.policy = policy
     if _GIVE_A_REFERENCE:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(policy))
     _C._stash_obj_in_tls(_KEY, policy)
