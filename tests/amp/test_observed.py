@@ -18,6 +18,8 @@ from mezzo.amp import _kernels as kernels_module
 from mezzo.amp._kernels import KERNELS
 from mezzo.amp._ops import VARIANTS
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*not part of single contiguous chunk.*")  # cuDNN, on the samples' RNNs
+
 HALVES = ("float16", "bfloat16")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 LEVELS = ("OD", "O1", "O2")
@@ -70,7 +72,7 @@ def test_every_known_variant_has_a_sample_or_a_reason() -> None:
     assert not set(SAMPLES) & set(NOT_CALLABLE_HERE)
 
 
-@pytest.mark.filterwarnings("ignore:.*deprecated.*", "ignore:.*not part of single contiguous chunk.*")
+@pytest.mark.filterwarnings("ignore:.*deprecated.*")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("cpu_compute", ["native", "float32"])
 @pytest.mark.parametrize("half", HALVES)
@@ -182,7 +184,7 @@ def test_without_our_kernels_the_policy_is_not_followed(
         assert not_followed() != []
 
 
-@pytest.mark.filterwarnings("ignore:.*deprecated.*", "ignore:.*not part of single contiguous chunk.*")
+@pytest.mark.filterwarnings("ignore:.*deprecated.*")
 @needs_fake_cuda
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("level", LEVELS)
@@ -205,7 +207,6 @@ def torch_autocast(device: str) -> Iterator[None]:
         torch.clear_autocast_cache()
 
 
-@pytest.mark.filterwarnings("ignore:.*not part of single contiguous chunk.*")
 @pytest.mark.parametrize("device", [*DEVICES, pytest.param("fake cuda", marks=needs_fake_cuda)])
 def test_plain_autocast_is_untouched_by_our_kernels(device: str) -> None:
     """Inputs of both dtypes through every kernel: torch.autocast gives the same dtypes before and after ours exist."""
@@ -296,7 +297,7 @@ def make_outside_the_region(dtype: torch.dtype, to: torch.dtype) -> Maker:
     return t
 
 
-@pytest.mark.filterwarnings("ignore:.*deprecated.*", "ignore:.*not part of single contiguous chunk.*")
+@pytest.mark.filterwarnings("ignore:.*deprecated.*")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("level", LEVELS)
 def test_values_are_those_of_the_plain_operator_on_cast_inputs(level: str, device: str) -> None:
