@@ -19,7 +19,7 @@ from mezzo.amp import _cpu
 from mezzo.amp._compile import hide_from_dynamo
 from mezzo.amp._dtypes import CASTABLE
 from mezzo.amp._native import AUTOCAST_KEYS, Native, has_native_kernel, native_behaviour
-from mezzo.amp._ops import HEAVY, NO_CPU_HALF_KERNEL, OPS, Op
+from mezzo.amp._ops import HEAVY, NO_CPU_HALF_KERNEL, OPS, PIECES, VARIANTS, WITH_NUMBERS, Op
 from mezzo.amp._policy import Decision, Policy
 from mezzo.amp._state import current_policy, here
 
@@ -86,8 +86,20 @@ def agrees_with_native(policy: Policy, op: Op, variant: str, native: Native, dev
     if for_half.compute is low and _computes_between_borders(policy, variant, device_type):
         return False
     if for_half.dtype is for_fp32.dtype:
+        if native is Native.NONE and for_half.dtype is fp32:
+            return _pieces_are_float32(policy, variant, device_type)
         return native is (Native.LOW if for_half.dtype is low else Native.FP32)
     return native is Native.PROMOTE or (native is Native.NONE and not op.opaque)
+
+
+def _pieces_are_float32(policy: Policy, variant: str, device_type: str) -> bool:
+    """Whether a composite that torch's autocast lets through is float32 because its pieces are, by torch's own kernels."""
+    pieces = [(VARIANTS[piece], piece) for piece in PIECES.get(variant, ())]
+    return bool(pieces) and all(
+        piece in policy.black and native_behaviour(op.name, qualified(overload), device_type) is Native.FP32
+        for op, piece in pieces
+        for overload in overloads_of(op)
+    )
 
 
 class _Signature:
@@ -106,15 +118,18 @@ class _Signature:
     def dtypes(self, args: Sequence[Any], spare_scalars: bool) -> tuple[torch.dtype, ...]:
         """Return the dtypes of the tensors given, 0-dim ones left out if they are to be spared."""
         found = []
+        count = len(args)
         for slot in self.slots:
-            if slot >= len(args):
+            if slot >= count:
                 break
             value = args[slot]
+            if value is None:
+                continue
             if isinstance(value, Tensor):
                 if not spare_scalars or value.dim():
                     found.append(value.dtype)
             elif isinstance(value, (list, tuple)):
-                found += [item.dtype for item in value if isinstance(item, Tensor)]
+                found += [item.dtype for item in value if item is not None]
         return tuple(found)
 
     def asks_for_dtype(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -212,7 +227,7 @@ def make_kernel(overload: Any, op: Op, device_type: str) -> Kernel:
     takes_dtype, only_slot = signature.takes_dtype, signature.only_slot
     function = _callable_of(overload, op)
     # A number beside a CUDA tensor is a 0-dim CPU tensor: both keys are off inside, or it would be decided twice.
-    with_numbers = len(signature.slots) > 1 and torch.cuda.is_available()
+    with_numbers = op.name in WITH_NUMBERS and torch.cuda.is_available()
     own_keys = _OFF["both" if with_numbers else device_type]
     own_key, other_key = _KEYS[device_type], _KEYS["cpu" if device_type == "cuda" else "cuda"]
     may_be_elsewhere = device_type == "cpu" and with_numbers
@@ -337,7 +352,9 @@ class KernelTable:
         if (device_type, name) in self.installed:
             return
         native = native_behaviour(op.name, name, device_type)
-        if all(agrees_with_native(policy, op, variant, native, device_type) for variant in op.variants):
+        only = op.overload_variant.get(overload._schema.overload_name)
+        variants = op.variants if only is None else (only,)
+        if all(agrees_with_native(policy, op, variant, native, device_type) for variant in variants):
             return
         if self._library is None:
             self._library = torch.library.Library("aten", "IMPL")

@@ -21,6 +21,9 @@ class Op:
     name: str
     variants: tuple[str, ...]
     classify: Classifier | None = field(default=None, compare=False)
+    overload_variant: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Overloads that can only be one of the variants."""
+
     data_only: bool = False
     """Only the first tensor decides and is cast; affine and running statistics stay as they are."""
 
@@ -90,7 +93,14 @@ RECURRENT = _plain(
 SENSITIVE_POINTWISE = _plain(
     "tan acos asin sinh cosh atanh erfinv exp expm1 log log10 log2 reciprocal rsqrt square softplus"
 )
-POWER = [Op("pow", ("pow.scalar", "pow.tensor"), _by_exponent)]
+POWER = [
+    Op(
+        "pow",
+        ("pow.scalar", "pow.tensor"),
+        _by_exponent,
+        overload_variant={"Tensor_Scalar": "pow.scalar", "Scalar": "pow.scalar"},
+    )
+]
 SUMS = _reductions("sum mean prod", 1)
 NORMS = [
     *_reductions("norm linalg_vector_norm linalg_norm", 2),
@@ -114,7 +124,7 @@ UPSAMPLING = _plain(
     "_upsample_bilinear2d_aa _upsample_bicubic2d_aa"
 )
 EMBEDDINGS = _plain("embedding", opaque=True)
-SCATTERING = _plain("scatter index_copy scatter_add scatter_reduce")
+SCATTERING = _plain("scatter index_copy scatter_add")
 
 GRAY = [
     *_plain("add sub rsub mul div maximum minimum remainder fmod atan2 where addcmul addcdiv"),
@@ -128,7 +138,7 @@ GRAY = [
         "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d max_pool1d max_pool2d max_pool3d", opaque=True
     ),
     *_plain("rms_norm cosine_similarity prelu lerp", opaque=True),
-    *_plain("embedding_bag index_add"),
+    *_plain("embedding_bag index_add scatter_reduce"),
     *_plain("dot vdot addr bilinear cross grid_sampler index_put linalg_vecdot", opaque=True),
     *_plain("batch_norm", data_only=True),
 ]
@@ -165,6 +175,18 @@ def variants_of(ops: Iterable[Op]) -> frozenset[str]:
     """
     return frozenset(variant for op in ops for variant in op.variants)
 
+
+#: Composites whose result is float32 as soon as these pieces are: with torch's own kernels on the pieces they need none.
+PIECES: dict[str, tuple[str, ...]] = {
+    "cross_entropy_loss": ("log_softmax", "nll_loss", "nll_loss2d"),
+    "nll_loss_nd": ("nll_loss", "nll_loss2d"),
+    "square": ("pow.scalar",),
+}
+
+#: Operators that take a Python number for a tensor; torch hands it on as a 0-dim CPU tensor.
+WITH_NUMBERS = frozenset(
+    "add sub rsub mul div remainder fmod pow where maximum minimum atan2 addcmul addcdiv lerp".split()
+)
 
 #: Every variant, and the operator it belongs to.
 VARIANTS: dict[str, Op] = {variant: op for op in OPS.values() for variant in op.variants}
