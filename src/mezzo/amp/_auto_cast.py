@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
 
-from mezzo.amp._compile import hide_from_dynamo, marker_of
+from mezzo.amp._compile import hide_from_dynamo, tag_compile_caches
 from mezzo.amp._foreign import CHECKS_ON_ENTRY, raise_if_replaced
 from mezzo.amp._hardware import warn_if_unsupported
 from mezzo.amp._kernels import KERNELS
-from mezzo.amp._policy import Policy, parse_level
+from mezzo.amp._policy import Policy
 from mezzo.amp._recompute import carry_policy_into_recompute
-from mezzo.amp._state import AutocastState, read_state, write_state
+from mezzo.amp._state import here, read_state, state_of, state_without, write_state
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,6 +25,12 @@ DEVICE_TYPES = ("cuda", "cpu")
 
 #: Half dtypes for which the GPU was looked at.
 _checked_dtypes: set[torch.dtype] = set()
+
+
+@functools.lru_cache(maxsize=64)
+def _policy_of_defaults(level: str, dtype: str | torch.dtype, use_promote: bool, cpu_compute: str) -> Policy:
+    """Return the policy of a region without custom lists: a training loop asks for it every step."""
+    return Policy.create(level, dtype, use_promote=use_promote, cpu_compute=cpu_compute)
 
 
 class auto_cast:  # the documents' name, used like a function
@@ -46,6 +51,8 @@ class auto_cast:  # the documents' name, used like a function
     torch.bfloat16
     """
 
+    __slots__ = ("_state", "policy")
+
     @hide_from_dynamo
     def __init__(
         self,
@@ -60,31 +67,29 @@ class auto_cast:  # the documents' name, used like a function
         policy: Policy | None = None,
     ) -> None:
         if policy is None:
-            level = parse_level(level)
-            policy = Policy.create(
-                level if enable else "O0", dtype, custom_white_list, custom_black_list, use_promote, cpu_compute
-            )
+            if custom_white_list is None and custom_black_list is None:
+                policy = _policy_of_defaults(level, dtype, use_promote, cpu_compute)
+            else:
+                policy = Policy.create(level, dtype, custom_white_list, custom_black_list, use_promote, cpu_compute)
         self.policy = policy
-        self._enabled = enable and policy.level != "O0"
-        self._local = threading.local()
+        self._state = state_of(policy) if enable and policy.level != "O0" else state_without(policy.dtype)
 
     @hide_from_dynamo
     def __enter__(self) -> auto_cast:
-        if self._enabled:
-            if not KERNELS.are_installed(self.policy):
+        policy = self._state.policy
+        if policy is not None:
+            if not KERNELS.are_installed(policy):
                 carry_policy_into_recompute()
-                KERNELS.install(self.policy, DEVICE_TYPES)
+                KERNELS.install(policy, DEVICE_TYPES)
+            tag_compile_caches()
             if CHECKS_ON_ENTRY:
                 raise_if_replaced()
-            if self.policy.dtype not in _checked_dtypes and torch.cuda.is_initialized():
-                _checked_dtypes.add(self.policy.dtype)
-                warn_if_unsupported(self.policy.dtype)
-        markers = marker_of(self.policy if self._enabled else None)
-        before = read_state((*DEVICE_TYPES, *(device for device, _, _ in markers)))
-        self._regions().append(before)
+            if policy.dtype not in _checked_dtypes and torch.cuda.is_initialized():
+                _checked_dtypes.add(policy.dtype)
+                warn_if_unsupported(policy.dtype)
+        here.regions.append(read_state())
         torch.autocast_increment_nesting()
-        devices = tuple((device, self._enabled, self.policy.dtype) for device in DEVICE_TYPES)
-        write_state(AutocastState(self.policy if self._enabled else None, (*devices, *markers)))
+        write_state(self._state)
         return self
 
     @hide_from_dynamo
@@ -93,7 +98,7 @@ class auto_cast:  # the documents' name, used like a function
     ) -> None:
         if torch.autocast_decrement_nesting() == 0:
             torch.clear_autocast_cache()
-        write_state(self._regions().pop())
+        write_state(here.regions.pop())
 
     def __call__(self, function: F) -> F:
         """Return the function run in a region of its own at each call."""
@@ -106,10 +111,3 @@ class auto_cast:  # the documents' name, used like a function
                 return function(*args, **kwargs)
 
         return in_region  # type: ignore[return-value]
-
-    def _regions(self) -> list[AutocastState]:
-        """Return what to put back, innermost last: one object may be entered again inside itself and in other threads."""
-        regions: list[AutocastState] | None = getattr(self._local, "regions", None)
-        if regions is None:
-            regions = self._local.regions = []
-        return regions

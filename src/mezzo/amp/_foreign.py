@@ -54,8 +54,8 @@ def _reaches_ours(name: str, device_type: str) -> bool:
     arguments = overload._schema.arguments
     args = [_example(argument, device_type) for argument in arguments if not argument.kwarg_only]
     kwargs = {a.name: _keyword_example(a, device_type) for a in arguments if a.kwarg_only and not a.has_default_value()}
-    before = read_state((device_type,))
-    write_state(AutocastState(None, ((device_type, True, torch.float16),)))
+    before = read_state()
+    write_state(AutocastState(None, device_type == "cuda", torch.float16, device_type == "cpu", torch.float16))
     set_policy(_Probe())
     try:
         overload(*args, **kwargs)

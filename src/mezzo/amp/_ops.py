@@ -75,7 +75,7 @@ def _reductions(names: str, position: int) -> list[Op]:
 
 
 MATRIX_PRODUCTS = _plain(
-    "matmul mm bmm addmm addbmm baddbmm mv addmv chain_matmul linalg_multi_dot linear einsum tensordot _addmm_activation"
+    "matmul mm bmm addmm addbmm baddbmm mv addmv chain_matmul linalg_multi_dot linear einsum _addmm_activation"
 )
 CONVOLUTIONS = [
     *(Op(n, (n, f"{n}.depthwise"), _by_groups(n)) for n in ("conv1d", "conv2d")),
@@ -139,7 +139,7 @@ GRAY = [
     ),
     *_plain("rms_norm cosine_similarity prelu lerp", opaque=True),
     *_plain("embedding_bag index_add scatter_reduce"),
-    *_plain("dot vdot addr bilinear cross grid_sampler index_put linalg_vecdot", opaque=True),
+    *_plain("tensordot dot vdot addr bilinear cross grid_sampler index_put linalg_vecdot", opaque=True),
     *_plain("batch_norm", data_only=True),
 ]
 

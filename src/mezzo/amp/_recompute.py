@@ -15,9 +15,8 @@ import torch.utils.checkpoint as torch_checkpoint
 from torch.autograd import function as torch_function
 
 from mezzo.amp._dtypes import CASTABLE
-from mezzo.amp._state import AutocastState, current_policy, read_state, write_state
+from mezzo.amp._state import AutocastState, current_policy, read_state, state_without, write_state
 
-_DEVICES = ("cuda", "cpu")
 _HINT = (
     "mezzo: this autograd Function ran under auto_cast without mezzo.amp.custom_fwd / custom_bwd, so its backward sees "
     "the dtypes of the forward but no casting; decorate its forward and backward with them"
@@ -26,7 +25,7 @@ _HINT = (
 
 def run_in_state(state: AutocastState, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function with a policy and autocast state in force, and put the present one back."""
-    before = read_state(tuple(device for device, _, _ in state.devices))
+    before = read_state()
     write_state(state)
     try:
         return function(*args, **kwargs)
@@ -41,7 +40,7 @@ def bind_policy(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     if current_policy() is None:
         return function
-    return functools.wraps(function)(functools.partial(run_in_state, read_state(_DEVICES), function))
+    return functools.wraps(function)(functools.partial(run_in_state, read_state(), function))
 
 
 @functools.cache
@@ -89,9 +88,9 @@ def custom_fwd(
 
     @functools.wraps(forward)
     def run(ctx: Any, *args: Any, **kwargs: Any) -> Any:
-        state = read_state(_DEVICES)
+        state = read_state()
         if cast_inputs is not None and state.policy is not None:
-            state = AutocastState(None, tuple((device, False, dtype) for device, _, dtype in state.devices))
+            state = state_without(state.policy.dtype)
             args = tuple(_cast_input(arg, cast_inputs) for arg in args)
             kwargs = {name: _cast_input(arg, cast_inputs) for name, arg in kwargs.items()}
         ctx._mezzo_state = state

@@ -5,12 +5,14 @@ the threads that autograd starts for a backward pass. A thread of the user's sta
 """
 
 import ctypes
+import functools
 import sys
 import threading
 from typing import Any, NamedTuple
 
 import torch
 
+from mezzo.amp._marker import set_marker
 from mezzo.amp._policy import Policy
 
 _KEY = "mezzo.amp.policy"
@@ -23,10 +25,13 @@ def current_policy() -> Policy | None:
     return policy
 
 
+_add_reference = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonapi))
+
+
 def _stash_steals_a_reference() -> bool:
     """Whether torch's store takes a reference that it was not given (a fault of some releases: objects die too early)."""
     probe = object()
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(probe))  # one to lose; otherwise this one object is never freed
+    _add_reference(probe)  # one to lose; otherwise this one object is never freed
     before = sys.getrefcount(probe)
     _C._stash_obj_in_tls("mezzo.amp.probe", probe)
     stolen = sys.getrefcount(probe) == before
@@ -42,6 +47,10 @@ class _Here(threading.local):
 
     policy: Any = None
 
+    def __init__(self) -> None:
+        self.regions: list[AutocastState] = []
+        """What to put back when a region is left, innermost last."""
+
 
 here = _Here()
 
@@ -50,7 +59,7 @@ def set_policy(policy: Any) -> None:
     """Make a policy the one of this thread."""
     here.policy = policy
     if _GIVE_A_REFERENCE:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(policy))
+        _add_reference(policy)
     _C._stash_obj_in_tls(_KEY, policy)
 
 
@@ -58,19 +67,40 @@ class AutocastState(NamedTuple):
     """Everything an `auto_cast` region changes, so that it can be put back or entered again elsewhere."""
 
     policy: Policy | None
-    devices: tuple[tuple[str, bool, torch.dtype], ...]
-    """(device type, enabled, dtype) of torch's autocast."""
+    cuda_is_on: bool
+    cuda_dtype: torch.dtype
+    cpu_is_on: bool
+    cpu_dtype: torch.dtype
 
 
-def read_state(device_types: tuple[str, ...]) -> AutocastState:
+_is_on, _dtype_of = torch.is_autocast_enabled, torch.get_autocast_dtype
+_switch, _set_dtype = torch.set_autocast_enabled, torch.set_autocast_dtype
+
+
+def read_state() -> AutocastState:
     """Return the state of this thread."""
-    devices = tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in device_types)
-    return AutocastState(current_policy(), devices)
+    policy = here.policy
+    if policy is None:
+        policy = current_policy()
+    return AutocastState(policy, _is_on("cuda"), _dtype_of("cuda"), _is_on("cpu"), _dtype_of("cpu"))
 
 
 def write_state(state: AutocastState) -> None:
     """Put a state in force in this thread."""
-    for device_type, enabled, dtype in state.devices:
-        torch.set_autocast_enabled(device_type, enabled)
-        torch.set_autocast_dtype(device_type, dtype)
+    _switch("cuda", state.cuda_is_on)
+    _set_dtype("cuda", state.cuda_dtype)
+    _switch("cpu", state.cpu_is_on)
+    _set_dtype("cpu", state.cpu_dtype)
+    set_marker(state.policy)
     set_policy(state.policy)
+
+
+@functools.cache
+def state_of(policy: Policy) -> AutocastState:
+    """Return the state in which a policy decides."""
+    return AutocastState(policy, True, policy.dtype, True, policy.dtype)
+
+
+def state_without(half: torch.dtype) -> AutocastState:
+    """Return the state in which nothing is cast."""
+    return AutocastState(None, False, half, False, half)

@@ -1,0 +1,45 @@
+"""Tells Dynamo one policy from another, through a guard that Dynamo has already.
+
+Dynamo guards torch's autocast state for every device type that torch knows, and nothing of ours. So the policy in force is
+written, as a number, into the autocast dtype of device types that no machine here has: a function compiled under one
+policy is then compiled again under another.
+"""
+
+import functools
+import sys
+from collections.abc import Hashable
+
+import torch
+
+_FIRST, _SECOND = "maia", "ipu"
+
+
+@functools.cache
+def _dtypes() -> tuple[torch.dtype, ...]:
+    """The digits in which a number is written."""
+    return tuple(sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str))
+
+
+_numbers: dict[Hashable, int] = {}
+
+
+def set_marker(policy: Hashable | None) -> None:
+    """Write the number of a policy, or none; nothing happens while Dynamo is not loaded."""
+    if "torch._dynamo" not in sys.modules:
+        return
+    if policy is None:
+        torch.set_autocast_enabled(_FIRST, False)
+        if len(_numbers) > len(_dtypes()):
+            torch.set_autocast_enabled(_SECOND, False)
+        return
+    number = _numbers.get(policy)
+    if number is None:
+        number = _numbers[policy] = len(_numbers)
+    digits = _dtypes()
+    if number >= len(digits) ** 2:
+        raise RuntimeError(f"more than {len(digits) ** 2} different policies in one process that uses torch.compile")
+    torch.set_autocast_enabled(_FIRST, True)
+    torch.set_autocast_dtype(_FIRST, digits[number % len(digits)])
+    if len(_numbers) > len(digits):
+        torch.set_autocast_enabled(_SECOND, number >= len(digits))
+        torch.set_autocast_dtype(_SECOND, digits[number // len(digits)])
