@@ -5,7 +5,6 @@ the threads that autograd starts for a backward pass. A thread of the user's sta
 """
 
 import ctypes
-import functools
 import sys
 import threading
 from typing import Any, NamedTuple
@@ -95,7 +94,6 @@ def write_state(state: AutocastState) -> None:
     set_policy(state.policy)
 
 
-@functools.cache
 def state_of(policy: Policy) -> AutocastState:
     """Return the state in which a policy decides."""
     return AutocastState(policy, True, policy.dtype, True, policy.dtype)
