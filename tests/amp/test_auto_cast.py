@@ -52,6 +52,19 @@ def test_an_inner_disabled_region_is_off_and_the_outer_one_comes_back() -> None:
         assert product_dtype() is torch.float32
 
 
+def test_torch_autocast_inside_a_region_switches_it_off_or_brings_torchs_rules_for_another_dtype() -> None:
+    with auto_cast(custom_black_list=["mm"], cpu_compute="native"):
+        assert product_dtype() is torch.float32
+        with torch.autocast("cpu", enabled=False):
+            assert torch.nn.functional.linear(X, X).dtype is torch.float32
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert product_dtype() is torch.bfloat16
+            assert torch.exp(X.bfloat16()).dtype is torch.bfloat16  # black in our lists, not in torch's for the CPU
+        with torch.autocast("cpu", dtype=torch.float16):
+            assert product_dtype() is torch.float32
+        assert product_dtype() is torch.float32
+
+
 def test_one_object_may_be_entered_inside_itself() -> None:
     region = auto_cast()
     with region, region:

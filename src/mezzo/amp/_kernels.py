@@ -24,7 +24,7 @@ from mezzo.amp._policy import Decision, Policy
 from mezzo.amp._state import current_policy, here
 
 _C = torch._C
-_ExcludeKeys = _C._ExcludeDispatchKeyGuard
+_ExcludeKeys, _autocast_dtype = _C._ExcludeDispatchKeyGuard, torch.get_autocast_dtype
 # torch keeps 'autocast is on' as 'its key is not excluded': inside a kernel of a key that key is known to be on.
 _exclude, _is_excluded = _C._dispatch_tls_set_dispatch_key_excluded, _C._dispatch_tls_is_dispatch_key_excluded
 _KEYS = {device: getattr(_C.DispatchKey, key) for device, key in AUTOCAST_KEYS.items()}
@@ -240,6 +240,8 @@ def make_kernel(overload: Any, op: Op, device_type: str) -> Kernel:
             policy = current_policy()  # a thread of autograd's, or plain torch.autocast
             if policy is None:
                 return native_call(*args, **kwargs)
+        if _autocast_dtype(device_type) is not policy.dtype:  # torch.autocast in another dtype, inside our region
+            return native_call(*args, **kwargs)
         if may_be_elsewhere and _is_elsewhere(args):
             return _call_without_autocast(own_keys, overload, args, kwargs)
         variant = only_variant if classify is None else classify(args, kwargs)
