@@ -10,6 +10,7 @@ import inspect
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, cast
 
 import torch
@@ -28,7 +29,8 @@ _ExcludeKeys, _autocast_dtype = _C._ExcludeDispatchKeyGuard, torch.get_autocast_
 # torch keeps 'autocast is on' as 'its key is not excluded': inside a kernel of a key that key is known to be on.
 _exclude, _is_excluded = _C._dispatch_tls_set_dispatch_key_excluded, _C._dispatch_tls_is_dispatch_key_excluded
 _KEYS = {device: getattr(_C.DispatchKey, key) for device, key in AUTOCAST_KEYS.items()}
-_STATISTICS = ("running_mean", "running_var")  # written in place by the operator: a cast copy would lose the update
+#: Tensors that are never cast: statistics, which the operator writes in place, and what is never floating.
+_NOT_CAST = ("running_mean", "running_var", "index", "indices", "offsets", "mask", "condition")
 
 Kernel = Callable[..., Any]
 
@@ -108,10 +110,11 @@ class _Signature:
     def __init__(self, overload: Any) -> None:
         arguments = overload._schema.arguments
         positional = [a for a in arguments if not a.kwarg_only]
-        self.slots = tuple(i for i, a in enumerate(positional) if "Tensor" in str(a.type) and a.name not in _STATISTICS)
-        self.only_slot = (
-            self.slots[0] if len(self.slots) == 1 and str(positional[self.slots[0]].type) == "Tensor" else None
-        )
+        self.slots = tuple(i for i, a in enumerate(positional) if "Tensor" in str(a.type) and a.name not in _NOT_CAST)
+        plain = all(str(positional[slot].type) == "Tensor" for slot in self.slots)
+        self.only_slot = self.slots[0] if plain and len(self.slots) == 1 else None
+        self.pick = itemgetter(*self.slots) if plain and len(self.slots) > 1 else None
+        """Gives the tensors of a call at once, where each of them must be there."""
         self.takes_dtype = any(a.name == "dtype" for a in arguments)
         self._dtype_slot = next((i for i, a in enumerate(positional) if a.name == "dtype"), len(arguments))
 
@@ -225,6 +228,7 @@ def make_kernel(overload: Any, op: Op, device_type: str) -> Kernel:
     native = native_behaviour(op.name, qualified(overload), device_type)
     classify, only_variant = op.classify, op.variants[0]
     takes_dtype, only_slot = signature.takes_dtype, signature.only_slot
+    pick = None if op.name in WITH_NUMBERS else signature.pick
     function = _callable_of(overload, op)
     # A number beside a CUDA tensor is a 0-dim CPU tensor: both keys are off inside, or it would be decided twice.
     with_numbers = op.name in WITH_NUMBERS and torch.cuda.is_available()
@@ -250,10 +254,14 @@ def make_kernel(overload: Any, op: Op, device_type: str) -> Kernel:
             plan = policy._plans[device_type, variant] = _Plan(policy, op, variant, native, device_type)
         if plan.defer:
             return native_call(*args, **kwargs)
-        if only_slot is not None and not plan.spare_scalars:
-            key: Any = args[only_slot].dtype
+        if plan.spare_scalars:
+            key: Any = signature.dtypes(args, True)
+        elif only_slot is not None:
+            key = args[only_slot].dtype
+        elif pick is not None:
+            key = tuple([tensor.dtype for tensor in pick(args)])
         else:
-            key = signature.dtypes(args, plan.spare_scalars)
+            key = signature.dtypes(args, False)
         decision: Any = plan.actions.get(key, missing)
         if decision is missing:
             decision = plan.decide(policy, variant, key)
