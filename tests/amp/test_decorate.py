@@ -489,3 +489,44 @@ def test_every_norm_takes_half_data_with_the_weights_it_has(
     assert torch.isfinite(data.grad).all()
     # weights are 1 and 0; the result is rounded to half once at values up to 3: 2^-11 or 2^-8 of them
     torch.testing.assert_close(seen.float(), expected, rtol=0, atol={torch.float16: 4e-3, torch.bfloat16: 3e-2}[half])
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.distributed warns about a group of one process
+@pytest.mark.parametrize("kind", ["DistributedDataParallel", "FSDPLinear"])
+def test_models_wrapped_for_real_distributed_training_are_refused(kind: str) -> None:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model: nn.Module = nn.Linear(2, 2)
+        if kind == "DistributedDataParallel":
+            model = nn.parallel.DistributedDataParallel(model)
+        else:
+            fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        with pytest.raises(RuntimeError, match=f"then wrap with DistributedDataParallel; found {kind} at inner.deep"):
+            decorate(Wrapper(model), level="O2")
+        assert all(p.dtype is torch.float32 for p in model.parameters())
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_a_decorated_model_trains_inside_distributed_data_parallel(level: str) -> None:
+    """Decorate first, wrap afterwards: one gloo process, the same numbers as without the wrapper."""
+    import torch.distributed as dist
+
+    def losses(wrap: Callable[[nn.Module], nn.Module]) -> list[float]:
+        torch.manual_seed(8)
+        model = Net()
+        model, optimizer = decorate(model, torch.optim.SGD(model.parameters(), lr=0.1), level=level)
+        return train(wrap(model), optimizer, level, torch.float16)
+
+    alone = losses(lambda model: model)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert losses(nn.parallel.DistributedDataParallel) == alone
+    finally:
+        dist.destroy_process_group()
