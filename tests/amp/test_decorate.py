@@ -530,3 +530,17 @@ def test_a_decorated_model_trains_inside_distributed_data_parallel(level: str) -
         assert losses(nn.parallel.DistributedDataParallel) == alone
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("ranks", "kept"), [(1, True), (4, False)])
+def test_writing_a_weight_onto_itself_keeps_the_masters_bits_in_one_process(
+    ranks: int, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Distributed wrappers broadcast half weights in place; with several ranks all of them must end with one master."""
+    model = decorate(nn.Linear(3, 3), level="O2")
+    exact, rounded = model.state_dict()["weight"].clone(), model.weight.detach().float()
+    assert not torch.equal(exact, rounded)
+    monkeypatch.setattr("mezzo.optim._masters._has_several_ranks", lambda: ranks > 1)
+    with torch.no_grad():
+        model.weight.copy_(model.weight.clone())
+    assert torch.equal(model.state_dict()["weight"], exact if kept else rounded)

@@ -60,7 +60,7 @@ def master_of(param: Tensor) -> Tensor | None:
     """Return the float32 master of a parameter, or None where it has none.
 
     A half parameter that was edited since (in place, by `load_state_dict`, by `param.data = x`) is the newer one: its
-    master is refreshed first. A move to another device carries the master along. `param.data.copy_(x)` leaves no trace
+    master takes over what changed. A move to another device carries the master along. `param.data.copy_(x)` leaves no trace
     that torch shows; call `refresh_master` after it.
     """
     record: _Record | None = getattr(param, _HOME, None)
@@ -80,7 +80,28 @@ def _follow(param: Tensor, record: _Record) -> Tensor | None:
         record.master = _in_layout_of(param, record.master)
         record.note(param)
         return record.master
-    return refresh_master(param)
+    return _take_over_edit(param, record)
+
+
+def _take_over_edit(param: Tensor, record: _Record) -> Tensor | None:
+    """Bring the elements that were changed into the master; those that still are its rounded value keep all their bits.
+
+    So a copy of a weight onto itself, which is what wrapping a model for distributed training does in one process, loses
+    nothing. With several ranks the whole half value is taken instead: every rank then has the same master, also where
+    only the half weights were sent round.
+    """
+    if _has_several_ranks() or record.master.shape != param.shape or record.master.device != param.device:
+        return refresh_master(param)
+    with torch.no_grad():
+        kept = record.master.to(param.dtype) == param
+        record.master = _in_layout_of(param, torch.where(kept, record.master, param.float()))
+    record.note(param)
+    return record.master
+
+
+def _has_several_ranks() -> bool:
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def refresh_master(param: Tensor) -> Tensor | None:
