@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,11 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
 def test_every_python_block_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    names: dict[str, object] = {}
+    names: dict[str, Any] = {}
     for block in BLOCKS:
         exec(block, names)  # noqa: S102  # our own text
+    with names["amp"].auto_cast(level="O2", dtype="bfloat16"):  # the model still works after the last block
+        assert torch.isfinite(names["model"](torch.randn(2, 64))).all()
     assert "op list" in capsys.readouterr().out
     assert isinstance(names["loss"], torch.Tensor)
 

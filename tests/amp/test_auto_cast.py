@@ -1,6 +1,9 @@
 """`auto_cast` as context manager and decorator: nesting, exceptions, threads, and its errors."""
 
 import gc
+import importlib
+import pickle
+import subprocess
 import sys
 import threading
 
@@ -10,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mezzo.amp import Policy, auto_cast, bind_policy, current_policy
+from mezzo.amp._recompute import with_policy_in_replicas
 
 X = torch.rand(4, 4)
 
@@ -230,3 +234,83 @@ def test_a_policy_lives_as_long_as_its_regions_and_no_longer() -> None:
             assert sys.getrefcount(policy) > before
     gc.collect()
     assert sys.getrefcount(policy) - before <= 3  # the kernel table and the compile marker remember it once each
+
+
+def test_a_pickled_policy_brings_its_lists_into_another_process() -> None:
+    policy = Policy.create("O2", custom_black_list=["linear"])
+    with auto_cast(policy=policy):
+        pass
+    script = (
+        "import pickle, sys, torch\n"
+        "from mezzo.amp import auto_cast\n"
+        "policy, x = pickle.loads(sys.stdin.buffer.read()), torch.rand(2, 2)\n"
+        "with auto_cast(policy=policy):\n"
+        "    print(torch.nn.functional.linear(x, x).dtype, (x + x).dtype)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], input=pickle.dumps(policy), capture_output=True, check=True)
+    assert done.stdout.split() == [b"torch.float32", b"torch.float16"]
+
+
+def test_gradients_inside_a_region_are_those_outside() -> None:
+    """A backward inside an O2 region must not round float32 arithmetic to half: 2^15 times 1000 overflows."""
+    weight = torch.tensor([0.7, 0.3, 0.5, 0.9], requires_grad=True)
+    x = torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+    def loss() -> torch.Tensor:
+        with auto_cast(level="O2"), auto_cast(enable=False):
+            return (x * weight * 1000 * weight / 1000).sum() * 2.0**15
+
+    outside = torch.autograd.grad(loss(), weight)[0]
+    with auto_cast(level="O2"):
+        inside = torch.autograd.grad(loss(), weight)[0]
+    assert torch.equal(inside, outside)
+
+
+def test_the_threads_of_data_parallel_follow_the_policy() -> None:
+    """With a stand-in for torch's function, which needs GPUs: one thread a replica, as there."""
+
+    def parallel_apply(modules: list, inputs: list) -> None:
+        threads = [threading.Thread(target=m, args=(x,)) for m, x in zip(modules, inputs, strict=True)]
+        for thread in threads:
+            thread.start()
+            thread.join()
+
+    seen = []
+
+    def replica(x: torch.Tensor) -> None:
+        seen.append((current_policy(), (x + x).dtype))
+
+    with auto_cast(level="O2", dtype="bfloat16") as region:
+        parallel_apply([replica], [X])
+        with_policy_in_replicas(parallel_apply)([replica, replica], [X, X])
+    assert seen == [(None, torch.float32), *[(region.policy, torch.bfloat16)] * 2]
+    patched = importlib.import_module("torch.nn.parallel.data_parallel").parallel_apply
+    assert patched.__code__ is with_policy_in_replicas(parallel_apply).__code__
+
+
+def test_nested_regions_of_two_dtypes_share_weights() -> None:
+    """The cache of cast weights does not know their dtype."""
+    layer = torch.nn.Linear(4, 4)
+    with auto_cast(dtype="float16", cpu_compute="native"):
+        assert layer(X).dtype is torch.float16
+        with auto_cast(dtype="bfloat16", cpu_compute="native"):
+            assert layer(X).dtype is torch.bfloat16
+        assert layer(X).dtype is torch.float16
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"policy": "O1"}, "policy='O1': must be a mezzo.amp.Policy"),
+        ({"policy": Policy.create(), "level": "O2"}, "give a policy, or level, dtype and lists, not both"),
+        ({"enable": product_dtype}, "write @auto_cast\\(\\), not @auto_cast"),
+    ],
+)
+def test_mixed_up_arguments_are_type_errors(arguments: dict, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        auto_cast(**arguments)
+
+
+def test_a_dtype_that_cannot_be_hashed_is_refused_like_any_other() -> None:
+    with pytest.raises(ValueError, match="must be 'float16' or 'bfloat16'"):
+        auto_cast(dtype=["float16"])

@@ -364,7 +364,7 @@ def test_decorating_again_changes_nothing_and_the_other_dtype_is_refused() -> No
     master = master_of(model.weight)
     assert decorate(model, level="O2") is model
     assert master_of(model.weight) is master
-    with pytest.raises(RuntimeError, match="'weight' is decorated in float16 already; bfloat16 was asked"):
+    with pytest.raises(RuntimeError, match="'weight' is float16 already; bfloat16 was asked"):
         decorate(model, level="O2", dtype="bfloat16")
 
 
@@ -544,3 +544,107 @@ def test_writing_a_weight_onto_itself_keeps_the_masters_bits_in_one_process(
     with torch.no_grad():
         model.weight.copy_(model.weight.clone())
     assert torch.equal(model.state_dict()["weight"], exact if kept else rounded)
+
+
+def test_optimizer_state_loaded_before_the_first_scaler_step_stays_float32() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model(torch.ones(1, 2)).sum().mul(1e-6).backward()
+    optimizer.step()
+    saved = optimizer.state_dict()
+    decorate(model, level="O2")
+    fresh = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    fresh.load_state_dict(saved)
+    state = fresh.state[model.weight]
+    assert state["exp_avg_sq"].dtype is torch.float32
+    assert state["exp_avg_sq"].max() > 0  # about 1e-15: nothing of it is left in float16
+
+
+def test_a_disabled_scaler_still_steps_through_the_masters() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    start = model.weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=2.0**-12)
+    decorate(model, level="O2", dtype="bfloat16")
+    scaler = GradScaler(enable=False)
+    for _ in range(4):
+        model.weight.grad = torch.ones(1, 1, dtype=torch.bfloat16)
+        scaler.step(optimizer)
+    assert torch.equal(model.state_dict()["weight"], start - 4 * 2.0**-12)
+
+
+def test_a_second_optimizer_that_decorate_never_saw_warns() -> None:
+    model = nn.Linear(1, 1)
+    decorate(model, torch.optim.SGD(model.parameters(), lr=0.1), level="O2")
+    second = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.weight.grad = torch.ones_like(model.weight)
+    with pytest.warns(UserWarning, match="updates half weights without their float32 masters"):
+        second.step()
+
+
+def test_an_optimizer_of_another_model_warns() -> None:
+    with pytest.warns(UserWarning, match="this SGD has no parameter of the models given"):
+        decorate(nn.Linear(1, 1), torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), level="O2")
+
+
+def test_a_deep_copy_has_masters_of_its_own() -> None:
+    model = decorate(Net(), level="O2")
+    twin = copy.deepcopy(model)
+    expected = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        model.lin.weight.zero_()
+    for name, value in twin.state_dict().items():
+        assert torch.equal(value, expected[name]) or name == "positions", name
+
+
+def test_keep_vars_gives_the_parameters_themselves() -> None:
+    model = decorate(nn.Linear(2, 2), level="O2")
+    assert model.state_dict(keep_vars=True)["weight"] is model.weight
+
+
+def test_float_gives_the_masters_values_back() -> None:
+    model = nn.Linear(3, 3)
+    exact = {name: value.clone() for name, value in model.state_dict().items()}
+    decorate(model, level="O2").float()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, exact[name])
+    assert torch.equal(model.weight, exact["weight"])
+
+
+def test_a_buffer_shared_by_two_modules_stays_one() -> None:
+    shared = torch.rand(3)
+    model = nn.ModuleList([nn.Module(), nn.Module()])
+    for module in model:
+        module.register_buffer("table", shared)
+    decorate(model, level="O2")
+    assert model[0].table is model[1].table
+    assert model[0].table.dtype is torch.float16
+
+
+def test_inference_mode_is_refused_before_anything_changes() -> None:
+    model = nn.Linear(2, 2)
+    with torch.inference_mode(), pytest.raises(RuntimeError, match=r"call it outside torch\.inference_mode\(\)"):
+        decorate(model, level="O2")
+    assert model.weight.dtype is torch.float32
+
+
+def test_a_half_model_without_masters_cannot_change_its_dtype() -> None:
+    model = decorate(nn.Linear(2, 2), level="O2", master_weight=False)
+    with pytest.raises(RuntimeError, match="'weight' is float16 already; bfloat16 was asked"):
+        decorate(model, level="O2", dtype="bfloat16")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sharding_a_decorated_model_warns_that_its_masters_are_gone() -> None:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = decorate(nn.Linear(2, 2), level="O2", dtype="bfloat16")
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.warns(UserWarning, match=r"fully_shard\(\) replaced half parameters of a decorated model"):
+            optimizer.step()
+    finally:
+        dist.destroy_process_group()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mezzo.amp import auto_cast, exclude_layers
+from mezzo.amp import auto_cast, decorate, exclude_layers
 from mezzo.amp._exclude import find_excluded, is_excluded
 
 
@@ -83,3 +83,26 @@ def test_a_type_that_the_model_does_not_have_warns() -> None:
 def test_a_glob_without_a_match_names_the_nearest_module() -> None:
     with pytest.raises(ValueError, match="no module is named 'secnd'; did you mean 'second'"):
         find_excluded(Block(), "secnd")
+
+
+def test_excluding_a_layer_of_a_decorated_model_gives_it_its_float32_weights_back() -> None:
+    model = Block()
+    exact = model.first.weight.detach().clone()
+    model, optimizer = decorate(model, torch.optim.SGD(model.parameters(), lr=0.1), level="O2")
+    exclude_layers(model, "first")
+    assert torch.equal(model.first.weight, exact)
+    with auto_cast(level="O2"):
+        model(torch.ones(2, 4)).float().sum().backward()
+    optimizer.step()
+    assert model.first.weight.dtype is torch.float32
+    assert not torch.equal(model.first.weight, exact)
+
+
+def test_a_half_layer_without_float32_values_is_refused() -> None:
+    with pytest.raises(ValueError, match="'weight' is float16 and has no float32 value"):
+        exclude_layers(Block().half(), "first")
+
+
+def test_a_glob_far_from_every_name_lists_some() -> None:
+    with pytest.raises(ValueError, match="no module is named 'zzz'; the model has first, second"):
+        find_excluded(Block(), "zzz")

@@ -197,3 +197,17 @@ def test_the_digest_is_the_same_in_every_process() -> None:
     """A literal: the digest is part of on-disk cache keys, so an accidental change of the default lists shows here."""
     assert Policy.create("O1").digest == Policy.create("o1", torch.float16).digest
     assert len({Policy.create(level, half).digest for level in ("OD", "O1", "O2") for half in HALVES}) == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("custom_white_list: [sofmax]", r"lists\.yml: unknown operator 'sofmax'; did you mean 'softmax'"),
+        ("{custom_white_list: [exp], custom_black_list: [exp]}", r"lists\.yml: .*both hold 'exp'"),
+    ],
+)
+def test_wrong_names_in_a_list_file_are_found_when_it_is_read(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "lists.yml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_lists(path)

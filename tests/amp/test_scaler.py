@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, RMSprop
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mezzo.amp import debugging
 from mezzo.amp._scaler import GradScaler, LossScaleFloorError
 from mezzo.optim import attach, attach_master, master_of
 
@@ -586,3 +587,23 @@ def test_cuda_steps_equal_cpu_steps(kind) -> None:
         results.append([_wide(p).cpu() for p in model.parameters()])
     for cpu, cuda in zip(*results, strict=True):
         torch.testing.assert_close(cpu, cuda, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("max_norm", [float("nan"), -1.0])
+def test_clipping_refuses_norms_that_are_none(max_norm: float) -> None:
+    with pytest.raises(ValueError, match=r"max_norm=.*: must be a number of at least 0"):
+        GradScaler().clip_grad_norm_(SGD([nn.Parameter(torch.zeros(1))], lr=1.0), max_norm)
+
+
+def test_clipping_reads_the_gradients_once_and_large_ones_do_not_overflow() -> None:
+    weight = nn.Parameter(torch.zeros(3))
+    optimizer = SGD([weight], lr=1.0)
+    scaler = GradScaler(init_loss_scaling=2.0**15)
+    scaler.scale(torch.ones(()))
+    weight.grad = torch.full((3,), 1e16) * 2**15
+    with debugging.collect_operator_stats(print_table=False) as stats:
+        norm = scaler.clip_grad_norm_(optimizer, 1.0)
+    assert stats.totals()["_foreach_norm"] == (0, 0, 1, 0)
+    assert norm.item() == pytest.approx(3**0.5 * 1e16, rel=1e-6)
+    scaler.step(optimizer)
+    torch.testing.assert_close(weight.detach(), torch.full((3,), -(3**-0.5)), rtol=1e-6, atol=0)

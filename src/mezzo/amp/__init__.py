@@ -10,13 +10,14 @@ from mezzo.amp._lists import black_list, read_lists, white_list
 from mezzo.amp._names import known_names as operator_names
 from mezzo.amp._policy import Decision, Policy
 from mezzo.amp._recompute import bind_policy, custom_bwd, custom_fwd
-from mezzo.amp._scaler import GradScaler
+from mezzo.amp._scaler import GradScaler, LossScaleFloorError
 from mezzo.amp._state import current_policy
 
 __all__ = [
     "auto_cast",
     "decorate",
     "GradScaler",
+    "LossScaleFloorError",
     "Policy",
     "Decision",
     "current_policy",

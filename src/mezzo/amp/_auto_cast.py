@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from mezzo.amp._compile import hide_from_dynamo, tag_compile_caches
+from mezzo._dynamo import hide_from_dynamo
+from mezzo.amp._compile import tag_compile_caches
 from mezzo.amp._foreign import CHECKS_ON_ENTRY, raise_if_replaced
 from mezzo.amp._hardware import warn_if_unsupported
 from mezzo.amp._kernels import KERNELS
 from mezzo.amp._policy import Policy
 from mezzo.amp._recompute import carry_policy_into_recompute
-from mezzo.amp._state import here, read_state, state_of, state_without, write_state
+from mezzo.amp._state import AutocastState, here, read_state, state_of, state_without, write_state
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,14 +24,34 @@ F = TypeVar("F", bound=Callable[..., Any])
 DEVICE_TYPES = ("cuda", "cpu")
 
 
+_hidden = hide_from_dynamo(
+    "mezzo.amp.auto_cast inside a compiled function: enter the region around the call of the compiled function instead"
+)
+
 #: Half dtypes for which the GPU was looked at.
 _checked_dtypes: set[torch.dtype] = set()
 
 
-@functools.lru_cache(maxsize=64)
-def _policy_of_defaults(level: str, dtype: str | torch.dtype, use_promote: bool, cpu_compute: str) -> Policy:
-    """Return the policy of a region without custom lists: a training loop asks for it every step."""
-    return Policy.create(level, dtype, use_promote=use_promote, cpu_compute=cpu_compute)
+_policies: dict[Any, Policy] = {}
+
+
+def _policy_of(level: Any, dtype: Any, white: Any, black: Any, use_promote: bool, cpu_compute: str) -> Policy:
+    """Return the policy of a region; one without custom lists, which a training loop asks for every step, is remembered."""
+    plain = white is None and black is None and isinstance(level, str) and isinstance(dtype, (str, torch.dtype))
+    if not plain:
+        return Policy.create(level, dtype, white, black, use_promote, cpu_compute)
+    key = (level, dtype, use_promote, cpu_compute)
+    policy = _policies.get(key)
+    if policy is None:
+        policy = _policies[key] = Policy.create(level, dtype, use_promote=use_promote, cpu_compute=cpu_compute)
+    return policy
+
+
+def _forget_casts_to_another_dtype(before: AutocastState, after: AutocastState) -> None:
+    """Empty torch's cache of cast weights where the dtype changes: the cache does not know the dtype of its entries."""
+    changes = before.cuda_dtype is not after.cuda_dtype or before.cpu_dtype is not after.cpu_dtype
+    if changes and (before.cuda_is_on or before.cpu_is_on) and (after.cuda_is_on or after.cpu_is_on):
+        torch.clear_autocast_cache()
 
 
 class auto_cast:  # the documents' name, used like a function
@@ -53,7 +74,7 @@ class auto_cast:  # the documents' name, used like a function
 
     __slots__ = ("_state", "policy")
 
-    @hide_from_dynamo
+    @_hidden
     def __init__(
         self,
         enable: bool = True,
@@ -67,14 +88,17 @@ class auto_cast:  # the documents' name, used like a function
         policy: Policy | None = None,
     ) -> None:
         if policy is None:
-            if custom_white_list is None and custom_black_list is None:
-                policy = _policy_of_defaults(level, dtype, use_promote, cpu_compute)
-            else:
-                policy = Policy.create(level, dtype, custom_white_list, custom_black_list, use_promote, cpu_compute)
+            if callable(enable):
+                raise TypeError("auto_cast is used with parentheses: write @auto_cast(), not @auto_cast")
+            policy = _policy_of(level, dtype, custom_white_list, custom_black_list, use_promote, cpu_compute)
+        elif not isinstance(policy, Policy):
+            raise TypeError(f"policy={policy!r}: must be a mezzo.amp.Policy, from Policy.create(...)")
+        elif (custom_white_list, custom_black_list, level, dtype, use_promote) != (None, None, "O1", "float16", False):
+            raise TypeError("auto_cast: give a policy, or level, dtype and lists, not both")
         self.policy = policy
         self._state = state_of(policy) if enable and policy.level != "O0" else state_without(policy.dtype)
 
-    @hide_from_dynamo
+    @_hidden
     def __enter__(self) -> auto_cast:
         policy = self._state.policy
         if policy is not None:
@@ -87,18 +111,22 @@ class auto_cast:  # the documents' name, used like a function
             if policy.dtype not in _checked_dtypes and torch.cuda.is_initialized():
                 _checked_dtypes.add(policy.dtype)
                 warn_if_unsupported(policy.dtype)
-        here.regions.append(read_state())
+        around = read_state()
+        here.regions.append(around)
         torch.autocast_increment_nesting()
+        _forget_casts_to_another_dtype(around, self._state)
         write_state(self._state)
         return self
 
-    @hide_from_dynamo
+    @_hidden
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if torch.autocast_decrement_nesting() == 0:
             torch.clear_autocast_cache()
-        write_state(here.regions.pop())
+        around = here.regions.pop()
+        _forget_casts_to_another_dtype(self._state, around)
+        write_state(around)
 
     def __call__(self, function: F) -> F:
         """Return the function run in a region of its own at each call."""

@@ -47,8 +47,8 @@ def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _save(save_dtype: torch.dtype | None, module: nn.Module, state: dict[str, Any], prefix: str, _meta: Any) -> None:
     for name, tensor in _own(module):
         key = prefix + name
-        if key not in state or not tensor.is_floating_point():
-            continue
+        if key not in state or not tensor.is_floating_point() or isinstance(state[key], nn.Parameter):
+            continue  # keep_vars=True asks for the parameter itself
         master = master_of(tensor)
         if master is None and tensor.dtype in (torch.float16, torch.bfloat16):
             master = tensor.detach().float()

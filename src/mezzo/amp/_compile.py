@@ -13,14 +13,11 @@ compiled under a policy, the cache key carries the policy's digest.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from mezzo.amp._state import current_policy
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _tags_before: list[str] = []
 
@@ -43,15 +40,3 @@ def tag_compile_caches() -> None:
     if callbacks is not None and _tag_start not in callbacks.callback_handler.start_callbacks:
         callbacks.callback_handler.register_start_callback(_tag_start)
         callbacks.callback_handler.register_end_callback(_tag_end)
-
-
-def hide_from_dynamo(function: F) -> F:
-    """Mark a function as one that Dynamo neither traces nor compiles; free outside torch.compile, imports nothing."""
-    function._torchdynamo_disable = True  # type: ignore[attr-defined]
-    function._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
-        "mezzo.amp.auto_cast inside a compiled function: enter the region around the call of the compiled function instead"
-    )
-    frames = torch._C._dynamo.eval_frame
-    skip = frames._FrameAction.SKIP
-    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
-    return function

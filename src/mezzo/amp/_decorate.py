@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +19,11 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from mezzo.amp._checkpoint import keep_float32_checkpoints, parse_save_dtype
-from mezzo.amp._dtypes import dtype_name, parse_half_dtype
+from mezzo.amp._dtypes import HALF_DTYPES, dtype_name, parse_half_dtype
 from mezzo.amp._exclude import Excluded, exclude_layers, find_excluded
 from mezzo.amp._hardware import warn_if_unsupported
 from mezzo.amp._policy import parse_level
-from mezzo.optim import attach, attach_master, engine_of, master_of, remember_names
+from mezzo.optim import attach, attach_master, engine_of, is_dtensor, master_of, remember_names
 
 T = TypeVar("T")
 
@@ -70,6 +72,7 @@ def decorate(
     if master_grad and not hasattr(Tensor, "grad_dtype"):
         raise RuntimeError("master_grad=True needs Tensor.grad_dtype, which this torch does not have")
 
+    _warn_about_strangers(model_list, optimizer_list)
     if torch.cuda.is_initialized():
         warn_if_unsupported(half)
     for model, layers in zip(model_list, excluded, strict=True):
@@ -79,10 +82,8 @@ def decorate(
         remember_names(model)
     for optimizer in optimizer_list:
         attach(optimizer, masters_for_new=master_weight is not False)
-    if optimizers is None:
-        _warn_about_plain_steps()
-        return models
-    return models, optimizers
+    _watch_optimizers()
+    return models if optimizers is None else (models, optimizers)
 
 
 def _as_list(value: Any, kind: type[T], argument: str) -> list[T]:
@@ -115,14 +116,14 @@ def _refuse_uninitialised(model: nn.Module) -> None:
     for name, param in model.named_parameters():
         if is_lazy(param):
             raise RuntimeError(f"{name!r} has no shape yet (a lazy module): run the model once, then decorate it")
+        if torch.is_inference_mode_enabled() or param.is_inference():
+            raise RuntimeError("decorate() prepares training: call it outside torch.inference_mode()")
 
 
 def _refuse_other_dtype(model: nn.Module, half: torch.dtype) -> None:
     for name, param in model.named_parameters():
-        if param.dtype is not half and master_of(param) is not None:
-            raise RuntimeError(
-                f"{name!r} is decorated in {dtype_name(param.dtype)} already; {dtype_name(half)} was asked"
-            )
+        if param.dtype in HALF_DTYPES.values() and param.dtype is not half:
+            raise RuntimeError(f"{name!r} is {dtype_name(param.dtype)} already; {dtype_name(half)} was asked")
 
 
 def _keeps_float32(module: nn.Module, half: torch.dtype) -> bool:
@@ -155,6 +156,7 @@ def _cast_model(
     kept_modules |= {id(module) for module in model.modules() if _keeps_float32(module, half)}
     # A tensor shared with a module that stays float32 stays float32: tied weights are one object.
     kept = {id(t) for m in model.modules() if id(m) in kept_modules for _, _, t in _own_tensors(m, "O2")}
+    cast_buffers: dict[int, Tensor] = {}
     for module in model.modules():
         if id(module) in kept_modules:
             continue
@@ -164,8 +166,10 @@ def _cast_model(
             if isinstance(tensor, nn.Parameter):
                 _cast_parameter(tensor, half, with_masters, master_grad)
             elif tensor.dtype is torch.float32:
-                holder[name] = tensor.to(half)
-                attach_master(holder[name], tensor)  # the exact value, for checkpoints, until somebody edits the buffer
+                if id(tensor) not in cast_buffers:  # a buffer that two modules share stays one
+                    cast_buffers[id(tensor)] = tensor.to(half)
+                    attach_master(cast_buffers[id(tensor)], tensor)  # the exact value, for checkpoints
+                holder[name] = cast_buffers[id(tensor)]
 
 
 @torch.no_grad()
@@ -185,27 +189,52 @@ def _cast_parameter(param: nn.Parameter, half: torch.dtype, with_master: bool, m
         param.grad_dtype = torch.float32
 
 
-_warned: set[int] = set()
-_hook: list[Any] = []
+def _warn_about_strangers(models: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> None:
+    known = {id(param) for model in models for param in model.parameters()}
+    for optimizer in optimizers:
+        if not any(id(param) in known for group in optimizer.param_groups for param in group["params"]):
+            warnings.warn(
+                f"decorate: this {type(optimizer).__name__} has no parameter of the models given; build it from their "
+                "parameters()",
+                UserWarning,
+                stacklevel=3,
+            )
 
 
-def _warn_about_plain_steps() -> None:
-    """Watch for `optimizer.step()` of an optimizer that does not know of the masters; one hook a process."""
-    if not _hook:
-        _hook.append(register_optimizer_step_pre_hook(_warn_if_masters_are_bypassed))
+_warned: WeakSet[Optimizer] = WeakSet()
+
+
+@functools.cache
+def _watch_optimizers() -> None:
+    """Look after optimizers that `decorate` was not given; once a process."""
+    register_optimizer_step_pre_hook(_warn_if_masters_are_bypassed)
+    load_value = Optimizer._process_value_according_to_param_policy
+
+    def load_value_for_master(param: Tensor, *args: Any, **kwargs: Any) -> Any:
+        master = master_of(param)  # its state is float32; torch would round it to the parameter's dtype
+        return load_value(param if master is None else master, *args, **kwargs)
+
+    Optimizer._process_value_according_to_param_policy = staticmethod(load_value_for_master)  # type: ignore[method-assign]
 
 
 def _warn_if_masters_are_bypassed(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    if optimizer in _warned:
+        return
     params = [param for group in optimizer.param_groups for param in group["params"]]
-    if id(optimizer) in _warned or all(master_of(param) is None for param in params):
+    if any(is_dtensor(param) and param.dtype in HALF_DTYPES.values() and master_of(param) is None for param in params):
+        advice = (
+            "fully_shard() replaced half parameters of a decorated model and left their float32 masters behind; shard the "
+            "float32 model with fully_shard(mp_policy=MixedPrecisionPolicy(param_dtype=...)) and do not decorate it"
+        )
+    elif all(master_of(param) is None for param in params):
         return
-    engine = engine_of(optimizer)
-    if engine.attached or engine.is_called_by_scaler:
-        return
-    _warned.add(id(optimizer))
-    warnings.warn(
-        "optimizer.step() updates half weights without their float32 masters; pass the optimizer to "
-        "mezzo.amp.decorate(models, optimizers), or step through scaler.step(optimizer)",
-        UserWarning,
-        stacklevel=4,
-    )
+    else:
+        engine = engine_of(optimizer)
+        if engine.attached or engine.is_called_by_scaler:
+            return
+        advice = (
+            "optimizer.step() updates half weights without their float32 masters; pass the optimizer to "
+            "mezzo.amp.decorate(models, optimizers), or step through scaler.step(optimizer)"
+        )
+    _warned.add(optimizer)
+    warnings.warn(advice, UserWarning, stacklevel=4)

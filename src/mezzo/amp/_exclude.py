@@ -13,6 +13,9 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from mezzo.amp._dtypes import HALF_DTYPES, dtype_name
+from mezzo.optim import detach_master, master_of
+
 Excluded = nn.Module | type[nn.Module] | str
 
 _MARK = "_mezzo_forward_before_exclusion"
@@ -53,8 +56,10 @@ def _match(names: dict[str, nn.Module], item: Any) -> Iterable[nn.Module]:
     if isinstance(item, str):
         matching = [module for name, module in names.items() if fnmatch.fnmatchcase(name, item)]
         if not matching:
-            close = difflib.get_close_matches(item, list(names), n=1, cutoff=0.0)[0]
-            raise ValueError(f"excluded_layers: no module is named {item!r}; did you mean {close!r}?")
+            close = difflib.get_close_matches(item, [name for name in names if name], n=1)
+            some = ", ".join(list(names)[1:6]) or "no submodules"
+            hint = f"did you mean {close[0]!r}?" if close else f"the model has {some}"
+            raise ValueError(f"excluded_layers: no module is named {item!r}; {hint}")
         return matching
     raise TypeError(
         f"excluded_layers: {item!r} is {type(item).__name__}; give modules, module types or name globs, or a list of them"
@@ -79,17 +84,38 @@ class ExclusionHandle:
 def exclude_layers(model: nn.Module, excluded_layers: Excluded | Sequence[Excluded] | None) -> ExclusionHandle:
     """Run some modules of a model in float32 inside every `auto_cast` region, whatever its level.
 
-    Their half inputs are cast to float32, their results stay float32. For models whose weights are half
-    (`decorate`), pass `excluded_layers` there: the weights must stay float32 too.
+    Their half inputs are cast to float32, their results stay float32. Half weights of a decorated model get their
+    float32 values back; the optimizer that holds them goes on.
 
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     >>> handle = exclude_layers(net, "1")
     """
     modules = [m for m in find_excluded(model, excluded_layers) if not is_excluded(m)]
     for module in modules:
+        _restore_float32(module)
         module.__dict__[_MARK] = module.__dict__.get("forward")
         module.__dict__["forward"] = functools.partial(_forward_in_float32, module)
     return ExclusionHandle(modules)
+
+
+def _restore_float32(module: nn.Module) -> None:
+    """Put the masters back into a module whose weights `decorate` made half."""
+    for name, param in module.named_parameters():
+        master = master_of(param)
+        if master is not None:
+            param.grad = None
+            param.data = master
+            detach_master(param)
+        elif param.dtype in HALF_DTYPES.values():
+            raise ValueError(
+                f"excluded_layers: {name!r} is {dtype_name(param.dtype)} and has no float32 value; "
+                "call .float() on the layer first"
+            )
+    for part in module.modules():
+        for name, buffer in part._buffers.items():
+            if buffer is not None and buffer.dtype in HALF_DTYPES.values():
+                kept = master_of(buffer)
+                part._buffers[name] = buffer.float() if kept is None else kept
 
 
 def is_excluded(module: nn.Module) -> bool:

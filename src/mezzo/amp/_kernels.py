@@ -16,8 +16,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from mezzo._dynamo import hide_from_dynamo
 from mezzo.amp import _cpu
-from mezzo.amp._compile import hide_from_dynamo
 from mezzo.amp._dtypes import CASTABLE
 from mezzo.amp._native import AUTOCAST_KEYS, Native, has_native_kernel, native_behaviour
 from mezzo.amp._ops import HEAVY, NO_CPU_HALF_KERNEL, OPS, PIECES, VARIANTS, WITH_NUMBERS, Op
@@ -31,6 +31,8 @@ _exclude, _is_excluded = _C._dispatch_tls_set_dispatch_key_excluded, _C._dispatc
 _KEYS = {device: getattr(_C.DispatchKey, key) for device, key in AUTOCAST_KEYS.items()}
 #: Tensors that are never cast: statistics, which the operator writes in place, and what is never floating.
 _NOT_CAST = ("running_mean", "running_var", "index", "indices", "offsets", "mask", "condition")
+
+_graph_task = _C._current_graph_task_id
 
 Kernel = Callable[..., Any]
 
@@ -237,7 +239,7 @@ def make_kernel(overload: Any, op: Op, device_type: str) -> Kernel:
     may_be_elsewhere = device_type == "cpu" and with_numbers
     missing = object()
 
-    @hide_from_dynamo
+    @hide_from_dynamo("a kernel of mezzo.amp is called by torch's dispatcher, not traced")
     def kernel(*args: Any, **kwargs: Any) -> Any:
         policy: Policy | None = here.policy
         if policy is None:
@@ -246,6 +248,8 @@ def make_kernel(overload: Any, op: Op, device_type: str) -> Kernel:
                 return native_call(*args, **kwargs)
         if _autocast_dtype(device_type) is not policy.dtype:  # torch.autocast in another dtype, inside our region
             return native_call(*args, **kwargs)
+        if _graph_task() != -1 and not here.is_replaying:  # a gradient, not a forward: its dtypes are settled
+            return _call_without_autocast(own_keys, overload, args, kwargs)
         if may_be_elsewhere and _is_elsewhere(args):
             return _call_without_autocast(own_keys, overload, args, kwargs)
         variant = only_variant if classify is None else classify(args, kwargs)

@@ -13,6 +13,7 @@ import yaml
 
 from mezzo.amp import _ops as ops
 from mezzo.amp._dtypes import HALF_DTYPES, dtype_name
+from mezzo.amp._names import check_disjoint, resolve_list
 
 LISTS_VERSION = 1
 
@@ -108,4 +109,8 @@ def read_lists(path: str | Path) -> dict[str, list[str]]:
     for key, names in data.items():
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ValueError(f"{path}: {key} must be a list of operator names")
+    try:
+        check_disjoint(*(resolve_list(data.get(key), key) for key in _FILE_KEYS))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     return data

@@ -62,6 +62,11 @@ class Policy:
     _memo: Memo = field(default_factory=dict, init=False, repr=False, compare=False)
     _plans: dict[tuple[str, str], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what the policy says, not what it remembers: another process has kernels of its own to install."""
+        data = (self.level, self.dtype, self.white, self.black, self.inside, self.use_promote, self.cpu_compute)
+        return Policy, data
+
     @classmethod
     def create(
         cls,

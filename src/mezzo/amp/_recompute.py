@@ -7,6 +7,7 @@ own autocast state there and knows nothing of a policy. A custom autograd Functi
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch.utils.checkpoint as torch_checkpoint
 from torch.autograd import function as torch_function
 
 from mezzo.amp._dtypes import CASTABLE
-from mezzo.amp._state import AutocastState, current_policy, read_state, state_without, write_state
+from mezzo.amp._state import AutocastState, current_policy, here, read_state, state_without, write_state
 
 _HINT = (
     "mezzo: this autograd Function ran under auto_cast without mezzo.amp.custom_fwd / custom_bwd, so its backward sees "
@@ -25,11 +26,13 @@ _HINT = (
 
 def run_in_state(state: AutocastState, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function with a policy and autocast state in force, and put the present one back."""
-    before = read_state()
+    before, was_replaying = read_state(), here.is_replaying
     write_state(state)
+    here.is_replaying = True
     try:
         return function(*args, **kwargs)
     finally:
+        here.is_replaying = was_replaying
         write_state(before)
 
 
@@ -38,14 +41,27 @@ def bind_policy(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Use it as a thread's target, or wherever a callable is run later than the region in which it was made.
     """
-    if current_policy() is None:
-        return function
-    return functools.wraps(function)(functools.partial(run_in_state, read_state(), function))
+    bound = _bound(function)
+    return bound if bound is function else functools.wraps(function)(bound)
+
+
+def _bound(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function if current_policy() is None else functools.partial(run_in_state, read_state(), function)
+
+
+def with_policy_in_replicas(parallel_apply: Callable[..., Any]) -> Callable[..., Any]:
+    """Return DataParallel's `parallel_apply` for replicas that follow the policy in their threads."""
+
+    @functools.wraps(parallel_apply)
+    def run(modules: Any, *args: Any, **kwargs: Any) -> Any:
+        return parallel_apply([_bound(module) for module in modules], *args, **kwargs)
+
+    return run
 
 
 @functools.cache
 def carry_policy_into_recompute() -> None:
-    """Teach torch's checkpointing (both forms) the policy, and its failing Functions a hint; once a process."""
+    """Teach torch's checkpointing (both forms) and DataParallel's threads the policy, and failing Functions a hint; once."""
     reentrant = torch_checkpoint.CheckpointFunction
     forward: Callable[..., Any] = reentrant.forward
 
@@ -60,6 +76,8 @@ def carry_policy_into_recompute() -> None:
         return generator(bind_policy(fn), *args, **kwargs)
 
     torch_checkpoint._checkpoint_without_reentrant_generator = generator_with_policy
+    data_parallel: Any = importlib.import_module("torch.nn.parallel.data_parallel")  # a function has the same name
+    data_parallel.parallel_apply = with_policy_in_replicas(data_parallel.parallel_apply)
     apply: Callable[..., Any] = torch_function.BackwardCFunction.apply
 
     @functools.wraps(apply)

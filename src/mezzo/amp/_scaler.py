@@ -37,6 +37,11 @@ class _Progress:
         self.clip_coef: Tensor | None = None
 
 
+def _check_optimizer(optimizer: Any) -> None:
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
+
+
 class GradScaler(ScalerSettings):
     """Scales the loss so that half gradients do not vanish, and skips steps whose gradients overflow.
 
@@ -135,6 +140,8 @@ class GradScaler(ScalerSettings):
 
         Nothing is rewritten: the coefficient is folded into the update. Call it after the last backward of the step.
         """
+        if not max_norm >= 0:
+            raise ValueError(f"max_norm={max_norm!r}: must be a number of at least 0")
         if not self._enable:
             params = [p for group in optimizer.param_groups for p in group["params"]]
             return nn.utils.clip_grad_norm_(params, max_norm)
@@ -154,6 +161,10 @@ class GradScaler(ScalerSettings):
         Returns what the optimizer's step returns. Neither rewrites gradients nor waits for the device (optimizers other
         than SGD, Adam and AdamW need one host read on CUDA).
         """
+        _check_optimizer(optimizer)
+        engine = engine_of(optimizer)
+        if not engine.attached and engine.has_masters():
+            attach(optimizer)  # the model was decorated alone; its optimizer joins here
         if not self._enable:
             return optimizer.step(*args, **kwargs)
         if args or kwargs:
@@ -163,9 +174,6 @@ class GradScaler(ScalerSettings):
         progress = self._progress_of(optimizer)
         if progress.stage is _Stage.STEPPED:
             raise RuntimeError("step() was already called on this optimizer since the last update(): call update()")
-        engine = engine_of(optimizer)
-        if not engine.attached and engine.has_masters():
-            attach(optimizer)  # the model was decorated alone; its optimizer joins here
         scale = self._scale_for(optimizer)
         request = StepRequest(
             scale=scale if progress.stage is _Stage.INIT else None,
@@ -291,8 +299,7 @@ class GradScaler(ScalerSettings):
     # Inside
 
     def _progress_of(self, optimizer: Optimizer) -> _Progress:
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        _check_optimizer(optimizer)
         return self._progress.setdefault(optimizer, _Progress())
 
     def _scale_for(self, optimizer: Optimizer) -> Tensor:

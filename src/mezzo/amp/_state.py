@@ -49,6 +49,8 @@ class _Here(threading.local):
     def __init__(self) -> None:
         self.regions: list[AutocastState] = []
         """What to put back when a region is left, innermost last."""
+        self.is_replaying = False
+        """Whether forward code runs within a backward pass: recomputation, or a decorated autograd Function."""
 
 
 here = _Here()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mezzo import amp
-from mezzo._errors import RunError
+from mezzo._errors import MezzoError, RunError
 from mezzo.amp import debugging
 from mezzo.amp._cpu import has_half_units
 from mezzo.amp._dtypes import dtype_name, parse_half_dtype
@@ -188,7 +188,9 @@ def compare(
         raise ValueError("--size is the width of SimpleNet; with --model the factory decides")
     try:
         return _compare(settings, _task_maker(model, settings, place), place, progress)
-    except (RuntimeError, TypeError, ValueError) as error:
+    except MezzoError:
+        raise
+    except Exception as error:  # the user's own code runs in here; a fault of ours keeps its traceback below
         if _is_out_of_memory(error):
             raise RunError(_out_of_memory(settings)) from error
         if model is None:  # nothing of the user's was run: a defect of ours, which keeps its traceback

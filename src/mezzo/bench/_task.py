@@ -151,7 +151,7 @@ def _with_data(model: nn.Module, reference: str, batch_size: int) -> Task:
     try:
         with torch.no_grad():
             output = copy.deepcopy(model)(inputs)  # a copy: BatchNorm statistics of the original stay at their start
-    except (RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:  # whatever the user's forward raises
         advice = "return (module, inputs, targets, loss_fn) to give it its own"
         shown = tuple(inputs.shape)
         raise ModelError(f"--model {reference!r}: does not take inputs of shape {shown}: {error}; {advice}") from error

@@ -2,6 +2,7 @@
 
 from mezzo.optim._check import Verdict
 from mezzo.optim._engine import StepEngine, StepRequest, attach, engine_of
+from mezzo.optim._grads import is_dtensor
 from mezzo.optim._masters import attach_master, detach_master, master_of, refresh_master
 from mezzo.optim._names import describe_parameter, name_of, remember_names
 
@@ -13,6 +14,7 @@ __all__ = [
     "StepEngine",
     "StepRequest",
     "Verdict",
+    "is_dtensor",
     "attach",
     "engine_of",
     "remember_names",

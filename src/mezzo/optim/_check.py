@@ -45,7 +45,12 @@ def check(
     """
     inverse = None if scale is None else inverse_of(scale)
     full = buckets((s for s in slots if s.values.numel()), _kind)
-    keys = [_first_bad_key(batch, count, inverse).to(device, non_blocking=True) for batch in full]
+    # The norms that clipping needs are finite just where the gradients are: one reading gives both answers.
+    norms = [torch.stack(_l2_norms(batch) if max_norm is not None else _largest_values(batch)) for batch in full]
+    keys = [
+        _first_bad_key(batch, size, count, inverse).to(device, non_blocking=True)
+        for batch, size in zip(full, norms, strict=True)
+    ]
     key = _largest(keys) if keys else torch.zeros((), dtype=torch.int64, device=device)
     sharded = (
         any(not s.is_plain and _is_sharded(s.grad) for s in slots) and dist.is_available() and dist.is_initialized()
@@ -57,9 +62,10 @@ def check(
     first_bad = (count + 1 - key) * found - 1
     if max_norm is None:
         return Verdict(found_inf, first_bad)
-    total_norm = _total_norm(full, device, sharded)
+    total_norm = _total_norm(full, norms, device, sharded)
     if inverse is not None:
         total_norm = total_norm * inverse.to(device, non_blocking=True)
+    total_norm = total_norm.float()
     clip_coef = (max_norm / (total_norm + _CLIP_EPSILON)).clamp(max=1.0)
     return Verdict(found_inf, first_bad, total_norm, clip_coef)
 
@@ -72,20 +78,21 @@ def _kind(slot: Slot) -> tuple[torch.device, torch.dtype, float]:
     return slot.values.device, slot.values.dtype, 0.0 if slot.is_plain else _replicas(slot.grad)
 
 
-def _first_bad_key(batch: Sequence[Slot], count: int, inverse: Tensor | None) -> Tensor:
-    """Return `count - index` of the first bad one, 0 if all are finite: so that a maximum finds the first.
+def _largest_values(batch: Sequence[Slot]) -> tuple[Tensor, ...] | list[Tensor]:
+    """Return the largest magnitude of each gradient: unlike a sum of squares it cannot overflow."""
+    return torch._foreach_norm([s.values for s in batch], _INF)
 
-    The largest magnitude is taken, not a sum of squares: squares of finite float32 numbers can overflow.
-    """
-    values = [s.values for s in batch]
-    largest = torch.stack(torch._foreach_norm(values, _INF))
-    if largest.dtype != torch.float64:
-        largest = largest.float()
+
+def _first_bad_key(batch: Sequence[Slot], sizes: Tensor, count: int, inverse: Tensor | None) -> Tensor:
+    """Return `count - index` of the first bad one, 0 if all are finite: so that a maximum finds the first."""
     if inverse is not None:
         # A scale far below 1 can push a finite gradient over the top; a scale of 0 makes all of them NaN.
-        largest = largest * inverse.to(largest.device, non_blocking=True)
-    keys = _keys(tuple(s.index for s in batch), count, largest.device)
-    return (keys * ~largest.isfinite()).amax()
+        wide = sizes if sizes.dtype == torch.float64 else sizes.float()
+        sizes = (wide * inverse.to(sizes.device, non_blocking=True)).to(wide.dtype)
+    if batch[0].values.dtype != torch.float64:
+        sizes = sizes.float()
+    keys = _keys(tuple(s.index for s in batch), count, sizes.device)
+    return (keys * ~sizes.isfinite()).amax()
 
 
 @functools.lru_cache(maxsize=64)
@@ -95,26 +102,35 @@ def _keys(indices: tuple[int, ...], count: int, device: torch.device) -> Tensor:
     return keys.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else keys.to(device)
 
 
-def _total_norm(batches: Sequence[Sequence[Slot]], device: torch.device, sharded: bool) -> Tensor:
+def _total_norm(
+    batches: Sequence[Sequence[Slot]], norms: Sequence[Tensor], device: torch.device, sharded: bool
+) -> Tensor:
     """Return the L2 norm over all gradients, in float32 at least, over all ranks where they are sharded."""
     whole: list[Tensor] = []
     shards: list[Tensor] = []
-    for batch in batches:
-        norm = torch.linalg.vector_norm(torch.stack(_l2_norms(batch))).to(device, non_blocking=True)
+    for batch, sizes in zip(batches, norms, strict=True):
+        norm = torch.linalg.vector_norm(sizes).to(device, non_blocking=True)
         if sharded and _is_sharded(batch[0].grad):
             shards.append(norm.square() / _replicas(batch[0].grad))
         else:
             whole.append(norm)
     if sharded:
-        square = torch.stack(shards).sum() if shards else torch.zeros((), device=device)
+        square = torch.stack([shard.double() for shard in shards]).sum() if shards else _zero(device)
         dist.all_reduce(square)
         whole.append(square.sqrt())
-    return torch.linalg.vector_norm(torch.stack(whole)) if whole else torch.zeros((), device=device)
+    return torch.linalg.vector_norm(torch.stack([norm.double() for norm in whole])) if whole else _zero(device)
+
+
+def _zero(device: torch.device) -> Tensor:
+    return torch.zeros((), dtype=torch.float64, device=device)
 
 
 def _l2_norms(batch: Sequence[Slot]) -> tuple[Tensor, ...] | list[Tensor]:
+    """Return the L2 norm of each gradient. Squares of half numbers fit into float32; those of float32 ones need float64,
+    which only the CPU is asked for: on a GPU a norm above 1e19 counts as not finite."""
     values = [s.values for s in batch]
-    wide = torch.float64 if values[0].dtype == torch.float64 else torch.float32
+    is_wide = values[0].dtype not in (torch.float16, torch.bfloat16) and values[0].device.type == "cpu"
+    wide = torch.float64 if is_wide or values[0].dtype == torch.float64 else torch.float32
     if _norm_takes_dtype():
         return torch._foreach_norm(values, 2, dtype=wide)
     return torch._foreach_norm([v.to(wide) for v in values], 2)

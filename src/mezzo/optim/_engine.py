@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
+from mezzo._dynamo import hide_from_dynamo
 from mezzo.optim import _fused
 from mezzo.optim._check import Verdict, check
 from mezzo.optim._grads import Slot, factor_of, gather, inverse_of
@@ -134,6 +135,7 @@ class StepEngine:
             self._request = None
 
     @torch.no_grad()
+    @hide_from_dynamo("a decorated optimizer's step runs fused kernels already: call it outside the compiled function")
     def run(self, closure: Callable[[], Any] | None = None) -> Any:
         """The body of `optimizer.step()`."""
         request, self._request = self._request, None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 _HOME = "_mezzo_master"
@@ -15,16 +16,18 @@ _HOME = "_mezzo_master"
 class _Record:
     """One master and what its parameter looked like when both last agreed."""
 
-    __slots__ = ("data_ptr", "device", "master", "version")
+    __slots__ = ("data_ptr", "device", "half", "master", "version")
 
     def __init__(self, master: Tensor) -> None:
         self.master = master
         self.version: int | None = None  # None: not seen yet, whatever the parameter shows first is in agreement
         self.data_ptr = 0
         self.device = master.device
+        self.half = torch.float16
 
     def note(self, param: Tensor) -> None:
         self.version, self.data_ptr, self.device = param._version, param.data_ptr(), param.device
+        self.half = param.dtype
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Version and address mean nothing in another process.
@@ -50,10 +53,27 @@ def attach_master(param: Tensor, fp32_tensor: Tensor) -> Tensor:
         raise ValueError(f"only a float16 or bfloat16 parameter has a master; this one is {param.dtype}")
     if fp32_tensor.shape != param.shape:
         raise ValueError(f"the master is {tuple(fp32_tensor.shape)}, its parameter {tuple(param.shape)}")
+    _copy_masters_with_parameters()
     record = _Record(_in_layout_of(param, fp32_tensor))
     record.note(param)
     setattr(param, _HOME, record)
     return record.master
+
+
+@functools.cache
+def _copy_masters_with_parameters() -> None:
+    """Let `copy.deepcopy` of a parameter copy its master; torch drops what is attached to one. Once a process."""
+    copy_parameter: Callable[..., Any] = nn.Parameter.__deepcopy__
+
+    def copy_with_master(param: nn.Parameter, memo: dict[int, Any]) -> Any:
+        is_new = id(param) not in memo
+        result = copy_parameter(param, memo)
+        master = master_of(param)
+        if is_new and master is not None:
+            attach_master(result, master.clone())
+        return result
+
+    nn.Parameter.__deepcopy__ = copy_with_master  # type: ignore[method-assign, assignment]
 
 
 def master_of(param: Tensor) -> Tensor | None:
@@ -72,7 +92,11 @@ def master_of(param: Tensor) -> Tensor | None:
 
 
 def _follow(param: Tensor, record: _Record) -> Tensor | None:
-    if not is_half(param):  # model.float(): the parameter is its own master again
+    if not is_half(param):  # model.float(): the parameter is its own master again, with the bits that it had
+        if param.dtype == torch.float32 and param.shape == record.master.shape:
+            with torch.no_grad():
+                rounded = record.master.to(record.half).float()
+                param.copy_(torch.where(rounded == param, record.master, param))
         detach_master(param)
         return None
     edited = record.version is not None and record.version != param._version
