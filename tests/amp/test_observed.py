@@ -319,3 +319,10 @@ def test_values_are_those_of_the_plain_operator_on_cast_inputs(level: str, devic
             if seen.shape != by_hand.shape or not torch.equal(seen, by_hand.to(seen.dtype)):
                 different.append(f"{variant} on {input_dtype}")
     assert different == []
+
+
+def test_statistics_that_norms_return_stay_float32_at_o2() -> None:
+    x = torch.randn(3, 4)
+    with auto_cast(level="O2"):
+        out, mean, rstd = torch.native_layer_norm(x, (4,), None, None, 1e-5)
+    assert (out.dtype, mean.dtype, rstd.dtype) == (torch.float16, torch.float32, torch.float32)

@@ -211,3 +211,12 @@ def test_wrong_names_in_a_list_file_are_found_when_it_is_read(tmp_path: Path, te
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         read_lists(path)
+
+
+def test_a_decision_is_the_pair_of_dtype_and_reason_with_the_dtype_of_the_arithmetic_beside_it() -> None:
+    decision = Policy.create("O2").decide("softmax", [torch.float16])
+    dtype, reason = decision
+    assert (dtype, reason) == (decision.dtype, decision.reason)
+    assert dtype is torch.float16
+    assert decision.compute is torch.float32
+    assert repr(decision).endswith("compute=torch.float32)")

@@ -208,3 +208,33 @@ def test_getters_and_setters() -> None:
     with pytest.raises(ValueError, match=r"incr_ratio=0.5: must be finite and above 1"):
         scaler.set_incr_ratio(0.5)
     assert scaler.get_incr_ratio() == 3.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"incr_ratio": "2"}, "incr_ratio='2': must be a number, not str"),
+        ({"incr_every_n_steps": float("inf")}, "incr_every_n_steps=inf: must be a whole number"),
+        ({"decr_every_n_nan_or_inf": None}, "decr_every_n_nan_or_inf=None: must be a number, not NoneType"),
+        ({"init_loss_scaling": None}, "init_loss_scaling=None: must be a number, not NoneType"),
+        ({"max_skips_at_floor": float("nan")}, "max_skips_at_floor=nan: must be a whole number"),
+    ],
+)
+def test_settings_of_the_wrong_kind_are_one_clear_line(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GradScaler(**arguments)
+
+
+def test_a_torch_scalers_state_is_understood() -> None:
+    stock = torch.amp.GradScaler("cpu", init_scale=512.0, growth_factor=3.0, backoff_factor=0.25, growth_interval=7)
+    stock.scale(torch.ones(()))
+    ours = GradScaler()
+    ours.load_state_dict(stock.state_dict())
+    state = ours.state_dict()
+    assert (state["scale"], state["incr_ratio"], state["decr_ratio"]) == (512.0, 3.0, 0.25)
+    assert (state["incr_every_n_steps"], state["decr_every_n_nan_or_inf"]) == (7, 1)
+
+
+def test_an_empty_state_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="the state dict is empty: it was saved by a GradScaler with enable=False"):
+        GradScaler().load_state_dict({})

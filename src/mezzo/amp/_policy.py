@@ -17,17 +17,31 @@ from mezzo.amp._names import check_disjoint, resolve_list, resolve_name
 from mezzo.amp._ops import OPS, VARIANTS, WITHOUT_HALF_KERNEL
 
 
-class Decision(NamedTuple):
-    """What a policy says of one call."""
-
+class _DtypeAndReason(NamedTuple):
     dtype: torch.dtype | None
     """Dtype of the floating result; None: nothing is cast (auto_cast off, or no input that can be cast)."""
 
     reason: str
     """Which list or rule decided."""
 
+
+class Decision(_DtypeAndReason):
+    """What a policy says of one call: the pair (dtype, reason), and the dtype of the arithmetic besides.
+
+    >>> dtype, reason = Policy.create("O2").decide("softmax", [torch.float16])
+    """
+
     compute: torch.dtype | None
     """Dtype of the arithmetic. It differs from `dtype` for 'fp32 inside, low out', and for white operators at OD."""
+
+    def __new__(cls, dtype: torch.dtype | None, reason: str, compute: torch.dtype | None) -> Decision:
+        """Return the pair with its third part."""
+        decision = super().__new__(cls, dtype, reason)
+        decision.compute = compute
+        return decision
+
+    def __repr__(self) -> str:
+        return f"Decision(dtype={self.dtype}, reason={self.reason!r}, compute={self.compute})"
 
 
 Memo = dict[tuple[str, tuple[torch.dtype, ...]], Decision]

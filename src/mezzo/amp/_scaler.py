@@ -37,6 +37,21 @@ class _Progress:
         self.clip_coef: Tensor | None = None
 
 
+def _from_torch(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of a torch.amp.GradScaler under our names; any other state as it is."""
+    if "growth_factor" not in values:
+        return values
+    return {
+        "scale": values["scale"],
+        "incr_ratio": values["growth_factor"],
+        "decr_ratio": values["backoff_factor"],
+        "incr_every_n_steps": values["growth_interval"],
+        "decr_every_n_nan_or_inf": 1,  # torch shrinks at every bad step
+        "incr_count": values["_growth_tracker"],
+        "decr_count": 0,
+    }
+
+
 def _check_optimizer(optimizer: Any) -> None:
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
@@ -272,7 +287,7 @@ class GradScaler(ScalerSettings):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned, or a Paddle scaler's (one-element arrays, none of our keys).
+        """Load what `state_dict` returned, a Paddle scaler's (one-element arrays, none of our keys) or a torch.amp one's.
 
         Raises:
             RuntimeError: The dictionary is empty: it came from a scaler that was not enabled.
@@ -282,7 +297,7 @@ class GradScaler(ScalerSettings):
             return
         if not state_dict:
             raise RuntimeError("the state dict is empty: it was saved by a GradScaler with enable=False")
-        values = {key: plain_number(value) for key, value in state_dict.items()}
+        values = _from_torch({key: plain_number(value) for key, value in state_dict.items()})
         missing = [key for key in ("scale", *_RULE_KEYS, "incr_count", "decr_count") if key not in values]
         if missing:
             raise ValueError(f"the state dict of the scaler lacks {', '.join(missing)}")

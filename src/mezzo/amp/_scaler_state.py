@@ -40,6 +40,10 @@ def check_rule(rule: ScaleRule) -> ScaleRule:
     Raises:
         ValueError: A value is out of range.
     """
+    for name in rule.field_names():
+        value = getattr(rule, name)
+        if not (name == "max_skips_at_floor" and value is None):
+            _check_number(name, value)
     if not 1 < rule.incr_ratio < math.inf:
         raise ValueError(f"incr_ratio={rule.incr_ratio!r}: must be finite and above 1")
     if not 0 < rule.decr_ratio < 1:
@@ -47,7 +51,7 @@ def check_rule(rule: ScaleRule) -> ScaleRule:
     if not 0 <= rule.min_loss_scaling < math.inf:
         raise ValueError(f"min_loss_scaling={rule.min_loss_scaling!r}: must be finite and at least 0 (0: no floor)")
     limit = rule.max_skips_at_floor
-    if limit is not None and (limit != int(limit) or limit < 1):
+    if limit is not None and (not math.isfinite(limit) or limit != int(limit) or limit < 1):
         raise ValueError(f"max_skips_at_floor={limit!r}: must be a whole number of at least 1, or None for no limit")
     return rule.changed(
         incr_ratio=float(rule.incr_ratio),
@@ -59,8 +63,13 @@ def check_rule(rule: ScaleRule) -> ScaleRule:
     )
 
 
+def _check_number(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{name}={value!r}: must be a number, not {type(value).__name__}")
+
+
 def _check_count(name: str, value: float) -> int:
-    if value != int(value) or not 0 <= value <= _INT32_MAX:
+    if not math.isfinite(value) or value != int(value) or not 0 <= value <= _INT32_MAX:
         raise ValueError(f"{name}={value!r}: must be a whole number from 0 (never) to {_INT32_MAX}")
     return int(value)
 
@@ -71,6 +80,7 @@ def check_scale(name: str, value: float) -> float:
     Raises:
         ValueError: It is not positive and finite in float32.
     """
+    _check_number(name, value)
     if not 0 < value <= torch.finfo(torch.float32).max:
         raise ValueError(f"{name}={value!r}: must be positive and finite in float32")
     return float(value)

@@ -16,7 +16,7 @@ def check(
     from mezzo.amp._hardware import check_environment  # torch takes seconds to import: not for --version and --help
     from mezzo.cli._choice import check_dtype
 
-    check_dtype(dtype)
+    dtype = check_dtype(dtype)
     environment = check_environment()
     is_usable = environment.can_run_amp(dtype)
     if as_json:

@@ -2,10 +2,11 @@
 
 from mezzo._errors import unknown_choice
 
-DTYPES = ("float16", "bfloat16")
+_DTYPES = {"float16": "float16", "bfloat16": "bfloat16", "fp16": "float16", "bf16": "bfloat16"}
 
 
-def check_dtype(came: str) -> None:
-    """Raise ValueError, naming the option and the nearest name, unless `came` is a half dtype's name."""
-    if came not in DTYPES:
-        raise ValueError(unknown_choice("--dtype", came, DTYPES))
+def check_dtype(came: str) -> str:
+    """Return the full name of a half dtype, or raise ValueError that names the option and the nearest name."""
+    if came not in _DTYPES:
+        raise ValueError(unknown_choice("--dtype", came, tuple(_DTYPES)))
+    return _DTYPES[came]

@@ -28,7 +28,7 @@ def compare(
     from mezzo.bench import compare as run_comparison  # torch takes seconds to import: not for --version and --help
     from mezzo.cli._choice import check_dtype
 
-    check_dtype(dtype)
+    dtype = check_dtype(dtype)
     with _progress_bar() as report:
         result = run_comparison(
             model=model,
