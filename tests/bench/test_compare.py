@@ -16,7 +16,7 @@ RTOL_BF16 = 2e-3
 
 @pytest.fixture(scope="module")
 def comparison():
-    return compare(size=32, batch_size=8, steps=2, device="cpu")
+    return compare(size=32, batch_size=8, steps=2, device="cpu", dtype="float16")
 
 
 def test_three_modes_start_from_the_same_weights_and_learn(comparison):
@@ -30,8 +30,8 @@ def test_three_modes_start_from_the_same_weights_and_learn(comparison):
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float16", RTOL_FP16), ("bfloat16", RTOL_BF16)])
-def test_default_cpu_run_ends_at_the_loss_of_float32(dtype, tolerance):
-    float32, *halves = compare(dtype=dtype, device="cpu").modes
+def test_a_cpu_run_ends_at_the_loss_of_float32(dtype, tolerance):
+    float32, *halves = compare(dtype=dtype, device="cpu", size=256, batch_size=64).modes
     for half in halves:
         assert half.last_loss == pytest.approx(float32.last_loss, rel=tolerance)
     assert float32.last_loss < 0.7 * float32.first_loss  # falls visibly
@@ -159,7 +159,15 @@ def test_defect_of_ours_keeps_its_own_type(monkeypatch):
 def test_default_sizes_follow_the_memory_of_the_gpu(monkeypatch, gigabytes, sizes):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=gigabytes * 10**9))
     assert default_sizes(torch.device("cuda", 0)) == sizes
-    assert default_sizes(torch.device("cpu")) == (256, 64)
+    assert default_sizes(torch.device("cpu")) == (1024, 256)
+
+
+@pytest.mark.parametrize(
+    ("device", "units", "expected"), [("cpu", True, "bfloat16"), ("cpu", False, "float16"), ("cuda", True, "float16")]
+)
+def test_default_dtype_is_one_the_device_is_fast_in(device, units, expected, monkeypatch):
+    monkeypatch.setattr(_compare, "has_half_units", lambda _dtype: units)
+    assert _compare.default_dtype(torch.device(device)) == expected
 
 
 def test_durations_and_memory_are_shown_in_readable_units():

@@ -156,7 +156,7 @@ def compare(
     size: int | None = None,
     batch_size: int | None = None,
     steps: int = 20,
-    dtype: str = "float16",
+    dtype: str | None = None,
     device: str | None = None,
     learning_rate: float = LEARNING_RATE,
     progress: Progress | None = None,
@@ -168,7 +168,7 @@ def compare(
         size: Width of SimpleNet; None: by device.
         batch_size: None: by device. A factory that returns its own inputs decides for itself.
         steps: Timed steps; three warm-up steps come before them and train too.
-        dtype: float16 (with a GradScaler) or bfloat16 (without).
+        dtype: float16 (with a GradScaler) or bfloat16 (without); None: float16, bfloat16 on a CPU that has units for it.
         device: cpu, cuda, cuda:i, gpu or gpu:i; None: the GPU if there is one.
         learning_rate: Of the SGD.
         progress: Called after every step.
@@ -178,7 +178,7 @@ def compare(
     settings = Settings(
         model=model or "SimpleNet",
         device=str(place),
-        dtype=dtype_name(parse_half_dtype(dtype)),
+        dtype=dtype_name(parse_half_dtype(default_dtype(place) if dtype is None else dtype)),
         size=None if model else default_size if size is None else size,
         batch_size=default_batch_size if batch_size is None else batch_size,
         steps=steps,
@@ -201,9 +201,14 @@ def compare(
 def default_sizes(device: torch.device) -> tuple[int, int]:
     """Return the width and batch size that show the speed-up on this device without filling it."""
     if device.type != "cuda":
-        return 256, 64
+        return 1024, 256
     is_large = torch.cuda.get_device_properties(device).total_memory >= LARGE_GPU_BYTES
     return (8192, 2048) if is_large else (4096, 1024)
+
+
+def default_dtype(device: torch.device) -> str:
+    """Return the half dtype that a device is fast in; a GPU is in both, and float16 is the guide's."""
+    return "bfloat16" if device.type == "cpu" and has_half_units(torch.bfloat16) else "float16"
 
 
 def _compare(

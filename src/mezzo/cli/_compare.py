@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 def compare(
     model: Annotated[str | None, typer.Option(metavar="FILE:FACTORY", help="Your own model [SimpleNet].")] = None,
-    size: Annotated[int | None, typer.Option(help="Width of SimpleNet [8192, 4096 or 256, by device].")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples in the batch [2048, 1024 or 64, by device].")] = None,
+    size: Annotated[int | None, typer.Option(help="Width of SimpleNet [8192, 4096 or 1024, by device].")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples in the batch [2048, 1024 or 256, by device].")] = None,
     steps: Annotated[int, typer.Option(help="Timed steps of each mode, after three for warm-up.")] = 20,
-    dtype: Annotated[str, typer.Option(help="float16 or bfloat16.")] = "float16",
+    dtype: Annotated[
+        str | None, typer.Option(help="float16 or bfloat16 [float16; bfloat16 on a CPU with units for it].")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, gpu, gpu:i [the GPU if there is one].")] = None,
     learning_rate: Annotated[float, typer.Option(help="Of the SGD that trains it.")] = 0.003,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
@@ -28,7 +30,7 @@ def compare(
     from mezzo.bench import compare as run_comparison  # torch takes seconds to import: not for --version and --help
     from mezzo.cli._choice import check_dtype
 
-    dtype = check_dtype(dtype)
+    dtype = None if dtype is None else check_dtype(dtype)
     with _progress_bar() as report:
         result = run_comparison(
             model=model,
