@@ -347,3 +347,36 @@ def test_a_scale_that_pushes_finite_gradients_over_the_top_is_found() -> None:
     assert engine.check(torch.tensor(2.0**-3)).found_inf.item() == 1
     param.grad = torch.zeros(2)
     assert engine.check(torch.tensor(0.0)).found_inf.item() == 1
+
+
+@pytest.mark.parametrize("kind", [SGD, AdamW])
+def test_large_models_are_updated_part_by_part_with_the_same_result(
+    kind: type[torch.optim.Optimizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Temporaries of the gradients are bounded: the largest call of the fused kernel holds at most the limit."""
+    torch.manual_seed(3)
+    values = [torch.randn(n, 4) for n in (1, 2, 9, 3, 3)]
+
+    def stepped() -> tuple[list[torch.Tensor], list[int]]:
+        params = [nn.Parameter(value.half()) for value in values]
+        for param, value in zip(params, values, strict=True):
+            attach_master(param, value.clone())
+            param.grad = torch.ones_like(param)
+        sizes: list[int] = []
+        name = "_fused_sgd_" if kind is SGD else "_fused_adamw_"
+        kernel = getattr(torch, name)
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                torch, name, lambda targets, *a, **k: sizes.append(sum(map(len, targets))) or kernel(targets, *a, **k)
+            )
+            optimizer = kind(params, lr=0.1)
+            attach(optimizer)
+            optimizer.step()
+        return [master_of(param) for param in params], sizes
+
+    whole, calls = stepped()
+    assert calls == [18]
+    monkeypatch.setattr("mezzo.optim._fused.PART_ELEMENTS", 24)
+    parts, calls = stepped()
+    assert calls == [3, 9, 6]
+    assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))

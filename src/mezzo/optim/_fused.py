@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,9 @@ from mezzo.optim._grads import Slot, buckets, local, true_grads
 from mezzo.optim._masters import publish
 
 _KERNELS = {SGD: ("_fused_sgd_",), Adam: ("_fused_adam_", "_fused_adamw_"), AdamW: ("_fused_adam_", "_fused_adamw_")}
+
+#: Elements of gradients that are brought to float32 at a time: 256 MiB of temporaries, whatever the size of the model.
+PART_ELEMENTS = 2**26
 
 
 def covers_class(optimizer: Optimizer) -> bool:
@@ -82,12 +85,27 @@ def apply(
     for group, slots in zip(optimizer.param_groups, groups, strict=True):
         full = (s for s in slots if s.target_here.numel())
         for batch in buckets(full, lambda s: (s.target_here.device, s.target_here.dtype, s.values.dtype)):
-            targets = [s.target_here for s in batch]
-            grads = true_grads([s.values for s in batch], targets, factor)
-            found = None if verdict is None else verdict.found_inf.to(targets[0].device, non_blocking=True)
-            update(optimizer, group, batch, targets, grads, found)
+            found = None if verdict is None else verdict.found_inf.to(batch[0].target_here.device, non_blocking=True)
+            for part in _parts(batch):
+                targets = [s.target_here for s in part]
+                update(optimizer, group, part, targets, true_grads([s.values for s in part], targets, factor), found)
     for batch in buckets((s for slots in groups for s in slots if s.master is not None), lambda s: s.param.device):
         publish([s.param for s in batch], [s.target for s in batch])
+
+
+def _parts(batch: Sequence[Slot]) -> Iterator[list[Slot]]:
+    """Cut a batch so that the float32 temporaries of its gradients stay small beside the model."""
+    part: list[Slot] = []
+    elements = 0
+    for slot in batch:
+        size = slot.target_here.numel()
+        if part and elements + size > PART_ELEMENTS:
+            yield part
+            part, elements = [], 0
+        part.append(slot)
+        elements += size
+    if part:
+        yield part
 
 
 def _sgd(
