@@ -229,7 +229,8 @@ def make_kernel(overload: Any, op: Op, device_type: str) -> Kernel:
     native_call = make_native_call(overload, device_type)
     native = native_behaviour(op.name, qualified(overload), device_type)
     classify, only_variant = op.classify, op.variants[0]
-    takes_dtype, only_slot = signature.takes_dtype, signature.only_slot
+    takes_dtype = signature.takes_dtype
+    only_slot = signature.slots[0] if op.data_only else signature.only_slot
     pick = None if op.name in WITH_NUMBERS else signature.pick
     function = _callable_of(overload, op)
     # A number beside a CUDA tensor is a 0-dim CPU tensor: both keys are off inside, or it would be decided twice.
@@ -258,10 +259,10 @@ def make_kernel(overload: Any, op: Op, device_type: str) -> Kernel:
             plan = policy._plans[device_type, variant] = _Plan(policy, op, variant, native, device_type)
         if plan.defer:
             return native_call(*args, **kwargs)
-        if plan.spare_scalars:
-            key: Any = signature.dtypes(args, True)
-        elif only_slot is not None:
-            key = args[only_slot].dtype
+        if only_slot is not None and (op.data_only or not plan.spare_scalars):
+            key: Any = args[only_slot].dtype
+        elif plan.spare_scalars:
+            key = signature.dtypes(args, True)
         elif pick is not None:
             key = tuple([tensor.dtype for tensor in pick(args)])
         else:

@@ -74,8 +74,8 @@ def _largest(keys: list[Tensor]) -> Tensor:
     return keys[0] if len(keys) == 1 else torch.stack(keys).amax()
 
 
-def _kind(slot: Slot) -> tuple[torch.device, torch.dtype, float]:
-    return slot.values.device, slot.values.dtype, 0.0 if slot.is_plain else _replicas(slot.grad)
+def _kind(slot: Slot) -> tuple[Any, ...]:
+    return slot.kind if slot.is_plain else (*slot.kind, _replicas(slot.grad))
 
 
 def _largest_values(batch: Sequence[Slot]) -> tuple[Tensor, ...] | list[Tensor]:

@@ -11,10 +11,12 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from mezzo.optim._check import Verdict
-from mezzo.optim._grads import Slot, buckets, local, true_grads
+from mezzo.optim._grads import Slot, buckets, by_kind, local, true_grads
 from mezzo.optim._masters import publish
 
 _KERNELS = {SGD: ("_fused_sgd_",), Adam: ("_fused_adam_", "_fused_adamw_"), AdamW: ("_fused_adam_", "_fused_adamw_")}
+
+_WIDE = (torch.float32, torch.float64)
 
 #: Elements of gradients that are brought to float32 at a time: 256 MiB of temporaries, whatever the size of the model.
 PART_ELEMENTS = 2**26
@@ -30,8 +32,13 @@ def covers(optimizer: Optimizer, groups: Sequence[Sequence[Slot]]) -> bool:
     if not covers_class(optimizer):
         return False
     kernels = _KERNELS[type(optimizer)]
+    kinds = {slot.kind for slots in groups for slot in slots}
+    if not all(dtype in _WIDE and _has_kernels(kernels, device.type) for device, dtype, _ in kinds):
+        return False
     return all(
-        _covers_options(group) and all(_covers_slot(optimizer, group, slot, kernels) for slot in slots)
+        _covers_options(group)
+        and all([_covers_slot(slot) for slot in slots])
+        and _knows_first_steps(optimizer, group, slots)
         for group, slots in zip(optimizer.param_groups, groups, strict=True)
     )
 
@@ -44,17 +51,21 @@ def _covers_options(group: dict[str, Any]) -> bool:
     return not odd and not any(isinstance(value, Tensor) for value in tensors)
 
 
-def _covers_slot(optimizer: Optimizer, group: dict[str, Any], slot: Slot, kernels: tuple[str, ...]) -> bool:
-    target = slot.target_here
-    if slot.grad.is_sparse or target.dtype not in (torch.float32, torch.float64):
-        return False
-    if not _has_kernels(kernels, target.device.type) or not _is_dense(target):
-        return False
-    if group.get("dampening") and group["momentum"]:
-        # The first buffer is the gradient without dampening. Whether a step was the first taken one, the host must
-        # know: until the buffer exists, the generic path asks.
-        return optimizer.state.get(slot.param, {}).get("momentum_buffer") is not None
-    return True
+def _covers_slot(slot: Slot) -> bool:
+    return (slot.is_plain or not slot.grad.is_sparse) and (
+        slot.target_here.is_contiguous() or _is_dense(slot.target_here)
+    )
+
+
+def _knows_first_steps(optimizer: Optimizer, group: dict[str, Any], slots: Sequence[Slot]) -> bool:
+    """Whether momentum with dampening has its buffers.
+
+    The first buffer is the gradient without dampening. Whether a step was the first taken one, the host must know: until
+    the buffers exist, the generic path asks.
+    """
+    if not (group.get("dampening") and group["momentum"]):
+        return True
+    return all(optimizer.state.get(slot.param, {}).get("momentum_buffer") is not None for slot in slots)
 
 
 @functools.cache
@@ -84,7 +95,7 @@ def apply(
     update = _sgd if type(optimizer) is SGD else _adam
     for group, slots in zip(optimizer.param_groups, groups, strict=True):
         full = (s for s in slots if s.target_here.numel())
-        for batch in buckets(full, lambda s: (s.target_here.device, s.target_here.dtype, s.values.dtype)):
+        for batch in by_kind(full):
             found = None if verdict is None else verdict.found_inf.to(batch[0].target_here.device, non_blocking=True)
             for part in _parts(batch):
                 targets = [s.target_here for s in part]

@@ -34,6 +34,8 @@ class Slot:
     """The numbers of the gradient on this rank, dense."""
     is_plain: bool
     """Whether the gradient is neither sparse nor a DTensor."""
+    kind: tuple[torch.device, torch.dtype, torch.dtype]
+    """Device and dtype of the target, dtype of the gradient: what can go into one launch."""
 
 
 def gather(optimizer: Optimizer) -> list[list[Slot]]:
@@ -50,11 +52,14 @@ def gather(optimizer: Optimizer) -> list[list[Slot]]:
 def _slot(index: int, param: Tensor, grad: Tensor) -> Slot:
     master = master_of(param)
     target = param if master is None else master
+    kind = (target.device, target.dtype, grad.dtype)
     if grad.is_sparse:
         grad = grad.coalesce()
-        return Slot(index, param, master, target, local(target), grad, grad._values(), False)
+        return Slot(index, param, master, target, local(target), grad, grad._values(), False, kind)
+    if type(grad) is Tensor:
+        return Slot(index, param, master, target, target, grad, grad, True, kind)
     values = local(grad)
-    return Slot(index, param, master, target, local(target), grad, values, values is grad)
+    return Slot(index, param, master, target, local(target), grad, values, values is grad, kind)
 
 
 def is_dtensor(tensor: Tensor) -> bool:
@@ -76,6 +81,14 @@ def buckets(slots: Iterable[Slot], key: Any) -> list[list[Slot]]:
     found: defaultdict[Any, list[Slot]] = defaultdict(list)
     for slot in slots:
         found[key(slot)].append(slot)
+    return list(found.values())
+
+
+def by_kind(slots: Iterable[Slot]) -> list[list[Slot]]:
+    """Group slots that can go into one launch, order kept."""
+    found: defaultdict[Any, list[Slot]] = defaultdict(list)
+    for slot in slots:
+        found[slot.kind].append(slot)
     return list(found.values())
 
 
