@@ -259,8 +259,9 @@ def make_kernel(overload: Any, op: Op, device_type: str) -> Kernel:
             plan = policy._plans[device_type, variant] = _Plan(policy, op, variant, native, device_type)
         if plan.defer:
             return native_call(*args, **kwargs)
-        if only_slot is not None and (op.data_only or not plan.spare_scalars):
-            key: Any = args[only_slot].dtype
+        if only_slot is not None:
+            data = args[only_slot]
+            key: Any = data.dtype if not plan.spare_scalars or data.dim() else ()
         elif plan.spare_scalars:
             key = signature.dtypes(args, True)
         elif pick is not None:
