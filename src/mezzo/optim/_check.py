@@ -126,10 +126,13 @@ def _zero(device: torch.device) -> Tensor:
 
 
 def _l2_norms(batch: Sequence[Slot]) -> tuple[Tensor, ...] | list[Tensor]:
-    """Return the L2 norm of each gradient. Squares of half numbers fit into float32; those of float32 ones need float64,
-    which only the CPU is asked for: on a GPU a norm above 1e19 counts as not finite."""
+    """Return the L2 norm of each gradient.
+
+    Squares of float16 numbers fit into float32. Those of bfloat16 and float32 ones need float64, which only the CPU is
+    asked for: on a GPU a norm above 1e19 counts as not finite.
+    """
     values = [s.values for s in batch]
-    is_wide = values[0].dtype not in (torch.float16, torch.bfloat16) and values[0].device.type == "cpu"
+    is_wide = values[0].dtype != torch.float16 and values[0].device.type == "cpu"
     wide = torch.float64 if is_wide or values[0].dtype == torch.float64 else torch.float32
     if _norm_takes_dtype():
         return torch._foreach_norm(values, 2, dtype=wide)
