@@ -1,7 +1,9 @@
 """The state machine against two pure-Python models, for any parameters and any pattern of overflows."""
 
+import copy
 import dataclasses
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -238,3 +240,12 @@ def test_a_torch_scalers_state_is_understood() -> None:
 def test_an_empty_state_is_refused() -> None:
     with pytest.raises(RuntimeError, match="the state dict is empty: it was saved by a GradScaler with enable=False"):
         GradScaler().load_state_dict({})
+
+
+@pytest.mark.parametrize("enable", [True, False])
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda scaler: pickle.loads(pickle.dumps(scaler))])  # noqa: S301
+def test_a_copied_or_pickled_scaler_goes_on_where_the_first_one_was(again, enable: bool) -> None:
+    scaler = GradScaler(enable=enable, init_loss_scaling=64.0, incr_every_n_steps=3, min_loss_scaling=0.5)
+    scaler.scale(torch.ones(()))
+    assert again(scaler).state_dict() == scaler.state_dict()
+    assert again(scaler).is_enable() is enable

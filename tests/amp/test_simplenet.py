@@ -9,7 +9,7 @@ from torch import nn
 from mezzo.amp import GradScaler, auto_cast, decorate
 
 WIDTH, BATCH, STEPS, LEARNING_RATE = 256, 64, 20, 1e-3
-#: Issue's bounds. The loss is a mean of 16,384 squares; fp16 rounding of activations (2^-11) averages out in it.
+#: Bounds to hold. The loss is a mean of 16,384 squares; fp16 rounding of activations (2^-11) averages out in it.
 RELATIVE_LOSS = {"float16": 1e-4, "bfloat16": 2e-3}
 FALL = 0.03
 

@@ -52,6 +52,12 @@ def _from_torch(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _restore(kind: type[GradScaler], enable: bool, state: dict[str, Any]) -> GradScaler:
+    scaler = kind(enable=enable)
+    scaler.load_state_dict(state)
+    return scaler
+
+
 def _check_optimizer(optimizer: Any) -> None:
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
@@ -269,6 +275,10 @@ class GradScaler(ScalerSettings):
         self._norms.append(NormGuard(model))
 
     # Saving
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy the settings and the state; hooks and protected models belong to this process."""
+        return _restore, (type(self), self._enable, self.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain numbers; waits for the device. Empty if not enabled."""
