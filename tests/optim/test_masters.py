@@ -117,8 +117,10 @@ def test_master_survives_pickling_and_deepcopy_of_the_parameter() -> None:
     file = io.BytesIO()
     torch.save(param, file)
     file.seek(0)
-    loaded = torch.load(file, weights_only=False)
-    assert (master_of(loaded) == THIRD).all()
+    for weights_only in (True, False):
+        file.seek(0)
+        loaded = torch.load(file, weights_only=weights_only)
+        assert (master_of(loaded) == THIRD).all()
     twin = copy.deepcopy(param)
     assert (master_of(twin) == THIRD).all()
     assert master_of(twin) is not master_of(param)

@@ -34,6 +34,10 @@ class _Record:
         return _Record, (self.master,)
 
 
+# A saved parameter carries its record, which holds a tensor and nothing else: torch.load(weights_only=True) may make it.
+torch.serialization.add_safe_globals([_Record])
+
+
 def is_half(param: Tensor) -> bool:
     """Whether a tensor is float16 or bfloat16."""
     return param.dtype in HALF_DTYPES
