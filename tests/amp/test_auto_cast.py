@@ -12,8 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mezzo.amp import Policy, auto_cast, bind_policy, current_policy
-from mezzo.amp._recompute import with_policy_in_replicas
+from mezzo.amp import Policy, _marker, auto_cast, bind_policy, current_policy
+from mezzo.amp._recompute import run_in_state, with_policy_in_replicas
+from mezzo.amp._state import here, set_policy, state_of
 
 X = torch.rand(4, 4)
 
@@ -314,3 +315,32 @@ def test_mixed_up_arguments_are_type_errors(arguments: dict, message: str) -> No
 def test_a_dtype_that_cannot_be_hashed_is_refused_like_any_other() -> None:
     with pytest.raises(ValueError, match="must be 'float16' or 'bfloat16'"):
         auto_cast(dtype=["float16"])
+
+
+def test_a_region_in_a_thread_of_autograds_leaves_no_policy_behind() -> None:
+    """There torch's store brings the policy of the caller; it must not be taken for one of the thread's own."""
+    seen = []
+
+    def as_in_autograds_thread() -> None:
+        set_policy(policy)
+        here.policy = None  # the store was filled by torch, not by us
+        with auto_cast(enable=False):
+            seen.append(current_policy())
+        run_in_state(state_of(policy), lambda: None)
+        seen.append((current_policy(), here.policy))
+
+    policy = Policy.create()
+    thread = threading.Thread(target=as_in_autograds_thread)
+    thread.start()
+    thread.join()
+    assert seen == [None, (policy, None)]
+
+
+def test_too_many_policies_for_the_marker_are_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_marker, "_dtypes", lambda: (torch.float32,))
+    monkeypatch.setattr(_marker, "_numbers", {})
+    monkeypatch.setitem(sys.modules, "torch._dynamo", sys.modules.get("torch._dynamo"))
+    _marker.set_marker("first")
+    with pytest.raises(RuntimeError, match=r"more than 1 different policies in one process that uses torch.compile"):
+        _marker.set_marker("second")
+    _marker.set_marker(None)

@@ -163,3 +163,20 @@ def test_inference_mode_is_refused_before_anything_changes() -> None:
     with torch.inference_mode(), pytest.raises(RuntimeError, match=r"call it outside torch\.inference_mode\(\)"):
         decorate(model, level="O2")
     assert model.weight.dtype is torch.float32
+
+
+def test_master_grad_without_grad_dtype_is_refused_before_anything_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mezzo.amp._decorate._HAS_GRAD_DTYPE", False)
+    model = nn.Linear(2, 2)
+    with pytest.raises(
+        RuntimeError, match=r"master_grad=True needs Tensor\.grad_dtype, which this torch does not have"
+    ):
+        decorate(model, level="O2", master_grad=True)
+    assert model.weight.dtype is torch.float32
+
+
+def test_an_excluded_half_layer_is_refused_before_anything_changes() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).half())
+    with pytest.raises(ValueError, match="excluded_layers: 'weight' is float16 and has no float32 value"):
+        decorate(model, level="O2", excluded_layers="1")
+    assert model[0].weight.dtype is torch.float32

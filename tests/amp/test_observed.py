@@ -326,3 +326,17 @@ def test_statistics_that_norms_return_stay_float32_at_o2() -> None:
     with auto_cast(level="O2"):
         out, mean, rstd = torch.native_layer_norm(x, (4,), None, None, 1e-5)
     assert (out.dtype, mean.dtype, rstd.dtype) == (torch.float16, torch.float32, torch.float32)
+
+
+def test_each_overload_is_judged_by_its_own_native_kernel() -> None:
+    """The CPU autocast of torch has a kernel for one overload of _convolution and none for the other."""
+    policy = Policy.create("O1", "bfloat16", cpu_compute="native")
+    with auto_cast(dtype="bfloat16", custom_black_list=["conv"]):
+        pass  # kernels of ours stand before both overloads now
+    x, weight, rest = torch.rand(1, 2, 8, 8), torch.rand(4, 2, 3, 3), (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    with auto_cast(policy=policy):
+        seen = [
+            torch.ops.aten._convolution.deprecated(x, weight, *rest, False, False, False).dtype,
+            torch.ops.aten._convolution.default(x, weight, *rest, False, False, False, False).dtype,
+        ]
+    assert seen == [torch.bfloat16] * 2

@@ -8,7 +8,7 @@ from stepping import Pair, assert_same_bits, snapshot
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RMSprop, SparseAdam
 
-from mezzo.optim import _fused, attach, attach_master, engine_of, master_of
+from mezzo.optim import StepRequest, _fused, attach, attach_master, engine_of, master_of
 
 # Fused and foreach kernels round in another order; a few units in the last place over six steps.
 CLOSE = {"rtol": 2e-5, "atol": 1e-6}
@@ -73,7 +73,7 @@ def test_step_unscales_without_rewriting_gradients(name: str) -> None:
     for _ in range(3):
         pair.set_grads(scale=64.0)
         before = [p.grad.clone() for p in pair.params]
-        pair.engine.apply(pair.engine.check(scale), scale)
+        pair.engine.step(StepRequest(scale=scale))
         pair.stock.step()
         assert_same_bits(before, [p.grad for p in pair.params])
         assert [p.grad.dtype for p in pair.params] == [torch.float16, torch.float16, torch.float32]
@@ -91,7 +91,7 @@ def test_overflow_leaves_parameters_state_and_step_count_as_they_are(name: str, 
     pair.set_grads()
     pair.params[1].grad[0, 1, 1, 0] = bad
     verdict = pair.engine.check()
-    pair.engine.apply(verdict)
+    pair.engine.step(StepRequest(verdict=verdict))
     assert (verdict.found_inf.item(), verdict.first_bad.item()) == (1.0, 1)
     assert_same_bits(before, snapshot(pair.optimizer, pair.params) + pair.masters)
     assert not hasattr(pair.optimizer, "found_inf")
@@ -102,10 +102,10 @@ def test_a_skipped_first_step_does_not_change_the_following_ones(name: str) -> N
     pair = Pair(ALL[name])
     pair.set_grads()
     pair.params[0].grad[0, 0] = float("inf")
-    pair.engine.apply(pair.engine.check())
+    pair.engine.step(StepRequest())
     for _ in range(3):
         pair.set_grads()
-        pair.engine.apply(pair.engine.check())
+        pair.engine.step(StepRequest())
         pair.stock.step()
     pair.assert_equal(**CLOSE)
 
@@ -211,7 +211,7 @@ def test_half_parameter_without_master_is_updated_in_half(make) -> None:
     optimizer, reference = make([ours]), make([stock])
     engine = attach(optimizer)
     ours.grad, stock.grad = grad * 8, grad.clone()
-    engine.apply(engine.check(torch.tensor(8.0)), torch.tensor(8.0))
+    engine.step(StepRequest(scale=torch.tensor(8.0)))
     reference.step()
     assert torch.equal(ours, stock)
     assert torch.equal(ours.grad, grad * 8)
@@ -223,7 +223,7 @@ def test_half_parameter_without_master_takes_a_float32_gradient_and_keeps_it() -
     param.grad_dtype = torch.float32
     param.grad = torch.full((3,), 2.0)
     optimizer = SGD([param], lr=0.5)
-    engine_of(optimizer).apply()
+    engine_of(optimizer).run()
     assert torch.equal(param.detach(), torch.zeros(3).half())
     assert param.grad.dtype == param.grad_dtype == torch.float32
 
@@ -289,12 +289,12 @@ def test_sparse_gradients_update_the_master(make) -> None:
         # Duplicate rows are added up in half, as backward would have left them to coalesce().
         exact = ours.grad.coalesce()
         stock.grad = torch.sparse_coo_tensor(exact.indices(), exact.values().float() / 4, (6, 3), check_invariants=True)
-        engine.apply(engine.check(torch.tensor(4.0)), torch.tensor(4.0))
+        engine.step(StepRequest(scale=torch.tensor(4.0)))
         reference.step()
     torch.testing.assert_close(master, stock.detach(), **CLOSE)
     ours.grad = torch.sparse_coo_tensor([[2]], [[1.0, float("nan"), 1.0]], (6, 3), check_invariants=True).half()
     before = master.clone()
-    engine.apply(engine.check())
+    engine.step(StepRequest())
     assert torch.equal(master, before)
 
 

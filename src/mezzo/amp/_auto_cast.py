@@ -15,7 +15,7 @@ from mezzo.amp._foreign import CHECKS_ON_ENTRY, raise_if_replaced
 from mezzo.amp._hardware import warn_if_unsupported
 from mezzo.amp._kernels import KERNELS
 from mezzo.amp._policy import Policy
-from mezzo.amp._recompute import carry_policy_into_recompute
+from mezzo.amp._recompute import carry_policy_along
 from mezzo.amp._state import AutocastState, here, read_state, state_of, state_without, write_state
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -103,7 +103,7 @@ class auto_cast:  # the documents' name, used like a function
         policy = self._state.policy
         if policy is not None:
             if not KERNELS.are_installed(policy):
-                carry_policy_into_recompute()
+                carry_policy_along()
                 KERNELS.install(policy, DEVICE_TYPES)
             tag_compile_caches()
             if CHECKS_ON_ENTRY:

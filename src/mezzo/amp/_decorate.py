@@ -20,12 +20,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from mezzo.amp._checkpoint import keep_float32_checkpoints, parse_save_dtype
 from mezzo.amp._dtypes import HALF_DTYPES, dtype_name, parse_half_dtype
-from mezzo.amp._exclude import Excluded, exclude_layers, find_excluded
+from mezzo.amp._exclude import Excluded, exclude_layers, find_excluded, refuse_half_without_master
 from mezzo.amp._hardware import warn_if_unsupported
 from mezzo.amp._policy import parse_level
 from mezzo.optim import attach, attach_master, engine_of, is_dtensor, master_of, remember_names
 
 T = TypeVar("T")
+
+_HAS_GRAD_DTYPE = hasattr(Tensor, "grad_dtype")
 
 
 def decorate(
@@ -69,7 +71,9 @@ def decorate(
         _refuse_uninitialised(model)
         _refuse_other_dtype(model, half)
     excluded = [find_excluded(model, excluded_layers) for model in model_list]
-    if master_grad and not hasattr(Tensor, "grad_dtype"):
+    for layers in excluded:
+        refuse_half_without_master(layers)
+    if master_grad and not _HAS_GRAD_DTYPE:
         raise RuntimeError("master_grad=True needs Tensor.grad_dtype, which this torch does not have")
 
     _warn_about_strangers(model_list, optimizer_list)

@@ -91,6 +91,7 @@ def exclude_layers(model: nn.Module, excluded_layers: Excluded | Sequence[Exclud
     >>> handle = exclude_layers(net, "1")
     """
     modules = [m for m in find_excluded(model, excluded_layers) if not is_excluded(m)]
+    refuse_half_without_master(modules)
     for module in modules:
         _restore_float32(module)
         module.__dict__[_MARK] = module.__dict__.get("forward")
@@ -98,19 +99,24 @@ def exclude_layers(model: nn.Module, excluded_layers: Excluded | Sequence[Exclud
     return ExclusionHandle(modules)
 
 
+def refuse_half_without_master(modules: Iterable[nn.Module]) -> None:
+    """Raise ValueError if a module to exclude has half weights whose float32 values nobody kept."""
+    for name, param in (named for module in modules for named in module.named_parameters()):
+        if param.dtype in HALF_DTYPES.values() and master_of(param) is None:
+            raise ValueError(
+                f"excluded_layers: {name!r} is {dtype_name(param.dtype)} and has no float32 value; "
+                "call .float() on the layer first"
+            )
+
+
 def _restore_float32(module: nn.Module) -> None:
     """Put the masters back into a module whose weights `decorate` made half."""
-    for name, param in module.named_parameters():
+    for param in module.parameters():
         master = master_of(param)
         if master is not None:
             param.grad = None
             param.data = master
             detach_master(param)
-        elif param.dtype in HALF_DTYPES.values():
-            raise ValueError(
-                f"excluded_layers: {name!r} is {dtype_name(param.dtype)} and has no float32 value; "
-                "call .float() on the layer first"
-            )
     for part in module.modules():
         for name, buffer in part._buffers.items():
             if buffer is not None and buffer.dtype in HALF_DTYPES.values():

@@ -57,7 +57,7 @@ def _reaches_ours(name: str, device_type: str) -> bool:
     args = [_example(argument, device_type) for argument in arguments if not argument.kwarg_only]
     kwargs = {a.name: _keyword_example(a, device_type) for a in arguments if a.kwarg_only and not a.has_default_value()}
     before = read_state()
-    write_state(AutocastState(None, device_type == "cuda", torch.float16, device_type == "cpu", torch.float16))
+    write_state(AutocastState(None, None, device_type == "cuda", torch.float16, device_type == "cpu", torch.float16))
     set_policy(_Probe())
     try:
         overload(*args, **kwargs)

@@ -213,9 +213,8 @@ class _Plan:
 def _callable_of(overload: Any, op: Op) -> Kernel:
     """Return torch's Python binding where it takes the same arguments: it is called in half the time of the overload."""
     names = [argument.name for argument in overload._schema.arguments if not argument.kwarg_only]
-    if (
-        "alpha" in names or "reduction" in names
-    ):  # the binding has `alpha` as a keyword only, and another default reduction
+    # The binding has `alpha` as a keyword only, and another default `reduction`.
+    if "alpha" in names or "reduction" in names:
         return cast(Kernel, overload)
     for home in (_C._VariableFunctions, _C._nn):
         if hasattr(home, op.name):
@@ -238,6 +237,7 @@ def make_kernel(overload: Any, op: Op, device_type: str) -> Kernel:
     own_keys = _OFF["both" if with_numbers else device_type]
     own_key, other_key = _KEYS[device_type], _KEYS["cpu" if device_type == "cuda" else "cuda"]
     may_be_elsewhere = device_type == "cpu" and with_numbers
+    own_name = f"{device_type} {qualified(overload)}"  # torch may have a kernel for one overload and not for another
     missing = object()
 
     @hide_from_dynamo("a kernel of mezzo.amp is called by torch's dispatcher, not traced")
@@ -254,9 +254,9 @@ def make_kernel(overload: Any, op: Op, device_type: str) -> Kernel:
         if may_be_elsewhere and _is_elsewhere(args):
             return _call_without_autocast(own_keys, overload, args, kwargs)
         variant = only_variant if classify is None else classify(args, kwargs)
-        plan = policy._plans.get((device_type, variant))
+        plan = policy._plans.get((own_name, variant))
         if plan is None:
-            plan = policy._plans[device_type, variant] = _Plan(policy, op, variant, native, device_type)
+            plan = policy._plans[own_name, variant] = _Plan(policy, op, variant, native, device_type)
         if plan.defer:
             return native_call(*args, **kwargs)
         if only_slot is not None:

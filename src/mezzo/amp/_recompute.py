@@ -60,7 +60,7 @@ def with_policy_in_replicas(parallel_apply: Callable[..., Any]) -> Callable[...,
 
 
 @functools.cache
-def carry_policy_into_recompute() -> None:
+def carry_policy_along() -> None:
     """Teach torch's checkpointing (both forms) and DataParallel's threads the policy, and failing Functions a hint; once."""
     reentrant = torch_checkpoint.CheckpointFunction
     forward: Callable[..., Any] = reentrant.forward

@@ -68,6 +68,8 @@ class AutocastState(NamedTuple):
     """Everything an `auto_cast` region changes, so that it can be put back or entered again elsewhere."""
 
     policy: Policy | None
+    policy_here: Policy | None
+    """What `here` held: nothing in a thread of autograd's, whatever its store says, or it would outlive the backward."""
     cuda_is_on: bool
     cuda_dtype: torch.dtype
     cpu_is_on: bool
@@ -80,10 +82,9 @@ _switch, _set_dtype = torch.set_autocast_enabled, torch.set_autocast_dtype
 
 def read_state() -> AutocastState:
     """Return the state of this thread."""
-    policy = here.policy
-    if policy is None:
-        policy = current_policy()
-    return AutocastState(policy, _is_on("cuda"), _dtype_of("cuda"), _is_on("cpu"), _dtype_of("cpu"))
+    own = here.policy
+    policy = current_policy() if own is None else own
+    return AutocastState(policy, own, _is_on("cuda"), _dtype_of("cuda"), _is_on("cpu"), _dtype_of("cpu"))
 
 
 def write_state(state: AutocastState) -> None:
@@ -94,13 +95,14 @@ def write_state(state: AutocastState) -> None:
     _set_dtype("cpu", state.cpu_dtype)
     set_marker(state.policy)
     set_policy(state.policy)
+    here.policy = state.policy_here
 
 
 def state_of(policy: Policy) -> AutocastState:
     """Return the state in which a policy decides."""
-    return AutocastState(policy, True, policy.dtype, True, policy.dtype)
+    return AutocastState(policy, policy, True, policy.dtype, True, policy.dtype)
 
 
 def state_without(half: torch.dtype) -> AutocastState:
     """Return the state in which nothing is cast."""
-    return AutocastState(None, False, half, False, half)
+    return AutocastState(None, None, False, half, False, half)

@@ -70,17 +70,12 @@ class StepEngine:
         count = sum(len(group["params"]) for group in self.optimizer.param_groups)
         return check([s for slots in groups for s in slots], count, self.device, scale, max_norm)
 
-    @torch.no_grad()
-    def apply(self, verdict: Verdict | None = None, scale: Tensor | None = None) -> Any:
+    def _apply(self, groups: list[list[Slot]], verdict: Verdict | None, factor: Tensor | None) -> Any:
         """Update the parameters; nothing changes where the verdict says overflow. Return what the optimizer returns.
 
         SGD, Adam and AdamW do not wait for the device. Other optimizers need one host read of `found_inf` on CUDA,
         unless they take it themselves (`fused=True`).
         """
-        clip_coef = None if verdict is None else verdict.clip_coef
-        return self._apply(gather(self.optimizer), verdict, factor_of(scale, clip_coef))
-
-    def _apply(self, groups: list[list[Slot]], verdict: Verdict | None, factor: Tensor | None) -> Any:
         if self._foreign_step is None and _fused.covers(self.optimizer, groups):
             return _fused.apply(self.optimizer, groups, verdict, factor)
         slots = [s for group in groups for s in group]

@@ -1,0 +1,128 @@
+"""`unscale_` and clipping: true gradients, one reading of them, the norm in float64 where squares need it."""
+
+import math
+
+import pytest
+import torch
+from scaled import CLOSE, assert_same, half_model, set_grads, values, wide
+from torch import nn
+from torch.optim import SGD, AdamW, RMSprop
+
+from mezzo.amp import debugging
+from mezzo.amp._scaler import GradScaler
+from mezzo.optim import attach, attach_master, master_of
+
+
+def test_unscale_stores_true_float32_gradients_and_step_does_not_unscale_again() -> None:
+    ours, plain = half_model(), half_model()
+    optimizer, reference = SGD(ours.parameters(), lr=0.1), SGD(plain.parameters(), lr=0.1)
+    attach(reference)
+    scaler = GradScaler(init_loss_scaling=128.0)
+    set_grads(ours.parameters(), 128.0, seed=5)
+    set_grads(plain.parameters(), 1.0, seed=5)
+    norm_grad = ours[1].weight.grad
+    scaler.unscale_(optimizer)
+    assert ours[1].weight.grad is norm_grad  # float32 gradients in place: DDP looks at the same memory
+    for param, true in zip(ours.parameters(), plain.parameters(), strict=True):
+        assert param.grad.dtype == torch.float32
+        assert torch.equal(param.grad, true.grad.float())
+    scaler.step(optimizer)
+    reference.step()
+    assert_same(values(ours.parameters()), values(plain.parameters()))
+
+
+def test_backward_works_after_unscale_on_half_parameters() -> None:
+    weight = nn.Parameter(torch.ones(2).half())
+    optimizer = SGD([weight], lr=0.0)
+    scaler = GradScaler(init_loss_scaling=2.0)
+    for _ in range(2):
+        optimizer.zero_grad()
+        scaler.scale(weight.float().sum()).backward()
+        scaler.unscale_(optimizer)
+        assert weight.grad.tolist() == [1.0, 1.0]
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
+def test_unscale_handles_sparse_gradients() -> None:
+    table = nn.Embedding(5, 2, sparse=True).half()
+    optimizer = SGD(table.parameters(), lr=1.0)
+    scaler = GradScaler(init_loss_scaling=4.0)
+    scaler.scale(table(torch.tensor([1, 3, 1])).float().sum()).backward()
+    scaler.unscale_(optimizer)
+    assert table.weight.grad.is_sparse
+    assert table.weight.grad.to_dense()[:, 0].tolist() == [0.0, 2.0, 0.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("scale", [1024.0, 1000.0])
+@pytest.mark.parametrize("max_norm", [0.5, 100.0])
+@pytest.mark.parametrize("make", [SGD, AdamW, RMSprop])
+def test_folded_clipping_equals_unscale_and_torchs_clipping(make, max_norm: float, scale: float) -> None:
+    ours, plain = half_model(), half_model()
+    optimizer, reference = make(ours.parameters(), lr=0.1), make(plain.parameters(), lr=0.1)
+    scaler, other = GradScaler(init_loss_scaling=scale), GradScaler(init_loss_scaling=scale)
+    for i in range(3):
+        set_grads(ours.parameters(), scale, seed=i)
+        set_grads(plain.parameters(), scale, seed=i)
+        before = [p.grad.clone() for p in ours.parameters()]
+        norm = scaler.clip_grad_norm_(optimizer, max_norm)
+        scaler.minimize(optimizer)
+        assert_same(before, [p.grad for p in ours.parameters()])
+        other.unscale_(reference)
+        expected = nn.utils.clip_grad_norm_(plain.parameters(), max_norm)
+        other.minimize(reference)
+        torch.testing.assert_close(norm, expected, **CLOSE)
+    for a, b in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(wide(a), wide(b), rtol=1e-4, atol=1e-6)
+
+
+def test_clipping_after_unscale_and_of_a_disabled_scaler() -> None:
+    weight = nn.Parameter(torch.zeros(2))
+    optimizer = SGD([weight], lr=1.0)
+    scaler = GradScaler(init_loss_scaling=8.0)
+    weight.grad = torch.tensor([24.0, 32.0])
+    scaler.unscale_(optimizer)
+    assert scaler.clip_grad_norm_(optimizer, 1.0).item() == pytest.approx(5.0)
+    scaler.minimize(optimizer)
+    assert weight.tolist() == pytest.approx([-0.6, -0.8], rel=1e-5)
+    weight.grad = torch.tensor([3.0, 4.0])
+    assert GradScaler(enable=False).clip_grad_norm_(optimizer, 1.0).item() == pytest.approx(5.0)
+    assert weight.grad.norm().item() == pytest.approx(1.0, rel=1e-5)
+
+
+def test_clipping_applies_to_one_step_only_and_sees_overflow() -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    optimizer = SGD([weight], lr=1.0)
+    scaler = GradScaler(init_loss_scaling=1.0)
+    weight.grad = torch.tensor([math.inf])
+    scaler.clip_grad_norm_(optimizer, 1.0)
+    scaler.minimize(optimizer)
+    assert weight.item() == 0.0
+    weight.grad = torch.tensor([10.0])
+    scaler.minimize(optimizer)
+    assert weight.item() == -10.0
+
+
+@pytest.mark.parametrize("max_norm", [float("nan"), -1.0])
+def test_clipping_refuses_norms_that_are_none(max_norm: float) -> None:
+    with pytest.raises(ValueError, match=r"max_norm=.*: must be a number of at least 0"):
+        GradScaler().clip_grad_norm_(SGD([nn.Parameter(torch.zeros(1))], lr=1.0), max_norm)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_clipping_reads_the_gradients_once_and_large_ones_do_not_overflow(dtype: torch.dtype) -> None:
+    weight = nn.Parameter(torch.zeros(3, dtype=dtype))
+    if dtype is torch.bfloat16:
+        attach_master(weight, torch.zeros(3))
+    optimizer = SGD([weight], lr=1.0)
+    scaler = GradScaler(init_loss_scaling=2.0**15)
+    scaler.scale(torch.ones(()))
+    weight.grad = (torch.full((3,), 2.0**53) * 2**15).to(dtype)
+    with debugging.collect_operator_stats(print_table=False) as stats:
+        norm = scaler.clip_grad_norm_(optimizer, 1.0)
+    assert sum(stats.totals()["_foreach_norm"]) == 1
+    assert norm.item() == pytest.approx(3**0.5 * 2.0**53, rel=1e-6)
+    scaler.step(optimizer)
+    result = weight.detach() if dtype is torch.float32 else master_of(weight)
+    torch.testing.assert_close(result, torch.full((3,), -(3**-0.5)), rtol=1e-6, atol=0)
