@@ -92,6 +92,7 @@ def test_bad_reference_is_an_error(reference, message):
 @pytest.mark.parametrize(
     ("code", "message"),
     [
+        ("", r"net\.py: defines no function; 'build' must be one that returns"),
         ("def biuld(): pass", r"net\.py: unknown factory 'build'; did you mean 'biuld'\? allowed: biuld"),
         ("build = 3", r"net\.py: 'build' is a int, must be a function that returns an nn\.Module or"),
         ("def build(): return 3", r"returned int, must return an nn\.Module or \(module, inputs, targets, loss_fn\)"),

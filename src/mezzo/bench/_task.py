@@ -106,6 +106,8 @@ def _find_factory(path: Path, name: str, reference: str) -> Callable[[], Any]:
     factory = getattr(module, name, None)
     if factory is None:
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        if not functions:
+            raise ModelError(f"{path}: defines no function; {name!r} must be one that returns {_WANTED}")
         raise ModelError(f"{path}: {unknown_choice('factory', name, functions)}")
     if not callable(factory):
         raise ModelError(f"{path}: {name!r} is a {type(factory).__name__}, must be a function that returns {_WANTED}")
