@@ -121,7 +121,10 @@ class _Signature:
         self._dtype_slot = next((i for i, a in enumerate(positional) if a.name == "dtype"), len(arguments))
 
     def dtypes(self, args: Sequence[Any], spare_scalars: bool) -> tuple[torch.dtype, ...]:
-        """Return the dtypes of the tensors given, 0-dim ones left out if they are to be spared."""
+        """Return the dtypes of the tensors given, 0-dim ones left out if they are to be spared.
+
+        A list of tensors (the weights of an RNN) counts a dtype once for each run of equal ones.
+        """
         found = []
         count = len(args)
         for slot in self.slots:
@@ -130,11 +133,14 @@ class _Signature:
             value = args[slot]
             if value is None:
                 continue
-            if isinstance(value, Tensor):
-                if not spare_scalars or value.dim():
-                    found.append(value.dtype)
-            elif isinstance(value, (list, tuple)):
-                found += [item.dtype for item in value if item is not None]
+            if type(value) in (list, tuple):  # asked first: 'is it a Tensor' is slow for what is none
+                last = None
+                for item in value:
+                    if item is not None and item.dtype is not last:
+                        last = item.dtype
+                        found.append(last)
+            elif isinstance(value, Tensor) and (not spare_scalars or value.dim()):
+                found.append(value.dtype)
         return tuple(found)
 
     def asks_for_dtype(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

@@ -232,11 +232,11 @@ class GradScaler(ScalerSettings):
         self._progress.clear()
         state = self._state
         with torch.no_grad():
-            found = _any_bad([verdict for _, verdict in stepped], state.device)
-            state.advance(found, self._rule, self._dynamic)
+            verdict = _of_all([verdict for _, verdict in stepped], state.device)
+            report = state.advance(verdict, self._rule, self._dynamic)
             for guard in self._norms:
-                guard.settle(found)
-            self._log.record(state, found, stepped)
+                guard.settle(verdict.found_inf)
+            self._log.record(report, stepped)
         self._log.process(self._rule.max_skips_at_floor)
 
     def minimize(self, optimizer: Optimizer, loss: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -323,6 +323,11 @@ class GradScaler(ScalerSettings):
 
     # Inside
 
+    def _note_replay(self) -> None:
+        """Learn, late, what became of a step in a CUDA graph; see `update` for what it raises."""
+        self._log.record_replay()
+        self._log.process(self._rule.max_skips_at_floor)
+
     def _progress_of(self, optimizer: Optimizer) -> _Progress:
         _check_optimizer(optimizer)
         return self._progress.setdefault(optimizer, _Progress())
@@ -345,6 +350,9 @@ def _merge(old: Verdict | None, new: Verdict) -> Verdict:
     return Verdict(found_inf, first_bad, new.total_norm, new.clip_coef)
 
 
-def _any_bad(verdicts: list[Verdict], device: torch.device) -> Tensor:
+def _of_all(verdicts: list[Verdict], device: torch.device) -> Verdict:
+    """Return the verdict over several optimizers, on the scaler's device."""
     found = [verdict.found_inf.to(device, non_blocking=True) for verdict in verdicts]
-    return found[0] if len(found) == 1 else torch.stack(found).amax()
+    if len(verdicts) == 1 and found[0] is verdicts[0].found_inf:
+        return verdicts[0]
+    return Verdict(torch.stack(found).amax(), verdicts[0].first_bad.to(device, non_blocking=True))

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mezzo.amp._scaler_state import ScaleState
 from mezzo.optim import Verdict, describe_parameter
 
 _Stepped = Sequence[tuple["weakref.ref[Optimizer]", Verdict]]
@@ -57,6 +56,7 @@ class OutcomeLog:
         self._hooks: dict[int, Callable[[bool], object]] = {}
         self._next_key = 0
         self._floor: tuple[int, float, str] | None = None
+        self._captured: tuple[Tensor, _Stepped] | None = None
 
     def add_hook(self, hook: Callable[[bool], object]) -> OutcomeHandle:
         """Register a function for `taken`."""
@@ -70,14 +70,21 @@ class OutcomeLog:
         self._floor = None
         self.skipped = skipped
 
-    def record(self, state: ScaleState, found: Tensor, stepped: _Stepped) -> None:
-        """Send the outcome of an update towards the host; nothing while a CUDA graph is captured."""
-        device = state.device
+    def record(self, report: Tensor, stepped: _Stepped) -> None:
+        """Send the outcome of an update towards the host; while a CUDA graph is captured, remember where it will be.
+
+        Args:
+            report: From `mezzo.optim.rescale`.
+            stepped: The optimizers and what was found in their gradients.
+        """
+        device = report.device
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            self._captured = report, stepped
             return
-        first_bad = [verdict.first_bad.to(device, non_blocking=True) for _, verdict in stepped]
-        parts = [found, state.scale, state.count("skips_at_floor"), *first_bad]
-        numbers = torch.stack(parts)  # float32: counts and indices are far below 2**24
+        numbers = report
+        if len(stepped) > 1:  # float32: counts and indices are far below 2**24
+            first_bad = [verdict.first_bad.to(device, torch.float32, non_blocking=True) for _, verdict in stepped]
+            numbers = torch.cat([report[:3], torch.stack(first_bad)])
         arrived = None
         if device.type == "cuda":
             here = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
@@ -87,6 +94,11 @@ class OutcomeLog:
         elif device.type != "cpu":
             numbers = numbers.cpu()
         self._pending.append(_Outcome(numbers, arrived, [optimizer for optimizer, _ in stepped]))
+
+    def record_replay(self) -> None:
+        """Send the outcome of the update in the graph that was just replayed."""
+        if self._captured is not None:
+            self.record(*self._captured)
 
     def poll(self) -> None:
         """Take in, in order, what has arrived."""

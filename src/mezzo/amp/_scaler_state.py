@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mezzo.optim import COUNTERS, Verdict, rescale
+
 _INT32_MAX = 2**31 - 1
 
 
@@ -96,12 +98,12 @@ def plain_number(value: Any) -> Any:
 class ScaleState:
     """Scale and counters; on the host until the first tensor shows which device they belong on."""
 
-    counters = ("incr_count", "decr_count", "skipped_steps", "skips_at_floor")
+    counters = COUNTERS
 
     def __init__(self, scale: float) -> None:
         self._host: dict[str, float] = {"scale": scale, **dict.fromkeys(self.counters, 0)}
         self._device_scale: Tensor | None = None
-        self._counts: dict[str, Tensor] = {}
+        self._counts: Tensor | None = None
 
     @property
     def scale(self) -> Tensor:
@@ -114,51 +116,33 @@ class ScaleState:
         """Where the state lies."""
         return self.scale.device
 
-    def count(self, name: str) -> Tensor:
-        """A counter, 0-dim int32."""
-        return self._counts[name]
-
     def place(self, device: torch.device) -> None:
         """Move to the device, the first time; fills do not wait, copies from the host might."""
         if self._device_scale is not None:
             return
         self._device_scale = torch.full((), self._host["scale"], dtype=torch.float32, device=device)
-        for name in self.counters:
-            self._counts[name] = torch.full((), int(self._host[name]), dtype=torch.int32, device=device)
+        self._counts = torch.empty(len(self.counters), dtype=torch.int32, device=device)
+        self._fill_counts()
+
+    def _fill_counts(self) -> None:
+        assert self._counts is not None
+        for place, name in zip(self._counts.unbind(), self.counters, strict=True):
+            place.fill_(int(self._host[name]))
 
     def scale_on(self, device: torch.device) -> Tensor:
         """The scale on another device; the live tensor itself at home."""
         return self.scale.to(device, non_blocking=True)
 
-    def advance(self, found_inf: Tensor, rule: ScaleRule, dynamic: bool) -> None:
-        """Count one update and, if dynamic, move the scale; all in place, in float32, without the host."""
-        bad = found_inf > 0
-        floor_skips, skipped = self.count("skips_at_floor"), self.count("skipped_steps")
-        at_floor = self.scale <= rule.min_loss_scaling
-        floor_skips.add_(1).mul_(bad & at_floor)
-        skipped.add_(bad)
-        if dynamic:
-            self._move_scale(bad, rule)
-
-    def _move_scale(self, bad: Tensor, rule: ScaleRule) -> None:
-        scale, good_count, bad_count = self.scale, self.count("incr_count"), self.count("decr_count")
-        # Products with flags: where() with a number copies it to the device, which waits.
-        goods = (good_count + 1) * ~bad
-        bads = (bad_count + 1) * bad
-        # A threshold of 0 never fires: the counter of the running kind is at least 1.
-        shrinks = bad & (bads == rule.decr_every_n_nan_or_inf)
-        grows = ~bad & (goods == rule.incr_every_n_steps)
-        smaller = (scale * rule.decr_ratio).clamp(min=rule.min_loss_scaling)
-        larger = scale * rule.incr_ratio
-        scale.copy_(torch.where(shrinks, smaller, torch.where(grows & larger.isfinite(), larger, scale)))
-        good_count.copy_(goods * ~grows)
-        bad_count.copy_(bads * ~shrinks)
+    def advance(self, verdict: Verdict, rule: ScaleRule, dynamic: bool) -> Tensor:
+        """Count one update and, if dynamic, move the scale; return what `mezzo.optim.rescale` does."""
+        assert self._counts is not None
+        return rescale(verdict, self.scale, self._counts, rule, dynamic)
 
     def read(self) -> dict[str, float]:
         """Return all values as plain numbers; waits for the device."""
-        if self._device_scale is None:
+        if self._counts is None:
             return dict(self._host)
-        counts = {name: int(self.count(name).item()) for name in self.counters}
+        counts = dict(zip(self.counters, self._counts.tolist(), strict=True))
         return {"scale": float(self.scale.item()), **counts}
 
     def write(self, values: Mapping[str, float]) -> None:
@@ -167,8 +151,7 @@ class ScaleState:
         if self._device_scale is None:
             return
         self.scale.fill_(self._host["scale"])
-        for name in self.counters:
-            self.count(name).fill_(self._host[name])
+        self._fill_counts()
 
     def set_scale(self, scale: float) -> None:
         """Set the scale alone."""

@@ -1,6 +1,5 @@
 """One model trained in float32, AMP-O1 and AMP-O2, from the same start on the same batch (guide, 2.1)."""
 
-import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
@@ -15,8 +14,8 @@ from mezzo._errors import MezzoError, RunError
 from mezzo.amp import debugging
 from mezzo.amp._cpu import has_half_units
 from mezzo.amp._dtypes import dtype_name, parse_half_dtype
-from mezzo.amp._hardware import parse_device
 from mezzo.bench._clocks import Machine, read_machine
+from mezzo.bench._device import find_device, release_memory
 from mezzo.bench._task import Task, copy_task, find_place, load_task, simple_net_task
 from mezzo.bench._timer import Timing, time_calls
 
@@ -173,7 +172,7 @@ def compare(
         learning_rate: Of the SGD.
         progress: Called after every step.
     """
-    place = _find_device(device)
+    place = find_device(device, "mezzo compare")
     default_size, default_batch_size = default_sizes(place)
     settings = Settings(
         model=model or "SimpleNet",
@@ -223,7 +222,7 @@ def _compare(
         if level == "O1":
             operator_table, operators = _record_step(trainer)
         del trainer
-        _release_memory(device)
+        release_memory(device)
     machine = read_machine(device)
     return Comparison(
         settings=settings,
@@ -288,21 +287,6 @@ def _record_step(trainer: Trainer) -> tuple[str, list[dict[str, Any]]]:
     return stats.table(), [asdict(row) for row in stats.rows]
 
 
-def _find_device(device: str | None) -> torch.device:
-    if device is None:
-        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    kind, index = parse_device(device)
-    if kind == "cpu":
-        return torch.device("cpu")
-    if kind != "cuda":
-        raise ValueError(f"--device {device}: mezzo compare runs on cpu, gpu, gpu:i, cuda or cuda:i")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if index >= count:
-        here = f"this machine has {count}" if count else "this machine has no GPU; try --device cpu"
-        raise ValueError(f"--device {device}: no such GPU, {here}")
-    return torch.device("cuda", index)
-
-
 def _task_maker(model: str | None, settings: Settings, device: torch.device) -> Callable[[], Task]:
     """Return a function that makes the task anew, with the same start, for each mode."""
     size, batch_size = settings.size, settings.batch_size
@@ -311,12 +295,6 @@ def _task_maker(model: str | None, settings: Settings, device: torch.device) -> 
         return lambda: copy_task(task, device)
     assert size is not None
     return lambda: simple_net_task(size, batch_size, device)
-
-
-def _release_memory(device: torch.device) -> None:
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def _is_out_of_memory(error: Exception) -> bool:

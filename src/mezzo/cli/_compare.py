@@ -1,17 +1,14 @@
 """`mezzo compare`: a model trained in float32, O1 and O2, side by side."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
+
+from mezzo.cli._show import progress_bar, table
 
 if TYPE_CHECKING:
     from mezzo.bench import Comparison
-    from mezzo.bench._compare import Progress as Report
 
 
 def compare(
@@ -31,7 +28,7 @@ def compare(
     from mezzo.cli._choice import check_dtype
 
     dtype = None if dtype is None else check_dtype(dtype)
-    with _progress_bar() as report:
+    with progress_bar() as report:
         result = run_comparison(
             model=model,
             size=size,
@@ -46,24 +43,6 @@ def compare(
     return 0
 
 
-@contextmanager
-def _progress_bar() -> Iterator["Report"]:
-    """Yield what to call after each step: a bar on a terminal, else a line a mode; stdout is for the result."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda mode, done, total: typer.echo(f"{mode}: {total} steps done", err=True) if done == total else None
-        return
-    with Progress(console=console, transient=True) as bar:
-        tasks = {}
-
-        def report(mode: str, done: int, total: int) -> None:
-            if mode not in tasks:
-                tasks[mode] = bar.add_task(mode, total=total)
-            bar.update(tasks[mode], completed=done)
-
-        yield report
-
-
 def _as_text(result: "Comparison") -> str:
     settings, machine = result.settings, result.machine
     width = "" if settings.size is None else f"size {settings.size}, "
@@ -72,14 +51,5 @@ def _as_text(result: "Comparison") -> str:
     )
     versions = f"torch {machine.torch_version}, driver {machine.driver_version}"
     operators = f"Operators of one recorded AMP-O1 step\n{result.operator_table.rstrip()}"
-    parts = [title, _table(result.table()), f"{_table(machine.table())}\n{versions}", operators, result.note]
+    parts = [title, table(result.table()), f"{table(machine.table())}\n{versions}", operators, result.note]
     return "\n\n".join(part for part in parts if part)
-
-
-def _table(rows: list[list[str]]) -> str:
-    """Return rows, header first, as the guide prints its tables."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
-    ]
-    return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])

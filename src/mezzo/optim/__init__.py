@@ -5,6 +5,8 @@ from mezzo.optim._engine import StepEngine, StepRequest, attach, engine_of
 from mezzo.optim._grads import is_dtensor
 from mezzo.optim._masters import attach_master, detach_master, master_of, refresh_master
 from mezzo.optim._names import describe_parameter, name_of, remember_names
+from mezzo.optim._rescale import COUNTERS, rescale
+from mezzo.optim._tier import step_tier
 
 __all__ = [
     "attach_master",
@@ -20,4 +22,7 @@ __all__ = [
     "remember_names",
     "name_of",
     "describe_parameter",
+    "rescale",
+    "COUNTERS",
+    "step_tier",
 ]

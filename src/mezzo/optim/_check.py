@@ -29,6 +29,8 @@ class Verdict:
     """L2 norm of the true (unscaled) gradients, where asked for."""
     clip_coef: Tensor | None = None
     """What the update multiplies true gradients with, where asked for."""
+    packed: Tensor | None = None
+    """`found_inf` and `first_bad` side by side, float32, where one launch wrote both."""
 
 
 def check(
@@ -128,12 +130,12 @@ def _zero(device: torch.device) -> Tensor:
 def _l2_norms(batch: Sequence[Slot]) -> tuple[Tensor, ...] | list[Tensor]:
     """Return the L2 norm of each gradient.
 
-    Squares of float16 numbers fit into float32. Those of bfloat16 and float32 ones need float64, which only the CPU is
-    asked for: on a GPU a norm above 1e19 counts as not finite.
+    Squares of bfloat16 and float32 numbers may not fit into float32, and long sums lose digits there: on the CPU they are
+    float64. A GPU is not asked for that: there a norm above 1e19 counts as not finite.
     """
     values = [s.values for s in batch]
-    is_wide = values[0].dtype != torch.float16 and values[0].device.type == "cpu"
-    wide = torch.float64 if is_wide or values[0].dtype == torch.float64 else torch.float32
+    is_wide = values[0].device.type == "cpu" or values[0].dtype == torch.float64
+    wide = torch.float64 if is_wide else torch.float32
     if _norm_takes_dtype():
         return torch._foreach_norm(values, 2, dtype=wide)
     return torch._foreach_norm([v.to(wide) for v in values], 2)

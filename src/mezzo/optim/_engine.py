@@ -7,7 +7,7 @@ import inspect
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,14 +19,18 @@ from mezzo.optim._check import Verdict, check
 from mezzo.optim._grads import Slot, factor_of, gather, inverse_of
 from mezzo.optim._masters import attach_master, is_half, master_of
 from mezzo.optim._swap import on_masters, step_on_masters, step_with_closure
+from mezzo.optim._tier import uses_triton
 from mezzo.optim._unscale import unscale_
+
+if TYPE_CHECKING:
+    from mezzo.optim._triton_step import StepPlan, TritonStep
 
 _HOME = "_mezzo_engine"
 
 
 @dataclass(slots=True)
 class StepRequest:
-    """What a loss scaler wants of one step; a plain `optimizer.step()` wants none of it."""
+    """What a loss scaler wants of one step; a plain `optimizer.step()` wants none of it, not even a check."""
 
     scale: Tensor | None = None
     """Loss scale that the gradients carry; None if they are true."""
@@ -34,6 +38,8 @@ class StepRequest:
     """The check if it was made already; otherwise the step makes it, inside the step hooks, and leaves it here."""
     clip_coef: Tensor | None = None
     """Multiplied into the true gradients."""
+    checks: bool = True
+    """Whether a step without a verdict makes one."""
 
 
 class StepEngine:
@@ -45,12 +51,16 @@ class StepEngine:
         self.masters_for_new = True
         self._foreign_step: Callable[..., Any] | None = None
         self._request: StepRequest | None = None
+        self._triton: TritonStep | None = None
 
     @property
     def device(self) -> torch.device:
         """Where verdicts lie: the device of the first gradient, else of the first parameter."""
-        params: list[Tensor] = [p for group in self.optimizer.param_groups for p in group["params"]]
-        return next((p.grad.device for p in params if p.grad is not None), params[0].device)
+        params = (p for group in self.optimizer.param_groups for p in group["params"])
+        first: Tensor = next(p for p in params)
+        if first.grad is not None:
+            return first.grad.device
+        return next((p.grad.device for p in params if p.grad is not None), first.device)
 
     @property
     def is_called_by_scaler(self) -> bool:
@@ -64,11 +74,35 @@ class StepEngine:
     @torch.no_grad()
     def check(self, scale: Tensor | None = None, max_norm: float | None = None) -> Verdict:
         """Read all gradients once; return what was found, on the device and without waiting for it."""
-        return self._check(gather(self.optimizer), scale, max_norm)
+        return self._check(self._plan(), scale, max_norm)
 
-    def _check(self, groups: list[list[Slot]], scale: Tensor | None, max_norm: float | None) -> Verdict:
+    def _plan(self) -> StepPlan | None:
+        """Return the plan by which Triton takes this step; None where another tier has to."""
+        if self._foreign_step is not None or not _fused.covers_class(self.optimizer) or not uses_triton(self.device):
+            return None
+        if self._triton is None:
+            from mezzo.optim._triton_step import TritonStep  # Triton is imported where it is used, not with mezzo
+
+            self._triton = TritonStep(self.optimizer)
+        return self._triton.plan()
+
+    def can_be_captured(self) -> bool:
+        """Whether steps can be part of a CUDA graph: by Triton, whose tables follow options that change."""
+        kind, groups = self.optimizer, self.optimizer.param_groups
+        covered = self._foreign_step is None and _fused.covers_class(kind)
+        return covered and uses_triton(self.device) and all(_fused.covers_options(group) for group in groups)
+
+    @property
+    def last_plan(self) -> StepPlan | None:
+        """The plan of the last step that Triton took."""
+        return None if self._triton is None else self._triton.last_plan
+
+    def _check(self, plan: StepPlan | None, scale: Tensor | None, max_norm: float | None) -> Verdict:
+        if plan is not None:
+            return plan.check(scale, max_norm)
+        slots = [slot for group in gather(self.optimizer) for slot in group]
         count = sum(len(group["params"]) for group in self.optimizer.param_groups)
-        return check([s for slots in groups for s in slots], count, self.device, scale, max_norm)
+        return check(slots, count, self.device, scale, max_norm)
 
     def _apply(self, groups: list[list[Slot]], verdict: Verdict | None, factor: Tensor | None) -> Any:
         """Update the parameters; nothing changes where the verdict says overflow. Return what the optimizer returns.
@@ -138,19 +172,22 @@ class StepEngine:
         optimizer._opt_called = True  # what LR schedulers look at
         if closure is not None:
             return self._run_closure(closure)
-        groups = gather(self.optimizer)
-        if request is None:
-            return self._apply(groups, None, None)
-        if request.verdict is None:
-            request.verdict = self._check(groups, request.scale, None)
-        return self._apply(groups, request.verdict, factor_of(request.scale, request.clip_coef))
+        plan = self._plan()
+        request = StepRequest(checks=False) if request is None else request
+        if request.verdict is None and request.checks:
+            request.verdict = self._check(plan, request.scale, None)
+        found = None if request.verdict is None else request.verdict.found_inf
+        if plan is not None:
+            plan.update(found, request.scale, request.clip_coef)
+            return None
+        return self._apply(gather(self.optimizer), request.verdict, factor_of(request.scale, request.clip_coef))
 
     def _run_closure(self, closure: Callable[[], Any]) -> Any:
         if self._foreign_step is not None or not _fused.covers_class(self.optimizer):
             return step_with_closure(self.optimizer, self._own_step, closure)
         with torch.enable_grad():
             loss = closure()
-        self._apply(gather(self.optimizer), None, None)
+        self.run()
         return loss
 
     @torch.no_grad()

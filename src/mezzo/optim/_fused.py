@@ -36,14 +36,15 @@ def covers(optimizer: Optimizer, groups: Sequence[Sequence[Slot]]) -> bool:
     if not all(dtype in _WIDE and _has_kernels(kernels, device.type) for device, dtype, _ in kinds):
         return False
     return all(
-        _covers_options(group)
+        covers_options(group)
         and all([_covers_slot(slot) for slot in slots])
         and _knows_first_steps(optimizer, group, slots)
         for group, slots in zip(optimizer.param_groups, groups, strict=True)
     )
 
 
-def _covers_options(group: dict[str, Any]) -> bool:
+def covers_options(group: dict[str, Any]) -> bool:
+    """Whether the options of a parameter group are among those written here."""
     tensors = [group.get("weight_decay"), *group.get("betas", ())]
     lr = group["lr"]
     needs_autograd = isinstance(lr, Tensor) and lr.requires_grad
@@ -130,7 +131,7 @@ def _sgd(
     momentum = group["momentum"]
     # A buffer of zeros gives the same first step as none at all (dampening is 0 or the buffer exists), and a skipped
     # first step needs no memory of it.
-    buffers = [_state(optimizer, slot, "momentum_buffer") for slot in batch] if momentum else []
+    buffers = [state_tensor(optimizer, slot, "momentum_buffer") for slot in batch] if momentum else []
     torch._fused_sgd_(
         targets,
         grads,
@@ -154,7 +155,7 @@ def _adam(
     grads: list[Tensor],
     found: Tensor | None,
 ) -> None:
-    steps = [_step_count(optimizer, slot) for slot in batch]
+    steps = [step_count(optimizer, slot) for slot in batch]
     if found is None:
         torch._foreach_add_(steps, 1)
     else:  # by overload: torch._foreach_add_ would read the tensor as a number, on the host
@@ -165,8 +166,8 @@ def _adam(
     kernel(
         targets,
         grads,
-        [_state(optimizer, slot, "exp_avg") for slot in batch],
-        [_state(optimizer, slot, "exp_avg_sq") for slot in batch],
+        [state_tensor(optimizer, slot, "exp_avg") for slot in batch],
+        [state_tensor(optimizer, slot, "exp_avg_sq") for slot in batch],
         [],
         steps,
         amsgrad=False,
@@ -180,7 +181,7 @@ def _adam(
     )
 
 
-def _state(optimizer: Optimizer, slot: Slot, key: str) -> Tensor:
+def state_tensor(optimizer: Optimizer, slot: Slot, key: str) -> Tensor:
     """Return a state tensor under torch's own name, made or brought into the target's dtype and layout."""
     state = optimizer.state[slot.param]
     value = state.get(key)
@@ -194,7 +195,7 @@ def _state(optimizer: Optimizer, slot: Slot, key: str) -> Tensor:
     return local(value)
 
 
-def _step_count(optimizer: Optimizer, slot: Slot) -> Tensor:
+def step_count(optimizer: Optimizer, slot: Slot) -> Tensor:
     """Return the step count on the device, where it can stand still without the host knowing."""
     state = optimizer.state[slot.param]
     value = state.get("step")

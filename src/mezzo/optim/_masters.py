@@ -80,6 +80,11 @@ def _copy_masters_with_parameters() -> None:
     nn.Parameter.__deepcopy__ = copy_with_master  # type: ignore[method-assign, assignment]
 
 
+def record_of(param: Tensor) -> _Record | None:
+    """Return the record of a parameter's master as it stands; None where it has none."""
+    return getattr(param, _HOME, None)
+
+
 def master_of(param: Tensor) -> Tensor | None:
     """Return the float32 master of a parameter, or None where it has none.
 
@@ -87,7 +92,7 @@ def master_of(param: Tensor) -> Tensor | None:
     master takes over what changed. A move to another device carries the master along. `param.data.copy_(x)` leaves no trace
     that torch shows; call `refresh_master` after it.
     """
-    record: _Record | None = getattr(param, _HOME, None)
+    record = record_of(param)
     if record is None:
         return None
     if record.version == param._version and record.data_ptr == param.data_ptr():
@@ -134,7 +139,7 @@ def _has_several_ranks() -> bool:
 
 def refresh_master(param: Tensor) -> Tensor | None:
     """Overwrite the master with the half value, the call to make after `param.data.copy_(x)`; return the master."""
-    record: _Record | None = getattr(param, _HOME, None)
+    record = record_of(param)
     if record is None:
         return None
     same_place = record.master.shape == param.shape and record.master.device == param.device

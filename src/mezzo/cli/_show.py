@@ -1,0 +1,38 @@
+"""What commands show while they work and when they are done."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+Report = Callable[[str, int, int], None]
+"""Told what is being done, the steps done in it and the steps it has."""
+
+
+@contextmanager
+def progress_bar() -> Iterator[Report]:
+    """Yield what to call after each step: a bar on a terminal, else a line a mode; stdout is for the result."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda mode, done, total: typer.echo(f"{mode}: {total} steps done", err=True) if done == total else None
+        return
+    with Progress(console=console, transient=True) as bar:
+        tasks = {}
+
+        def report(mode: str, done: int, total: int) -> None:
+            if mode not in tasks:
+                tasks[mode] = bar.add_task(mode, total=total)
+            bar.update(tasks[mode], completed=done)
+
+        yield report
+
+
+def table(rows: list[list[str]]) -> str:
+    """Return rows, header first, as the guide prints its tables."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
+    ]
+    return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])

@@ -1,0 +1,409 @@
+"""The Triton kernels of the step. Every tensor of a launch is reached through a table of addresses.
+
+A program works on one chunk of one tensor. A row of the table holds the addresses of a parameter's tensors, so that
+hundreds of small tensors are one launch. Launched with fp fusion off, so that each operation rounds once, in float32: the
+same formula in single torch operations gives the same bits.
+"""
+
+import triton
+import triton.language as tl
+
+# Columns of the table, int64 each.
+GRAD = tl.constexpr(0)
+TARGET = tl.constexpr(1)
+HALF = tl.constexpr(2)
+STATE_A = tl.constexpr(3)
+STATE_B = tl.constexpr(4)
+STEP = tl.constexpr(5)
+LR = tl.constexpr(6)
+NUMEL = tl.constexpr(7)
+GROUP = tl.constexpr(8)
+INDEX = tl.constexpr(9)
+COLUMNS = tl.constexpr(10)
+
+# Columns of the options of a parameter group, float64 each.
+OPTIONS = tl.constexpr(8)
+
+# What the check leaves, float32 each.
+FOUND = tl.constexpr(0)
+FIRST_BAD = tl.constexpr(1)
+NORM = tl.constexpr(2)
+CLIP = tl.constexpr(3)
+
+# What the check needs to remember between its programs, int32 each.
+ARRIVED = tl.constexpr(0)
+BAD_KEY = tl.constexpr(1)
+
+_SUM_BLOCK = tl.constexpr(2048)
+
+
+@triton.jit
+def _address(row, COLUMN: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
+    pointer = tl.load(row + COLUMN).to(tl.pointer_type(DTYPE))
+    if ALIGNED:
+        pointer = tl.multiple_of(pointer, 16)
+    return pointer
+
+
+@triton.jit
+def _read(pointer, offsets, numel, MASKED: tl.constexpr):
+    if MASKED:
+        value = tl.load(pointer + offsets, mask=offsets < numel, other=0.0)
+    else:
+        value = tl.load(pointer + offsets)
+    return value
+
+
+@triton.jit
+def _write(pointer, offsets, value, numel, MASKED: tl.constexpr):
+    if MASKED:
+        tl.store(pointer + offsets, value, mask=offsets < numel)
+    else:
+        tl.store(pointer + offsets, value)
+
+
+@triton.jit
+def _inverse_of(scale, HAS_SCALE: tl.constexpr):
+    if HAS_SCALE:
+        inverse = tl.div_rn(1.0, tl.load(scale))
+    else:
+        inverse = tl.full([], 1.0, tl.float32)
+    return inverse
+
+
+@triton.jit
+def _look_at(grad, start, numel, inverse, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, MASKED: tl.constexpr):
+    """Return, per lane, whether a gradient of the chunk is not finite, and the sum of their squares."""
+    bad = tl.zeros([BLOCK], tl.int32)
+    squares = tl.zeros([BLOCK], tl.float32)
+    for block in tl.static_range(BLOCKS):  # unrolled: several loads are on their way at a time
+        offsets = start + block * BLOCK + tl.arange(0, BLOCK)
+        value = _read(grad, offsets, numel, MASKED).to(tl.float32)
+        finite = tl.abs(value * inverse) < float("inf")  # not so for NaN
+        bad |= tl.where(finite, 0, 1)
+        squares += value * value
+    return bad, squares
+
+
+@triton.jit(do_not_specialize=["programs", "first_program", "count"])
+def check_kernel(
+    table,
+    chunk_rows,
+    chunk_numbers,
+    partial_sums,
+    between,
+    verdict,
+    scale,
+    max_norm,
+    programs,
+    first_program,
+    count,
+    GRAD_DTYPE: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    """Look for gradients that are not finite and, if asked, sum their squares. The last program says the verdict.
+
+    Several launches (one a dtype) can share a verdict: `programs` counts all of them, `first_program` those before.
+    """
+    program = tl.program_id(0)
+    row = table + tl.load(chunk_rows + program).to(tl.int64) * COLUMNS
+    start = tl.load(chunk_numbers + program).to(tl.int64) * (BLOCK * BLOCKS)
+    grad = _address(row, GRAD, GRAD_DTYPE, ALIGNED)
+    numel = tl.load(row + NUMEL)
+    inverse = _inverse_of(scale, HAS_SCALE)
+    if start + BLOCK * BLOCKS <= numel:
+        bad, squares = _look_at(grad, start, numel, inverse, BLOCK, BLOCKS, False)
+    else:
+        bad, squares = _look_at(grad, start, numel, inverse, BLOCK, BLOCKS, True)
+    is_bad = tl.max(bad, 0)
+    if HAS_NORM:
+        total = tl.sum(squares, 0)
+        # Squares of large float32 numbers may overflow: then the norm is useless, and the step is skipped.
+        is_bad = tl.where(total < float("inf"), is_bad, 1)
+        tl.store(partial_sums + first_program + program, total.to(tl.float64))
+    if is_bad > 0:
+        key = count - tl.load(row + INDEX).to(tl.int32)  # so that a maximum finds the first
+        tl.atomic_max(between + BAD_KEY, key, sem="relaxed")
+    arrived = tl.atomic_add(between + ARRIVED, 1, sem="acq_rel")
+    if arrived == programs - 1:
+        key = tl.load(between + BAD_KEY, volatile=True)
+        found = tl.where(key > 0, 1.0, 0.0)
+        tl.store(verdict + FOUND, found)
+        tl.store(verdict + FIRST_BAD, tl.where(key > 0, count - key, -1).to(tl.float32))
+        if HAS_NORM:
+            sums = tl.zeros([_SUM_BLOCK], tl.float64)
+            first = 0
+            while first < programs:
+                places = first + tl.arange(0, _SUM_BLOCK)
+                sums += tl.load(partial_sums + places, mask=places < programs, other=0.0, volatile=True)
+                first += _SUM_BLOCK
+            norm = (tl.sqrt(tl.sum(sums, 0)) * inverse.to(tl.float64)).to(tl.float32)
+            clip = tl.div_rn(max_norm, norm + 1e-6)
+            tl.store(verdict + NORM, norm)
+            tl.store(verdict + CLIP, tl.where(clip < 1.0, clip, tl.where(clip == clip, 1.0, clip)))
+        tl.store(between + BAD_KEY, 0)
+        tl.store(between + ARRIVED, 0)
+
+
+@triton.jit
+def _factor(scale, clip, HAS_SCALE: tl.constexpr, HAS_CLIP: tl.constexpr):
+    factor = _inverse_of(scale, HAS_SCALE)
+    if HAS_CLIP:
+        factor = factor * tl.load(clip)
+    return factor
+
+
+@triton.jit
+def _gradient(pointer, offsets, numel, factor, MAXIMIZE: tl.constexpr, MASKED: tl.constexpr):
+    value = _read(pointer, offsets, numel, MASKED).to(tl.float32) * factor
+    if MAXIMIZE:
+        value = -value
+    return value
+
+
+@triton.jit
+def _learning_rate(row, options):
+    pointer = tl.load(row + LR)
+    if pointer == 0:
+        rate = tl.load(options)
+    else:
+        rate = tl.load(pointer.to(tl.pointer_type(tl.float32))).to(tl.float64)
+    return rate
+
+
+@triton.jit
+def _sgd_chunk(
+    row,
+    options,
+    start,
+    numel,
+    factor,
+    GRAD_DTYPE: tl.constexpr,
+    HALF_DTYPE: tl.constexpr,
+    DECAYS: tl.constexpr,
+    HAS_MOMENTUM: tl.constexpr,
+    NESTEROV: tl.constexpr,
+    MAXIMIZE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    grad = _address(row, GRAD, GRAD_DTYPE, ALIGNED)
+    target = _address(row, TARGET, tl.float32, ALIGNED)
+    lr = _learning_rate(row, options).to(tl.float32)
+    decay = tl.load(options + 1).to(tl.float32)
+    momentum = tl.load(options + 2).to(tl.float32)
+    undamped = tl.load(options + 3).to(tl.float32)
+    for block in range(BLOCKS):
+        offsets = start + block * BLOCK + tl.arange(0, BLOCK)
+        value = _gradient(grad, offsets, numel, factor, MAXIMIZE, MASKED)
+        weight = _read(target, offsets, numel, MASKED)
+        if DECAYS:
+            value = value + weight * decay
+        if HAS_MOMENTUM:
+            buffer_at = _address(row, STATE_A, tl.float32, ALIGNED)
+            buffer = _read(buffer_at, offsets, numel, MASKED) * momentum + value * undamped
+            _write(buffer_at, offsets, buffer, numel, MASKED)
+            if NESTEROV:
+                value = value + buffer * momentum
+            else:
+                value = buffer
+        weight = weight - value * lr
+        _write(target, offsets, weight, numel, MASKED)
+        if HALF_DTYPE is not None:
+            half = _address(row, HALF, HALF_DTYPE, ALIGNED)
+            _write(half, offsets, weight.to(HALF_DTYPE), numel, MASKED)
+
+
+@triton.jit
+def sgd_kernel(
+    table,
+    chunk_rows,
+    chunk_numbers,
+    group_options,
+    found,
+    scale,
+    clip,
+    GRAD_DTYPE: tl.constexpr,
+    HALF_DTYPE: tl.constexpr,
+    HAS_FOUND: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    HAS_CLIP: tl.constexpr,
+    DECAYS: tl.constexpr,
+    HAS_MOMENTUM: tl.constexpr,
+    NESTEROV: tl.constexpr,
+    MAXIMIZE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    """SGD on float32 masters, and their half copies. Options: lr, weight decay, momentum, 1 - dampening."""
+    program = tl.program_id(0)
+    row = table + tl.load(chunk_rows + program).to(tl.int64) * COLUMNS
+    start = tl.load(chunk_numbers + program).to(tl.int64) * (BLOCK * BLOCKS)
+    if HAS_FOUND:
+        if tl.load(found) > 0.0:
+            return
+    options = group_options + tl.load(row + GROUP) * OPTIONS
+    numel = tl.load(row + NUMEL)
+    factor = _factor(scale, clip, HAS_SCALE, HAS_CLIP)
+    if start + BLOCK * BLOCKS <= numel:
+        _sgd_chunk(row, options, start, numel, factor, GRAD_DTYPE, HALF_DTYPE, DECAYS, HAS_MOMENTUM, NESTEROV, MAXIMIZE, ALIGNED, BLOCK, BLOCKS, False)  # fmt: skip
+    else:
+        _sgd_chunk(row, options, start, numel, factor, GRAD_DTYPE, HALF_DTYPE, DECAYS, HAS_MOMENTUM, NESTEROV, MAXIMIZE, ALIGNED, BLOCK, BLOCKS, True)  # fmt: skip
+
+
+@triton.jit
+def _adam_chunk(
+    row,
+    options,
+    start,
+    numel,
+    factor,
+    GRAD_DTYPE: tl.constexpr,
+    HALF_DTYPE: tl.constexpr,
+    DECAYS: tl.constexpr,
+    DECOUPLED: tl.constexpr,
+    MAXIMIZE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    grad = _address(row, GRAD, GRAD_DTYPE, ALIGNED)
+    target = _address(row, TARGET, tl.float32, ALIGNED)
+    mean_at = _address(row, STATE_A, tl.float32, ALIGNED)
+    square_at = _address(row, STATE_B, tl.float32, ALIGNED)
+    step = tl.load(_address(row, STEP, tl.float32, False)).to(tl.float64) + 1.0
+    lr = _learning_rate(row, options)
+    wide_decay = tl.load(options + 1)
+    decay = wide_decay.to(tl.float32)
+    kept = (1.0 - lr * wide_decay).to(tl.float32)
+    new_mean = tl.load(options + 2).to(tl.float32)
+    old_square = tl.load(options + 3).to(tl.float32)
+    new_square = tl.load(options + 4).to(tl.float32)
+    eps = tl.load(options + 5).to(tl.float32)
+    # In float64 and once a program: 1 - beta ** step.
+    rate = (lr / (1.0 - tl.exp(step * tl.load(options + 6)))).to(tl.float32)
+    spread = tl.sqrt(1.0 - tl.exp(step * tl.load(options + 7))).to(tl.float32)
+    for block in range(BLOCKS):
+        offsets = start + block * BLOCK + tl.arange(0, BLOCK)
+        value = _gradient(grad, offsets, numel, factor, MAXIMIZE, MASKED)
+        weight = _read(target, offsets, numel, MASKED)
+        if DECAYS:
+            if DECOUPLED:
+                weight = weight * kept
+            else:
+                value = value + weight * decay
+        mean = _read(mean_at, offsets, numel, MASKED)
+        away = value - mean
+        # As torch's lerp: from the nearer end.
+        mean = tl.where(new_mean < 0.5, mean + away * new_mean, value - away * (1.0 - new_mean))
+        square = _read(square_at, offsets, numel, MASKED) * old_square + value * value * new_square
+        spread_out = tl.div_rn(tl.sqrt_rn(square), spread) + eps
+        weight = weight - tl.div_rn(rate * mean, spread_out)
+        _write(mean_at, offsets, mean, numel, MASKED)
+        _write(square_at, offsets, square, numel, MASKED)
+        _write(target, offsets, weight, numel, MASKED)
+        if HALF_DTYPE is not None:
+            half = _address(row, HALF, HALF_DTYPE, ALIGNED)
+            _write(half, offsets, weight.to(HALF_DTYPE), numel, MASKED)
+
+
+@triton.jit(do_not_specialize=["rows", "programs"])
+def adam_kernel(
+    table,
+    chunk_rows,
+    chunk_numbers,
+    group_options,
+    between,
+    found,
+    scale,
+    clip,
+    rows,
+    programs,
+    GRAD_DTYPE: tl.constexpr,
+    HALF_DTYPE: tl.constexpr,
+    HAS_FOUND: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    HAS_CLIP: tl.constexpr,
+    DECAYS: tl.constexpr,
+    DECOUPLED: tl.constexpr,
+    MAXIMIZE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    """Adam and AdamW on float32 masters, and their half copies.
+
+    Options: lr, weight decay, 1 - beta1, beta2, 1 - beta2, eps, log(beta1), log(beta2). The last program counts the step.
+    """
+    program = tl.program_id(0)
+    row = table + tl.load(chunk_rows + program).to(tl.int64) * COLUMNS
+    start = tl.load(chunk_numbers + program).to(tl.int64) * (BLOCK * BLOCKS)
+    if HAS_FOUND:
+        if tl.load(found) > 0.0:
+            return
+    options = group_options + tl.load(row + GROUP) * OPTIONS
+    numel = tl.load(row + NUMEL)
+    factor = _factor(scale, clip, HAS_SCALE, HAS_CLIP)
+    if start + BLOCK * BLOCKS <= numel:
+        _adam_chunk(row, options, start, numel, factor, GRAD_DTYPE, HALF_DTYPE, DECAYS, DECOUPLED, MAXIMIZE, ALIGNED, BLOCK, BLOCKS, False)  # fmt: skip
+    else:
+        _adam_chunk(row, options, start, numel, factor, GRAD_DTYPE, HALF_DTYPE, DECAYS, DECOUPLED, MAXIMIZE, ALIGNED, BLOCK, BLOCKS, True)  # fmt: skip
+    tl.debug_barrier()  # every warp has read its step count
+    arrived = tl.atomic_add(between + ARRIVED, 1, sem="acq_rel")
+    if arrived == programs - 1:
+        first = 0
+        while first < rows:
+            numbers = first + tl.arange(0, 128)
+            here = numbers < rows
+            steps = tl.load(table + numbers.to(tl.int64) * COLUMNS + STEP, mask=here, other=0)
+            steps = steps.to(tl.pointer_type(tl.float32))
+            tl.store(steps, tl.load(steps, mask=here, other=0.0) + 1.0, mask=here)
+            first += 128
+        tl.store(between + ARRIVED, 0)
+
+
+@triton.jit(do_not_specialize=["grow_after", "shrink_after"])
+def rescale_kernel(
+    verdict,
+    scale_at,
+    counts,
+    report,
+    grow_by,
+    shrink_by,
+    floor,
+    grow_after,
+    shrink_after,
+    DYNAMIC: tl.constexpr,
+):
+    """One update of the loss-scaling state machine. Counts: good, bad, skipped steps, bad in a row at the floor."""
+    bad = tl.load(verdict + FOUND) > 0.0
+    scale = tl.load(scale_at)
+    skipped = tl.load(counts + 2) + tl.where(bad, 1, 0)
+    at_floor = tl.where(bad & (scale <= floor), tl.load(counts + 3) + 1, 0)
+    if DYNAMIC:
+        goods = tl.where(bad, 0, tl.load(counts) + 1)
+        bads = tl.where(bad, tl.load(counts + 1) + 1, 0)
+        # A threshold of 0 never fires: the counter of the running kind is at least 1.
+        shrinks = bad & (bads == shrink_after)
+        grows = (goods == grow_after) & (goods > 0)
+        smaller = scale * shrink_by
+        smaller = tl.where(smaller < floor, floor, smaller)
+        larger = scale * grow_by
+        scale = tl.where(shrinks, smaller, tl.where(grows & (larger < float("inf")), larger, scale))
+        tl.store(scale_at, scale)
+        tl.store(counts, tl.where(grows, 0, goods))
+        tl.store(counts + 1, tl.where(shrinks, 0, bads))
+    tl.store(counts + 2, skipped)
+    tl.store(counts + 3, at_floor)
+    tl.store(report, tl.where(bad, 1.0, 0.0))
+    tl.store(report + 1, scale)
+    tl.store(report + 2, at_floor.to(tl.float32))
+    tl.store(report + 3, tl.load(verdict + FIRST_BAD))

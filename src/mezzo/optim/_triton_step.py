@@ -1,0 +1,488 @@
+"""The step of SGD, Adam and AdamW in Triton: tables of addresses, kept between steps, and the launches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from torch import Tensor
+from torch.optim import SGD, AdamW, Optimizer
+
+from mezzo.optim import _fused
+from mezzo.optim import _triton_kernels as kernels
+from mezzo.optim._check import Verdict
+from mezzo.optim._grads import Slot, gather
+from mezzo.optim._masters import record_of
+
+_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
+_COLUMNS = kernels.COLUMNS.value
+_ALIGNMENT = 16  # bytes of the widest load
+
+#: Elements that a program works on at a time, how often, and its warps; found by trial on an H200.
+BLOCK, BLOCKS, WARPS = 1024, 8, 4
+CHECK_BLOCK, CHECK_BLOCKS, CHECK_WARPS = 4096, 4, 8
+
+
+def _launch(kernel: Any, programs: int, device: torch.device, *args: Any, warps: int, **options: Any) -> None:
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            _launch(kernel, programs, torch.device("cuda", torch.cuda.current_device()), *args, warps=warps, **options)
+            return
+    kernel[(programs,)](*args, **options, num_warps=warps, enable_fp_fusion=False)
+
+
+def _upload(values: Any, to: Tensor) -> None:
+    """Send numbers to the device without waiting."""
+    staged = torch.from_numpy(np.ascontiguousarray(values))
+    to.copy_(staged.pin_memory() if to.device.type == "cuda" else staged, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """What parameters must share to be updated by one launch."""
+
+    grad_dtype: torch.dtype
+    half_dtype: torch.dtype | None
+    flags: tuple[tuple[str, bool], ...]
+    """Compile-time switches of the optimizer's kernel."""
+    aligned: bool
+
+
+@dataclass(slots=True)
+class _Batch:
+    """The chunks of one launch: of the table's rows from `first_row` on."""
+
+    launch: _Launch
+    first_row: int
+    rows: int
+    update_chunks: tuple[Tensor, Tensor]
+    check_chunks: tuple[Tensor, Tensor]
+    table: Tensor
+    between: Tensor
+
+
+class _Entry:
+    """One parameter of a plan."""
+
+    __slots__ = ("aligned", "grad", "index", "param", "record", "target", "tensors")
+
+    def __init__(self, slot: Slot, tensors: dict[str, Tensor]) -> None:
+        self.param, self.target, self.grad, self.index = slot.param, slot.target, slot.grad, slot.index
+        self.record = record_of(slot.param)
+        self.tensors = tensors
+        accessed = [slot.param, slot.target, slot.grad, *(t for key, t in tensors.items() if key != "step")]
+        self.aligned = not any(t.data_ptr() % _ALIGNMENT for t in accessed)
+
+
+class _Watch:
+    """The tensors of a plan as they were when it was made, in lists: looked at every step, so it must be quick."""
+
+    def __init__(self, entries: Sequence[_Entry], device: torch.device) -> None:
+        self._params = [entry.param for entry in entries]
+        self._grad_dtypes = [entry.grad.dtype for entry in entries]
+        self._strides = [entry.grad.stride() for entry in entries]
+        self._aligned = [entry.aligned for entry in entries]
+        with_masters = [entry for entry in entries if entry.record is not None]
+        self._records: list[Any] = [entry.record for entry in with_masters]
+        self._masters = [entry.target for entry in with_masters]
+        self._halves = [entry.param for entry in with_masters]
+        self._versions = [param._version for param in self._halves]
+        self._states = [(entry.param, list(entry.tensors.items())) for entry in entries if entry.tensors]
+        tensors = [t for entry in entries for t in (entry.param, entry.target, *entry.tensors.values())]
+        self._tensors = list({id(t): t for t in tensors}.values())
+        self._addresses = [t.data_ptr() for t in self._tensors]
+
+    def grads_at(self, states: Any) -> list[int] | None:
+        """Return where the gradients are now; None if something else than that has changed."""
+        grads: list[Any] = [param.grad for param in self._params]
+        if any([grad is None for grad in grads]):
+            return None
+        if [grad.dtype for grad in grads] != self._grad_dtypes or [grad.stride() for grad in grads] != self._strides:
+            return None
+        if [param._version for param in self._halves] != self._versions:
+            return None
+        if any([r.master is not m for r, m in zip(self._records, self._masters, strict=True)]):
+            return None
+        for param, items in self._states:
+            state = states.get(param)
+            if state is None or any([state.get(key) is not tensor for key, tensor in items]):
+                return None
+        if [tensor.data_ptr() for tensor in self._tensors] != self._addresses:
+            return None
+        found = [grad.data_ptr() for grad in grads]
+        if any([at % _ALIGNMENT and aligned for at, aligned in zip(found, self._aligned, strict=True)]):
+            return None
+        return found
+
+    def note_update(self) -> None:
+        """Make autograd notice that parameters changed, and masters that it was by us."""
+        torch.autograd.graph.increment_version(self._params)
+        self._versions = [param._version for param in self._halves]
+        for record, version in zip(self._records, self._versions, strict=True):
+            record.version = version
+
+
+@dataclass(slots=True)
+class _Group:
+    """A parameter group as numbers for the kernel and as switches."""
+
+    numbers: tuple[float, ...]
+    flags: tuple[tuple[str, bool], ...]
+    lr_tensor: Tensor | None = None
+
+
+def _read_group(group: dict[str, Any], kind: type[Optimizer]) -> _Group:
+    lr = group["lr"]
+    on_device = isinstance(lr, Tensor) and lr.device.type != "cpu"
+    rate = 0.0 if on_device else float(lr)
+    decay = group["weight_decay"]
+    switches = {"DECAYS": decay != 0, "MAXIMIZE": bool(group["maximize"])}
+    numbers: tuple[float, ...]
+    if kind is SGD:
+        numbers = (rate, decay, group["momentum"], 1 - group["dampening"])
+        switches |= {"HAS_MOMENTUM": group["momentum"] != 0, "NESTEROV": bool(group["nesterov"])}
+    else:
+        beta1, beta2 = group["betas"]
+        numbers = (rate, decay, 1 - beta1, beta2, 1 - beta2, group["eps"], _log(beta1), _log(beta2))
+        switches["DECOUPLED"] = bool(group.get("decoupled_weight_decay", kind is AdamW))
+    return _Group(numbers, tuple(sorted(switches.items())), lr if on_device else None)
+
+
+def _log(beta: float) -> float:
+    return math.log(beta) if beta > 0 else -math.inf
+
+
+def _is_covered(optimizer: Optimizer, groups: Sequence[Sequence[Slot]]) -> bool:
+    slots = [s for group in groups for s in group]
+    if not slots or not _fused.covers(optimizer, groups):
+        return False
+    device = slots[0].target.device
+    return all(
+        s.is_plain
+        and s.target_here is s.target
+        and s.kind[0] == device
+        and s.target.dtype == torch.float32
+        and s.grad.dtype in _DTYPES
+        and s.grad.device == device
+        and s.grad.stride() == s.target.stride() == s.param.stride()
+        for s in slots
+    ) and all(_lr_is_readable(group["lr"], device) for group in optimizer.param_groups)
+
+
+def _lr_is_readable(lr: Any, device: torch.device) -> bool:
+    if not isinstance(lr, Tensor) or lr.device.type == "cpu":
+        return True
+    return lr.device == device and lr.dtype == torch.float32 and lr.numel() == 1
+
+
+class StepPlan:
+    """Everything a step needs on the device, for one set of parameters with gradients.
+
+    Made from the parameters as they are; `is_current` says at each step whether they still are so. Gradients may be at
+    other addresses each time: then the table is sent again.
+    """
+
+    def __init__(self, optimizer: Optimizer, groups: Sequence[Sequence[Slot]]) -> None:
+        self._optimizer = optimizer
+        self._kind = type(optimizer)
+        self._groups = [_read_group(g, self._kind) for g in optimizer.param_groups]
+        self._params = [p for group in optimizer.param_groups for p in group["params"]]
+        with_grads = {s.index for slots in groups for s in slots}
+        self._absent = [p for i, p in enumerate(self._params) if i not in with_grads]
+        self.device = next(s.target.device for slots in groups for s in slots)
+        launches: dict[_Launch, list[tuple[int, _Entry]]] = {}
+        for number, (group, slots) in enumerate(zip(self._groups, groups, strict=True)):
+            for slot in slots:
+                if slot.target.numel():
+                    entry = self._entry(slot, group)
+                    launches.setdefault(_launch_of(entry, group), []).append((number, entry))
+        members = [member for batch in launches.values() for member in batch]
+        self._watch = _Watch([entry for _, entry in members], self.device)
+        self._grads_at: list[int] = []
+        self._host_table = self._fill_table(members)
+        self._table = torch.empty(self._host_table.shape, dtype=torch.int64, device=self.device)
+        self._options = torch.empty((len(self._groups), kernels.OPTIONS.value), dtype=torch.float64, device=self.device)
+        self._between = torch.zeros(2, dtype=torch.int32, device=self.device)
+        self._kept_for_replay: list[Tensor] = []
+        self._staged = self._pinned_table()
+        self._send_options()
+        self._batches: list[_Batch] = []
+        first_row = 0
+        for launch, batch in launches.items():
+            self._batches.append(self._batch(launch, [entry for _, entry in batch], first_row))
+            first_row += len(batch)
+        self._check_programs = sum(len(batch.check_chunks[0]) for batch in self._batches)
+        self._partial_sums: Tensor | None = None
+        self._count = len(self._params)
+
+    # Making it
+
+    def _entry(self, slot: Slot, group: _Group) -> _Entry:
+        optimizer = self._optimizer
+        tensors: dict[str, Tensor] = {}
+        if self._kind is SGD:
+            if dict(group.flags)["HAS_MOMENTUM"]:
+                tensors["momentum_buffer"] = _fused.state_tensor(optimizer, slot, "momentum_buffer")
+        else:
+            tensors = {key: _fused.state_tensor(optimizer, slot, key) for key in ("exp_avg", "exp_avg_sq")}
+            tensors["step"] = _fused.step_count(optimizer, slot)
+        return _Entry(slot, tensors)
+
+    def _fill_table(self, members: Sequence[tuple[int, _Entry]]) -> Any:
+        table = np.zeros((len(members), _COLUMNS), dtype=np.int64)
+        for row, (number, entry) in zip(table, members, strict=True):
+            has_master = entry.target is not entry.param
+            moments = [t.data_ptr() for key, t in entry.tensors.items() if key != "step"]
+            lr = self._groups[number].lr_tensor
+            row[kernels.TARGET.value] = entry.target.data_ptr()
+            row[kernels.HALF.value] = entry.param.data_ptr() if has_master else 0
+            row[kernels.STATE_A.value : kernels.STATE_A.value + len(moments)] = moments
+            row[kernels.STEP.value] = entry.tensors["step"].data_ptr() if "step" in entry.tensors else 0
+            row[kernels.LR.value] = 0 if lr is None else lr.data_ptr()
+            row[kernels.NUMEL.value] = entry.target.numel()
+            row[kernels.GROUP.value] = number
+            row[kernels.INDEX.value] = entry.index
+        return table
+
+    def _batch(self, launch: _Launch, entries: Sequence[_Entry], first_row: int) -> _Batch:
+        numels = np.array([entry.target.numel() for entry in entries])
+        return _Batch(
+            launch=launch,
+            first_row=first_row,
+            rows=len(entries),
+            update_chunks=self._chunks(numels, BLOCK * BLOCKS),
+            check_chunks=self._chunks(numels, CHECK_BLOCK * CHECK_BLOCKS),
+            table=self._table[first_row:],
+            between=torch.zeros(1, dtype=torch.int32, device=self.device),
+        )
+
+    def _chunks(self, numels: Any, size: int) -> tuple[Tensor, Tensor]:
+        """Return, per program, the row of its tensor and the number of its chunk."""
+        counts = -(-numels // size)
+        rows = np.repeat(np.arange(len(numels), dtype=np.int32), counts)
+        numbers = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        both = torch.empty((2, len(rows)), dtype=torch.int32, device=self.device)
+        _upload(np.stack([rows, numbers.astype(np.int32)]), both)
+        return both[0], both[1]
+
+    def _pinned_table(self) -> Tensor | None:
+        """Return host memory for a table that a CUDA graph copies; made before, a capture had better not allocate."""
+        if self.device.type != "cuda":
+            return None
+        return torch.empty(self._host_table.shape, dtype=torch.int64, pin_memory=True)
+
+    def _send_options(self) -> None:
+        numbers = np.zeros(self._options.shape)
+        for row, group in zip(numbers, self._groups, strict=True):
+            row[: len(group.numbers)] = group.numbers
+        _upload(numbers, self._options)
+
+    # Using it again
+
+    def is_current(self) -> bool:
+        """Whether the plan fits the optimizer as it is now; sends what changed between steps: gradients, options."""
+        optimizer = self._optimizer
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        if len(params) != len(self._params) or not all([a is b for a, b in zip(params, self._params, strict=True)]):
+            return False
+        if any([p.grad is not None for p in self._absent]):
+            return False
+        return self.follow_options() and self._follow_tensors()
+
+    def follow_options(self) -> bool:
+        """Send the numbers of the parameter groups where they changed; False if more than numbers changed."""
+        groups = [_read_group(g, self._kind) for g in self._optimizer.param_groups]
+        if len(groups) != len(self._groups):
+            return False
+        changed = False
+        for old, new in zip(self._groups, groups, strict=True):
+            if old.flags != new.flags or old.lr_tensor is not new.lr_tensor:
+                return False
+            changed |= old.numbers != new.numbers
+        if changed:
+            if not all([_fused.covers_options(group) for group in self._optimizer.param_groups]):
+                return False
+            self._groups = groups
+            self._send_options()
+        return True
+
+    def _follow_tensors(self) -> bool:
+        grads_at = self._watch.grads_at(self._optimizer.state)
+        if grads_at is None:
+            return False
+        if grads_at != self._grads_at:
+            self._send_grads(grads_at)
+        return True
+
+    def _send_grads(self, grads_at: list[int]) -> None:
+        self._grads_at = grads_at
+        self._host_table[:, kernels.GRAD.value] = grads_at
+        if self.device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+            _upload(self._host_table, self._table)
+            if self._staged is None:
+                self._staged = self._pinned_table()
+            return
+        # A replay copies from the same memory again: it must stay, and stay as it is.
+        if self._staged is None:
+            raise RuntimeError("take a step before the next CUDA graph is captured: it makes room for its addresses")
+        staged, self._staged = self._staged, None
+        staged.copy_(torch.from_numpy(self._host_table))
+        self._kept_for_replay.append(staged)
+        self._table.copy_(staged, non_blocking=True)
+
+    # The launches
+
+    def check(self, scale: Tensor | None, max_norm: float | None) -> Verdict:
+        """Look at all gradients; see `mezzo.optim._check.check`."""
+        out = torch.empty(4, dtype=torch.float32, device=self.device)
+        has_norm = max_norm is not None
+        if has_norm and self._partial_sums is None:
+            self._partial_sums = torch.empty(self._check_programs, dtype=torch.float64, device=self.device)
+        first_program = 0
+        for batch in self._batches:
+            rows, numbers = batch.check_chunks
+            _launch(
+                kernels.check_kernel,
+                len(rows),
+                self.device,
+                batch.table,
+                rows,
+                numbers,
+                self._partial_sums if has_norm else out,
+                self._between,
+                out,
+                out if scale is None else scale,
+                max_norm if has_norm else 0.0,
+                self._check_programs,
+                first_program,
+                self._count,
+                GRAD_DTYPE=_DTYPES[batch.launch.grad_dtype],
+                HAS_SCALE=scale is not None,
+                HAS_NORM=has_norm,
+                ALIGNED=batch.launch.aligned,
+                BLOCK=CHECK_BLOCK,
+                BLOCKS=CHECK_BLOCKS,
+                warps=CHECK_WARPS,
+            )
+            first_program += len(rows)
+        if not has_norm:
+            return Verdict(out[0], out[1], packed=out)
+        return Verdict(out[0], out[1], out[2], out[3], packed=out)
+
+    def update(self, found: Tensor | None, scale: Tensor | None, clip: Tensor | None) -> None:
+        """Take the step unless `found` says overflow; masters, state and half copies are written in one pass."""
+        nothing = self._options
+        for batch in self._batches:
+            launch = batch.launch
+            rows, numbers = batch.update_chunks
+            is_adam = self._kind is not SGD
+            _launch(
+                kernels.adam_kernel if is_adam else kernels.sgd_kernel,
+                len(rows),
+                self.device,
+                batch.table,
+                rows,
+                numbers,
+                self._options,
+                *((batch.between,) if is_adam else ()),
+                nothing if found is None else found,
+                nothing if scale is None else scale,
+                nothing if clip is None else clip,
+                *((batch.rows, len(rows)) if is_adam else ()),
+                GRAD_DTYPE=_DTYPES[launch.grad_dtype],
+                HALF_DTYPE=None if launch.half_dtype is None else _DTYPES[launch.half_dtype],
+                HAS_FOUND=found is not None,
+                HAS_SCALE=scale is not None,
+                HAS_CLIP=clip is not None,
+                ALIGNED=launch.aligned,
+                BLOCK=BLOCK,
+                BLOCKS=BLOCKS,
+                warps=WARPS,
+                **dict(launch.flags),
+            )
+        self._watch.note_update()  # the kernels wrote behind torch's back
+
+
+def _launch_of(entry: _Entry, group: _Group) -> _Launch:
+    half = None if entry.target is entry.param else entry.param.dtype
+    return _Launch(entry.grad.dtype, half, group.flags, entry.aligned)
+
+
+class TritonStep:
+    """The plans of one optimizer: the one in use first, a few for the sets of parameters it alternates with."""
+
+    most_plans = 4
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._plans: list[StepPlan] = []
+
+    @property
+    def last_plan(self) -> StepPlan | None:
+        """The plan that was used last."""
+        return self._plans[0] if self._plans else None
+
+    def plan(self) -> StepPlan | None:
+        """Return a plan for the gradients as they are; None where Triton cannot take this step."""
+        for number, plan in enumerate(self._plans):
+            if plan.is_current():
+                if number:
+                    self._plans.insert(0, self._plans.pop(number))
+                return plan
+        groups = gather(self._optimizer)
+        if not _is_covered(self._optimizer, groups):
+            return None
+        plan = StepPlan(self._optimizer, groups)
+        if not plan.is_current():
+            raise AssertionError("a plan just made does not fit")
+        self._plans = [plan, *self._plans[: self.most_plans - 1]]
+        return plan
+
+
+def rescale(verdict: Tensor, scale: Tensor, counts: Tensor, rule: Any, dynamic: bool) -> Tensor:
+    """Advance the loss-scaling state machine in one launch; see `mezzo.optim.rescale`."""
+    report = torch.empty(4, dtype=torch.float32, device=scale.device)
+    _launch(
+        kernels.rescale_kernel,
+        1,
+        scale.device,
+        verdict,
+        scale,
+        counts,
+        report,
+        rule.incr_ratio,
+        rule.decr_ratio,
+        rule.min_loss_scaling,
+        rule.incr_every_n_steps,
+        rule.decr_every_n_nan_or_inf,
+        DYNAMIC=dynamic,
+        warps=1,
+    )
+    return report
+
+
+def try_kernels(device_type: str) -> None:
+    """Build and run the smallest kernel; raises whatever stands in the way."""
+    verdict, scale = torch.zeros(2, device=device_type), torch.ones((), device=device_type)
+    counts, report = torch.zeros(4, dtype=torch.int32, device=device_type), torch.empty(4, device=device_type)
+    _launch(
+        kernels.rescale_kernel,
+        1,
+        scale.device,
+        verdict,
+        scale,
+        counts,
+        report,
+        2.0,
+        0.5,
+        1.0,
+        1000,
+        2,
+        DYNAMIC=True,
+        warps=1,
+    )

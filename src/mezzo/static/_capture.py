@@ -1,0 +1,234 @@
+"""A training step (forward, loss, backward, check, update, scale) captured in one CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mezzo.amp import GradScaler, Policy, auto_cast
+from mezzo.optim import StepRequest, attach, engine_of, master_of
+
+Loss = Callable[[Any, Tensor], Tensor]
+
+
+class CapturedStep:
+    """A step that `capture_step` made. Call it with a batch of the captured shapes; it returns the loss.
+
+    The learning rate and other numbers of `optimizer.param_groups` may change between calls. On a CPU nothing is
+    captured: the same step runs as it is written.
+    """
+
+    def __init__(self, step: _Step, batch: Sequence[Tensor]) -> None:
+        self._step = step
+        self._batch = [tensor.clone() for tensor in batch]
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._loss: Tensor | None = None
+        self._plan: Any = None
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether calls replay a CUDA graph."""
+        return self._graph is not None
+
+    @property
+    def grad_norm(self) -> Tensor | None:
+        """Norm of the true gradients of the last call, before clipping; None without `max_norm`."""
+        norm = self._step.grad_norm
+        return None if norm is None else norm.clone()
+
+    def __call__(self, *batch: Tensor) -> Tensor:
+        """Train one step on a batch; return its loss, on the device.
+
+        Raises:
+            ValueError: The batch has other shapes or dtypes than the captured one.
+            RuntimeError: An option of the optimizer changed that is compiled into the step.
+        """
+        self._check(batch)
+        if self._graph is None or self._loss is None:
+            return self._step.run(batch)
+        if not self._plan.follow_options():
+            raise RuntimeError(
+                "an option of the optimizer that is part of the captured step changed (its groups, or whether there is "
+                "momentum or weight decay): call capture_step again"
+            )
+        torch._foreach_copy_(self._batch, list(batch), non_blocking=True)
+        self._graph.replay()
+        if self._step.scaler is not None:
+            self._step.scaler._note_replay()
+        return self._loss.clone()
+
+    def _check(self, batch: Sequence[Tensor]) -> None:
+        came = [_describe(tensor) for tensor in batch]
+        captured = [_describe(tensor) for tensor in self._batch]
+        if came != captured:
+            raise ValueError(
+                f"the step was captured for {', '.join(captured)}; got {', '.join(came)}: "
+                "drop the last, smaller batch, or capture a step for each shape"
+            )
+
+    def _capture(self, device: torch.device, warmup_steps: int) -> None:
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        kept = _Kept(self._step)
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(warmup_steps):
+                    self._step.run(self._batch)
+        finally:
+            torch.cuda.current_stream(device).wait_stream(stream)
+            kept.put_back()
+        self._step.optimizer.zero_grad(set_to_none=True)  # so that gradients are made in the graph's own memory
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            self._loss = self._step.run(self._batch, keep_grads=True)
+        torch.cuda.current_stream(device).wait_stream(stream)
+        self._graph = graph
+        self._plan = engine_of(self._step.optimizer).last_plan  # its tables are part of the graph
+
+
+class _Step:
+    """The step as one would write it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Loss,
+        optimizer: Optimizer,
+        scaler: GradScaler | None,
+        policy: Policy | None,
+        max_norm: float | None,
+    ) -> None:
+        self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
+        self.scaler = scaler if scaler is not None and scaler.is_enable() else None
+        self.policy, self.max_norm = policy, max_norm
+        self.grad_norm: Tensor | None = None
+
+    def run(self, batch: Sequence[Tensor], *, keep_grads: bool = False) -> Tensor:
+        *inputs, target = batch
+        with nullcontext() if self.policy is None else auto_cast(policy=self.policy):
+            loss = self.loss_fn(self.model(*inputs), target)
+        if self.scaler is None:
+            loss.backward()
+            self._step_without_scaler()
+        else:
+            self.scaler.scale(loss).backward()
+            if self.max_norm is not None:
+                self.grad_norm = self.scaler.clip_grad_norm_(self.optimizer, self.max_norm)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        if not keep_grads:
+            self.optimizer.zero_grad(set_to_none=True)
+        return loss.detach().clone()
+
+    def _step_without_scaler(self) -> None:
+        if self.max_norm is None:
+            self.optimizer.step()
+            return
+        engine = engine_of(self.optimizer)
+        verdict = engine.check(None, self.max_norm)
+        self.grad_norm = verdict.total_norm
+        engine.step(StepRequest(verdict=verdict, clip_coef=verdict.clip_coef))
+
+
+class _Kept:
+    """Everything that a step changes, as it was: warming up must not train."""
+
+    def __init__(self, step: _Step) -> None:
+        self._step = step
+        self._rng = torch.cuda.get_rng_state()
+        self._scaler = None if step.scaler is None else step.scaler.state_dict()
+        self._values = [(tensor, tensor.clone()) for tensor in self._tensors()]
+
+    def _tensors(self) -> list[Tensor]:
+        model, optimizer = self._step.model, self._step.optimizer
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        weights = {id(p): p for p in (*model.parameters(), *params)}.values()
+        masters = [m for p in weights if (m := master_of(p)) is not None]
+        states = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
+        # As data: what is put back is no edit that a master would have to follow.
+        return [tensor.data for tensor in (*weights, *masters, *model.buffers(), *states)]
+
+    def put_back(self) -> None:
+        kept = {tensor.data_ptr() for tensor, _ in self._values}
+        for tensor, value in self._values:
+            tensor.copy_(value)
+        for tensor in self._tensors():  # state that the warm-up made: zero is how the first step finds it
+            if tensor.data_ptr() not in kept:
+                tensor.zero_()
+        if self._step.scaler is not None and self._scaler is not None:
+            self._step.scaler.load_state_dict(self._scaler)
+        torch.cuda.set_rng_state(self._rng)
+
+
+def capture_step(
+    model: nn.Module,
+    loss_fn: Loss,
+    optimizer: Optimizer,
+    batch: Sequence[Tensor],
+    *,
+    scaler: GradScaler | None = None,
+    policy: Policy | None = None,
+    max_norm: float | None = None,
+    warmup_steps: int = 3,
+) -> CapturedStep:
+    """Capture `loss_fn(model(*inputs), target)`, its backward and the optimizer's step in one CUDA graph.
+
+    The host's time per step becomes one launch, whatever the number of layers. Weights, optimizer state, buffers, loss
+    scale and random numbers are after the capture as they were before it. Overflow is handled inside the graph: such a
+    step changes nothing but the scale.
+
+    Args:
+        model: On one CUDA device, or on the CPU; decorated or not.
+        loss_fn: Gets the model's output and the target.
+        optimizer: SGD, Adam or AdamW; others read from the device in their step.
+        batch: Inputs of the model and, last, the target: their shapes and dtypes are those of every later batch.
+        scaler: For float16.
+        policy: From `Policy.create(...)`; None: no auto_cast.
+        max_norm: Clip the norm of the true gradients to this.
+        warmup_steps: Steps taken before the capture, and taken back.
+
+    Raises:
+        ValueError: The optimizer cannot be captured, or the batch is empty or not on the model's device.
+
+    >>> net = nn.Linear(4, 2)
+    >>> step = capture_step(net, nn.functional.mse_loss, torch.optim.SGD(net.parameters(), lr=0.1),
+    ...                     (torch.ones(8, 4), torch.zeros(8, 2)))
+    >>> step(torch.ones(8, 4), torch.zeros(8, 2)).shape, step.is_captured
+    (torch.Size([]), False)
+    """
+    device = _device_of(model, batch)
+    if warmup_steps < 1:
+        raise ValueError(f"warmup_steps={warmup_steps}: must be at least 1; libraries set themselves up in it")
+    if device.type == "cuda":
+        attach(optimizer)
+    step = CapturedStep(_Step(model, loss_fn, optimizer, scaler, policy, max_norm), batch)
+    if device.type != "cuda":
+        return step
+    if not engine_of(optimizer).can_be_captured():
+        raise ValueError(
+            f"{type(optimizer).__name__} reads from the device in its step, or has an option that does (amsgrad, "
+            "dampening at the first step): capture_step takes SGD, Adam and AdamW on CUDA devices where Triton works"
+        )
+    step._capture(device, warmup_steps)
+    return step
+
+
+def _device_of(model: nn.Module, batch: Sequence[Tensor]) -> torch.device:
+    if len(batch) < 2 or not all(isinstance(tensor, Tensor) for tensor in batch):
+        raise ValueError("batch: must be tensors, inputs of the model first, the target last")
+    devices = {p.device for p in model.parameters()} | {tensor.device for tensor in batch}
+    if len(devices) != 1:
+        names = ", ".join(sorted(map(str, devices)))
+        raise ValueError(f"model and batch must be on one device; they are on {names or 'none'}")
+    return devices.pop()
+
+
+def _describe(tensor: Any) -> str:
+    if not isinstance(tensor, Tensor):
+        return type(tensor).__name__
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
