@@ -4,7 +4,7 @@ import pytest
 
 from mezzo._errors import RunError
 from mezzo.cli._app import run
-from mezzo.cli._compare import _progress_bar, _table
+from mezzo.cli._show import progress_bar, table
 
 SMALL = ["compare", "--size", "16", "--batch-size", "4", "--steps", "1", "--device", "cpu"]
 
@@ -52,7 +52,7 @@ def test_out_of_memory_is_one_line_and_1(capsys, monkeypatch):
 
 def test_terminal_gets_a_progress_bar(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    with _progress_bar() as report:
+    with progress_bar() as report:
         report("float32", 1, 2)
         report("float32", 2, 2)
     captured = capsys.readouterr()
@@ -61,7 +61,7 @@ def test_terminal_gets_a_progress_bar(capsys, monkeypatch):
 
 
 def test_table_is_aligned():
-    assert _table([["-", "float32"], ["loss", "0.5"]]).splitlines() == [
+    assert table([["-", "float32"], ["loss", "0.5"]]).splitlines() == [
         "| -    | float32 |",
         "|------|---------|",
         "| loss | 0.5     |",

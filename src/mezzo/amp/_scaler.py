@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import torch
@@ -322,6 +323,19 @@ class GradScaler(ScalerSettings):
         self._stepped.clear()
 
     # Inside
+
+    @contextmanager
+    def _rehearsal(self) -> Iterator[None]:
+        """Inside, steps are tried: nobody is told of them, and the state is afterwards what it was."""
+        state, log = self._state.read(), self._log
+        self._log = OutcomeLog()
+        try:
+            yield
+        finally:
+            self._log = log
+            self._state.write(state)
+            self._progress.clear()
+            self._stepped.clear()
 
     def _note_replay(self) -> None:
         """Learn, late, what became of a step in a CUDA graph; see `update` for what it raises."""

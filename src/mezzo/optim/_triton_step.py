@@ -24,8 +24,8 @@ _COLUMNS = kernels.COLUMNS.value
 _ALIGNMENT = 16  # bytes of the widest load
 
 #: Elements that a program works on at a time, how often, and its warps; found by trial on an H200.
-BLOCK, BLOCKS, WARPS = 1024, 8, 4
-CHECK_BLOCK, CHECK_BLOCKS, CHECK_WARPS = 4096, 4, 8
+BLOCK, BLOCKS, WARPS = 512, 8, 4
+CHECK_BLOCK, CHECK_BLOCKS, CHECK_WARPS = 1024, 16, 4
 
 
 def _launch(kernel: Any, programs: int, device: torch.device, *args: Any, warps: int, **options: Any) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -74,19 +74,18 @@ class CapturedStep:
     def _capture(self, device: torch.device, warmup_steps: int) -> None:
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
-        kept = _Kept(self._step)
-        try:
+        with _rehearsal(self._step):
             with torch.cuda.stream(stream):
                 for _ in range(warmup_steps):
                     self._step.run(self._batch)
-        finally:
             torch.cuda.current_stream(device).wait_stream(stream)
-            kept.put_back()
         self._step.optimizer.zero_grad(set_to_none=True)  # so that gradients are made in the graph's own memory
+        random_numbers = torch.cuda.get_rng_state(device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
-            self._loss = self._step.run(self._batch, keep_grads=True)
+            self._loss = self._step.run(self._batch)
         torch.cuda.current_stream(device).wait_stream(stream)
+        torch.cuda.set_rng_state(random_numbers, device)
         self._graph = graph
         self._plan = engine_of(self._step.optimizer).last_plan  # its tables are part of the graph
 
@@ -108,7 +107,7 @@ class _Step:
         self.policy, self.max_norm = policy, max_norm
         self.grad_norm: Tensor | None = None
 
-    def run(self, batch: Sequence[Tensor], *, keep_grads: bool = False) -> Tensor:
+    def run(self, batch: Sequence[Tensor]) -> Tensor:
         *inputs, target = batch
         with nullcontext() if self.policy is None else auto_cast(policy=self.policy):
             loss = self.loss_fn(self.model(*inputs), target)
@@ -121,8 +120,7 @@ class _Step:
                 self.grad_norm = self.scaler.clip_grad_norm_(self.optimizer, self.max_norm)
             self.scaler.step(self.optimizer)
             self.scaler.update()
-        if not keep_grads:
-            self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         return loss.detach().clone()
 
     def _step_without_scaler(self) -> None:
@@ -135,34 +133,32 @@ class _Step:
         engine.step(StepRequest(verdict=verdict, clip_coef=verdict.clip_coef))
 
 
-class _Kept:
-    """Everything that a step changes, as it was: warming up must not train."""
+@contextmanager
+def _rehearsal(step: _Step) -> Iterator[None]:
+    """Inside, steps are taken only to warm up: afterwards everything is as it was before."""
+    device = next(step.model.parameters()).device
+    random_numbers = torch.cuda.get_rng_state(device)
+    values = [(tensor, tensor.clone()) for tensor in _changed_by(step)]
+    with nullcontext() if step.scaler is None else step.scaler._rehearsal():
+        try:
+            yield
+        finally:
+            known = {tensor.data_ptr() for tensor, _ in values}
+            for tensor, value in values:
+                tensor.copy_(value)
+            for tensor in _changed_by(step):  # state that the warm-up made: zero is how the first step finds it
+                if tensor.data_ptr() not in known:
+                    tensor.zero_()
+            torch.cuda.set_rng_state(random_numbers, device)
 
-    def __init__(self, step: _Step) -> None:
-        self._step = step
-        self._rng = torch.cuda.get_rng_state()
-        self._scaler = None if step.scaler is None else step.scaler.state_dict()
-        self._values = [(tensor, tensor.clone()) for tensor in self._tensors()]
 
-    def _tensors(self) -> list[Tensor]:
-        model, optimizer = self._step.model, self._step.optimizer
-        params = [p for group in optimizer.param_groups for p in group["params"]]
-        weights = {id(p): p for p in (*model.parameters(), *params)}.values()
-        masters = [m for p in weights if (m := master_of(p)) is not None]
-        states = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
-        # As data: what is put back is no edit that a master would have to follow.
-        return [tensor.data for tensor in (*weights, *masters, *model.buffers(), *states)]
-
-    def put_back(self) -> None:
-        kept = {tensor.data_ptr() for tensor, _ in self._values}
-        for tensor, value in self._values:
-            tensor.copy_(value)
-        for tensor in self._tensors():  # state that the warm-up made: zero is how the first step finds it
-            if tensor.data_ptr() not in kept:
-                tensor.zero_()
-        if self._step.scaler is not None and self._scaler is not None:
-            self._step.scaler.load_state_dict(self._scaler)
-        torch.cuda.set_rng_state(self._rng)
+def _changed_by(step: _Step) -> list[Tensor]:
+    params = [p for group in step.optimizer.param_groups for p in group["params"]]
+    weights = {id(p): p for p in (*step.model.parameters(), *params)}.values()
+    masters = [m for p in weights if (m := master_of(p)) is not None]
+    states = [t for state in step.optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
+    # As data: what is put back is no edit that a master would have to follow.
+    return [tensor.data for tensor in (*weights, *masters, *step.model.buffers(), *states)]
 
 
 def capture_step(
