@@ -8,14 +8,25 @@ from pathlib import Path
 
 import pytest
 
+TESTS = Path(__file__).with_name("test_triton_step.py")
 
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-def test_the_tests_of_the_triton_tier_pass_in_its_interpreter() -> None:
-    tests = Path(__file__).with_name("test_triton_step.py")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+
+def run_interpreted(*arguments: str) -> str:
     # numpy, which the interpreter computes with, warns of the infinities that the tests are about.
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning", str(tests)]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning", *arguments]
     done = subprocess.run(
         command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout[-4000:]
+    return done.stdout
+
+
+def test_adamw_of_the_triton_tier_equals_its_formula_in_the_interpreter() -> None:
+    run_interpreted(f"{TESTS}::test_updates_are_those_of_the_formula_operation_by_operation[adamw-half0]")
+
+
+@pytest.mark.slow
+def test_all_tests_of_the_triton_tier_pass_in_its_interpreter() -> None:
+    run_interpreted(str(TESTS))

@@ -81,6 +81,7 @@ class Settings:
     size: int
     batch_size: int
     steps: int
+    models: tuple[str, ...]
     optimizers: tuple[str, ...]
     warmup_steps: int = WARMUP_STEPS
 
@@ -248,7 +249,7 @@ class _Training:
 
 
 class SmallNet(nn.Module):
-    """Many small layers, each added to what it got: a network whose step is bound by the host."""
+    """71 small layers, 142 tensors, each added to what it got: a network whose step is bound by the host."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -277,43 +278,41 @@ def bench_step(
     size: int | None = None,
     batch_size: int | None = None,
     steps: int = 20,
+    models: tuple[str, ...] | None = None,
     optimizers: tuple[str, ...] | None = None,
     device: str | None = None,
     progress: Progress | None = None,
 ) -> StepBench:
-    """Train SimpleNet and a network of many small tensors by every recipe; return times, memory and losses.
+    """Train SimpleNet and SmallNet (142 small tensors) by every recipe; return times, memory and losses.
 
     Args:
         size: Width of SimpleNet; None: 8192 on a GPU, 256 on a CPU.
         batch_size: Of SimpleNet; None: 2048 on a GPU, 64 on a CPU.
         steps: Timed steps of each recipe; three warm-up steps come before them and train too.
+        models: Some of SimpleNet, SmallNet; None: both.
         optimizers: Some of SGD, SGD momentum, AdamW; None: all.
         device: cpu, cuda, cuda:i, gpu or gpu:i; None: the GPU if there is one.
         progress: Called after every step.
     """
     place = find_device(device, "mezzo bench step")
-    known = tuple(kind.name for kind in _OPTIMIZERS)
-    names = known if optimizers is None else optimizers
-    for name in names:
-        if name not in known:
-            raise ValueError(unknown_choice("--optimizer", name, known))
+    makers: dict[str, Callable[[], Task]] = {
+        "SimpleNet": lambda: simple_net_task(settings.size, settings.batch_size, place),
+        "SmallNet": lambda: small_net_task(place),
+    }
     default_size, default_batch_size = (8192, 2048) if place.type == "cuda" else (256, 64)
     settings = Settings(
         device=str(place),
         size=default_size if size is None else size,
         batch_size=default_batch_size if batch_size is None else batch_size,
         steps=steps,
-        optimizers=names,
+        models=_chosen("--model", models, tuple(makers)),
+        optimizers=_chosen("--optimizer", optimizers, tuple(kind.name for kind in _OPTIMIZERS)),
     )
     results = []
-    makers: dict[str, Callable[[], Task]] = {
-        "SimpleNet": lambda: simple_net_task(settings.size, settings.batch_size, place),
-        "142 small tensors": lambda: small_net_task(place),
-    }
-    for model, make_task in makers.items():
+    for model in settings.models:
         for kind in _OPTIMIZERS:
-            for recipe in _recipes(kind) if kind.name in names else ():
-                results.append(_measure(model, make_task(), kind, recipe, settings, place, progress))
+            for recipe in _recipes(kind) if kind.name in settings.optimizers else ():
+                results.append(_measure(model, makers[model](), kind, recipe, settings, place, progress))
                 release_memory(place)
     return StepBench(
         settings=settings,
@@ -369,6 +368,13 @@ def _measure(
         loss=losses[-1],
         peak_memory_bytes=peak,
     )
+
+
+def _chosen(option: str, asked: tuple[str, ...] | None, known: tuple[str, ...]) -> tuple[str, ...]:
+    for name in asked or ():
+        if name not in known:
+            raise ValueError(unknown_choice(option, name, known))
+    return known if asked is None else asked
 
 
 def _ratio(value: float | None) -> str:

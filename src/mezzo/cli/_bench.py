@@ -20,6 +20,7 @@ def step(
     size: Annotated[int | None, typer.Option(help="Width of SimpleNet [8192; 256 on a CPU].")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples in its batch [2048; 64 on a CPU].")] = None,
     steps: Annotated[int, typer.Option(help="Timed steps of each recipe, after three for warm-up.")] = 20,
+    model: Annotated[list[str] | None, typer.Option(help="SimpleNet or SmallNet; may be repeated [both].")] = None,
     optimizer: Annotated[
         list[str] | None, typer.Option(help="SGD, 'SGD momentum' or AdamW; may be repeated [all].")
     ] = None,
@@ -34,6 +35,7 @@ def step(
             size=size,
             batch_size=batch_size,
             steps=steps,
+            models=None if model is None else tuple(model),
             optimizers=None if optimizer is None else tuple(optimizer),
             device=device,
             progress=report,
