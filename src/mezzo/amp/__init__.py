@@ -2,6 +2,7 @@
 
 from mezzo.amp import debugging
 from mezzo.amp._auto_cast import auto_cast
+from mezzo.amp._compiled import build_kernels
 from mezzo.amp._decorate import decorate
 from mezzo.amp._exclude import exclude_layers
 from mezzo.amp._explain import Explanation, explain
@@ -35,4 +36,5 @@ __all__ = [
     "is_float16_supported",
     "is_bfloat16_supported",
     "debugging",
+    "build_kernels",
 ]

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from mezzo._dynamo import hide_from_dynamo
 from mezzo.amp import _cpu
+from mezzo.amp._compiled import load_kernels
 from mezzo.amp._dtypes import CASTABLE
 from mezzo.amp._native import AUTOCAST_KEYS, Native, has_native_kernel, native_behaviour
 from mezzo.amp._ops import HEAVY, NO_CPU_HALF_KERNEL, OPS, PIECES, VARIANTS, WITH_NUMBERS, Op
 from mezzo.amp._policy import Decision, Policy
-from mezzo.amp._state import current_policy, here
+from mezzo.amp._state import current_policy, here, use_compiled
 
 _C = torch._C
 _ExcludeKeys, _autocast_dtype = _C._ExcludeDispatchKeyGuard, torch.get_autocast_dtype
@@ -239,10 +240,11 @@ def make_kernel(overload: Any, op: Op, device_type: str) -> Kernel:
     pick = None if op.name in WITH_NUMBERS else signature.pick
     function = _callable_of(overload, op)
     # A number beside a CUDA tensor is a 0-dim CPU tensor: both keys are off inside, or it would be decided twice.
-    with_numbers = op.name in WITH_NUMBERS and torch.cuda.is_available()
+    with_numbers = _has_numbers(op)
     own_keys = _OFF["both" if with_numbers else device_type]
     own_key, other_key = _KEYS[device_type], _KEYS["cpu" if device_type == "cuda" else "cuda"]
     may_be_elsewhere = device_type == "cpu" and with_numbers
+    is_covered = _is_decided_by_dtypes(op, device_type)
     own_name = f"{device_type} {qualified(overload)}"  # torch may have a kernel for one overload and not for another
     missing = object()
 
@@ -277,6 +279,8 @@ def make_kernel(overload: Any, op: Op, device_type: str) -> Kernel:
         decision: Any = plan.actions.get(key, missing)
         if decision is missing:
             decision = plan.decide(policy, variant, key)
+        if decision is None and is_covered and KERNELS.compiled is not None:
+            KERNELS.compiled.remember()  # the compiled kernel, which called this one, need not ask again
         if decision is not None and not (takes_dtype and signature.asks_for_dtype(args, kwargs)):
             return _carry_out(decision, plan, own_keys, function, op, signature, args, kwargs)
         # The same as `_call_without_autocast`, spelled out: this is the way of a call that needs no cast.
@@ -341,6 +345,26 @@ def _cast_arguments(
     return args
 
 
+def _cover(compiled: Any, overload: Any, op: Op, device_type: str) -> None:
+    """Put the compiled kernel above ours, unless ours looks at more than dtypes."""
+    if not _is_decided_by_dtypes(op, device_type):
+        return
+    signature = _Signature(overload)
+    slots = signature.slots[:1] if op.data_only else signature.slots
+    dtype_slot = [a.name for a in overload._schema.arguments].index("dtype") if signature.takes_dtype else -1
+    name, overload_name = overload._schema.name, overload._schema.overload_name
+    compiled.cover(device_type, name, overload_name, list(slots), dtype_slot, _has_numbers(op))
+
+
+def _has_numbers(op: Op) -> bool:
+    """Whether a number that rides along may be a 0-dim CPU tensor beside a CUDA one."""
+    return op.name in WITH_NUMBERS and torch.cuda.is_available()
+
+
+def _is_decided_by_dtypes(op: Op, device_type: str) -> bool:
+    return op.classify is None and not (device_type == "cpu" and _has_numbers(op))
+
+
 _INSTALLED = ("installed in generation", "")
 
 
@@ -353,6 +377,9 @@ class KernelTable:
         self._policies: set[Policy] = set()
         self.installed: dict[tuple[str, str], Op] = {}
         """(device type, qualified overload) of every kernel of ours."""
+        self.compiled: Any = None
+        """The compiled tier, where it was built; it is above our kernels and keeps from them what needs no cast."""
+        self._looked_for_compiled = False
         self.generation = 0
         """Counts uninstallations: a policy remembers under which one its kernels were installed."""
 
@@ -362,6 +389,10 @@ class KernelTable:
             if policy in self._policies:
                 policy._plans[_INSTALLED] = self.generation
                 return
+            if not self._looked_for_compiled:
+                self._looked_for_compiled = True
+                self.compiled = load_kernels()
+                use_compiled(None if self.compiled is None else self.compiled.set_policy)
             for device_type in device_types:
                 for op in OPS.values():
                     for overload in overloads_of(op):
@@ -384,11 +415,15 @@ class KernelTable:
             warnings.filterwarnings("ignore", message="Warning only once for all operators", category=UserWarning)
             kernel = make_kernel(overload, op, device_type)
             self._library.impl(name.removeprefix("aten::"), kernel, AUTOCAST_KEYS[device_type], **_OVERRIDE)
+            if self.compiled is not None:
+                _cover(self.compiled, overload, op, device_type)
         self.installed[device_type, name] = op
 
     def uninstall(self) -> None:
         """Take every kernel of ours out again; torch's own come back."""
         with self._lock:
+            if self.compiled is not None:
+                self.compiled.uncover_all()
             if self._library is not None:
                 self._library._destroy()
             self._library = None

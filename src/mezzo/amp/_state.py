@@ -5,8 +5,10 @@ the threads that autograd starts for a backward pass. A thread of the user's sta
 """
 
 import ctypes
+import itertools
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -55,10 +57,35 @@ class _Here(threading.local):
 
 here = _Here()
 
+tell_compiled: Callable[[int], None] | None = None
+"""Gives the compiled kernels, where they are in use, the number of this thread's policy; 0 for none."""
+
+_NUMBER = ("number", "")
+_count = itertools.count(1)
+
+
+def _number_of(policy: Any) -> int:
+    if not isinstance(policy, Policy):
+        return 0
+    number: int | None = policy._plans.get(_NUMBER)
+    if number is None:
+        number = policy._plans[_NUMBER] = next(_count)
+    return number
+
+
+def use_compiled(tell: Callable[[int], None] | None) -> None:
+    """From now on tell the compiled kernels of each change."""
+    global tell_compiled
+    tell_compiled = tell
+    if tell is not None:
+        tell(_number_of(here.policy))
+
 
 def set_policy(policy: Any) -> None:
     """Make a policy the one of this thread."""
     here.policy = policy
+    if tell_compiled is not None:
+        tell_compiled(_number_of(policy))
     if _GIVE_A_REFERENCE:
         _add_reference(policy)
     _C._stash_obj_in_tls(_KEY, policy)
@@ -95,7 +122,10 @@ def write_state(state: AutocastState) -> None:
     _set_dtype("cpu", state.cpu_dtype)
     set_marker(state.policy)
     set_policy(state.policy)
-    here.policy = state.policy_here
+    if state.policy_here is not state.policy:
+        here.policy = state.policy_here
+        if tell_compiled is not None:
+            tell_compiled(_number_of(state.policy_here))
 
 
 def state_of(policy: Policy) -> AutocastState:

@@ -9,6 +9,7 @@ import typer
 
 from mezzo._errors import MezzoError
 from mezzo.cli._bench import app as bench
+from mezzo.cli._build import build
 from mezzo.cli._check import check
 from mezzo.cli._compare import compare
 
@@ -20,6 +21,7 @@ _ClickError: type[Exception] = next(base for base in typer.BadParameter.__mro__ 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command()(check)
 app.command()(compare)
+app.command()(build)
 app.add_typer(bench, name="bench")
 
 

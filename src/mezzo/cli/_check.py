@@ -13,16 +13,21 @@ def check(
     dtype: Annotated[str, typer.Option(help="float16 or bfloat16: the dtype that AMP shall run in.")] = "float16",
 ) -> int:
     """Show what this machine can do; exit code 0 if AMP is usable here in the dtype, 1 if not."""
-    from mezzo.amp._hardware import check_environment  # torch takes seconds to import: not for --version and --help
+    from mezzo.amp._compiled import library_path  # torch takes seconds to import: not for --version and --help
+    from mezzo.amp._hardware import check_environment
     from mezzo.cli._choice import check_dtype
 
     dtype = check_dtype(dtype)
     environment = check_environment()
     is_usable = environment.can_run_amp(dtype)
+    is_compiled = library_path().exists()
     if as_json:
-        typer.echo(json.dumps({**environment.to_dict(), "dtype": dtype, "amp_usable": is_usable}, indent=2))
+        more = {"dtype": dtype, "amp_usable": is_usable, "kernels_compiled": is_compiled}
+        typer.echo(json.dumps({**environment.to_dict(), **more}, indent=2))
     else:
-        _print_rows([*environment.rows(), (f"AMP in {dtype}", "usable" if is_usable else "not usable")])
+        usable = (f"AMP in {dtype}", "usable" if is_usable else "not usable")
+        kernels = ("kernels", "compiled" if is_compiled else "in Python ('mezzo build' compiles them)")
+        _print_rows([*environment.rows(), kernels, usable])
     return 0 if is_usable else 1
 
 
