@@ -336,10 +336,21 @@ class GradScaler(ScalerSettings):
             self._state.write(state)
             self._progress.clear()
             self._stepped.clear()
+            for guard in self._norms:
+                guard.refresh()
 
-    def _note_replay(self) -> None:
+    @property
+    def _settings(self) -> tuple[ScaleRule, bool]:
+        """What a captured update has built in."""
+        return self._rule, self._dynamic
+
+    def _take_captured(self) -> Any:
+        """Return what `_note_replay` needs of the update that was just captured."""
+        return self._log.take_captured()
+
+    def _note_replay(self, captured: Any) -> None:
         """Learn, late, what became of a step in a CUDA graph; see `update` for what it raises."""
-        self._log.record_replay()
+        self._log.record(*captured)
         self._log.process(self._rule.max_skips_at_floor)
 
     def _progress_of(self, optimizer: Optimizer) -> _Progress:

@@ -20,17 +20,18 @@ class NormGuard:
     def __init__(self, model: nn.Module) -> None:
         self._modules = [m for m in model.modules() if isinstance(m, _NormBase) and m.track_running_stats]
         self._kept: list[Tensor] = []
-        self._refresh()
+        self.refresh()
         for module in self._modules:
             module.register_load_state_dict_post_hook(self._loaded)
 
     def _loaded(self, module: nn.Module, incompatible_keys: Any) -> None:
-        self._refresh()
+        self.refresh()
 
     def _live(self) -> list[Tensor]:
         return [b for m in self._modules for name in _BUFFERS if (b := getattr(m, name, None)) is not None]
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
+        """Take the statistics as they are for those of the last good step."""
         self._kept = [buffer.detach().clone() for buffer in self._live()]
 
     @torch.no_grad()

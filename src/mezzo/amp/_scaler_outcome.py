@@ -95,13 +95,15 @@ class OutcomeLog:
             numbers = numbers.cpu()
         self._pending.append(_Outcome(numbers, arrived, [optimizer for optimizer, _ in stepped]))
 
-    def record_replay(self) -> None:
-        """Send the outcome of the update in the graph that was just replayed."""
-        if self._captured is not None:
-            self.record(*self._captured)
+    def take_captured(self) -> tuple[Tensor, _Stepped] | None:
+        """Return where the outcome of the update that was captured last will be: for `record` after each replay."""
+        captured, self._captured = self._captured, None
+        return captured
 
     def poll(self) -> None:
-        """Take in, in order, what has arrived."""
+        """Take in, in order, what has arrived; not while a CUDA graph is captured, when events must not be asked."""
+        if self._pending and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            return
         while self._pending and self._pending[0].is_here():
             self._take(self._pending.popleft())
 

@@ -52,15 +52,16 @@ class StepEngine:
         self._foreign_step: Callable[..., Any] | None = None
         self._request: StepRequest | None = None
         self._triton: TritonStep | None = None
+        self.last_plan: StepPlan | None = None
+        """The plan by which the last step was taken; None if it was not Triton's."""
 
     @property
     def device(self) -> torch.device:
         """Where verdicts lie: the device of the first gradient, else of the first parameter."""
-        params = (p for group in self.optimizer.param_groups for p in group["params"])
-        first: Tensor = next(p for p in params)
-        if first.grad is not None:
-            return first.grad.device
-        return next((p.grad.device for p in params if p.grad is not None), first.device)
+        params: list[Tensor] = [p for group in self.optimizer.param_groups for p in group["params"]]
+        if not params:
+            return torch.device("cpu")
+        return next((p.grad.device for p in params if p.grad is not None), params[0].device)
 
     @property
     def is_called_by_scaler(self) -> bool:
@@ -87,15 +88,14 @@ class StepEngine:
         return self._triton.plan()
 
     def can_be_captured(self) -> bool:
-        """Whether steps can be part of a CUDA graph: by Triton, whose tables follow options that change."""
-        kind, groups = self.optimizer, self.optimizer.param_groups
-        covered = self._foreign_step is None and _fused.covers_class(kind)
-        return covered and uses_triton(self.device) and all(_fused.covers_options(group) for group in groups)
-
-    @property
-    def last_plan(self) -> StepPlan | None:
-        """The plan of the last step that Triton took."""
-        return None if self._triton is None else self._triton.last_plan
+        """Whether steps can be part of a CUDA graph: taken by Triton, and the same from the first one on."""
+        if self._foreign_step is not None or _foreign_step(self.optimizer) is not None:
+            return False
+        covered = _fused.covers_class(self.optimizer) and uses_triton(self.device)
+        return covered and all(
+            _fused.covers_options(group) and _fused.knows_first_steps(self.optimizer, group, group["params"])
+            for group in self.optimizer.param_groups
+        )
 
     def _check(self, plan: StepPlan | None, scale: Tensor | None, max_norm: float | None) -> Verdict:
         if plan is not None:
@@ -177,6 +177,7 @@ class StepEngine:
         if request.verdict is None and request.checks:
             request.verdict = self._check(plan, request.scale, None)
         found = None if request.verdict is None else request.verdict.found_inf
+        self.last_plan = plan
         if plan is not None:
             plan.update(found, request.scale, request.clip_coef)
             return None

@@ -38,7 +38,7 @@ def covers(optimizer: Optimizer, groups: Sequence[Sequence[Slot]]) -> bool:
     return all(
         covers_options(group)
         and all([_covers_slot(slot) for slot in slots])
-        and _knows_first_steps(optimizer, group, slots)
+        and knows_first_steps(optimizer, group, [slot.param for slot in slots])
         for group, slots in zip(optimizer.param_groups, groups, strict=True)
     )
 
@@ -58,7 +58,7 @@ def _covers_slot(slot: Slot) -> bool:
     )
 
 
-def _knows_first_steps(optimizer: Optimizer, group: dict[str, Any], slots: Sequence[Slot]) -> bool:
+def knows_first_steps(optimizer: Optimizer, group: dict[str, Any], params: Sequence[Tensor]) -> bool:
     """Whether momentum with dampening has its buffers.
 
     The first buffer is the gradient without dampening. Whether a step was the first taken one, the host must know: until
@@ -66,7 +66,7 @@ def _knows_first_steps(optimizer: Optimizer, group: dict[str, Any], slots: Seque
     """
     if not (group.get("dampening") and group["momentum"]):
         return True
-    return all(optimizer.state.get(slot.param, {}).get("momentum_buffer") is not None for slot in slots)
+    return all(optimizer.state.get(param, {}).get("momentum_buffer") is not None for param in params)
 
 
 @functools.cache
@@ -188,8 +188,16 @@ def state_tensor(optimizer: Optimizer, slot: Slot, key: str) -> Tensor:
     target = slot.target
     if value is None:
         value = state[key] = torch.zeros_like(target, requires_grad=False)
-    elif value.dtype != target.dtype or local(value).stride() != slot.target_here.stride():
-        # A checkpoint of another layout or dtype; the kernels walk all tensors alike.
+    elif value.shape != target.shape:
+        raise ValueError(
+            f"the optimizer's {key} is {tuple(value.shape)}, its parameter {tuple(target.shape)}: the state is of another model"
+        )
+    elif (
+        value.dtype != target.dtype
+        or value.device != target.device
+        or local(value).stride() != slot.target_here.stride()
+    ):
+        # A checkpoint of another layout, dtype or device; the kernels walk all tensors alike.
         fitting = torch.empty_like(target, requires_grad=False)
         value = state[key] = fitting.copy_(value)
     return local(value)

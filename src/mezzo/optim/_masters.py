@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
-_HOME = "_mezzo_master"
+MASTER_HOME = "_mezzo_master"
 
 
 class _Record:
@@ -60,7 +60,7 @@ def attach_master(param: Tensor, fp32_tensor: Tensor) -> Tensor:
     _copy_masters_with_parameters()
     record = _Record(_in_layout_of(param, fp32_tensor))
     record.note(param)
-    setattr(param, _HOME, record)
+    setattr(param, MASTER_HOME, record)
     return record.master
 
 
@@ -82,7 +82,7 @@ def _copy_masters_with_parameters() -> None:
 
 def record_of(param: Tensor) -> _Record | None:
     """Return the record of a parameter's master as it stands; None where it has none."""
-    return getattr(param, _HOME, None)
+    return getattr(param, MASTER_HOME, None)
 
 
 def master_of(param: Tensor) -> Tensor | None:
@@ -127,7 +127,11 @@ def _take_over_edit(param: Tensor, record: _Record) -> Tensor | None:
         return refresh_master(param)
     with torch.no_grad():
         kept = record.master.to(param.dtype) == param
-        record.master = _in_layout_of(param, torch.where(kept, record.master, param.float()))
+        right = torch.where(kept, record.master, param.float())
+        if record.master.stride() == param.stride():
+            record.master.copy_(right)  # where it is: a captured step knows its address
+        else:
+            record.master = _in_layout_of(param, right)
     record.note(param)
     return record.master
 
@@ -154,8 +158,8 @@ def refresh_master(param: Tensor) -> Tensor | None:
 
 def detach_master(param: Tensor) -> None:
     """Forget the master of a parameter, if it has one."""
-    if hasattr(param, _HOME):
-        delattr(param, _HOME)
+    if hasattr(param, MASTER_HOME):
+        delattr(param, MASTER_HOME)
 
 
 def publish(params: Sequence[Tensor], masters: Sequence[Tensor]) -> None:
@@ -165,7 +169,7 @@ def publish(params: Sequence[Tensor], masters: Sequence[Tensor]) -> None:
     with torch.no_grad():
         torch._foreach_copy_(list(params), list(masters))
     for param in params:
-        getattr(param, _HOME).note(param)
+        getattr(param, MASTER_HOME).note(param)
 
 
 def _in_layout_of(param: Tensor, value: Tensor) -> Tensor:

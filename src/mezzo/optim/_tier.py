@@ -58,12 +58,13 @@ def _works_on(device_type: str) -> str | None:
         return "Triton is not installed"
     if not interpreted and torch.cuda.get_device_capability() < (7, 0):
         return "Triton needs a GPU of compute capability 7.0 or above"
-    from mezzo.optim._triton_step import try_kernels
-
     try:
+        from mezzo.optim._triton_step import try_kernels
+
         try_kernels(device_type)
-    except Exception as error:  # noqa: BLE001  a missing C compiler, an old driver: many kinds, all mean the same here
-        reason = f"Triton cannot build a kernel here ({type(error).__name__}: {str(error).strip().splitlines()[0]})"
+    except Exception as error:  # noqa: BLE001  a broken Triton, no C compiler, an old driver: many kinds, all mean this
+        message = (str(error).strip().splitlines() or ["no message"])[0]
+        reason = f"Triton cannot build a kernel here ({type(error).__name__}: {message})"
         warnings.warn(f"{reason}; steps use torch's fused kernels, which move twice the bytes", stacklevel=2)
         return reason
     return None

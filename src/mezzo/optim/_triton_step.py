@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from mezzo.optim import _fused
 from mezzo.optim import _triton_kernels as kernels
 from mezzo.optim._check import Verdict
 from mezzo.optim._grads import Slot, gather
-from mezzo.optim._masters import record_of
+from mezzo.optim._masters import MASTER_HOME, master_of, record_of
 
 _DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 _COLUMNS = kernels.COLUMNS.value
@@ -79,42 +81,71 @@ class _Entry:
         self.aligned = not any(t.data_ptr() % _ALIGNMENT for t in accessed)
 
 
-class _Watch:
-    """The tensors of a plan as they were when it was made, in lists: looked at every step, so it must be quick."""
+class Fit(enum.Enum):
+    """Whether a plan is right for the optimizer as it is now."""
 
-    def __init__(self, entries: Sequence[_Entry], device: torch.device) -> None:
+    NOW = enum.auto()
+    OTHER_GRADS = enum.auto()
+    """Not for these gradients; it may be again."""
+    NEVER = enum.auto()
+    """Something that it rests on is gone."""
+
+
+_grad_of, _dtype_of, _version_of = attrgetter("grad"), attrgetter("dtype"), attrgetter("_version")
+_master_in, _version_in = attrgetter("master"), attrgetter("version")
+
+
+class _Watch:
+    """The tensors of a plan as they were when it was made.
+
+    Looked at in every step, where hundreds of small tensors are bound by the host: so in lists, one pass each.
+    """
+
+    def __init__(self, entries: Sequence[_Entry], lr_tensors: Sequence[Tensor]) -> None:
         self._params = [entry.param for entry in entries]
+        self._records = [entry.record for entry in entries]
         self._grad_dtypes = [entry.grad.dtype for entry in entries]
+        self._sizes = [entry.grad.numel() for entry in entries]
         self._strides = [entry.grad.stride() for entry in entries]
         self._aligned = [entry.aligned for entry in entries]
         with_masters = [entry for entry in entries if entry.record is not None]
-        self._records: list[Any] = [entry.record for entry in with_masters]
-        self._masters = [entry.target for entry in with_masters]
         self._halves = [entry.param for entry in with_masters]
-        self._versions = [param._version for param in self._halves]
-        self._states = [(entry.param, list(entry.tensors.items())) for entry in entries if entry.tensors]
+        self._their_records: list[Any] = [entry.record for entry in with_masters]
+        self._masters = [id(entry.target) for entry in with_masters]
+        self._with_state = [entry.param for entry in entries if entry.tensors]
+        keys = {key for entry in entries for key in entry.tensors}
+        self._states = {key: [id(e.tensors.get(key)) for e in entries if e.tensors] for key in keys}
         tensors = [t for entry in entries for t in (entry.param, entry.target, *entry.tensors.values())]
-        self._tensors = list({id(t): t for t in tensors}.values())
-        self._addresses = [t.data_ptr() for t in self._tensors]
+        self._tensors = list({id(t): t for t in (*tensors, *lr_tensors)}.values())
+        self._addresses = list(map(Tensor.data_ptr, self._tensors))
 
-    def grads_at(self, states: Any) -> list[int] | None:
-        """Return where the gradients are now; None if something else than that has changed."""
-        grads: list[Any] = [param.grad for param in self._params]
-        if any([grad is None for grad in grads]):
+    def holds(self, states: Any) -> bool:
+        """Whether all tensors but the gradients are where they were; masters have followed edits of their weights."""
+        if [getattr(param, MASTER_HOME, None) for param in self._params] != self._records:
+            return False
+        if list(map(_version_of, self._halves)) != list(map(_version_in, self._their_records)):
+            for param in self._halves:
+                master_of(param)
+        if list(map(id, map(_master_in, self._their_records))) != self._masters:
+            return False
+        rows: list[Any] = list(map(states.get, self._with_state))
+        if any([row is None for row in rows]):
+            return False
+        for key, ids in self._states.items():
+            if [id(row.get(key)) for row in rows] != ids:
+                return False
+        return list(map(Tensor.data_ptr, self._tensors)) == self._addresses
+
+    def grads_at(self) -> list[int] | None:
+        """Return where the gradients are; None if they are not of the kind that they were."""
+        grads: list[Any] = list(map(_grad_of, self._params))
+        if any([type(grad) is not Tensor for grad in grads]):
             return None
-        if [grad.dtype for grad in grads] != self._grad_dtypes or [grad.stride() for grad in grads] != self._strides:
+        if list(map(_dtype_of, grads)) != self._grad_dtypes or list(map(Tensor.numel, grads)) != self._sizes:
             return None
-        if [param._version for param in self._halves] != self._versions:
+        if list(map(Tensor.stride, grads)) != self._strides:
             return None
-        if any([r.master is not m for r, m in zip(self._records, self._masters, strict=True)]):
-            return None
-        for param, items in self._states:
-            state = states.get(param)
-            if state is None or any([state.get(key) is not tensor for key, tensor in items]):
-                return None
-        if [tensor.data_ptr() for tensor in self._tensors] != self._addresses:
-            return None
-        found = [grad.data_ptr() for grad in grads]
+        found = list(map(Tensor.data_ptr, grads))
         if any([at % _ALIGNMENT and aligned for at, aligned in zip(found, self._aligned, strict=True)]):
             return None
         return found
@@ -122,9 +153,8 @@ class _Watch:
     def note_update(self) -> None:
         """Make autograd notice that parameters changed, and masters that it was by us."""
         torch.autograd.graph.increment_version(self._params)
-        self._versions = [param._version for param in self._halves]
-        for record, version in zip(self._records, self._versions, strict=True):
-            record.version = version
+        for record, param in zip(self._their_records, self._halves, strict=True):
+            record.version = param._version
 
 
 @dataclass(slots=True)
@@ -141,11 +171,11 @@ def _read_group(group: dict[str, Any], kind: type[Optimizer]) -> _Group:
     on_device = isinstance(lr, Tensor) and lr.device.type != "cpu"
     rate = 0.0 if on_device else float(lr)
     decay = group["weight_decay"]
-    switches = {"DECAYS": decay != 0, "MAXIMIZE": bool(group["maximize"])}
+    switches = {"DECAYS": bool(decay != 0), "MAXIMIZE": bool(group["maximize"])}
     numbers: tuple[float, ...]
     if kind is SGD:
         numbers = (rate, decay, group["momentum"], 1 - group["dampening"])
-        switches |= {"HAS_MOMENTUM": group["momentum"] != 0, "NESTEROV": bool(group["nesterov"])}
+        switches |= {"HAS_MOMENTUM": bool(group["momentum"] != 0), "NESTEROV": bool(group["nesterov"])}
     else:
         beta1, beta2 = group["betas"]
         numbers = (rate, decay, 1 - beta1, beta2, 1 - beta2, group["eps"], _log(beta1), _log(beta2))
@@ -158,12 +188,14 @@ def _log(beta: float) -> float:
 
 
 def _is_covered(optimizer: Optimizer, groups: Sequence[Sequence[Slot]]) -> bool:
-    slots = [s for group in groups for s in group]
-    if not slots or not _fused.covers(optimizer, groups):
+    slots = [s for group in groups for s in group if s.target.numel()]
+    if not slots or not _fused.covers(optimizer, groups) or len({id(s.param) for s in slots}) < len(slots):
         return False
     device = slots[0].target.device
     return all(
         s.is_plain
+        and type(s.grad) is Tensor
+        and not s.grad.is_neg()
         and s.target_here is s.target
         and s.kind[0] == device
         and s.target.dtype == torch.float32
@@ -183,8 +215,8 @@ def _lr_is_readable(lr: Any, device: torch.device) -> bool:
 class StepPlan:
     """Everything a step needs on the device, for one set of parameters with gradients.
 
-    Made from the parameters as they are; `is_current` says at each step whether they still are so. Gradients may be at
-    other addresses each time: then the table is sent again.
+    Made from the parameters as they are; `fit` says at each step whether they still are so. Gradients may be at other
+    addresses each time: then the table is sent again.
     """
 
     def __init__(self, optimizer: Optimizer, groups: Sequence[Sequence[Slot]]) -> None:
@@ -192,8 +224,11 @@ class StepPlan:
         self._kind = type(optimizer)
         self._groups = [_read_group(g, self._kind) for g in optimizer.param_groups]
         self._params = [p for group in optimizer.param_groups for p in group["params"]]
-        with_grads = {s.index for slots in groups for s in slots}
-        self._absent = [p for i, p in enumerate(self._params) if i not in with_grads]
+        self._group_sizes = [len(group["params"]) for group in optimizer.param_groups]
+        with_grads = {s.index for slots in groups for s in slots if s.target.numel()}
+        absent = [p for i, p in enumerate(self._params) if i not in with_grads]
+        self._absent = [p for p in absent if p.numel()]
+        self._empty = [p for p in absent if not p.numel()]
         self.device = next(s.target.device for slots in groups for s in slots)
         launches: dict[_Launch, list[tuple[int, _Entry]]] = {}
         for number, (group, slots) in enumerate(zip(self._groups, groups, strict=True)):
@@ -202,7 +237,8 @@ class StepPlan:
                     entry = self._entry(slot, group)
                     launches.setdefault(_launch_of(entry, group), []).append((number, entry))
         members = [member for batch in launches.values() for member in batch]
-        self._watch = _Watch([entry for _, entry in members], self.device)
+        lr_tensors = [group.lr_tensor for group in self._groups if group.lr_tensor is not None]
+        self._watch = _Watch([entry for _, entry in members], lr_tensors)
         self._grads_at: list[int] = []
         self._host_table = self._fill_table(members)
         self._table = torch.empty(self._host_table.shape, dtype=torch.int64, device=self.device)
@@ -284,39 +320,45 @@ class StepPlan:
 
     # Using it again
 
-    def is_current(self) -> bool:
-        """Whether the plan fits the optimizer as it is now; sends what changed between steps: gradients, options."""
-        optimizer = self._optimizer
-        params = [p for group in optimizer.param_groups for p in group["params"]]
-        if len(params) != len(self._params) or not all([a is b for a, b in zip(params, self._params, strict=True)]):
-            return False
+    def fit(self) -> Fit:
+        """Say whether the plan is right for the optimizer as it is; if so, send what changed: gradients, options."""
+        if not self.holds():
+            return Fit.NEVER
         if any([p.grad is not None for p in self._absent]):
-            return False
-        return self.follow_options() and self._follow_tensors()
+            return Fit.OTHER_GRADS
+        grads_at = self._watch.grads_at()
+        if grads_at is None:
+            return Fit.OTHER_GRADS
+        if (
+            self._kept_for_replay or grads_at != self._grads_at
+        ):  # a replay left the addresses of its own gradients there
+            self._send_grads(grads_at)
+        return Fit.NOW
 
-    def follow_options(self) -> bool:
-        """Send the numbers of the parameter groups where they changed; False if more than numbers changed."""
-        groups = [_read_group(g, self._kind) for g in self._optimizer.param_groups]
-        if len(groups) != len(self._groups):
+    def holds(self) -> bool:
+        """Whether all but the gradients is as it was; numbers of the parameter groups are sent where they changed."""
+        groups = self._optimizer.param_groups
+        params = [p for group in groups for p in group["params"]]
+        if [len(group["params"]) for group in groups] != self._group_sizes:
             return False
+        if not all([a is b for a, b in zip(params, self._params, strict=True)]) or any(
+            [p.numel() for p in self._empty]
+        ):
+            return False
+        return self._follow_options(groups) and self._watch.holds(self._optimizer.state)
+
+    def _follow_options(self, param_groups: Sequence[dict[str, Any]]) -> bool:
+        if not all([_fused.covers_options(group) for group in param_groups]):
+            return False
+        groups = [_read_group(group, self._kind) for group in param_groups]
         changed = False
         for old, new in zip(self._groups, groups, strict=True):
             if old.flags != new.flags or old.lr_tensor is not new.lr_tensor:
                 return False
             changed |= old.numbers != new.numbers
         if changed:
-            if not all([_fused.covers_options(group) for group in self._optimizer.param_groups]):
-                return False
             self._groups = groups
             self._send_options()
-        return True
-
-    def _follow_tensors(self) -> bool:
-        grads_at = self._watch.grads_at(self._optimizer.state)
-        if grads_at is None:
-            return False
-        if grads_at != self._grads_at:
-            self._send_grads(grads_at)
         return True
 
     def _send_grads(self, grads_at: list[int]) -> None:
@@ -329,7 +371,9 @@ class StepPlan:
             return
         # A replay copies from the same memory again: it must stay, and stay as it is.
         if self._staged is None:
-            raise RuntimeError("take a step before the next CUDA graph is captured: it makes room for its addresses")
+            raise RuntimeError(
+                "an optimizer's step can be captured once, and again after an eager step: take one between two captures"
+            )
         staged, self._staged = self._staged, None
         staged.copy_(torch.from_numpy(self._host_table))
         self._kept_for_replay.append(staged)
@@ -343,6 +387,19 @@ class StepPlan:
         has_norm = max_norm is not None
         if has_norm and self._partial_sums is None:
             self._partial_sums = torch.empty(self._check_programs, dtype=torch.float64, device=self.device)
+        try:
+            self._launch_checks(out, scale, max_norm)
+        except (
+            BaseException
+        ):  # also Ctrl-C between two launches: programs that arrived must not count for the next check
+            self._between.zero_()
+            raise
+        if not has_norm:
+            return Verdict(out[0], out[1], packed=out)
+        return Verdict(out[0], out[1], out[2], out[3], packed=out)
+
+    def _launch_checks(self, out: Tensor, scale: Tensor | None, max_norm: float | None) -> None:
+        has_norm = max_norm is not None
         first_program = 0
         for batch in self._batches:
             rows, numbers = batch.check_chunks
@@ -357,7 +414,7 @@ class StepPlan:
                 self._between,
                 out,
                 out if scale is None else scale,
-                max_norm if has_norm else 0.0,
+                0.0 if max_norm is None else float(max_norm),
                 self._check_programs,
                 first_program,
                 self._count,
@@ -370,9 +427,6 @@ class StepPlan:
                 warps=CHECK_WARPS,
             )
             first_program += len(rows)
-        if not has_norm:
-            return Verdict(out[0], out[1], packed=out)
-        return Verdict(out[0], out[1], out[2], out[3], packed=out)
 
     def update(self, found: Tensor | None, scale: Tensor | None, clip: Tensor | None) -> None:
         """Take the step unless `found` says overflow; masters, state and half copies are written in one pass."""
@@ -422,23 +476,20 @@ class TritonStep:
         self._optimizer = optimizer
         self._plans: list[StepPlan] = []
 
-    @property
-    def last_plan(self) -> StepPlan | None:
-        """The plan that was used last."""
-        return self._plans[0] if self._plans else None
-
     def plan(self) -> StepPlan | None:
         """Return a plan for the gradients as they are; None where Triton cannot take this step."""
-        for number, plan in enumerate(self._plans):
-            if plan.is_current():
-                if number:
-                    self._plans.insert(0, self._plans.pop(number))
+        for plan in tuple(self._plans):
+            fit = plan.fit()
+            if fit is not Fit.OTHER_GRADS:
+                self._plans.remove(plan)
+            if fit is Fit.NOW:
+                self._plans.insert(0, plan)
                 return plan
         groups = gather(self._optimizer)
         if not _is_covered(self._optimizer, groups):
             return None
         plan = StepPlan(self._optimizer, groups)
-        if not plan.is_current():
+        if plan.fit() is not Fit.NOW:
             raise AssertionError("a plan just made does not fit")
         self._plans = [plan, *self._plans[: self.most_plans - 1]]
         return plan

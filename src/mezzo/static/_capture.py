@@ -19,8 +19,8 @@ Loss = Callable[[Any, Tensor], Tensor]
 class CapturedStep:
     """A step that `capture_step` made. Call it with a batch of the captured shapes; it returns the loss.
 
-    The learning rate and other numbers of `optimizer.param_groups` may change between calls. On a CPU nothing is
-    captured: the same step runs as it is written.
+    The learning rate and other numbers of `optimizer.param_groups` may change between calls, weights may be edited and
+    checkpoints loaded into the model. On a CPU nothing is captured: the same step runs as it is written.
     """
 
     def __init__(self, step: _Step, batch: Sequence[Tensor]) -> None:
@@ -29,6 +29,8 @@ class CapturedStep:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._loss: Tensor | None = None
         self._plan: Any = None
+        self._settings: Any = None
+        self._outcome: Any = None
 
     @property
     def is_captured(self) -> bool:
@@ -46,20 +48,21 @@ class CapturedStep:
 
         Raises:
             ValueError: The batch has other shapes or dtypes than the captured one.
-            RuntimeError: An option of the optimizer changed that is compiled into the step.
+            RuntimeError: Something changed that is built into the captured step.
         """
         self._check(batch)
         if self._graph is None or self._loss is None:
             return self._step.run(batch)
-        if not self._plan.follow_options():
+        scaler = self._step.scaler
+        if not self._plan.holds() or (scaler is not None and scaler._settings != self._settings):
             raise RuntimeError(
-                "an option of the optimizer that is part of the captured step changed (its groups, or whether there is "
-                "momentum or weight decay): call capture_step again"
+                "something that is built into the captured step changed (the optimizer's state or groups, whether there is "
+                "momentum or weight decay, a weight's memory, a setting of the scaler): call capture_step again"
             )
         torch._foreach_copy_(self._batch, list(batch), non_blocking=True)
         self._graph.replay()
-        if self._step.scaler is not None:
-            self._step.scaler._note_replay()
+        if scaler is not None:
+            scaler._note_replay(self._outcome)
         return self._loss.clone()
 
     def _check(self, batch: Sequence[Tensor]) -> None:
@@ -72,22 +75,28 @@ class CapturedStep:
             )
 
     def _capture(self, device: torch.device, warmup_steps: int) -> None:
+        step, scaler = self._step, self._step.scaler
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
-        with _rehearsal(self._step):
-            with torch.cuda.stream(stream):
-                for _ in range(warmup_steps):
-                    self._step.run(self._batch)
-            torch.cuda.current_stream(device).wait_stream(stream)
-        self._step.optimizer.zero_grad(set_to_none=True)  # so that gradients are made in the graph's own memory
-        random_numbers = torch.cuda.get_rng_state(device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            self._loss = self._step.run(self._batch)
-        torch.cuda.current_stream(device).wait_stream(stream)
-        torch.cuda.set_rng_state(random_numbers, device)
+        with _gradients_put_aside(step), _random_numbers_kept(device):
+            with _rehearsal(step):
+                with torch.cuda.stream(stream):
+                    for _ in range(warmup_steps):
+                        step.run(self._batch)
+                torch.cuda.current_stream(device).wait_stream(stream)
+            self._plan = engine_of(step.optimizer).last_plan  # its tables are part of the graph
+            if self._plan is None:
+                raise ValueError(
+                    "the step cannot be captured: some parameter or gradient is not float16, bfloat16 or float32, or its "
+                    "gradient has another layout"
+                )
+            with torch.cuda.graph(graph, stream=stream):
+                self._loss = step.run(self._batch)
+            torch.cuda.current_stream(device).wait_stream(stream)
+        if scaler is not None:
+            self._settings, self._outcome = scaler._settings, scaler._take_captured()
         self._graph = graph
-        self._plan = engine_of(self._step.optimizer).last_plan  # its tables are part of the graph
 
 
 class _Step:
@@ -134,31 +143,67 @@ class _Step:
 
 
 @contextmanager
+def _gradients_put_aside(step: _Step) -> Iterator[None]:
+    """Inside there are no gradients; afterwards parameters that the optimizer does not have get theirs back."""
+    steps = {id(p) for group in step.optimizer.param_groups for p in group["params"]}
+    others = [(p, p.grad) for p in step.model.parameters() if id(p) not in steps]
+    step.model.zero_grad(set_to_none=True)
+    step.optimizer.zero_grad(set_to_none=True)
+    try:
+        yield
+    finally:
+        step.optimizer.zero_grad(set_to_none=True)
+        for param, grad in others:
+            param.grad = grad
+
+
+@contextmanager
+def _random_numbers_kept(device: torch.device) -> Iterator[None]:
+    on_host, on_device = torch.get_rng_state(), torch.cuda.get_rng_state(device)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(on_host)
+        torch.cuda.set_rng_state(on_device, device)
+
+
+@contextmanager
 def _rehearsal(step: _Step) -> Iterator[None]:
-    """Inside, steps are taken only to warm up: afterwards everything is as it was before."""
-    device = next(step.model.parameters()).device
-    random_numbers = torch.cuda.get_rng_state(device)
-    values = [(tensor, tensor.clone()) for tensor in _changed_by(step)]
+    """Inside, steps are taken only to warm up: weights, state, buffers and scale are afterwards what they were."""
+    values = [(tensor, tensor.clone()) for tensor in _weights_and_buffers(step)]
+    states = {param: _clones(state) for param, state in step.optimizer.state.items()}
     with nullcontext() if step.scaler is None else step.scaler._rehearsal():
         try:
             yield
         finally:
-            known = {tensor.data_ptr() for tensor, _ in values}
             for tensor, value in values:
                 tensor.copy_(value)
-            for tensor in _changed_by(step):  # state that the warm-up made: zero is how the first step finds it
-                if tensor.data_ptr() not in known:
-                    tensor.zero_()
-            torch.cuda.set_rng_state(random_numbers, device)
+            # By key: a step brings loaded state into its own dtype, layout and place. State that was not there is zero,
+            # which is how a first step finds it.
+            for param, state in step.optimizer.state.items():
+                before = states.get(param, {})
+                for key, value in state.items():
+                    if isinstance(value, Tensor):
+                        _set(value.data, before.get(key))
 
 
-def _changed_by(step: _Step) -> list[Tensor]:
+def _clones(state: dict[str, Any]) -> dict[str, Any]:
+    return {key: value.clone() if isinstance(value, Tensor) else value for key, value in state.items()}
+
+
+def _set(tensor: Tensor, value: Any) -> None:
+    if isinstance(value, Tensor):
+        tensor.copy_(value)
+    else:
+        tensor.fill_(0 if value is None else value)
+
+
+def _weights_and_buffers(step: _Step) -> list[Tensor]:
     params = [p for group in step.optimizer.param_groups for p in group["params"]]
     weights = {id(p): p for p in (*step.model.parameters(), *params)}.values()
     masters = [m for p in weights if (m := master_of(p)) is not None]
-    states = [t for state in step.optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
     # As data: what is put back is no edit that a master would have to follow.
-    return [tensor.data for tensor in (*weights, *masters, *step.model.buffers(), *states)]
+    return [tensor.data for tensor in (*weights, *masters, *step.model.buffers())]
 
 
 def capture_step(
@@ -175,8 +220,9 @@ def capture_step(
     """Capture `loss_fn(model(*inputs), target)`, its backward and the optimizer's step in one CUDA graph.
 
     The host's time per step becomes one launch, whatever the number of layers. Weights, optimizer state, buffers, loss
-    scale and random numbers are after the capture as they were before it. Overflow is handled inside the graph: such a
-    step changes nothing but the scale.
+    scale and random numbers are after the capture as they were before it; gradients are gone. Overflow is handled inside
+    the graph: such a step changes nothing but the scale. Hooks of modules and of the optimizer run while the step is
+    captured and warmed up, not when it is replayed.
 
     Args:
         model: On one CUDA device, or on the CPU; decorated or not.
@@ -200,8 +246,6 @@ def capture_step(
     device = _device_of(model, batch)
     if warmup_steps < 1:
         raise ValueError(f"warmup_steps={warmup_steps}: must be at least 1; libraries set themselves up in it")
-    if device.type == "cuda":
-        attach(optimizer)
     step = CapturedStep(_Step(model, loss_fn, optimizer, scaler, policy, max_norm), batch)
     if device.type != "cuda":
         return step
@@ -210,6 +254,7 @@ def capture_step(
             f"{type(optimizer).__name__} reads from the device in its step, or has an option that does (amsgrad, "
             "dampening at the first step): capture_step takes SGD, Adam and AdamW on CUDA devices where Triton works"
         )
+    attach(optimizer)
     step._capture(device, warmup_steps)
     return step
 
