@@ -468,6 +468,32 @@ def test_a_replay_in_between_does_not_leave_its_gradients_behind() -> None:
         plan.update(None, None, None)
 
 
+def test_a_capture_sends_its_addresses_once_and_needs_an_eager_step_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host's part of a capture, without a graph."""
+    from mezzo.optim._triton_step import StepPlan
+
+    param = ones()
+    attach(optimizer := SGD([param], lr=1.0))
+    step_with(optimizer, param)
+    plan = engine_of(optimizer).last_plan
+    plan._staged = torch.empty_like(plan._table, device="cpu")  # a CPU has no pinned memory, and needs none
+    with monkeypatch.context() as patch:
+        patch.setattr(StepPlan, "_is_captured", lambda self: True)
+        param.grad = torch.full_like(param, 2.0)
+        for _ in range(2):  # the check and the step of one captured step
+            engine_of(optimizer).check(None, 1.0)
+        assert len(plan._kept_for_replay) == 1
+        assert plan._kept_for_replay[0][0, 0] == param.grad.data_ptr()
+        kept = param.grad
+        param.grad = torch.full_like(param, 3.0)
+        with pytest.raises(RuntimeError, match="captured once, and again after an eager step: take one between"):
+            engine_of(optimizer).check(None)
+        optimizer.param_groups[0]["lr"] = 0.5
+        with pytest.raises(RuntimeError, match="options changed since its last step: take one before capturing"):
+            engine_of(optimizer).check(None)
+    assert plan._kept_for_replay[0][0, 0] == kept.data_ptr()
+
+
 def test_a_parameter_that_is_there_twice_takes_the_other_way() -> None:
     param = ones()
     with warnings.catch_warnings():

@@ -10,7 +10,7 @@ from torch.optim import SGD, AdamW, Optimizer, RMSprop
 
 from mezzo.amp import GradScaler, LossScaleFloorError, Policy, decorate
 from mezzo.optim import engine_of, master_of
-from mezzo.static import capture_step
+from mezzo.static import _capture, capture_step
 
 gpu = pytest.mark.gpu
 
@@ -162,6 +162,90 @@ def test_eager_steps_and_checkpoints_work_beside_a_captured_step() -> None:
 
 
 @gpu
+def test_eager_and_captured_steps_may_alternate() -> None:
+    runs = []
+    for captured in (True, False):
+        model, optimizer, scaler = make(SGD, "cuda", lr=0.1)
+        step = step_of(model, optimizer, scaler, "cuda")
+        for number in range(6):
+            torch.cuda.manual_seed(number)
+            batch = batch_of(number, "cuda")
+            torch.cuda.manual_seed(number)
+            if captured and number % 2:
+                step(*batch)
+            else:
+                step._step.run(batch)
+        runs.append(everything(model, optimizer))
+    for one, other in zip(*runs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+
+
+@gpu
+def test_each_of_two_graphs_reports_its_own_overflows() -> None:
+    model, optimizer, scaler = make(SGD, "cuda", lr=0.1)
+    taken: list[bool] = []
+    scaler.register_outcome_hook(taken.append)
+    first, second = (step_of(model, optimizer, scaler, "cuda") for _ in range(2))
+    x, y = batch_of(0, "cuda")
+    bad = torch.full_like(y, 1e30)
+    for step, target in ((second, y), (first, bad), (second, y), (second, bad), (first, y)):
+        step(x, target)
+    scaler.flush()
+    assert taken == [True, False, True, False, True]
+
+
+@gpu
+def test_edits_and_checkpoints_of_the_model_are_followed_replaced_state_is_refused() -> None:
+    model, optimizer, scaler = make(AdamW, "cuda", lr=0.0, weight_decay=0.0)
+    step = step_of(model, optimizer, scaler, "cuda")
+    batch = batch_of(0, "cuda")
+    saved = copy.deepcopy(model.state_dict())
+    step(*batch)
+    with torch.no_grad():
+        model.head.weight.mul_(2)
+    doubled = model.head.weight.detach().clone()
+    step(*batch)
+    assert torch.equal(model.head.weight.detach(), doubled)
+    model.load_state_dict(saved)
+    step(*batch)
+    assert torch.equal(model.state_dict()["head.weight"], saved["head.weight"])
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    with pytest.raises(RuntimeError, match="call capture_step again"):
+        step(*batch)
+
+
+@gpu
+def test_a_step_is_captured_after_a_checkpoint_was_loaded() -> None:
+    model, optimizer, scaler = make(AdamW, "cuda", lr=0.01)
+    step_of(model, optimizer, scaler, "cuda")(*batch_of(0, "cuda"))
+    saved = copy.deepcopy(optimizer.state_dict())
+    other, other_optimizer, other_scaler = make(AdamW, "cuda", lr=0.01)
+    other_optimizer.load_state_dict(saved)
+    step_of(other, other_optimizer, other_scaler, "cuda")
+    state, old = other_optimizer.state[other.head.weight], optimizer.state[model.head.weight]
+    assert state["step"].item() == 1
+    assert torch.equal(state["exp_avg"], old["exp_avg"])
+
+
+@gpu
+def test_settings_of_the_scaler_are_built_in() -> None:
+    model, optimizer, scaler = make(SGD, "cuda", lr=0.1)
+    step = step_of(model, optimizer, scaler, "cuda")
+    scaler.set_incr_every_n_steps(7)
+    with pytest.raises(RuntimeError, match="a setting of the scaler"):
+        step(*batch_of(0, "cuda"))
+
+
+@gpu
+def test_dampening_is_refused_and_leaves_the_optimizer_alone() -> None:
+    model = Net().cuda()
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.5)
+    with pytest.raises(ValueError, match="dampening at the first step"):
+        step_of(model, optimizer, None, "cuda")
+    assert not engine_of(optimizer).attached
+
+
+@gpu
 def test_bfloat16_needs_no_scaler() -> None:
     torch.manual_seed(0)
     model = Net().cuda()
@@ -192,6 +276,59 @@ def test_an_option_that_is_compiled_in_cannot_change() -> None:
     optimizer.param_groups[0]["weight_decay"] = 0.1
     with pytest.raises(RuntimeError, match="call capture_step again"):
         step(*batch_of(0, "cuda"))
+
+
+@pytest.mark.parametrize("kind", [SGD, AdamW])
+def test_a_rehearsal_leaves_everything_as_it_was(kind: Any) -> None:
+    """What is done before a capture, on the CPU: three steps, the last of them with an overflow."""
+    model, optimizer, scaler = make(kind, "cpu", lr=0.1)
+    scaler.protect_batch_norm(model)
+    taken: list[bool] = []
+    scaler.register_outcome_hook(taken.append)
+    step = step_of(model, optimizer, scaler, "cpu")
+    step(*batch_of(0, "cpu"))
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for state in optimizer.state.values():  # as a checkpoint may bring it: the step replaces it
+        for key in state:
+            state[key] = state[key].double()
+    model.register_buffer("own", torch.ones(1))
+    before, scale = [t.float() for t in everything(model, optimizer)], scaler.state_dict()
+    with _capture._rehearsal(step._step):
+        for number in range(3):
+            x, y = batch_of(number, "cpu")
+            y[0, 0] = 1e30 if number == 2 else y[0, 0]
+            step._step.run((x, y))
+        model.own.add_(1)
+        assert scaler.get_scale() == 512.0
+    after = everything(model, optimizer)
+    assert len(after) == len(before)
+    for one, other in zip(before, after, strict=True):
+        torch.testing.assert_close(one, other.float(), rtol=0, atol=0)
+    assert scaler.state_dict() == scale
+    assert taken == [True]
+    kept = [t.clone() for t in scaler._norms[0]._kept]
+    assert all(torch.equal(a, b) for a, b in zip(kept, scaler._norms[0]._live(), strict=True))
+
+
+def test_state_that_a_rehearsal_makes_is_zero() -> None:
+    model, optimizer, scaler = make(AdamW, "cpu", lr=0.1)
+    step = step_of(model, optimizer, scaler, "cpu")
+    with _capture._rehearsal(step._step):
+        step(*batch_of(0, "cpu"))
+    assert all(not t.any() for state in optimizer.state.values() for t in state.values())
+
+
+def test_gradients_of_others_are_put_aside_and_back() -> None:
+    model, _, scaler = make(SGD, "cpu", lr=0.1)
+    optimizer = SGD(model.head.parameters(), lr=0.1)
+    step = step_of(model, optimizer, scaler, "cpu")
+    model.conv.weight.grad = torch.ones_like(model.conv.weight)
+    model.head.weight.grad = torch.ones_like(model.head.weight)
+    with _capture._gradients_put_aside(step._step):
+        assert all(p.grad is None for p in model.parameters())
+        step(*batch_of(0, "cpu"))
+    assert (model.conv.weight.grad == 1).all()
+    assert model.head.weight.grad is None
 
 
 def test_on_a_cpu_the_step_runs_as_written() -> None:

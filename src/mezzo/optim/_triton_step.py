@@ -245,6 +245,7 @@ class StepPlan:
         self._options = torch.empty((len(self._groups), kernels.OPTIONS.value), dtype=torch.float64, device=self.device)
         self._between = torch.zeros(2, dtype=torch.int32, device=self.device)
         self._kept_for_replay: list[Tensor] = []
+        self._is_sent_by_graph = False
         self._staged = self._pinned_table()
         self._send_options()
         self._batches: list[_Batch] = []
@@ -329,11 +330,16 @@ class StepPlan:
         grads_at = self._watch.grads_at()
         if grads_at is None:
             return Fit.OTHER_GRADS
-        if (
-            self._kept_for_replay or grads_at != self._grads_at
-        ):  # a replay left the addresses of its own gradients there
-            self._send_grads(grads_at)
+        # A graph sends its addresses itself, once; what a replay left in the table is not ours.
+        is_captured = self._is_captured()
+        must_send = not self._is_sent_by_graph if is_captured else bool(self._kept_for_replay)
+        if must_send or grads_at != self._grads_at:
+            self._send_grads(grads_at, is_captured)
+        self._is_sent_by_graph = is_captured
         return Fit.NOW
+
+    def _is_captured(self) -> bool:
+        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def holds(self) -> bool:
         """Whether all but the gradients is as it was; numbers of the parameter groups are sent where they changed."""
@@ -357,14 +363,16 @@ class StepPlan:
                 return False
             changed |= old.numbers != new.numbers
         if changed:
+            if self._is_captured():
+                raise RuntimeError("the optimizer's options changed since its last step: take one before capturing it")
             self._groups = groups
             self._send_options()
         return True
 
-    def _send_grads(self, grads_at: list[int]) -> None:
+    def _send_grads(self, grads_at: list[int], is_captured: bool) -> None:
         self._grads_at = grads_at
         self._host_table[:, kernels.GRAD.value] = grads_at
-        if self.device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+        if not is_captured:
             _upload(self._host_table, self._table)
             if self._staged is None:
                 self._staged = self._pinned_table()
@@ -389,10 +397,8 @@ class StepPlan:
             self._partial_sums = torch.empty(self._check_programs, dtype=torch.float64, device=self.device)
         try:
             self._launch_checks(out, scale, max_norm)
-        except (
-            BaseException
-        ):  # also Ctrl-C between two launches: programs that arrived must not count for the next check
-            self._between.zero_()
+        except BaseException:  # also Ctrl-C, between two launches
+            self._between.zero_()  # programs that arrived must not count for the next check
             raise
         if not has_norm:
             return Verdict(out[0], out[1], packed=out)
