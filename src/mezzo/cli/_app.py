@@ -12,6 +12,7 @@ from mezzo.cli._bench import app as bench
 from mezzo.cli._build import build
 from mezzo.cli._check import check
 from mezzo.cli._compare import compare
+from mezzo.cli._models import convert, models
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
@@ -22,6 +23,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 app.command()(check)
 app.command()(compare)
 app.command()(build)
+app.command()(models)
+app.command()(convert)
 app.add_typer(bench, name="bench")
 
 

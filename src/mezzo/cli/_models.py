@@ -1,0 +1,60 @@
+"""`mezzo models` and `mezzo convert`: networks, and their weights in other formats."""
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from mezzo.cli._show import table
+
+
+def models(
+    name: Annotated[str, typer.Argument(help="A name, or a shell pattern such as 'pp_*'.")] = "*",
+    summary: Annotated[bool, typer.Option("--summary", help="Layer by layer, for one network.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+) -> int:
+    """List the networks: task, parameters, multiply-accumulates, input size, classes, heads."""
+    from mezzo.models import describe, list_models, summarize  # torch takes seconds to import: not for --help
+    from mezzo.models._registry import find_name
+
+    if summary:
+        layers = summarize(find_name(name))
+        if as_json:
+            typer.echo(json.dumps([asdict(row) for row in layers], indent=2))
+            return 0
+        rows = [["layer", "kind", "output", "parameters", "MMACs"]]
+        for row in layers:
+            shape = "x".join(map(str, row.output)) or "-"
+            rows.append([row.path, row.kind, shape, f"{row.parameters:,}", f"{row.macs / 1e6:.2f}"])
+        typer.echo(table(rows))
+        return 0
+    names = list_models(name) or [find_name(name)]
+    found = [describe(each) for each in names]
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return 0
+    rows = [["name", "task", "parameters", "GMACs", "input", "classes", "heads"]]
+    for one in found:
+        size = "x".join(map(str, one["input_size"]))
+        figures = [
+            f"{one['parameters']:,}",
+            f"{one['macs'] / 1e9:.4f}",
+            size,
+            str(one["num_classes"]),
+            str(one["heads"]),
+        ]
+        rows.append([one["name"], one["task"], *figures])
+    typer.echo(table(rows))
+    return 0
+
+
+def convert(
+    source: Annotated[str, typer.Argument(help="A .pdparams, .safetensors, .pt or .pth file.")],
+    target: Annotated[str, typer.Argument(help="Where to write; its ending says in which format.")],
+) -> int:
+    """Rewrite a weights file in another format, with the names and layouts that belong to it."""
+    from mezzo.models import convert as rewrite  # torch takes seconds to import: not for --help
+
+    typer.echo(f"{rewrite(source, target)} entries written to {target}")
+    return 0

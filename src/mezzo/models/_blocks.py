@@ -1,0 +1,154 @@
+"""What several networks are made of. Parts are named as in PaddleSeg, so that its weights fit without a table of names."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Padding = int | Literal["same"]
+
+
+def resize(x: Tensor, like: Tensor) -> Tensor:
+    """Return `x` at the height and width of `like`: bilinear, half-pixel centres."""
+    return F.interpolate(x, size=like.shape[-2:], mode="bilinear", align_corners=False)
+
+
+def pad_same(x: Tensor, kernel: int, stride: int) -> Tensor:
+    """Pad so that a convolution without padding gives ceil(size / stride), the smaller half in front."""
+    height, width = x.shape[-2:]
+    down = max((-(-height // stride) - 1) * stride + kernel - height, 0)
+    right = max((-(-width // stride) - 1) * stride + kernel - width, 0)
+    return F.pad(x, (right // 2, right - right // 2, down // 2, down - down // 2))
+
+
+class ConvBN(nn.Module):
+    """Convolution and batch norm, and ReLU if `relu`. padding 'same' is TensorFlow's: uneven where the stride is 2."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel: int,
+        *,
+        stride: int = 1,
+        padding: Padding = 0,
+        dilation: int = 1,
+        groups: int = 1,
+        bias: bool = False,
+        relu: bool = False,
+    ) -> None:
+        super().__init__()
+        # With stride 1 'same' is symmetric, and the convolution pads by itself.
+        self._pads = padding == "same" and stride > 1
+        inside = 0 if self._pads else kernel // 2 if padding == "same" else padding
+        self._kernel, self._stride = kernel, stride
+        self._conv = nn.Conv2d(
+            in_channels,
+            out_channels,
+            kernel,
+            stride=stride,
+            padding=inside,
+            dilation=dilation,
+            groups=groups,
+            bias=bias,
+        )
+        self._batch_norm = nn.BatchNorm2d(out_channels)
+        self._relu = relu
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features."""
+        if self._pads:
+            x = pad_same(x, self._kernel, self._stride)
+        x = self._batch_norm(self._conv(x))
+        return F.relu(x) if self._relu else x
+
+
+class ConvBNReLU(ConvBN):
+    """Convolution, batch norm, ReLU."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel: int,
+        *,
+        stride: int = 1,
+        padding: Padding = 0,
+        dilation: int = 1,
+        groups: int = 1,
+        bias: bool = False,
+    ) -> None:
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+            bias=bias,
+            relu=True,
+        )
+
+
+class SeparableConvBNReLU(nn.Module):
+    """A depthwise 3x3 convolution with batch norm, then a 1x1 convolution with batch norm and ReLU."""
+
+    def __init__(
+        self, in_channels: int, out_channels: int, *, stride: int = 1, dilation: int = 1, bias: bool = False
+    ) -> None:
+        super().__init__()
+        self.depthwise_conv = ConvBN(
+            in_channels,
+            in_channels,
+            3,
+            stride=stride,
+            padding=dilation,
+            dilation=dilation,
+            groups=in_channels,
+            bias=bias,
+        )
+        self.piontwise_conv = ConvBNReLU(in_channels, out_channels, 1, bias=bias)  # spelled so in published weights
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features."""
+        features: Tensor = self.piontwise_conv(self.depthwise_conv(x))
+        return features
+
+
+def init_default(module: nn.Module) -> None:
+    """Draw weights as PaddleSeg does where a network says nothing else."""
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d):
+            # All input channels count, also where a convolution is grouped.
+            nn.init.normal_(
+                part.weight, std=(2.0 / (part.kernel_size[0] * part.kernel_size[1] * part.in_channels)) ** 0.5
+            )
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+        elif isinstance(part, nn.Linear):
+            nn.init.xavier_uniform_(part.weight)
+            nn.init.zeros_(part.bias)
+
+
+def init_small(module: nn.Module) -> None:
+    """Draw all convolution weights from a normal distribution of standard deviation 0.001, biases 0."""
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d):
+            nn.init.normal_(part.weight, std=0.001)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+
+
+def shuffle_channels(x: Tensor, groups: int) -> Tensor:
+    """Interleave the channels of `groups` equal parts."""
+    n, channels, height, width = x.shape
+    return x.view(n, groups, channels // groups, height, width).transpose(1, 2).reshape(n, channels, height, width)
+
+
+def join(*parts: Tensor) -> Tensor:
+    """Return tensors one after the other along the channels."""
+    return torch.cat(parts, dim=1)
