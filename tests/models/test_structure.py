@@ -152,15 +152,24 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
     assert type(on_meta("PPLiteSeg", backbone="STDC2")).__name__ == "PPLiteSeg"
 
 
+@pytest.mark.slow
 def test_the_list_has_a_line_a_network(capsys: pytest.CaptureFixture) -> None:
     assert run(["models"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 11
     assert "| ocrnet_hrnetw48    | segmentation   | 70,374,982 | 324.4744 | 512x1024 | 19      | 2     |" in lines
-    assert run(["models", "pp_*", "--json"]) == 0
+
+
+def test_patterns_choose_and_json_is_data(capsys: pytest.CaptureFixture) -> None:
+    assert run(["models", "pp_humanseg_*", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert [one["name"] for one in data] == list_models("pp_*")
+    assert [one["name"] for one in data] == list_models("pp_humanseg_*")
     assert data[0]["parameters"] == 226_806
+    assert run(["models", "mobilenet_v3_small"]) == 0
+    assert (
+        "| mobilenet_v3_small | classification | 2,542,856  | 0.0565 | 224x224 | 1000    | 1     |"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_summary_adds_up(capsys: pytest.CaptureFixture) -> None:

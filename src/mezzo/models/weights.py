@@ -256,7 +256,7 @@ def _read_torch_state(path: Path) -> dict[str, Tensor]:
 def _read_torch_file(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
+    except Exception as error:  # a damaged or hostile file fails in as many ways as there are
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise WeightsError(f"{path}: is no file of weights alone: {reason}") from error
 

@@ -1,0 +1,187 @@
+"""Weights in and out of the formats."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mezzo.cli._app import run
+from mezzo.models import (
+    WeightsError,
+    convert,
+    create_model,
+    load_paddle_state,
+    load_pdparams,
+    load_weights,
+    paddle_state,
+    read_pdparams,
+    save_pdparams,
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return create_model("mobilenet_v3_small", num_classes=10)
+
+
+def fresh() -> nn.Module:
+    torch.manual_seed(1)
+    return create_model("mobilenet_v3_small", num_classes=10)
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    states = one.state_dict(), other.state_dict()
+    return all(torch.equal(states[0][key], states[1][key]) for key in states[0] if not key.endswith("tracked"))
+
+
+def test_names_and_layouts_are_paddles(model: nn.Module) -> None:
+    state = paddle_state(model)
+    assert state["classifier.3.weight"].shape == (1024, 10)
+    np.testing.assert_array_equal(state["classifier.3.weight"], model.classifier[3].weight.detach().numpy().T)
+    assert "features.0.1._mean" in state
+    assert not any("running" in key or "tracked" in key for key in state)
+    assert all(value.flags.c_contiguous for value in state.values())
+
+
+def test_another_number_of_classes_loads_all_but_the_heads_and_says_so(model: nn.Module) -> None:
+    other = create_model("mobilenet_v3_small", num_classes=7)
+    head = other.classifier[3].weight.detach().clone()
+    report = load_paddle_state(other, paddle_state(model))
+    assert torch.equal(other.classifier[3].weight.detach(), head)
+    assert torch.equal(other.classifier[0].weight, model.classifier[0].weight)
+    assert "2 of the heads left as they were (another number of classes): classifier.3." in str(report)
+    assert "classifier.3.weight ((1024, 10), (1024, 7))" in report.heads
+    assert len(report.loaded) == 208
+
+
+def test_what_does_not_fit_is_named_and_nothing_is_loaded(model: nn.Module) -> None:
+    state = paddle_state(model)
+    state["stranger"] = state.pop("features.0.0.weight")
+    state["features.0.1.bias"] = np.zeros(3, np.float32)
+    other = fresh()
+    before = fresh()
+    with pytest.raises(WeightsError) as error:
+        load_paddle_state(other, state)
+    for part in ("missing: features.0.0.weight", "unexpected: stranger", "features.0.1.bias ((3,), (16,))"):
+        assert part in str(error.value)
+    assert same(other, before)
+    report = load_paddle_state(other, state, strict=False)
+    assert (report.missing, report.unexpected) == (("features.0.0.weight",), ("stranger",))
+    assert torch.equal(other.features[0][1].weight, model.features[0][1].weight)
+    assert torch.equal(other.features[0][0].weight, before.features[0][0].weight)
+    with pytest.raises(WeightsError, match="0 entries loaded"):
+        load_paddle_state(other, {"a": np.zeros(1)}, strict=False)
+
+
+def test_weights_of_a_backbone_alone_are_recognised() -> None:
+    torch.manual_seed(0)
+    source, target = create_model("pp_humanseg_mobile"), create_model("pp_humanseg_mobile")
+    prefix = "backbone."
+    state = {k.removeprefix(prefix): v for k, v in paddle_state(source).items() if k.startswith(prefix)}
+    state["fc.weight"] = np.zeros((4, 4), np.float32)  # a classifier that comes along
+    head = target.head.cls.weight.detach().clone()
+    report = load_paddle_state(target, state)
+    assert same(source.backbone, target.backbone)
+    assert torch.equal(target.head.cls.weight.detach(), head)
+    assert not report.missing
+
+
+@pytest.mark.parametrize("suffix", ["pdparams", "safetensors", "pt", "pth"])
+def test_every_format_there_and_back(model: nn.Module, suffix: str, tmp_path: Path) -> None:
+    if suffix == "safetensors":
+        pytest.importorskip("safetensors")
+    first, second, third = tmp_path / "a.pdparams", tmp_path / f"b.{suffix}", tmp_path / "c.pdparams"
+    save_pdparams(model, first)
+    assert convert(first, second) == 210
+    assert convert(second, third) == 210
+    for path in (first, second, third):
+        other = fresh()
+        load_weights(other, path)
+        assert same(other, model)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted({"a.pdparams", f"b.{suffix}", "c.pdparams"})
+
+
+def test_torchs_own_state_dict_loads(model: nn.Module, tmp_path: Path) -> None:
+    torch.save(model.state_dict(), tmp_path / "own.pt")
+    other = fresh()
+    load_weights(other, tmp_path / "own.pt")
+    assert same(other, model)
+
+
+def test_old_files_with_sliced_arrays_and_name_tables(tmp_path: Path) -> None:
+    big = np.arange(24, dtype=np.float32).reshape(4, 6)
+    content = {
+        "w@@.0": big.ravel()[:10],
+        "w@@.1": big.ravel()[10:],
+        "b": np.zeros(2, np.float32),
+        "UnpackBigParamInfor@@": {"w": {"OriginShape": (4, 6), "slices": ["w@@.0", "w@@.1"]}},
+        "StructuredToParameterName@@": {"w": "linear_0.w_0"},
+    }
+    path = tmp_path / "old.pdparams"
+    path.write_bytes(pickle.dumps(content, protocol=2))
+    read = read_pdparams(path)
+    assert sorted(read) == ["b", "w"]
+    np.testing.assert_array_equal(read["w"], big)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.bin", b"", "unknown kind of weights '.bin'; known are .pdparams, .safetensors, .pt, .pth"),
+        ("x.pt", b"rubbish", "is no file of weights alone"),
+        ("x.pdparams", pickle.dumps({"iter": 3}), "iter: no array; is this a .pdparams file"),
+    ],
+)
+def test_bad_files_are_one_line_and_exit_code_2(
+    name: str, content: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert run(["convert", str(path), str(tmp_path / "out.pt")]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert message in lines[0]
+    assert not (tmp_path / "out.pt").exists()
+
+
+def test_a_state_dict_must_hold_tensors_and_a_folder_must_be_there(tmp_path: Path, model: nn.Module) -> None:
+    torch.save({"epoch": 3}, tmp_path / "x.pt")
+    with pytest.raises(WeightsError, match="must hold a state dict, names and tensors"):
+        load_weights(model, tmp_path / "x.pt")
+    save_pdparams(model, tmp_path / "a.pdparams")
+    with pytest.raises(WeightsError, match="there is no folder"):
+        convert(tmp_path / "a.pdparams", tmp_path / "no" / "b.pt")
+
+
+def test_a_torch_file_with_code_is_refused(tmp_path: Path, model: nn.Module) -> None:
+    torch.save(model, tmp_path / "whole.pt")
+    with pytest.raises(WeightsError, match="is no file of weights alone"):
+        load_weights(fresh(), tmp_path / "whole.pt")
+
+
+def test_an_interrupted_write_leaves_the_old_file(
+    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.pdparams"
+    save_pdparams(model, path)
+    before = path.read_bytes()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        save_pdparams(fresh(), path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["a.pdparams"]
+
+
+def test_convert_says_what_it_did(model: nn.Module, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    save_pdparams(model, tmp_path / "a.pdparams")
+    assert run(["convert", str(tmp_path / "a.pdparams"), str(tmp_path / "b.pt")]) == 0
+    assert "210 entries written to" in capsys.readouterr().out
+    load_pdparams(fresh(), tmp_path / "a.pdparams")
