@@ -61,44 +61,39 @@ def gradients(model: nn.Module, ref: Reference) -> dict[str, np.ndarray | None]:
     return found
 
 
+#: Relative limits of loss terms, of the norm of all gradients, and of single ones over (norm + 1e-5 of the whole).
+#: Reachable in float64: 4e-8 and 2e-6. In float32 a few ReLUs flip. Biases before a batch norm have no gradient in exact
+#: arithmetic: the second summand is for them.
+LIMITS = {torch.float64: (1e-7, 1e-6, 5e-6), torch.float32: (2e-6, 1.5e-2, 1.5e-2)}
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
 @pytest.mark.parametrize(("name", "variant"), CASES)
-def test_losses_and_gradients_are_those_of_the_reference(name: str, variant: str) -> None:
+def test_losses_and_gradients_are_those_of_the_reference(name: str, variant: str, dtype: torch.dtype) -> None:
     ref = reference(name)
     expected = ref.json["loss"][variant]
-    model, terms = run_once(name, variant)
-    # Reachable in float64: 4e-8.
-    np.testing.assert_allclose([term.item() for term in terms], expected["terms"], rtol=1e-7)
+    loss_limit, total_limit, grad_limit = LIMITS[dtype]
+    model, terms = run_once(name, variant, dtype)
+    np.testing.assert_allclose([term.item() for term in terms], expected["terms"], rtol=loss_limit)
     found = gradients(model, ref)
     total = np.sqrt(sum((grad**2).sum() for grad in found.values() if grad is not None))
-    np.testing.assert_allclose(total, expected["global_grad_norm"], rtol=1e-6)
+    np.testing.assert_allclose(total, expected["global_grad_norm"], rtol=total_limit)
     for i, (key, grad) in enumerate(found.items()):
         norm, dot = ref.numbers[f"grad_norm_{variant}"][i], ref.numbers[f"grad_dot_{variant}"][i]
         if grad is None:
             assert np.isnan(norm), f"{key} must have a gradient"
             continue
-        # Reachable: 2e-6. Biases before a batch norm have none in exact arithmetic: the second summand is for them.
-        limit = 5e-6 * (norm + 1e-5 * expected["global_grad_norm"])
+        limit = grad_limit * (norm + 1e-5 * expected["global_grad_norm"])
         assert abs(np.sqrt((grad**2).sum()) - norm) < limit, key
-        assert abs((grad * zoo_rule.signs(key, grad.shape)).sum() - dot) < limit * max(1.0, np.sqrt(grad.size) / 10), (
-            key
-        )
+        assert abs((grad * zoo_rule.signs(key, grad.shape)).sum() - dot) < limit, key
 
 
+@pytest.mark.parametrize(("dtype", "relative"), [(torch.float64, 1e-6), (torch.float32, 3e-6)])
 @pytest.mark.parametrize("name", NAMES)
-def test_float32_is_near_enough(name: str) -> None:
-    ref = reference(name)
-    model, terms = run_once(name, "config", torch.float32)
-    np.testing.assert_allclose([term.item() for term in terms], ref.json["loss"]["config"]["terms"], rtol=2e-6)
-    total = np.sqrt(sum((grad**2).sum() for grad in gradients(model, ref).values() if grad is not None))
-    # A few ReLUs flip: 1.5e-2 for single gradients.
-    np.testing.assert_allclose(total, ref.json["loss"]["config"]["global_grad_norm"], rtol=1.5e-2)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_running_statistics_are_those_of_the_reference(name: str) -> None:
+def test_running_statistics_are_those_of_the_reference(name: str, dtype: torch.dtype, relative: float) -> None:
     """Torch's own BatchNorm divides the variance by N - 1, the original by N; MobileNetV3's momentum is the intended one."""
     ref = reference(name)
-    model = build(name).train()
+    model = build(name, dtype).train()
     counts: dict[str, int] = {}
 
     def count(path: str) -> Any:
@@ -109,7 +104,7 @@ def test_running_statistics_are_those_of_the_reference(name: str) -> None:
         part.register_forward_hook(count(path))
     before = {key: value.clone() for key, value in model.state_dict().items()}
     with torch.no_grad():
-        model(images("train"))
+        model(images("train", dtype))
     after = model.state_dict()
     kept = 0.01 if ref.is_classifier else 0.9  # of the past, in the original
     for i, key in enumerate(ref.json["running_keys"]):
@@ -118,27 +113,30 @@ def test_running_statistics_are_those_of_the_reference(name: str) -> None:
         if path not in counts:  # a part that is never executed
             value = old
         else:
-            batch = (after[own] - (1 - momentum) * old) / momentum
+            batch = (after[own].double() - (1 - momentum) * old.double()) / momentum
             batch = batch * (counts[path] - 1) / counts[path] if key.endswith("_variance") else batch
-            value = kept * old + (1 - kept) * batch
-        array = value.numpy()
-        # Reachable: 2e-7; taking the batch's value out of 1 % of a sum costs two digits.
-        limit = 1e-6 * ref.numbers["running_norm"][i] * (100 if ref.is_classifier else 1)
+            value = kept * old.double() + (1 - kept) * batch
+        array = value.double().numpy()
+        # Reachable: 2e-7 and 3e-6; taking the batch's value out of 1 % of a sum costs two digits.
+        limit = relative * ref.numbers["running_norm"][i] * (100 if ref.is_classifier else 1)
         assert abs(np.sqrt((array**2).sum()) - ref.numbers["running_norm"][i]) < limit, key
         assert abs((array * zoo_rule.signs(key, array.shape)).sum() - ref.numbers["running_dot"][i]) < 10 * limit, key
 
 
+@pytest.mark.parametrize(("dtype", "limits"), [(torch.float64, (1e-6,) * 4), (torch.float32, (2e-6, 3e-5, 2e-2, 2e-2))])
 @pytest.mark.parametrize("name", NAMES)
-def test_four_steps_of_training_are_those_of_the_reference(name: str) -> None:
+def test_four_steps_of_training_are_those_of_the_reference(
+    name: str, dtype: torch.dtype, limits: tuple[float, ...]
+) -> None:
     ref, recipe = reference(name), RECIPES[name]
-    model = build(name).train()
+    model = build(name, dtype).train()
     loss_fn = make_loss(ref, "config")
     rule = recipe["optimizer"]
     base, schedule = recipe["lr"]["base"], recipe["lr"]
     optimizer = torch.optim.SGD(
         model.parameters(), lr=base, momentum=rule["momentum"], weight_decay=rule["weight_decay_l2"]
     )
-    x, labels = images("train"), train_labels(ref)
+    x, labels = images("train", dtype), train_labels(ref)
     curve = []
     for step in range(4):
         if schedule["schedule"] == "polynomial":
@@ -148,4 +146,5 @@ def test_four_steps_of_training_are_those_of_the_reference(name: str) -> None:
         loss.backward()
         optimizer.step()
         curve.append(loss.item())
-    np.testing.assert_allclose(curve, ref.json["curve"], rtol=1e-6)
+    for value, expected, limit in zip(curve, ref.json["curve"], limits, strict=True):
+        assert value == pytest.approx(expected, rel=limit)
