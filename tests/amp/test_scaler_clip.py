@@ -8,7 +8,7 @@ from scaled import CLOSE, assert_same, half_model, set_grads, values, wide
 from torch import nn
 from torch.optim import SGD, AdamW, RMSprop
 
-from mezzo.amp import debugging
+from mezzo.amp import debugging, decorate
 from mezzo.amp._scaler import GradScaler
 from mezzo.optim import attach, attach_master, master_of
 
@@ -126,3 +126,66 @@ def test_clipping_reads_the_gradients_once_and_large_ones_do_not_overflow(dtype:
     scaler.step(optimizer)
     result = weight.detach() if dtype is torch.float32 else master_of(weight)
     torch.testing.assert_close(result, torch.full((3,), -(3**-0.5)), rtol=1e-6, atol=0)
+
+
+def decorated_pair() -> tuple[nn.Linear, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    decorate(model, optimizer, level="O2", dtype="bfloat16")
+    return model, optimizer
+
+
+def set_half_grads(model: nn.Module, seed: int = 0) -> None:
+    torch.manual_seed(seed)
+    for param in model.parameters():
+        param.grad = torch.randn(param.shape).to(param.dtype)
+
+
+def test_without_a_scale_clipping_is_folded_into_the_step_too() -> None:
+    model, optimizer = decorated_pair()
+    scaler = GradScaler(enable=False)
+    set_half_grads(model)
+    grads = [p.grad.clone() for p in model.parameters()]
+    before = [master_of(p).clone() for p in model.parameters()]
+    norm = scaler.clip_grad_norm_(optimizer, 0.5)
+    expected = torch.linalg.vector_norm(torch.cat([g.double().flatten() for g in grads]))
+    assert norm.item() == pytest.approx(expected.item(), rel=1e-6)
+    scaler.step(optimizer)
+    for param, grad, old in zip(model.parameters(), grads, before, strict=True):
+        assert torch.equal(param.grad, grad)
+        right = old - grad.float() * (0.5 / (norm.item() + 1e-6))
+        torch.testing.assert_close(master_of(param), right, rtol=1e-6, atol=1e-7)
+    before = [master_of(p).clone() for p in model.parameters()]
+    optimizer.step()  # once: the next step is not clipped
+    for param, grad, old in zip(model.parameters(), grads, before, strict=True):
+        torch.testing.assert_close(master_of(param), old - grad.float(), rtol=1e-6, atol=1e-7)
+
+
+def test_a_clip_of_gradients_that_were_thrown_away_is_forgotten() -> None:
+    model, optimizer = decorated_pair()
+    set_half_grads(model)
+    GradScaler(enable=False).clip_grad_norm_(optimizer, 1e-3)
+    optimizer.zero_grad()
+    set_half_grads(model, 1)
+    before = [master_of(p).clone() for p in model.parameters()]
+    optimizer.step()
+    for param, old in zip(model.parameters(), before, strict=True):
+        torch.testing.assert_close(master_of(param), old - param.grad.float(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("change", ["accumulate", "replace one", "drop one"])
+def test_gradients_that_change_after_clipping_are_an_error(change: str) -> None:
+    model, optimizer = decorated_pair()
+    set_half_grads(model)
+    GradScaler(enable=False).clip_grad_norm_(optimizer, 0.5)
+    if change == "accumulate":
+        model.weight.grad.add_(1)
+    else:
+        model.weight.grad = torch.ones_like(model.weight) if change == "replace one" else None
+    before = master_of(model.weight).clone()
+    with pytest.raises(
+        RuntimeError, match=r"gradients changed between clip_grad_norm_.. and step..: clip after the last"
+    ):
+        optimizer.step()
+    assert torch.equal(master_of(model.weight), before)

@@ -160,11 +160,15 @@ class GradScaler(ScalerSettings):
     def clip_grad_norm_(self, optimizer: Optimizer, max_norm: float) -> Tensor:
         """Clip the norm of the true gradients in the following `step`; return the norm before, on the device.
 
-        Nothing is rewritten: the coefficient is folded into the update. Call it after the last backward of the step.
+        Nothing is rewritten: the coefficient is folded into the update. Call it after the last backward of the step. The
+        same without a scale (`enable=False`, bfloat16), if the optimizer is decorated; else torch's own clipping.
         """
         if not max_norm >= 0:
             raise ValueError(f"max_norm={max_norm!r}: must be a number of at least 0")
         if not self._enable:
+            engine = engine_of(optimizer)
+            if engine.attached:
+                return engine.clip_next_step(max_norm)
             params = [p for group in optimizer.param_groups for p in group["params"]]
             return nn.utils.clip_grad_norm_(params, max_norm)
         progress = self._progress_of(optimizer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,31 @@ class StepRequest:
     """Whether a step without a verdict makes one."""
 
 
+class _PendingClip:
+    """A clip coefficient that waits for the step of the gradients it was computed from."""
+
+    def __init__(self, coef: Tensor, grads: list[Tensor]) -> None:
+        self.coef = coef
+        self._grads = [(weakref.ref(grad), grad._version) for grad in grads]
+
+    def for_grads(self, grads: list[Tensor]) -> Tensor | None:
+        """Return the coefficient if these are the gradients; None if none of them is.
+
+        Raises:
+            RuntimeError: Some of them are, or they were changed since.
+        """
+        known = [(reference(), version) for reference, version in self._grads]
+        if [(id(grad), grad._version) for grad in grads] == [(id(grad), version) for grad, version in known]:
+            return self.coef
+        if {id(grad) for grad in grads}.isdisjoint(id(grad) for grad, _ in known):
+            return None  # those gradients were thrown away
+        if grads:
+            raise RuntimeError(
+                "gradients changed between clip_grad_norm_() and step(): clip after the last backward of the step"
+            )
+        return None
+
+
 class StepEngine:
     """Checks and updates the parameters of one optimizer; one per optimizer, from `engine_of` or `attach`."""
 
@@ -51,6 +77,7 @@ class StepEngine:
         self.masters_for_new = True
         self._foreign_step: Callable[..., Any] | None = None
         self._request: StepRequest | None = None
+        self._clip: _PendingClip | None = None
         self._triton: TritonStep | None = None
         self.last_plan: StepPlan | None = None
         """The plan by which the last step was taken; None if it was not Triton's."""
@@ -76,6 +103,23 @@ class StepEngine:
     def check(self, scale: Tensor | None = None, max_norm: float | None = None) -> Verdict:
         """Read all gradients once; return what was found, on the device and without waiting for it."""
         return self._check(self._plan(), scale, max_norm)
+
+    @torch.no_grad()
+    def clip_next_step(self, max_norm: float) -> Tensor:
+        """Fold clipping into the next step of an attached optimizer, without a loss scale; return the norm before."""
+        verdict = self.check(None, max_norm)
+        assert verdict.clip_coef is not None
+        assert verdict.total_norm is not None
+        self._clip = _PendingClip(verdict.clip_coef, self._grads())
+        return verdict.total_norm
+
+    def _grads(self) -> list[Tensor]:
+        params = [p for group in self.optimizer.param_groups for p in group["params"]]
+        return [p.grad for p in params if p.grad is not None]
+
+    def _take_clip(self) -> Tensor | None:
+        clip, self._clip = self._clip, None
+        return None if clip is None else clip.for_grads(self._grads())
 
     def _plan(self) -> StepPlan | None:
         """Return the plan by which Triton takes this step; None where another tier has to."""
@@ -171,9 +215,11 @@ class StepEngine:
         optimizer: Any = self.optimizer
         optimizer._opt_called = True  # what LR schedulers look at
         if closure is not None:
+            self._clip = None  # it brings gradients of its own
             return self._run_closure(closure)
         plan = self._plan()
-        request = StepRequest(checks=False) if request is None else request
+        if request is None:
+            request = StepRequest(clip_coef=self._take_clip(), checks=False)
         if request.verdict is None and request.checks:
             request.verdict = self._check(plan, request.scale, None)
         found = None if request.verdict is None else request.verdict.found_inf

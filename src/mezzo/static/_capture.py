@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mezzo.amp import GradScaler, Policy, auto_cast
-from mezzo.optim import StepRequest, attach, engine_of, master_of
+from mezzo.optim import attach, engine_of, master_of
 
 Loss = Callable[[Any, Tensor], Tensor]
 
@@ -133,13 +133,9 @@ class _Step:
         return loss.detach().clone()
 
     def _step_without_scaler(self) -> None:
-        if self.max_norm is None:
-            self.optimizer.step()
-            return
-        engine = engine_of(self.optimizer)
-        verdict = engine.check(None, self.max_norm)
-        self.grad_norm = verdict.total_norm
-        engine.step(StepRequest(verdict=verdict, clip_coef=verdict.clip_coef))
+        if self.max_norm is not None:
+            self.grad_norm = engine_of(self.optimizer).clip_next_step(self.max_norm)
+        self.optimizer.step()
 
 
 @contextmanager
@@ -248,6 +244,7 @@ def capture_step(
         raise ValueError(f"warmup_steps={warmup_steps}: must be at least 1; libraries set themselves up in it")
     step = CapturedStep(_Step(model, loss_fn, optimizer, scaler, policy, max_norm), batch)
     if device.type != "cuda":
+        attach(optimizer)
         return step
     if not engine_of(optimizer).can_be_captured():
         raise ValueError(
