@@ -123,6 +123,24 @@ def test_a_missing_tool_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert capsys.readouterr().err.splitlines()[-1].startswith("mezzo: building the kernels needs no-such-compiler")
 
 
+def test_a_library_that_cannot_be_loaded_is_one_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("MEZZO_COMPILED", raising=False)
+    path = _compiled.library_path()
+    path.parent.mkdir()
+    path.write_bytes(b"no library")
+    with pytest.warns(UserWarning, match=r"the compiled kernels cannot be loaded .*: delete .* and run 'mezzo build'"):
+        assert _compiled.load_kernels() is None
+
+
+def test_a_cache_that_cannot_be_made_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("shutil.which", lambda tool: "/bin/true")
+    with pytest.raises(RunError, match="cannot be made: Not a directory; set XDG_CACHE_HOME to another folder"):
+        _compiled.build_kernels()
+
+
 def test_a_failing_compiler_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(_compiled, "_BUILD", "raise SystemExit('x.cpp:1: error: no good')")

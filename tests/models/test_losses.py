@@ -135,3 +135,20 @@ def test_heads_and_mixtures_add_up() -> None:
         MixedLoss([ce], [1, 2])
     with pytest.raises(ValueError, match="HeadLosses: 2 losses and 1 coefficients"):
         HeadLosses([ce, ce], [1])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+@pytest.mark.parametrize("loss", [CrossEntropyLoss(), OhemCrossEntropyLoss(0.7, 20), LovaszSoftmaxLoss()])
+def test_labels_may_be_as_images_have_them(loss: nn.Module, dtype: torch.dtype) -> None:
+    logits, labels = data(4)
+    assert torch.equal(loss(logits, labels.to(dtype)), loss(logits, labels))
+
+
+def test_losses_compile_without_a_break() -> None:
+    logits, labels = data(5)
+    heads = HeadLosses(
+        [OhemCrossEntropyLoss(0.7, 20), MixedLoss([CrossEntropyLoss(), LovaszSoftmaxLoss()], [0.8, 0.2])], [1, 0.4]
+    )
+    torch._dynamo.reset()
+    compiled = torch.compile(heads, backend="aot_eager", fullgraph=True)
+    assert compiled([logits, logits], labels).item() == pytest.approx(heads([logits, logits], labels).item(), rel=1e-9)

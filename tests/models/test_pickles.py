@@ -5,6 +5,7 @@ import contextlib
 import os
 import pickle
 import pickletools
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mezzo.models import UnsafePickle, WeightsError, read_pdparams
+from mezzo.models import UnsafePickle, WeightsError, _pickles, read_pdparams
 from mezzo.models._pickles import read_arrays
 
 
@@ -83,10 +84,10 @@ HUGE_SHAPE = b"cnumpy\nndarray\n\x8a\x06\0\0\0\0\0\x01\x85C\x01b\x87Rs."
         (b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f}.", None),
         (b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.", "no readable pickle"),
         (b"", "no readable pickle"),
-        (b"PK\x03\x04 a zip\n", "outside of it"),
+        (b"PK\x03\x04 a zip\n", "more than numpy arrays and plain containers"),
         (pickle.dumps([1]), "holds a list; must be a dictionary of arrays"),
-        (pickle.dumps({1: 2}), "an entry is called 1; names are text"),
-        (b"\x80\x02}X\x01\x00\x00\x00wU\x01xQs.", "outside of it"),
+        (pickle.dumps({1: 2}), "an entry is called by a int; names are text"),
+        (b"\x80\x02}X\x01\x00\x00\x00wU\x01xQs.", "more than numpy arrays and plain containers"),
     ],
 )  # fmt: skip
 def test_what_is_no_dictionary_of_arrays_is_refused(data: bytes, message: str | None) -> None:
@@ -95,6 +96,44 @@ def test_what_is_no_dictionary_of_arrays_is_refused(data: bytes, message: str | 
         return
     with pytest.raises(UnsafePickle, match=message):
         read_arrays(data)
+
+
+def doubled_tuples(depth: int) -> bytes:
+    """A tuple of 2 ** depth leaves in a few bytes: each level holds the one below twice."""
+    return b"N" + b"".join(b"q%c0h%ch%c\x86" % (i, i, i) for i in range(depth))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"}N" + b"\x85" * 1_000_000 + b"Ns.",  # a deep tuple as a key: its hash would overflow the stack
+        b"}" + doubled_tuples(60) + b"Ns.",  # this hash would not end
+        b"\x80\x05\x96" + (4 << 30).to_bytes(8, "little") + b".",  # 4 GB announced
+        b"}X\x01\0\0\0w" + doubled_tuples(60) + b"s.",  # a value that is endless to look at
+        b"}X\x01\0\0\0wcnumpy\ndtype\n" + doubled_tuples(60) + b"\x85Rs.",
+        b"}X\x01\0\0\0wc_codecs\nencode\n}X\x0c\0\0\0__defaults__N\x85sb.",  # a state for a function
+        b"}X\x01\0\0\0wccollections\nOrderedDict\n]" + doubled_tuples(60) + b"a\x85Rs.",
+        b"\x80\x04\x8f(K\x01\x90.",  # a set
+    ],
+)
+def test_small_files_cannot_take_all_time_or_memory(data: bytes) -> None:
+    start = time.process_time()
+    with pytest.raises(UnsafePickle):
+        read_arrays(data)
+    assert time.process_time() - start < 5
+    assert _pickles._encode.__defaults__ == ("latin1",)
+
+
+def test_huge_shapes_are_not_multiplied_and_one_array_is_made_once() -> None:
+    start = time.process_time()
+    with pytest.raises(UnsafePickle, match="no readable shape"):
+        read_arrays(forged(shape=(2**2000,) * 20000))
+    assert time.process_time() - start < 5
+    shared = np.zeros(1000, np.float32)
+    read = read_arrays(pickle.dumps({str(i): shared for i in range(100)}))
+    assert len({id(array) for array in read.values()}) == 1
+    with pytest.raises(UnsafePickle, match="more than 1000000 entries"):
+        read_arrays(pickle.dumps({"w": [[0] * 1001] * 1001}))
 
 
 def forged(**changes: Any) -> bytes:
@@ -113,9 +152,9 @@ def forged(**changes: Any) -> bytes:
     ("changes", "message"),
     [
         ({"shape": (10**9,)}, "shape .1000000000,. with 8 bytes"),
-        ({"shape": (-2,)}, "an array of shape"),
-        ({"shape": (2.0,)}, "an array of shape"),
-        ({"shape": [2]}, "an array of shape"),
+        ({"shape": (-2,)}, "an array of no readable shape"),
+        ({"shape": (2.0,)}, "an array of no readable shape"),
+        ({"shape": [2]}, "an array of no readable shape"),
         ({"data": ["x", "y"]}, "an array of objects"),
         ({"dtype": np.dtype("O")}, "of dtype 'O8'"),
         ({"dtype": np.dtype("U2")}, "weights are numbers"),
@@ -149,7 +188,7 @@ def test_nesting_and_strangers_inside_plain_containers() -> None:
         deep = [deep]
     with pytest.raises(UnsafePickle, match="nested more than eight deep"):
         read_arrays(pickle.dumps({"w": deep}))
-    with pytest.raises(UnsafePickle, match="a set; only numpy arrays"):
+    with pytest.raises(UnsafePickle, match="more than numpy arrays"):
         read_arrays(pickle.dumps({"w": {1}}, protocol=4))
 
 

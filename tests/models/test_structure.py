@@ -80,7 +80,7 @@ TYPES = {
         "arm_out_chs": [32, 64, 128],
         "seg_head_inter_chs": [32, 64, 64],
     },
-    "pp_liteseg_stdc2": {"type": "PPLiteSeg", "backbone": "STDC2", "backbone_indices": [2, 3, 4]},
+    "pp_liteseg_stdc2": {"type": "PPLiteSeg", "backbone": "STDC2", "backbone_indices": (2, 3, 4)},
     "pp_humanseg_lite": {"type": "PPHumanSegLite", "num_classes": 2, "align_corners": False},
     "pp_humanseg_mobile": {"type": "FCN", "num_classes": 2, "backbone": {"type": "HRNet_W18_Small_V1"}},
     "fcn_hrnet_w18": {
@@ -148,7 +148,7 @@ def test_what_is_not_built_is_refused_by_name(config: dict, message: str) -> Non
 def test_unknown_names_are_refused_with_the_nearest() -> None:
     with pytest.raises(ValueError, match="unknown model 'mobilenet_v3_smal'; did you mean 'mobilenet_v3_small'"):
         create_model("mobilenet_v3_smal")
-    assert create_model("PPHumanSegLite").model_name == "pp_humanseg_lite"
+    assert create_model("PPHumanSegLite", num_classes=2, align_corners=False).model_name == "pp_humanseg_lite"
     assert type(on_meta("PPLiteSeg", backbone="STDC2")).__name__ == "PPLiteSeg"
 
 

@@ -1,5 +1,6 @@
 """Weights in and out of the formats."""
 
+import os
 import pickle
 from pathlib import Path
 
@@ -87,7 +88,10 @@ def test_weights_of_a_backbone_alone_are_recognised() -> None:
     report = load_paddle_state(target, state)
     assert same(source.backbone, target.backbone)
     assert torch.equal(target.head.cls.weight.detach(), head)
-    assert not report.missing
+    assert (report.missing, report.unexpected) == ((), ("backbone.fc.weight",))
+    del state["conv_layer1_1._conv.weight"]
+    with pytest.raises(WeightsError, match=r"1 missing: backbone\.conv_layer1_1\._conv\.weight"):
+        load_paddle_state(target, state)
 
 
 @pytest.mark.parametrize("suffix", ["pdparams", "safetensors", "pt", "pth"])
@@ -150,7 +154,7 @@ def test_bad_files_are_one_line_and_exit_code_2(
 
 def test_a_state_dict_must_hold_tensors_and_a_folder_must_be_there(tmp_path: Path, model: nn.Module) -> None:
     torch.save({"epoch": 3}, tmp_path / "x.pt")
-    with pytest.raises(WeightsError, match="must hold a state dict, names and tensors"):
+    with pytest.raises(WeightsError, match="must hold a state dict, names and dense tensors"):
         load_weights(model, tmp_path / "x.pt")
     save_pdparams(model, tmp_path / "a.pdparams")
     with pytest.raises(WeightsError, match="there is no folder"):
@@ -161,6 +165,93 @@ def test_a_torch_file_with_code_is_refused(tmp_path: Path, model: nn.Module) -> 
     torch.save(model, tmp_path / "whole.pt")
     with pytest.raises(WeightsError, match="is no file of weights alone"):
         load_weights(fresh(), tmp_path / "whole.pt")
+
+
+def test_half_and_bfloat16_files_load(model: nn.Module, tmp_path: Path) -> None:
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in model.state_dict().items()}
+        torch.save(state, tmp_path / "half.pt")
+        load_weights(other := fresh(), tmp_path / "half.pt")
+        assert torch.equal(other.classifier[3].weight, model.classifier[3].weight.to(dtype).float())
+    paddle = {key: (value.view(np.uint32) >> 16).astype(np.uint16) for key, value in paddle_state(model).items()}
+    load_paddle_state(other := fresh(), paddle)  # how Paddle saves bfloat16
+    expected = (model.classifier[3].weight.detach().numpy().view(np.uint32) >> 16 << 16).view(np.float32)
+    np.testing.assert_array_equal(other.classifier[3].weight.detach().numpy(), expected)
+
+
+@pytest.mark.parametrize("value", [np.zeros((16, 3, 3, 3), np.int64), torch.zeros(16, 3, 3, 3, dtype=torch.int8)])
+def test_what_is_no_floating_number_is_refused(value: object, model: nn.Module) -> None:
+    state = {**paddle_state(model), "features.0.0.weight": value}
+    with pytest.raises(WeightsError, match=r"features\.0\.0\.weight: is an? .*; weights are (dense )?floating numbers"):
+        load_paddle_state(fresh(), state)
+
+
+def test_a_head_of_another_width_is_no_other_number_of_classes(model: nn.Module) -> None:
+    state = {**paddle_state(model), "classifier.3.weight": np.zeros((999, 10), np.float32)}
+    with pytest.raises(WeightsError, match=r"1 mismatched: classifier\.3\.weight \(\(999, 10\), \(1024, 10\)\)"):
+        load_paddle_state(fresh(), state)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"w": 3},
+        {"w": {"slices": ["a"]}},
+        {"w": {"slices": [1], "OriginShape": [1]}},
+        {"w": {"slices": ["a", "a"], "OriginShape": [4]}},
+        {"w": {"slices": ["no"], "OriginShape": [2]}},
+        {"w": {"slices": ["a"], "OriginShape": [5]}},
+        {"w": {"slices": ["a"], "OriginShape": [-2, -1]}},
+        {"w": {"slices": ["a"], "OriginShape": ["x"]}},
+    ],
+)
+def test_tables_of_pieces_that_cannot_be_are_refused(table: object, tmp_path: Path) -> None:
+    path = tmp_path / "x.pdparams"
+    path.write_bytes(pickle.dumps({"a": np.zeros(2, np.float32), "UnpackBigParamInfor@@": table}))
+    with pytest.raises(WeightsError, match=r"w: (its table|a piece|its pieces)"):
+        read_pdparams(path)
+
+
+def test_names_that_would_collide_in_paddle_are_refused(tmp_path: Path) -> None:
+    for names in (("a.running_mean", "a._mean"), ("StructuredToParameterName@@",)):
+        torch.save(dict.fromkeys(names, torch.ones(1)), tmp_path / "x.pt")
+        with pytest.raises(WeightsError, match="one name in Paddle, or one that is reserved"):
+            convert(tmp_path / "x.pt", tmp_path / "y.pdparams")
+
+
+def test_numbers_that_are_not_floating_keep_their_value(tmp_path: Path) -> None:
+    torch.save({"count": torch.tensor(2**25 + 1)}, tmp_path / "x.pt")
+    convert(tmp_path / "x.pt", tmp_path / "y.pdparams")
+    assert read_pdparams(tmp_path / "y.pdparams")["count"] == 2**25 + 1
+
+
+def test_links_are_followed_and_permissions_kept(model: nn.Module, tmp_path: Path) -> None:
+    real, link = tmp_path / "real.pdparams", tmp_path / "link.pdparams"
+    link.symlink_to(real)
+    save_pdparams(model, link)
+    assert link.is_symlink()
+    mask = os.umask(0)
+    os.umask(mask)
+    assert real.stat().st_mode & 0o777 == 0o666 & ~mask
+    real.chmod(0o640)
+    save_pdparams(model, link)
+    assert real.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_place_that_cannot_be_written_is_one_line(model: nn.Module, tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="cannot be written: No such file or directory"):
+        save_pdparams(model, tmp_path / "no" / "a.pdparams")
+    (tmp_path / "folder.pdparams").mkdir()
+    with pytest.raises(WeightsError, match="cannot be written: Is a directory"):
+        save_pdparams(model, tmp_path / "folder.pdparams")
+    assert [p.name for p in tmp_path.iterdir()] == ["folder.pdparams"]
+
+
+def test_a_damaged_safetensors_file_is_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    (tmp_path / "x.safetensors").write_bytes(b"rubbish")
+    with pytest.raises(WeightsError, match="is no file of weights alone"):
+        load_weights(fresh(), tmp_path / "x.safetensors")
 
 
 def test_an_interrupted_write_leaves_the_old_file(

@@ -10,10 +10,12 @@ import hashlib
 import importlib.machinery
 import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +53,15 @@ def build_kernels() -> Path:
     path = library_path()
     if path.exists():
         return path
-    for tool in ("ninja", os.environ.get("CXX", "c++")):
+    for tool in ("ninja", *shlex.split(os.environ.get("CXX", "c++"))[:1]):
         if shutil.which(tool) is None and not (tool == "ninja" and importlib.util.find_spec("ninja")):
             raise RunError(f"building the kernels needs {tool}, which is not installed; mezzo works without them")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(
+            f"{path.parent}: cannot be made: {error.strerror}; set XDG_CACHE_HOME to another folder"
+        ) from error
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         command = [sys.executable, "-c", _BUILD, _NAME, str(_SOURCE), folder]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -77,6 +84,12 @@ def load_kernels() -> Any:
     loader = importlib.machinery.ExtensionFileLoader(_NAME, str(path))
     spec = importlib.util.spec_from_loader(_NAME, loader)
     assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
+    try:
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+    except ImportError as error:
+        warnings.warn(
+            f"the compiled kernels cannot be loaded ({error}): delete {path} and run 'mezzo build'", stacklevel=2
+        )
+        return None
     return module

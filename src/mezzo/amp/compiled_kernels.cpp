@@ -49,7 +49,9 @@ struct Device {
 };
 
 Device devices[2];
-std::shared_mutex devices_lock;  // an operator, once there, stays where it is until all are uncovered
+std::shared_mutex devices_lock;
+// An operator, once there, is never freed: another thread may be in its kernel.
+std::vector<std::unique_ptr<Operator>> covered_before;
 const c10::DeviceType device_types[2] = {c10::DeviceType::CPU, c10::DeviceType::CUDA};
 const c10::DispatchKey keys[2] = {c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA};
 
@@ -128,6 +130,9 @@ void kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keyset, torch::ji
   } else {
     last_operator = nullptr;
   }
+  struct Forget {  // also after an exception: what is remembered belongs to this call
+    ~Forget() { last_operator = nullptr; }
+  } forget;
   here.python.callBoxed(op, keyset, stack);
 }
 
@@ -143,6 +148,7 @@ void cover(const std::string& device_type, const std::string& name, const std::s
   Device& device = devices[index];
   {
     std::unique_lock<std::shared_mutex> writing(devices_lock);
+    if (device.operators.count(op)) covered_before.push_back(std::move(device.operators[op]));
     device.operators[op] = std::unique_ptr<Operator>(
         new Operator{op.getComputedKernelForDispatchKey(keys[index]), std::move(slots), dtype_slot, off, {}, {}});
   }
@@ -159,8 +165,6 @@ void cover(const std::string& device_type, const std::string& name, const std::s
 
 void uncover_all() {
   for (Device& device : devices) device.library.reset();
-  std::unique_lock<std::shared_mutex> writing(devices_lock);
-  for (Device& device : devices) device.operators.clear();
   last_operator = nullptr;
 }
 

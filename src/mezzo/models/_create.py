@@ -26,8 +26,8 @@ def create_model(name: str, **options: Any) -> nn.Module:
     torch.Size([1, 3, 64, 64])
     """
     known = names_and_aliases()
-    if name in known:
-        return make(name, **options)
     if name in MODEL_TYPES:
         return create_from_types({"type": name, **options})
+    if name in known:
+        return make(name, **options)
     raise ValueError(unknown_choice("model", name, (*known, *MODEL_TYPES)))

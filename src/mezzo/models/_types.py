@@ -73,8 +73,11 @@ def create_from_types(config: Mapping[str, Any]) -> nn.Module:
     """
     options = dict(config)
     name = options.pop("type", None)
-    if name not in _MODELS:
+    if not isinstance(name, str) or name not in _MODELS:
         raise ValueError(unknown_choice("model type", name, MODEL_TYPES))
+    classes = options.get("num_classes", 1)
+    if type(classes) is not int or classes < 1:
+        raise ValueError(f"{name}: num_classes={classes!r}: must be a whole number of at least 1")
     _refuse_weights(options, name)
     arguments: dict[str, Any] = {"num_classes": options.pop("num_classes")} if "num_classes" in options else {}
     if name in _FITTING:
@@ -88,9 +91,9 @@ def create_from_types(config: Mapping[str, Any]) -> nn.Module:
 
 
 def _create_backbone(given: Any, model: str) -> nn.Module:
-    options = {"type": given} if isinstance(given, str) else dict(given)
+    options = {"type": given} if not isinstance(given, Mapping) else dict(given)
     name = options.pop("type", None)
-    if name not in _fitting(model):
+    if not isinstance(name, str) or name not in _fitting(model):
         raise ValueError(unknown_choice(f"backbone of {model}", name, _fitting(model)))
     _refuse_weights(options, name)
     arguments: dict[str, Any] = {}
@@ -112,8 +115,11 @@ def _translate(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options under our names."""
     renamed, fixed = _RENAMED.get(name, {}), {**_FIXED.get(name, {}), "align_corners": False}
     found: dict[str, Any] = {}
-    for key, value in options.items():
+    for key, given in options.items():
+        value = list(given) if isinstance(given, tuple) else given
         if key in renamed:
+            if value is None:
+                raise ValueError(f"{name}: {key} has no value")
             found[renamed[key]] = value
         elif key not in fixed:
             raise ValueError(unknown_choice(f"option of {name}", key, (*renamed, *fixed)))

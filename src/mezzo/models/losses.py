@@ -25,7 +25,7 @@ class SegmentationLoss(nn.Module):
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss; autocast is off inside, so that no part of it is rounded to half."""
         with torch.autocast(logits.device.type, enabled=False):
-            return self.compute(_in_float32(logits), labels)
+            return self.compute(_in_float32(logits), labels.long())  # as images have them: uint8
 
     def compute(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of wide logits."""

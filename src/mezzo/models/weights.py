@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
+import stat
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ from mezzo.models._registry import model_info
 #: Entries of a `.pdparams` file that are no weights.
 _NAMES, _SLICES = "StructuredToParameterName@@", "UnpackBigParamInfor@@"
 _TO_PADDLE = {"running_mean": "_mean", "running_var": "_variance"}
+_BACKBONE = "backbone."
 _TO_TORCH = {paddle: ours for ours, paddle in _TO_PADDLE.items()}
 
 
@@ -76,7 +79,7 @@ def load_paddle_state(model: nn.Module, state: Mapping[str, Any], *, strict: boo
     """Load arrays under Paddle's names into a model; return what became of each.
 
     Heads for another number of classes stay as they are. The weights of a backbone alone, without the prefix that it has
-    in the model, are recognised; the rest of the model then stays as it is.
+    in the model, are recognised; the rest of the model then stays as it is, and what else they bring is reported.
 
     Args:
         model: From `create_model`, or any whose parts are named like Paddle's.
@@ -94,32 +97,55 @@ def load_paddle_state(model: nn.Module, state: Mapping[str, Any], *, strict: boo
     values: dict[str, Tensor] = {}
     mismatched: list[str] = []
     left: list[str] = []
-    for name, array in state.items():
+    for name, given in state.items():
         if name not in wanted:
             continue
         key = wanted[name]
-        value = torch.from_numpy(np.array(array))
+        value = _as_tensor(name, given)
         value = value.t() if key in linear and value.dim() == 2 else value
-        if value.shape == own[key].shape:
+        target = own[key]
+        if value.shape == target.shape:
             values[key] = value
-        else:
-            there = tuple(own[key].t().shape if key in linear else own[key].shape)
-            line = f"{name} ({tuple(np.shape(array))}, {there})"
-            (left if name.startswith(heads) else mismatched).append(line)
-    missing = () if is_backbone else tuple(name for name in wanted if name not in state)
-    unexpected = tuple(name for name in state if name not in wanted)
-    loaded = tuple(name for name, key in wanted.items() if key in values)
-    report = LoadReport(loaded, missing, () if is_backbone else unexpected, tuple(mismatched), tuple(left))
-    if not loaded or (strict and (report.missing or report.unexpected or mismatched)):
+            continue
+        there = tuple(target.t().shape if key in linear else target.shape)
+        line = f"{name} ({tuple(given.shape)}, {there})"
+        is_head = name.startswith(heads) and value.dim() == target.dim() and value.shape[1:] == target.shape[1:]
+        (left if is_head else mismatched).append(line)
+    expected = [name for name in wanted if not is_backbone or name.startswith(_BACKBONE)]
+    report = LoadReport(
+        loaded=tuple(name for name, key in wanted.items() if key in values),
+        missing=tuple(name for name in expected if name not in state),
+        unexpected=tuple(name for name in state if name not in wanted),
+        mismatched=tuple(mismatched),
+        heads=tuple(left),
+    )
+    # The archive of a backbone may bring the classifier that it was trained with.
+    does_not_fit = report.missing or report.mismatched or (report.unexpected and not is_backbone)
+    if not report.loaded or (strict and does_not_fit):
         raise WeightsError(f"the weights do not fit the model: {report}")
     model.load_state_dict(values, strict=False)
     return report
 
 
+def _as_tensor(name: str, value: Any) -> Tensor:
+    """Return an entry as a tensor of floating numbers; bfloat16 comes from Paddle as uint16."""
+    if isinstance(value, Tensor):
+        tensor = value.detach().cpu()
+        if tensor.is_floating_point() and tensor.layout == torch.strided:
+            return tensor
+        raise WeightsError(f"{name}: is a {tensor.layout} tensor of {tensor.dtype}; weights are dense floating numbers")
+    array = np.asarray(value)
+    if array.dtype == np.uint16:
+        return torch.from_numpy((array.astype(np.uint32) << 16).view(np.float32))
+    if array.dtype.kind != "f" or array.dtype.itemsize > 8:
+        raise WeightsError(f"{name}: is an array of {array.dtype}; weights are floating numbers")
+    return torch.from_numpy(np.array(array.astype(array.dtype.newbyteorder("=")), order="C"))
+
+
 def _with_prefix(state: Mapping[str, Any], wanted: Mapping[str, str]) -> tuple[dict[str, Any], bool]:
     if any(name in wanted for name in state):
         return dict(state), False
-    prefixed = {f"backbone.{name}": value for name, value in state.items()}
+    prefixed = {f"{_BACKBONE}{name}": value for name, value in state.items()}
     if any(name in wanted for name in prefixed):
         return prefixed, True
     return dict(state), False
@@ -152,14 +178,29 @@ def read_pdparams(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any
     entries = read_arrays(_bytes_of(path))
     entries.pop(_NAMES, None)
     sliced = entries.pop(_SLICES, None)
-    if isinstance(sliced, dict):
-        for name, how in sliced.items():
-            parts = [np.ravel(entries.pop(part)) for part in how["slices"]]
-            entries[name] = np.concatenate(parts).reshape([int(n) for n in how["OriginShape"]])
+    for name, how in sliced.items() if isinstance(sliced, dict) else ():
+        entries[name] = _join_slices(name, how, entries, path)
     others = [name for name, value in entries.items() if not isinstance(value, np.ndarray)]
     if others:
         raise WeightsError(f"{path}: {_some(tuple(others))}: no array; is this a .pdparams file?")
     return entries
+
+
+def _join_slices(name: str, how: Any, entries: dict[str, Any], path: Any) -> np.ndarray[Any, Any]:
+    """Return an array that an old file holds in pieces; the pieces are taken out."""
+    table: dict[str, Any] = how if isinstance(how, dict) else {}
+    parts: Any = table.get("slices")
+    shape: Any = table.get("OriginShape")
+    is_readable = isinstance(parts, list) and isinstance(shape, list) and len(shape) < 33 and bool(parts)
+    if not is_readable or not all(isinstance(part, str) for part in parts) or len(set(parts)) < len(parts):
+        raise WeightsError(f"{path}: {name}: its table of pieces cannot be read")
+    pieces = [entries.pop(part, None) for part in parts]
+    if not all(isinstance(piece, np.ndarray) for piece in pieces) or not all(type(n) is int for n in shape):
+        raise WeightsError(f"{path}: {name}: a piece of it is missing")
+    joined = np.concatenate([np.ravel(piece) for piece in pieces])
+    if any(n < 0 for n in shape) or math.prod(shape) != joined.size:
+        raise WeightsError(f"{path}: {name}: its pieces have {joined.size} numbers, not those of its shape")
+    return joined.reshape(shape)
 
 
 def load_pdparams(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True) -> LoadReport:
@@ -178,15 +219,33 @@ def _write_pdparams(state: Mapping[str, np.ndarray[Any, Any]], path: Path) -> No
 
 
 def _write(path: Path, fill: Callable[[Any], object]) -> None:
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
+    """Write a file whole or not at all; links are followed, and permissions stay or are the usual ones."""
+    target = Path(os.path.realpath(path))
+    try:
+        number, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:50]}.")
+    except OSError as error:
+        raise WeightsError(f"{path}: cannot be written: {error.strerror}") from error
+    try:
+        with os.fdopen(number, "wb") as file:
             fill(file)
             file.flush()
             os.fsync(file.fileno())
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+        os.chmod(name, _mode_for(target))
+        os.replace(name, target)
+    except BaseException as error:
+        os.unlink(name)
+        if isinstance(error, OSError):
+            raise WeightsError(f"{path}: cannot be written: {error.strerror}") from error
+        raise
+
+
+def _mode_for(path: Path) -> int:
+    try:
+        return stat.S_IMODE(path.stat().st_mode)
+    except OSError:
+        mask = os.umask(0)
+        os.umask(mask)
+        return 0o666 & ~mask
 
 
 def _bytes_of(path: str | os.PathLike[str]) -> bytes:
@@ -215,24 +274,37 @@ def convert(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> i
         raise WeightsError(f"{target}: there is no folder {str(path.parent)!r}")
     suffix = _format_of(path)
     if suffix == ".pdparams":
-        arrays = {_rename(k, _TO_PADDLE): _transposed(k, v.cpu().float().numpy()) for k, v in state.items()}
-        _write_pdparams({k: np.ascontiguousarray(v) for k, v in arrays.items()}, path)
+        renamed = {_rename(key, _TO_PADDLE): key for key in state}
+        reserved = {_NAMES, _SLICES} & set(renamed)
+        if len(renamed) < len(state) or reserved:
+            raise WeightsError(f"{source}: two entries would have one name in Paddle, or one that is reserved")
+        arrays = {name: _transposed(key, _as_array(state[key])) for name, key in renamed.items()}
+        _write_pdparams({name: np.ascontiguousarray(value) for name, value in arrays.items()}, path)
     elif suffix == ".safetensors":
         save = _safetensors().save
-        _write(path, lambda file: file.write(save({key: value.contiguous() for key, value in state.items()})))
+        own = {key: value.clone(memory_format=torch.contiguous_format) for key, value in state.items()}
+        _write(path, lambda file: file.write(save(own)))
     else:
         _write(path, lambda file: torch.save(state, file))
     return len(state)
+
+
+def _as_array(value: Tensor) -> np.ndarray[Any, Any]:
+    """Return a tensor for Paddle: floating numbers as float32, others as they are."""
+    array: np.ndarray[Any, Any] = (value.float() if value.is_floating_point() else value).numpy()
+    return array
 
 
 def load_weights(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True) -> LoadReport:
     """Load a `.pdparams`, `.safetensors`, `.pt` or `.pth` file into a model; see `load_paddle_state`."""
     if _format_of(Path(path)) == ".pdparams":
         return load_pdparams(model, path, strict=strict)
-    state = _read_torch_state(Path(path))
     linear = _linear_weights(model)
-    arrays = {_rename(k, _TO_PADDLE): v.cpu().numpy() for k, v in state.items()}
-    return load_paddle_state(model, {k: v.T if k in linear else v for k, v in arrays.items()}, strict=strict)
+    state = {
+        _rename(key, _TO_PADDLE): value.t() if key in linear and value.dim() == 2 else value
+        for key, value in _read_torch_state(Path(path)).items()
+    }
+    return load_paddle_state(model, state, strict=strict)
 
 
 def _transposed(key: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -244,18 +316,25 @@ def _read_torch_state(path: Path) -> dict[str, Tensor]:
     """Return the entries of a weights file under torch's names and in its layout."""
     suffix = _format_of(path)
     if suffix == ".pdparams":
-        arrays = read_pdparams(path)
-        return {_rename(k, _TO_TORCH): torch.from_numpy(_transposed(k, v).copy()) for k, v in arrays.items()}
+        arrays = {key: np.ascontiguousarray(_transposed(key, value)) for key, value in read_pdparams(path).items()}
+        return {
+            _rename(key, _TO_TORCH): _as_tensor(key, value) if value.dtype == np.uint16 else torch.from_numpy(value)
+            for key, value in arrays.items()
+        }
     data = _bytes_of(path)
-    loaded = _safetensors().load(data) if suffix == ".safetensors" else _read_torch_file(path)
-    if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
-        raise WeightsError(f"{path}: must hold a state dict, names and tensors")
-    return {key: value for key, value in loaded.items() if not key.endswith("num_batches_tracked")}
+    loaded = _read_other(path, data, suffix)
+    if not isinstance(loaded, Mapping) or not all(
+        isinstance(key, str) and isinstance(value, Tensor) and value.layout == torch.strided
+        for key, value in loaded.items()
+    ):
+        raise WeightsError(f"{path}: must hold a state dict, names and dense tensors")
+    return {key: value.detach() for key, value in loaded.items() if not key.endswith("num_batches_tracked")}
 
 
-def _read_torch_file(path: Path) -> Any:
+def _read_other(path: Path, data: bytes, suffix: str) -> Any:
+    library = _safetensors() if suffix == ".safetensors" else None
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True) if library is None else library.load(data)
     except Exception as error:  # a damaged or hostile file fails in as many ways as there are
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise WeightsError(f"{path}: is no file of weights alone: {reason}") from error
