@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -62,8 +62,9 @@ def run(scaler: GradScaler, model: Model, pattern: list[bool]) -> None:
     optimizer = torch.optim.SGD([weight], lr=0.0)
     for found in pattern:
         weight.grad = torch.full((1,), math.inf if found else 0.0)
-        if model.scale == 0:
-            found = True  # nothing can be unscaled any more: every step is bad
+        with np.errstate(over="ignore", divide="ignore"):
+            if not math.isfinite(np.float32(1) / model.scale):
+                found = True  # nothing can be unscaled any more, at 0 and just above it: every step is bad
         scaler.step(optimizer)
         scaler.update()
         model.update(found)
@@ -79,6 +80,16 @@ def test_scaler_equals_the_static_kernel_for_any_parameters_and_pattern(rule, fl
     run(scaler, Model(np.float32(rule.pop("init_loss_scaling")), **rule, floor=floor), pattern)
 
 
+@example(
+    rule={
+        "init_loss_scaling": 0.25,
+        "incr_ratio": 2.0,
+        "decr_ratio": 2.0**-14,
+        "incr_every_n_steps": 0,
+        "decr_every_n_nan_or_inf": 1,
+    },
+    pattern=[True] * 9 + [False],  # ends at 2.9e-39, whose inverse does not fit into float32
+)
 @settings(max_examples=100, deadline=None)
 @given(rule=RULES, pattern=st.lists(st.booleans(), max_size=40))
 def test_scaler_without_floor_equals_the_dynamic_class(rule, pattern) -> None:
