@@ -4,6 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import settings
+
+# The same examples each time, so that a change is what makes a test fail; `--hypothesis-profile=explore` looks further.
+settings.register_profile("fixed", derandomize=True)
+settings.register_profile("explore", derandomize=False)
+settings.load_profile("fixed")
 
 
 @pytest.fixture(autouse=True)
