@@ -57,10 +57,9 @@ class _Launch:
 
 @dataclass(slots=True)
 class _Batch:
-    """The chunks of one launch: of the table's rows from `first_row` on."""
+    """The chunks of one launch, and its rows of the table."""
 
     launch: _Launch
-    first_row: int
     rows: int
     update_chunks: tuple[Tensor, Tensor]
     check_chunks: tuple[Tensor, Tensor]
@@ -290,7 +289,6 @@ class StepPlan:
         numels = np.array([entry.target.numel() for entry in entries])
         return _Batch(
             launch=launch,
-            first_row=first_row,
             rows=len(entries),
             update_chunks=self._chunks(numels, BLOCK * BLOCKS),
             check_chunks=self._chunks(numels, CHECK_BLOCK * CHECK_BLOCKS),
