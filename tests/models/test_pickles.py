@@ -65,7 +65,7 @@ def test_a_file_that_calls_something_is_refused_and_nothing_is_called(evil: Any,
     flag = tmp_path / "called"
     path = tmp_path / "evil.pdparams"
     path.write_bytes(pickle.dumps(evil(flag), protocol=protocol))
-    with pytest.raises(UnsafePickle):
+    with pytest.raises(UnsafePickle, match=r"evil\.pdparams: "):
         read_pdparams(path)
     assert not flag.exists()
 

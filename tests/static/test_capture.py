@@ -1,6 +1,8 @@
 """A captured step equals the one that is not captured."""
 
+import contextlib
 import copy
+import types
 from typing import Any
 
 import pytest
@@ -329,6 +331,23 @@ def test_gradients_of_others_are_put_aside_and_back() -> None:
         step(*batch_of(0, "cpu"))
     assert (model.conv.weight.grad == 1).all()
     assert model.head.weight.grad is None
+
+
+def test_what_triton_does_not_step_is_not_captured_and_everything_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host's part of a capture, whose warm-up is stepped by another tier here: there is no CUDA to speak of."""
+    nothing = types.SimpleNamespace(wait_stream=lambda other: None)
+    for name in ("Stream", "current_stream", "CUDAGraph", "get_rng_state", "set_rng_state"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: nothing)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    model, optimizer, scaler = make(SGD, "cpu", lr=0.1)
+    step = step_of(model, optimizer, scaler, "cpu")
+    before = everything(model, optimizer)
+    with pytest.raises(ValueError, match="the step cannot be captured: some parameter or gradient is not float16"):
+        step._capture(torch.device("cpu"), 2)
+    assert not step.is_captured
+    assert all(torch.equal(a, b) for a, b in zip(before, everything(model, optimizer), strict=True))
+    assert scaler.get_scale() == 1024.0
 
 
 def test_on_a_cpu_the_step_runs_as_written() -> None:

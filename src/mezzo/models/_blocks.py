@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Literal
 
 import torch
@@ -66,32 +67,8 @@ class ConvBN(nn.Module):
         return F.relu(x) if self._relu else x
 
 
-class ConvBNReLU(ConvBN):
-    """Convolution, batch norm, ReLU."""
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel: int,
-        *,
-        stride: int = 1,
-        padding: Padding = 0,
-        dilation: int = 1,
-        groups: int = 1,
-        bias: bool = False,
-    ) -> None:
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel,
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            groups=groups,
-            bias=bias,
-            relu=True,
-        )
+#: Convolution, batch norm, ReLU.
+ConvBNReLU = functools.partial(ConvBN, relu=True)
 
 
 class SeparableConvBNReLU(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 
 import torch
@@ -15,7 +16,7 @@ def _in_float32(logits: Tensor) -> Tensor:
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
-class SegmentationLoss(nn.Module):
+class SegmentationLoss(nn.Module, abc.ABC):
     """A loss of logits (n, classes, h, w) and labels (n, h, w); pixels labelled `ignore_index` do not count."""
 
     def __init__(self, ignore_index: int = IGNORED) -> None:
@@ -27,9 +28,9 @@ class SegmentationLoss(nn.Module):
         with torch.autocast(logits.device.type, enabled=False):
             return self.compute(_in_float32(logits), labels.long())  # as images have them: uint8
 
+    @abc.abstractmethod
     def compute(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of wide logits."""
-        raise NotImplementedError
 
 
 class CrossEntropyLoss(SegmentationLoss):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import pickle
 import stat
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from mezzo._errors import MezzoError
-from mezzo.models._pickles import read_arrays
+from mezzo.models._pickles import UnsafePickle, read_arrays
 from mezzo.models._registry import model_info
 
 #: Entries of a `.pdparams` file that are no weights.
@@ -42,7 +43,7 @@ class LoadReport:
     """In the file, not in the model."""
     mismatched: tuple[str, ...] = ()
     """In both, of another shape: 'name (shape in the file, shape in the model)'."""
-    heads: tuple[str, ...] = field(default=())
+    heads: tuple[str, ...] = ()
     """Mismatched ones that depend on the number of classes: left as they were."""
 
     def __str__(self) -> str:
@@ -175,7 +176,11 @@ def read_pdparams(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any
         WeightsError: There is no such file.
         UnsafePickle: It holds more than arrays. Nothing that it names was called.
     """
-    entries = read_arrays(_bytes_of(path))
+    data = _bytes_of(path)
+    try:
+        entries = read_arrays(data)
+    except UnsafePickle as error:
+        raise UnsafePickle(f"{path}: {error}") from error
     entries.pop(_NAMES, None)
     sliced = entries.pop(_SLICES, None)
     for name, how in sliced.items() if isinstance(sliced, dict) else ():
@@ -321,8 +326,7 @@ def _read_torch_state(path: Path) -> dict[str, Tensor]:
             _rename(key, _TO_TORCH): _as_tensor(key, value) if value.dtype == np.uint16 else torch.from_numpy(value)
             for key, value in arrays.items()
         }
-    data = _bytes_of(path)
-    loaded = _read_other(path, data, suffix)
+    loaded = _read_other(path, suffix)
     if not isinstance(loaded, Mapping) or not all(
         isinstance(key, str) and isinstance(value, Tensor) and value.layout == torch.strided
         for key, value in loaded.items()
@@ -331,10 +335,13 @@ def _read_torch_state(path: Path) -> dict[str, Tensor]:
     return {key: value.detach() for key, value in loaded.items() if not key.endswith("num_batches_tracked")}
 
 
-def _read_other(path: Path, data: bytes, suffix: str) -> Any:
+def _read_other(path: Path, suffix: str) -> Any:
+    data = _bytes_of(path)
     library = _safetensors() if suffix == ".safetensors" else None
     try:
-        return torch.load(path, map_location="cpu", weights_only=True) if library is None else library.load(data)
+        if library is not None:
+            return library.load(data)
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged or hostile file fails in as many ways as there are
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise WeightsError(f"{path}: is no file of weights alone: {reason}") from error

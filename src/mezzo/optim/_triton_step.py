@@ -6,7 +6,7 @@ import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,10 @@ from mezzo.optim import _fused
 from mezzo.optim import _triton_kernels as kernels
 from mezzo.optim._check import Verdict
 from mezzo.optim._grads import Slot, gather
-from mezzo.optim._masters import MASTER_HOME, master_of, record_of
+from mezzo.optim._watch import Entry, Watch
 
 _DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 _COLUMNS = kernels.COLUMNS.value
-_ALIGNMENT = 16  # bytes of the widest load
 
 #: Elements that a program works on at a time, how often, and its warps; found by trial on an H200.
 BLOCK, BLOCKS, WARPS = 512, 8, 4
@@ -67,19 +66,6 @@ class _Batch:
     between: Tensor
 
 
-class _Entry:
-    """One parameter of a plan."""
-
-    __slots__ = ("aligned", "grad", "index", "param", "record", "target", "tensors")
-
-    def __init__(self, slot: Slot, tensors: dict[str, Tensor]) -> None:
-        self.param, self.target, self.grad, self.index = slot.param, slot.target, slot.grad, slot.index
-        self.record = record_of(slot.param)
-        self.tensors = tensors
-        accessed = [slot.param, slot.target, slot.grad, *(t for key, t in tensors.items() if key != "step")]
-        self.aligned = not any(t.data_ptr() % _ALIGNMENT for t in accessed)
-
-
 class Fit(enum.Enum):
     """Whether a plan is right for the optimizer as it is now."""
 
@@ -88,72 +74,6 @@ class Fit(enum.Enum):
     """Not for these gradients; it may be again."""
     NEVER = enum.auto()
     """Something that it rests on is gone."""
-
-
-_grad_of, _dtype_of, _version_of = attrgetter("grad"), attrgetter("dtype"), attrgetter("_version")
-_master_in, _version_in = attrgetter("master"), attrgetter("version")
-
-
-class _Watch:
-    """The tensors of a plan as they were when it was made.
-
-    Looked at in every step, where hundreds of small tensors are bound by the host: so in lists, one pass each.
-    """
-
-    def __init__(self, entries: Sequence[_Entry], lr_tensors: Sequence[Tensor]) -> None:
-        self._params = [entry.param for entry in entries]
-        self._records = [entry.record for entry in entries]
-        self._grad_dtypes = [entry.grad.dtype for entry in entries]
-        self._sizes = [entry.grad.numel() for entry in entries]
-        self._strides = [entry.grad.stride() for entry in entries]
-        self._aligned = [entry.aligned for entry in entries]
-        with_masters = [entry for entry in entries if entry.record is not None]
-        self._halves = [entry.param for entry in with_masters]
-        self._their_records: list[Any] = [entry.record for entry in with_masters]
-        self._masters = [id(entry.target) for entry in with_masters]
-        self._with_state = [entry.param for entry in entries if entry.tensors]
-        keys = {key for entry in entries for key in entry.tensors}
-        self._states = {key: [id(e.tensors.get(key)) for e in entries if e.tensors] for key in keys}
-        tensors = [t for entry in entries for t in (entry.param, entry.target, *entry.tensors.values())]
-        self._tensors = list({id(t): t for t in (*tensors, *lr_tensors)}.values())
-        self._addresses = list(map(Tensor.data_ptr, self._tensors))
-
-    def holds(self, states: Any) -> bool:
-        """Whether all tensors but the gradients are where they were; masters have followed edits of their weights."""
-        if [getattr(param, MASTER_HOME, None) for param in self._params] != self._records:
-            return False
-        if list(map(_version_of, self._halves)) != list(map(_version_in, self._their_records)):
-            for param in self._halves:
-                master_of(param)
-        if list(map(id, map(_master_in, self._their_records))) != self._masters:
-            return False
-        rows: list[Any] = list(map(states.get, self._with_state))
-        if any([row is None for row in rows]):
-            return False
-        for key, ids in self._states.items():
-            if [id(row.get(key)) for row in rows] != ids:
-                return False
-        return list(map(Tensor.data_ptr, self._tensors)) == self._addresses
-
-    def grads_at(self) -> list[int] | None:
-        """Return where the gradients are; None if they are not of the kind that they were."""
-        grads: list[Any] = list(map(_grad_of, self._params))
-        if any([type(grad) is not Tensor for grad in grads]):
-            return None
-        if list(map(_dtype_of, grads)) != self._grad_dtypes or list(map(Tensor.numel, grads)) != self._sizes:
-            return None
-        if list(map(Tensor.stride, grads)) != self._strides:
-            return None
-        found = list(map(Tensor.data_ptr, grads))
-        if any([at % _ALIGNMENT and aligned for at, aligned in zip(found, self._aligned, strict=True)]):
-            return None
-        return found
-
-    def note_update(self) -> None:
-        """Make autograd notice that parameters changed, and masters that it was by us."""
-        torch.autograd.graph.increment_version(self._params)
-        for record, param in zip(self._their_records, self._halves, strict=True):
-            record.version = param._version
 
 
 @dataclass(slots=True)
@@ -228,8 +148,8 @@ class StepPlan:
         absent = [p for i, p in enumerate(self._params) if i not in with_grads]
         self._absent = [p for p in absent if p.numel()]
         self._empty = [p for p in absent if not p.numel()]
-        self.device = next(s.target.device for slots in groups for s in slots)
-        launches: dict[_Launch, list[tuple[int, _Entry]]] = {}
+        self.device = next(s.target.device for slots in groups for s in slots if s.target.numel())
+        launches: dict[_Launch, list[tuple[int, Entry]]] = {}
         for number, (group, slots) in enumerate(zip(self._groups, groups, strict=True)):
             for slot in slots:
                 if slot.target.numel():
@@ -237,7 +157,7 @@ class StepPlan:
                     launches.setdefault(_launch_of(entry, group), []).append((number, entry))
         members = [member for batch in launches.values() for member in batch]
         lr_tensors = [group.lr_tensor for group in self._groups if group.lr_tensor is not None]
-        self._watch = _Watch([entry for _, entry in members], lr_tensors)
+        self._watch = Watch([entry for _, entry in members], lr_tensors)
         self._grads_at: list[int] = []
         self._host_table = self._fill_table(members)
         self._table = torch.empty(self._host_table.shape, dtype=torch.int64, device=self.device)
@@ -258,7 +178,7 @@ class StepPlan:
 
     # Making it
 
-    def _entry(self, slot: Slot, group: _Group) -> _Entry:
+    def _entry(self, slot: Slot, group: _Group) -> Entry:
         optimizer = self._optimizer
         tensors: dict[str, Tensor] = {}
         if self._kind is SGD:
@@ -267,9 +187,9 @@ class StepPlan:
         else:
             tensors = {key: _fused.state_tensor(optimizer, slot, key) for key in ("exp_avg", "exp_avg_sq")}
             tensors["step"] = _fused.step_count(optimizer, slot)
-        return _Entry(slot, tensors)
+        return Entry(slot, tensors)
 
-    def _fill_table(self, members: Sequence[tuple[int, _Entry]]) -> Any:
+    def _fill_table(self, members: Sequence[tuple[int, Entry]]) -> Any:
         table = np.zeros((len(members), _COLUMNS), dtype=np.int64)
         for row, (number, entry) in zip(table, members, strict=True):
             has_master = entry.target is not entry.param
@@ -285,7 +205,7 @@ class StepPlan:
             row[kernels.INDEX.value] = entry.index
         return table
 
-    def _batch(self, launch: _Launch, entries: Sequence[_Entry], first_row: int) -> _Batch:
+    def _batch(self, launch: _Launch, entries: Sequence[Entry], first_row: int) -> _Batch:
         numels = np.array([entry.target.numel() for entry in entries])
         return _Batch(
             launch=launch,
@@ -466,7 +386,7 @@ class StepPlan:
         self._watch.note_update()  # the kernels wrote behind torch's back
 
 
-def _launch_of(entry: _Entry, group: _Group) -> _Launch:
+def _launch_of(entry: Entry, group: _Group) -> _Launch:
     half = None if entry.target is entry.param else entry.param.dtype
     return _Launch(entry.grad.dtype, half, group.flags, entry.aligned)
 
@@ -523,21 +443,8 @@ def rescale(verdict: Tensor, scale: Tensor, counts: Tensor, rule: Any, dynamic: 
 
 def try_kernels(device_type: str) -> None:
     """Build and run the smallest kernel; raises whatever stands in the way."""
-    verdict, scale = torch.zeros(2, device=device_type), torch.ones((), device=device_type)
-    counts, report = torch.zeros(4, dtype=torch.int32, device=device_type), torch.empty(4, device=device_type)
-    _launch(
-        kernels.rescale_kernel,
-        1,
-        scale.device,
-        verdict,
-        scale,
-        counts,
-        report,
-        2.0,
-        0.5,
-        1.0,
-        1000,
-        2,
-        DYNAMIC=True,
-        warps=1,
+    rule = SimpleNamespace(
+        incr_ratio=2.0, decr_ratio=0.5, min_loss_scaling=1.0, incr_every_n_steps=1000, decr_every_n_nan_or_inf=2
     )
+    counts = torch.zeros(4, dtype=torch.int32, device=device_type)
+    rescale(torch.zeros(2, device=device_type), torch.ones((), device=device_type), counts, rule, True)

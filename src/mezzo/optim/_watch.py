@@ -1,0 +1,94 @@
+"""What a plan of the step rests on, and whether it is still there: looked at in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mezzo.optim._grads import Slot
+from mezzo.optim._masters import MASTER_HOME, master_of, record_of
+
+ALIGNMENT = 16  # bytes of the widest load
+
+
+class Entry:
+    """One parameter of a plan."""
+
+    __slots__ = ("aligned", "grad", "index", "param", "record", "target", "tensors")
+
+    def __init__(self, slot: Slot, tensors: dict[str, Tensor]) -> None:
+        self.param, self.target, self.grad, self.index = slot.param, slot.target, slot.grad, slot.index
+        self.record = record_of(slot.param)
+        self.tensors = tensors
+        accessed = [slot.param, slot.target, slot.grad, *(t for key, t in tensors.items() if key != "step")]
+        self.aligned = not any(t.data_ptr() % ALIGNMENT for t in accessed)
+
+
+_grad_of, _dtype_of, _version_of = attrgetter("grad"), attrgetter("dtype"), attrgetter("_version")
+_master_in, _version_in = attrgetter("master"), attrgetter("version")
+
+
+class Watch:
+    """The tensors of a plan as they were when it was made.
+
+    Looked at in every step, where hundreds of small tensors are bound by the host: so in lists, one pass each.
+    """
+
+    def __init__(self, entries: Sequence[Entry], lr_tensors: Sequence[Tensor]) -> None:
+        self._params = [entry.param for entry in entries]
+        self._records = [entry.record for entry in entries]
+        self._grad_dtypes = [entry.grad.dtype for entry in entries]
+        self._sizes = [entry.grad.numel() for entry in entries]
+        self._strides = [entry.grad.stride() for entry in entries]
+        self._aligned = [entry.aligned for entry in entries]
+        with_masters = [entry for entry in entries if entry.record is not None]
+        self._halves = [entry.param for entry in with_masters]
+        self._their_records: list[Any] = [entry.record for entry in with_masters]
+        self._masters = [id(entry.target) for entry in with_masters]
+        self._with_state = [entry.param for entry in entries if entry.tensors]
+        keys = {key for entry in entries for key in entry.tensors}
+        self._states = {key: [id(e.tensors.get(key)) for e in entries if e.tensors] for key in keys}
+        tensors = [t for entry in entries for t in (entry.param, entry.target, *entry.tensors.values())]
+        self._tensors = list({id(t): t for t in (*tensors, *lr_tensors)}.values())
+        self._addresses = list(map(Tensor.data_ptr, self._tensors))
+
+    def holds(self, states: Any) -> bool:
+        """Whether all tensors but the gradients are where they were; masters have followed edits of their weights."""
+        if [getattr(param, MASTER_HOME, None) for param in self._params] != self._records:
+            return False
+        if list(map(_version_of, self._halves)) != list(map(_version_in, self._their_records)):
+            for param in self._halves:
+                master_of(param)
+        if list(map(id, map(_master_in, self._their_records))) != self._masters:
+            return False
+        rows: list[Any] = list(map(states.get, self._with_state))
+        if any([row is None for row in rows]):
+            return False
+        for key, ids in self._states.items():
+            if [id(row.get(key)) for row in rows] != ids:
+                return False
+        return list(map(Tensor.data_ptr, self._tensors)) == self._addresses
+
+    def grads_at(self) -> list[int] | None:
+        """Return where the gradients are; None if they are not of the kind that they were."""
+        grads: list[Any] = list(map(_grad_of, self._params))
+        if any([type(grad) is not Tensor for grad in grads]):
+            return None
+        if list(map(_dtype_of, grads)) != self._grad_dtypes or list(map(Tensor.numel, grads)) != self._sizes:
+            return None
+        if list(map(Tensor.stride, grads)) != self._strides:
+            return None
+        found = list(map(Tensor.data_ptr, grads))
+        if any([at % ALIGNMENT and aligned for at, aligned in zip(found, self._aligned, strict=True)]):
+            return None
+        return found
+
+    def note_update(self) -> None:
+        """Make autograd notice that parameters changed, and masters that it was by us."""
+        torch.autograd.graph.increment_version(self._params)
+        for record, param in zip(self._their_records, self._halves, strict=True):
+            record.version = param._version
