@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).with_name("test_triton_step.py")
+PLANS = Path(__file__).with_name("test_triton_plans.py")
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
@@ -29,4 +30,4 @@ def test_adamw_of_the_triton_tier_equals_its_formula_in_the_interpreter() -> Non
 
 @pytest.mark.slow
 def test_all_tests_of_the_triton_tier_pass_in_its_interpreter() -> None:
-    run_interpreted(str(TESTS))
+    run_interpreted(str(TESTS), str(PLANS))
