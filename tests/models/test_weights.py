@@ -136,6 +136,8 @@ def test_old_files_with_sliced_arrays_and_name_tables(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("x.bin", b"", "unknown kind of weights '.bin'; known are .pdparams, .safetensors, .pt, .pth"),
+        ("x.pt", b"", "x.pt: is empty"),
+        ("x.pdparams", b"", "x.pdparams: is empty"),
         ("x.pt", b"rubbish", "is no file of weights alone"),
         ("x.pdparams", pickle.dumps({"iter": 3}), "iter: no array; is this a .pdparams file"),
     ],

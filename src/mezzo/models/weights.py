@@ -255,9 +255,12 @@ def _mode_for(path: Path) -> int:
 
 def _bytes_of(path: str | os.PathLike[str]) -> bytes:
     try:
-        return Path(path).read_bytes()
+        data = Path(path).read_bytes()
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if not data:
+        raise WeightsError(f"{path}: is empty")
+    return data
 
 
 # Between formats
