@@ -87,6 +87,28 @@ def test_compile_has_no_graph_break(name: str) -> None:
     assert any(p.grad is not None for p in model.parameters())
 
 
+@pytest.mark.gpu
+@pytest.mark.slow  # Inductor builds hundreds of kernels a network: minutes for each HRNet
+@pytest.mark.filterwarnings("default")  # Inductor gives advice about TF32
+@pytest.mark.parametrize(("name", "level"), [*((name, "O0") for name in MODELS), *((name, "O2") for name in QUICK)])
+def test_inductor_has_no_graph_break(name: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    x = images("train", torch.float32).cuda()
+    expected = outputs_of(with_rule(name).train().cuda(), x)
+    model = with_rule(name).train().cuda()
+    if level == "O2":
+        decorate(model, level=level)
+    torch._dynamo.reset()
+    with auto_cast(level=level):
+        outputs = outputs_of(torch.compile(model, fullgraph=True), x)
+    sum(out.float().square().mean() for out in outputs).backward()
+    # float32: sums in another order; half: the same limits as without compilation
+    limit = 1e-3 if level == "O0" else LIMITS["float16"].get(name, LIMITS["float16"][""])
+    for out, right in zip(outputs, expected, strict=True):
+        assert (out.float() - right).detach().std() <= limit * right.detach().std()
+    assert any(p.grad is not None for p in model.parameters())
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("level", [None, "O2"])
 def test_pdparams_bring_every_bit_back(name: str, level: str | None, tmp_path: Path) -> None:

@@ -212,7 +212,8 @@ class _Plan:
         dtypes: tuple[torch.dtype, ...] = key if isinstance(key, tuple) else (key,)
         decision = policy.decide(variant, dtypes)
         unchanged = decision.compute is decision.dtype and not (self.border_only and decision.compute is policy.dtype)
-        as_it_is = decision.compute is None or (unchanged and all(dtype is decision.compute for dtype in dtypes))
+        floats = [dtype for dtype in dtypes if dtype in CASTABLE]  # labels and lengths are never cast
+        as_it_is = decision.compute is None or (unchanged and all(dtype is decision.compute for dtype in floats))
         self.actions[key] = None if as_it_is else decision
         return self.actions[key]
 
