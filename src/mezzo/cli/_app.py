@@ -13,6 +13,7 @@ from mezzo.cli._build import build
 from mezzo.cli._check import check
 from mezzo.cli._compare import compare
 from mezzo.cli._models import convert, models
+from mezzo.cli._train import evaluate, prepare, train
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
@@ -25,6 +26,10 @@ app.command()(compare)
 app.command()(build)
 app.command()(models)
 app.command()(convert)
+_EITHER_SPELLING = {"token_normalize_func": lambda token: token.replace("_", "-")}  # the documents use both
+app.command(context_settings=_EITHER_SPELLING)(train)
+app.command(name="eval", context_settings=_EITHER_SPELLING)(evaluate)
+app.command()(prepare)
 app.add_typer(bench, name="bench")
 
 

@@ -3,7 +3,7 @@
 from mezzo.optim._check import Verdict
 from mezzo.optim._engine import StepEngine, StepRequest, attach, engine_of
 from mezzo.optim._grads import is_dtensor
-from mezzo.optim._masters import attach_master, detach_master, master_of, refresh_master
+from mezzo.optim._masters import attach_master, detach_master, master_of, publish, refresh_master
 from mezzo.optim._names import describe_parameter, name_of, remember_names
 from mezzo.optim._rescale import COUNTERS, rescale
 from mezzo.optim._tier import step_tier
@@ -13,6 +13,7 @@ __all__ = [
     "master_of",
     "refresh_master",
     "detach_master",
+    "publish",
     "StepEngine",
     "StepRequest",
     "Verdict",

@@ -105,13 +105,22 @@ def factor_of(scale: Tensor | None, clip_coef: Tensor | None) -> Tensor | None:
     return inverse if clip_coef is None else inverse * clip_coef.to(inverse.device, non_blocking=True)
 
 
+def same_order(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one shape have their elements in the same order; strides of single elements do not count.
+
+    Weights of 1x1 and depthwise convolutions are in both memory formats at once, and gradients come in either.
+    """
+    mine, theirs = one.stride(), other.stride()
+    return mine == theirs or all(a == b for a, b, n in zip(mine, theirs, one.shape, strict=True) if n > 1)
+
+
 def true_grads(grads: Sequence[Tensor], likes: Sequence[Tensor], factor: Tensor | None) -> list[Tensor]:
     """Return gradients times `factor` in the dtype and layout of `likes`, all on one device.
 
     A gradient that needs no change is returned itself; none is written.
     """
     out = list(grads)
-    fits = [g.dtype == t.dtype and g.stride() == t.stride() for g, t in zip(grads, likes, strict=True)]
+    fits = [g.dtype == t.dtype and same_order(g, t) for g, t in zip(grads, likes, strict=True)]
     if factor is not None and grads:
         factor = factor.to(grads[0].device, non_blocking=True)
         scaled = [i for i, fit in enumerate(fits) if fit]

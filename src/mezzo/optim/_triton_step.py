@@ -18,7 +18,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from mezzo.optim import _fused
 from mezzo.optim import _triton_kernels as kernels
 from mezzo.optim._check import Verdict
-from mezzo.optim._grads import Slot, gather
+from mezzo.optim._grads import Slot, gather, same_order
 from mezzo.optim._watch import Entry, Watch
 
 _DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
@@ -120,7 +120,8 @@ def _is_covered(optimizer: Optimizer, groups: Sequence[Sequence[Slot]]) -> bool:
         and s.target.dtype == torch.float32
         and s.grad.dtype in _DTYPES
         and s.grad.device == device
-        and s.grad.stride() == s.target.stride() == s.param.stride()
+        and same_order(s.grad, s.target)
+        and same_order(s.param, s.target)
         for s in slots
     ) and all(_lr_is_readable(group["lr"], device) for group in optimizer.param_groups)
 

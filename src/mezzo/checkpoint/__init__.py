@@ -1,0 +1,21 @@
+"""Checkpoints: folders that are there whole or not at all, without pickle."""
+
+from mezzo.checkpoint._errors import CheckpointError
+from mezzo.checkpoint._files import explained, write_file, write_text
+from mezzo.checkpoint._state import State, read_state, write_state
+from mezzo.checkpoint._store import CheckpointStore
+from mezzo.checkpoint._tree import Tree
+from mezzo.checkpoint._weights import save_weights
+
+__all__ = [
+    "CheckpointStore",
+    "write_state",
+    "read_state",
+    "State",
+    "Tree",
+    "save_weights",
+    "write_file",
+    "write_text",
+    "explained",
+    "CheckpointError",
+]

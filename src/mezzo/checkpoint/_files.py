@@ -1,0 +1,61 @@
+"""Files and folders that survive a power cut: written, flushed to the disk, then renamed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mezzo._errors import RunError
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn a refusal of the operating system to write into a `RunError`: one line that names the file."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise RunError(f"{path}: cannot be written: {reason}; check space and permissions, then resume") from error
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all; an older one stays until the new one is on the disk. Its folder is made.
+
+    Raises:
+        RunError: The system refuses.
+    """
+    part = path.with_name(f".tmp-{path.name}-{os.getpid()}")
+    with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            part.write_bytes(data)
+            flush(part)
+            os.replace(part, path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        flush(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text as UTF-8; see `write_file`."""
+    write_file(path, text.encode())
+
+
+def flush(path: Path) -> None:
+    """Wait until a file or a folder's list of names is on the disk."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def flush_tree(folder: Path) -> None:
+    """Wait until a folder is on the disk with all that lies in it."""
+    for place, _folders, files in os.walk(folder):
+        for name in files:
+            flush(Path(place, name))
+        flush(Path(place))

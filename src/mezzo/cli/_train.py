@@ -1,0 +1,136 @@
+"""`mezzo train`, `mezzo eval`, `mezzo prepare`: also what the documents' scripts call."""
+
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+from mezzo.cli._training import Given
+
+_Path: TypeAlias = Path | None
+_Int: TypeAlias = int | None
+_Float: TypeAlias = float | None
+_Text: TypeAlias = str | None
+_Texts: TypeAlias = list[str] | None
+
+
+def _option(help: str, *names: str) -> Any:
+    """Return an option; options are written with `-` or `_`, the command takes both."""
+    return typer.Option(*names, help=help)
+
+
+def train(
+    config: Annotated[_Path, _option("A PaddleSeg YAML file: train by it.", "--config")] = None,
+    data_path: Annotated[_Path, _option("Folder of images: train a classifier on it.", "--data-path")] = None,
+    model: Annotated[_Text, _option("Classifier [mobilenet_v3_small].", "--model")] = None,
+    precision: Annotated[_Text, _option("fp32, fp16 or bf16.", "--precision")] = None,
+    amp_level: Annotated[_Text, _option("O0, OD, O1 or O2.", "--amp-level")] = None,
+    batch_size: Annotated[_Int, _option("Samples of one process.", "--batch-size", "-b")] = None,
+    learning_rate: Annotated[_Float, _option("First learning rate.", "--learning-rate", "--lr")] = None,
+    iters: Annotated[_Int, _option("Steps, also of the decay (with --config).", "--iters")] = None,
+    epochs: Annotated[_Int, _option("Epochs (classifier) [90].", "--epochs")] = None,
+    opt: Annotated[_Text, _option("Optimizer: sgd, rmsprop, adam, adamw.", "--opt")] = None,
+    momentum: Annotated[_Float, _option("Momentum [0.9].", "--momentum")] = None,
+    weight_decay: Annotated[_Float, _option("Weight decay [1e-4].", "--wd", "--weight-decay")] = None,
+    lr_step_size: Annotated[_Int, _option("Epochs between decays [30].", "--lr-step-size")] = None,
+    lr_gamma: Annotated[_Float, _option("Factor of a decay [0.1].", "--lr-gamma")] = None,
+    auto_augment: Annotated[_Text, _option("imagenet, ra or ta_wide.", "--auto-augment")] = None,
+    random_erase: Annotated[_Float, _option("Probability of erasing a part.", "--random-erase")] = None,
+    crop_scale: Annotated[_Float, _option("Smallest share of an image in a crop [0.08].", "--crop-scale")] = None,
+    image_size: Annotated[_Int, _option("Side of the crop [224].", "--image-size", "--crop-size")] = None,
+    resize_size: Annotated[_Int, _option("Short side before the evaluation's crop [256].", "--resize-size")] = None,
+    save_dir: Annotated[_Path, _option("Results go there [output].", "--save-dir", "--output-dir")] = None,
+    resume: Annotated[
+        _Path, _option("Checkpoint, or folder of a run, to go on from.", "--resume", "--resume-model")
+    ] = None,
+    pretrained: Annotated[_Path, _option("Weights to start from.", "--pretrained")] = None,
+    start_epoch: Annotated[_Int, _option("Count epochs from there.", "--start-epoch")] = None,
+    device: Annotated[str, _option("auto, cpu, gpu or gpu:N.", "--device")] = "auto",
+    seed: Annotated[int, _option("Of everything random.", "--seed")] = 0,
+    workers: Annotated[_Int, _option("Processes that read data.", "--workers", "-j", "--num-workers")] = None,
+    log_every: Annotated[_Int, _option("Steps between lines.", "--log-iters", "--print-freq")] = None,
+    save_every: Annotated[_Int, _option("Steps between checkpoints.", "--save-interval")] = None,
+    keep_checkpoints: Annotated[_Int, _option("Checkpoints that stay.", "--keep-checkpoint-max")] = None,
+    early_stop_after: Annotated[
+        _Int, _option("Evaluations without gain before the end.", "--early-stop-intervals")
+    ] = None,
+    data_format: Annotated[_Text, _option("NCHW or NHWC (channels-last).", "--data-format")] = None,
+    do_eval: Annotated[bool, _option("Evaluate at each checkpoint.", "--do-eval")] = False,
+    use_ema: Annotated[bool, _option("Keep a moving average of the weights.", "--use-ema")] = False,
+    sync_bn: Annotated[bool, _option("Batch norm over all processes.", "--sync-bn")] = False,
+    fsdp: Annotated[bool, _option("Share weights among processes (FSDP2).", "--fsdp")] = False,
+    log_ops: Annotated[bool, _option("Print operators and dtypes of the first step.", "--log-ops")] = False,
+    to_static: Annotated[bool, _option("One GPU: replay a captured step.", "--to-static-training")] = False,
+    test_only: Annotated[bool, _option("Evaluate, do not train.", "--test-only")] = False,
+    opts: Annotated[_Texts, _option("Change a value of the file: a.b=c.", "--opts")] = None,
+    more_opts: Annotated[_Texts, typer.Argument(hidden=True)] = None,
+) -> int:
+    """Train by a configuration (--config) or a classifier on images (--data-path); under torchrun on many devices."""
+    given = Given(
+        config=config, data_path=data_path, model=model, precision=precision, amp_level=amp_level, batch_size=batch_size,
+        learning_rate=learning_rate, iters=iters, epochs=epochs, opt=opt, momentum=momentum, weight_decay=weight_decay,
+        lr_step_size=lr_step_size, lr_gamma=lr_gamma, auto_augment=auto_augment, random_erase=random_erase,
+        crop_scale=crop_scale, image_size=image_size, resize_size=resize_size, start_epoch=start_epoch,
+        opts=(*(opts or ()), *_extra(opts, more_opts)),
+    )  # fmt: skip
+    options = given.options(
+        save_dir=save_dir, resume=resume, pretrained=pretrained, device=device, seed=seed, workers=workers,
+        log_every=log_every, save_every=save_every, keep_checkpoints=keep_checkpoints, early_stop_after=early_stop_after,
+        data_format=data_format, do_eval=do_eval or config is None, use_ema=use_ema, sync_bn=sync_bn, fsdp=fsdp,
+        log_ops=log_ops, to_static=to_static,
+    )  # fmt: skip
+    from mezzo.train import evaluate, train  # torch takes seconds to import: not for --help
+
+    if test_only:
+        evaluate(given.recipe(), options)
+    else:
+        train(given.recipe(), options, notices=given.notices())
+    return 0
+
+
+def _extra(opts: list[str] | None, more: list[str] | None) -> list[str]:
+    """Return the values that follow the first one of `--opts a=1 b=2`."""
+    if more and not opts:
+        raise typer.BadParameter(f"unexpected argument {more[0]!r}; options begin with --")
+    return more or []
+
+
+def evaluate(
+    config: Annotated[_Path, _option("A PaddleSeg YAML file.", "--config")] = None,
+    data_path: Annotated[_Path, _option("Folder of images, for a classifier.", "--data-path")] = None,
+    model: Annotated[_Text, _option("Classifier [mobilenet_v3_small].", "--model")] = None,
+    weights: Annotated[_Path, _option("Weights, or a checkpoint folder.", "--model-path", "--pretrained")] = None,
+    precision: Annotated[_Text, _option("fp32, fp16 or bf16.", "--precision")] = None,
+    amp_level: Annotated[_Text, _option("O0, OD, O1 or O2.", "--amp-level")] = None,
+    batch_size: Annotated[_Int, _option("Samples of one process.", "--batch-size", "-b")] = None,
+    image_size: Annotated[_Int, _option("Side of the crop [224].", "--image-size", "--crop-size")] = None,
+    resize_size: Annotated[_Int, _option("Short side before the crop [256].", "--resize-size")] = None,
+    device: Annotated[str, _option("auto, cpu, gpu or gpu:N.", "--device")] = "auto",
+    workers: Annotated[_Int, _option("Processes that read data.", "--workers", "-j", "--num-workers")] = None,
+    opts: Annotated[_Texts, _option("Change a value of the file: a.b=c.", "--opts")] = None,
+    more_opts: Annotated[_Texts, typer.Argument(hidden=True)] = None,
+) -> int:
+    """Evaluate weights on the validation data of a configuration or of a folder of images."""
+    given = Given(
+        config=config, data_path=data_path, model=model, precision=precision, amp_level=amp_level, batch_size=batch_size,
+        image_size=image_size, resize_size=resize_size, opts=(*(opts or ()), *_extra(opts, more_opts)),
+    )  # fmt: skip
+    from mezzo.train import evaluate
+
+    options = given.options(pretrained=weights, device=device, workers=workers, eval_batch_size=batch_size)
+    evaluate(given.recipe(), options)
+    return 0
+
+
+def prepare(
+    name: Annotated[str, typer.Argument(help="imagenet_lite, mini_supervisely or cityscapes.")],
+    directory: Annotated[Path, typer.Argument(help="Folder to make.")],
+) -> int:
+    """Make a small data set to try commands on: generated, the same each time, and learnable."""
+    from mezzo.cli._show import progress_bar
+    from mezzo.data import prepare
+
+    with progress_bar() as report:
+        made = prepare(name, directory, progress=lambda done, total: report(name, done, total))
+    typer.echo(made)
+    return 0

@@ -1,0 +1,110 @@
+"""What a training command line says, as a recipe and the options of a run; both documented forms in one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mezzo._errors import MezzoError
+
+if TYPE_CHECKING:
+    from mezzo.config import Recipe
+    from mezzo.train import RunOptions
+
+#: Options that only one of the two forms has.
+_OF_CLASSIFICATION: tuple[str, ...] = (
+    "data_path",
+    "model",
+    "epochs",
+    "opt",
+    "momentum",
+    "weight_decay",
+    "lr_step_size",
+    "lr_gamma",
+)
+_OF_CLASSIFICATION += ("auto_augment", "random_erase", "crop_scale", "start_epoch", "image_size", "resize_size")
+_OF_SEGMENTATION = ("iters", "opts")
+_SPELLED = {"weight_decay": "--wd"}
+
+
+class UsageError(MezzoError):
+    """Options that do not go together."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Given:
+    """The options of a command line; None is one that was not given."""
+
+    config: Path | None = None
+    data_path: Path | None = None
+    model: str | None = None
+    epochs: int | None = None
+    opt: str | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+    lr_step_size: int | None = None
+    lr_gamma: float | None = None
+    auto_augment: str | None = None
+    random_erase: float | None = None
+    crop_scale: float | None = None
+    image_size: int | None = None
+    resize_size: int | None = None
+    start_epoch: int | None = None
+    iters: int | None = None
+    opts: tuple[str, ...] = ()
+    learning_rate: float | None = None
+    batch_size: int | None = None
+    precision: str | None = None
+    amp_level: str | None = None
+
+    def recipe(self) -> Recipe:
+        """Return what is trained.
+
+        Raises:
+            UsageError: Neither or both of `--config` and `--data-path` are given, or an option of the other form.
+        """
+        from mezzo.config import classification_recipe, load_recipe
+
+        if (self.config is None) == (self.data_path is None):
+            came = "neither" if self.config is None else "both"
+            raise UsageError(
+                f"{came} of --config and --data-path: give --config FILE.yml to train by a configuration, or "
+                "--data-path DIR to train a classifier on a folder of images"
+            )
+        self._refuse_others()
+        if self.config is not None:
+            return load_recipe(
+                self.config,
+                opts=self.opts,
+                batch_size=self.batch_size,
+                iters=self.iters,
+                learning_rate=self.learning_rate,
+            )
+        given = {name: getattr(self, name) for name in _OF_CLASSIFICATION if name != "start_epoch"}
+        given |= {"lr": self.learning_rate, "batch_size": self.batch_size}
+        return classification_recipe(**{name: value for name, value in given.items() if value is not None})
+
+    def options(self, **others: Any) -> RunOptions:
+        """Return how it is trained; `amp_level` alone means fp16 for a classifier, as in its document."""
+        from mezzo.train import RunOptions
+
+        precision = self.precision
+        if precision is None:
+            precision = "fp32" if self.config is not None or self.amp_level in (None, "O0") else "fp16"
+        others |= {"amp_level": self.amp_level, "start_epoch": self.start_epoch}
+        given: dict[str, Any] = {name: value for name, value in others.items() if value is not None}
+        return RunOptions(precision=precision, **given)
+
+    def notices(self) -> list[str]:
+        """Return what is said and has no effect."""
+        if self.config is not None and self.amp_level not in (None, "O0") and self.precision in (None, "fp32"):
+            return [f"--amp_level {self.amp_level} has no effect at fp32; add --precision fp16 or bf16"]
+        return []
+
+    def _refuse_others(self) -> None:
+        wrong = _OF_CLASSIFICATION[1:] if self.config is not None else _OF_SEGMENTATION
+        given = [_SPELLED.get(name, f"--{name.replace('_', '-')}") for name in wrong if getattr(self, name)]
+        if given:
+            where = "with --config: it belongs into the file" if self.config is not None else "with --data-path"
+            raise UsageError(f"{given[0]} cannot be used {where}")

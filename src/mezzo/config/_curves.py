@@ -1,0 +1,284 @@
+"""Learning rates as functions of the step, under the names and arguments of Paddle's schedulers."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from mezzo.config._numbers import flag, increasing, number, numbers, whole
+
+
+class Curve(Protocol):
+    """A rate at each position: steps or epochs since the end of the warm-up."""
+
+    @property
+    def peak(self) -> float:
+        """The nominal rate, with which it begins."""
+        ...
+
+    def at(self, position: int) -> float:
+        """Return the rate at a position of 0 or more."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scaled:
+    """A curve that begins with a given rate."""
+
+    learning_rate: float
+
+    def __post_init__(self) -> None:
+        number("learning_rate", self.learning_rate, above=0)
+        self._check()
+
+    def _check(self) -> None:
+        """Raise ValueError if an argument is out of range."""
+
+    @property
+    def peak(self) -> float:
+        """The rate it begins with."""
+        return float(self.learning_rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolynomialDecay(_Scaled):
+    """From the first rate to `end_lr` in `decay_steps`, as (1 - t) ** power; then constant, or again with `cycle`."""
+
+    decay_steps: int
+    end_lr: float = 0.0
+    power: float = 0.9
+    cycle: bool = False
+
+    def _check(self) -> None:
+        whole("decay_steps", self.decay_steps, at_least=1)
+        number("end_lr", self.end_lr, at_least=0)
+        number("power", self.power, above=0)
+        flag("cycle", self.cycle)
+
+    def at(self, position: int) -> float:
+        """Return the rate."""
+        length = self.decay_steps
+        if self.cycle:
+            length *= max(1, math.ceil(position / self.decay_steps))  # each round is longer by one length
+        left = 1 - min(position, length) / length
+        return float((self.learning_rate - self.end_lr) * left**self.power + self.end_lr)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearDecay(_Scaled):
+    """In a straight line of `decay_steps` from the first rate to `end_lr`."""
+
+    decay_steps: int
+    end_lr: float = 0.0
+
+    def _check(self) -> None:
+        whole("decay_steps", self.decay_steps, at_least=1)
+        number("end_lr", self.end_lr, at_least=0)
+
+    def at(self, position: int) -> float:
+        """Return the rate."""
+        return _line(self.learning_rate, self.end_lr, position / self.decay_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearWarmup(_Scaled):
+    """In a straight line of `warmup_steps` from `start_lr` to `end_lr`, then `learning_rate`."""
+
+    warmup_steps: int
+    start_lr: float
+    end_lr: float
+
+    def _check(self) -> None:
+        whole("warmup_steps", self.warmup_steps, at_least=1)
+        number("start_lr", self.start_lr, at_least=0)
+        number("end_lr", self.end_lr, at_least=0)
+
+    def at(self, position: int) -> float:
+        """Return the rate."""
+        if position >= self.warmup_steps:
+            return self.peak
+        return _line(self.start_lr, self.end_lr, position / self.warmup_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearLR(_Scaled):
+    """From `start_factor` to `end_factor` times the rate, in a straight line of `total_steps`."""
+
+    total_steps: int
+    start_factor: float = 1 / 3
+    end_factor: float = 1.0
+
+    def _check(self) -> None:
+        whole("total_steps", self.total_steps, at_least=1)
+        number("start_factor", self.start_factor, above=0, at_most=1)
+        number("end_factor", self.end_factor, at_least=0, at_most=1)
+
+    def at(self, position: int) -> float:
+        """Return the rate."""
+        return self.learning_rate * _line(self.start_factor, self.end_factor, position / self.total_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepDecay(_Scaled):
+    """Times `gamma` every `step_size` positions."""
+
+    step_size: int
+    gamma: float = 0.1
+
+    def _check(self) -> None:
+        whole("step_size", self.step_size, at_least=1)
+        number("gamma", self.gamma, above=0, at_most=1)
+
+    def at(self, position: int) -> float:
+        """Return the rate."""
+        return float(self.learning_rate * self.gamma ** (position // self.step_size))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiStepDecay(_Scaled):
+    """Times `gamma` at every milestone."""
+
+    milestones: tuple[int, ...]
+    gamma: float = 0.1
+
+    def _check(self) -> None:
+        object.__setattr__(self, "milestones", increasing("milestones", self.milestones))
+        number("gamma", self.gamma, above=0, at_most=1)
+
+    def at(self, position: int) -> float:
+        """Return the rate."""
+        return float(self.learning_rate * self.gamma ** bisect.bisect_right(self.milestones, position))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosineAnnealingDecay(_Scaled):
+    """Half a cosine from the first rate to `eta_min` in `T_max`, and back up again if it goes on."""
+
+    T_max: int
+    eta_min: float = 0.0
+
+    def _check(self) -> None:
+        whole("T_max", self.T_max, at_least=1)
+        number("eta_min", self.eta_min, at_least=0)
+
+    def at(self, position: int) -> float:
+        """Return the rate."""
+        return _cosine(self.learning_rate, self.eta_min, position / self.T_max)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosineAnnealingWarmRestarts(_Scaled):
+    """Half a cosine in `T_0`, then from the top again, each time `T_mult` times as long."""
+
+    T_0: int
+    T_mult: int = 1
+    eta_min: float = 0.0
+
+    def _check(self) -> None:
+        whole("T_0", self.T_0, at_least=1)
+        whole("T_mult", self.T_mult, at_least=1)
+        number("eta_min", self.eta_min, at_least=0)
+
+    def at(self, position: int) -> float:
+        """Return the rate."""
+        length = self.T_0
+        if self.T_mult == 1:
+            position %= length
+        while position >= length:  # doubles at least, so this ends soon
+            position, length = position - length, length * self.T_mult
+        return _cosine(self.learning_rate, self.eta_min, position / length)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExponentialDecay(_Scaled):
+    """Times `gamma` at every position."""
+
+    gamma: float
+
+    def _check(self) -> None:
+        number("gamma", self.gamma, above=0, at_most=1)
+
+    def at(self, position: int) -> float:
+        """Return the rate."""
+        return float(self.learning_rate * self.gamma**position)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NaturalExpDecay(_Scaled):
+    """The rate times exp(-gamma * position)."""
+
+    gamma: float
+
+    def _check(self) -> None:
+        number("gamma", self.gamma, above=0)
+
+    def at(self, position: int) -> float:
+        """Return the rate."""
+        return float(self.learning_rate * math.exp(-self.gamma * position))
+
+
+@dataclass(frozen=True, kw_only=True)
+class InverseTimeDecay(_Scaled):
+    """The rate over (1 + gamma * position)."""
+
+    gamma: float
+
+    def _check(self) -> None:
+        number("gamma", self.gamma, above=0)
+
+    def at(self, position: int) -> float:
+        """Return the rate."""
+        return float(self.learning_rate / (1 + self.gamma * position))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PiecewiseDecay:
+    """`values[i]` up to `boundaries[i]`, the last one from there on."""
+
+    boundaries: tuple[int, ...]
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        rates = numbers("values", self.values, at_least=0)
+        object.__setattr__(self, "boundaries", increasing("boundaries", self.boundaries))
+        object.__setattr__(self, "values", rates)
+        if len(rates) != len(self.boundaries) + 1:
+            raise ValueError(
+                f"values: {len(rates)} rates for {len(self.boundaries)} boundaries; must be one more rate than boundaries"
+            )
+
+    @property
+    def peak(self) -> float:
+        """The rate it begins with."""
+        return float(self.values[0])
+
+    def at(self, position: int) -> float:
+        """Return the rate."""
+        return float(self.values[bisect.bisect_right(self.boundaries, position)])
+
+
+def _line(start: float, end: float, share: float) -> float:
+    return float(start + (end - start) * min(share, 1))
+
+
+def _cosine(top: float, bottom: float, share: float) -> float:
+    return float(bottom + (top - bottom) * (1 + math.cos(math.pi * share)) / 2)
+
+
+CURVES: dict[str, Callable[..., Curve]] = {
+    "PolynomialDecay": PolynomialDecay,
+    "PiecewiseDecay": PiecewiseDecay,
+    "StepDecay": StepDecay,
+    "MultiStepDecay": MultiStepDecay,
+    "CosineAnnealingDecay": CosineAnnealingDecay,
+    "CosineAnnealingWarmRestarts": CosineAnnealingWarmRestarts,
+    "ExponentialDecay": ExponentialDecay,
+    "NaturalExpDecay": NaturalExpDecay,
+    "InverseTimeDecay": InverseTimeDecay,
+    "LinearDecay": LinearDecay,
+    "LinearLR": LinearLR,
+    "LinearWarmup": LinearWarmup,
+}

@@ -1,0 +1,108 @@
+"""The data of a configuration: a data set that is opened when asked, and its transforms."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin
+
+from mezzo.config._check import attempt, check_arguments, create, find_type
+from mezzo.config._errors import Faults, short, unknown_key
+from mezzo.config._tree import Node
+from mezzo.data import DATASETS, TRANSFORMS, Compose, Dataset
+
+IGNORED = 255
+MODES = ("train", "val", "test", "trainval")  # the last one of Pascal VOC alone
+MAX_CLASSES = 255  # labels are bytes, and one value is for pixels that do not count
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataRecipe:
+    """A data set that is not opened yet, and what happens to its samples."""
+
+    factory: Callable[..., Dataset]
+    options: Mapping[str, Any]
+    transforms: Compose
+
+    def open(self) -> Dataset:
+        """Return the data set.
+
+        Raises:
+            DataError: Its files are not as they should be; the message names the first.
+        """
+        return self.factory(**self.options)
+
+
+def read_data(tree: Node, key: Literal["train_dataset", "val_dataset"], faults: Faults) -> DataRecipe | None:
+    """Return the data of a block; None if there is none, or after noting what is wrong. Nothing is opened."""
+    if key not in tree.block:
+        return None
+    node = tree.block[key]
+    before = len(faults)
+    factory = find_type(node, "data set", DATASETS, faults)
+    transforms = _transforms(node, key, faults)
+    if factory is not None and check_arguments(node, factory, faults, given=("transforms",)):
+        _check_types(node, factory, faults)
+        _check_list(node, factory, faults)
+    if factory is None or transforms is None or len(faults) > before:
+        return None
+    return DataRecipe(factory=factory, options=node.without("type", "transforms").plain(), transforms=transforms)
+
+
+def _transforms(node: Node, key: str, faults: Faults) -> Compose | None:
+    if not isinstance(node.get("transforms"), list):
+        faults.add(node.mark_of("transforms"), f"{key}: transforms must be a list, as in [{{type: Normalize}}]")
+        return None
+    made = [create(item, "transform", TRANSFORMS, faults) for item in node.block["transforms"].items]
+    good = [transform for transform in made if transform is not None]
+    if len(good) < len(made):
+        return None
+    # Evaluation compares with the labels as they are in the files, so only the image is changed.
+    return attempt(node.block["transforms"], faults, Compose, good, image_only=key == "val_dataset")
+
+
+def _check_types(node: Node, factory: Callable[..., object], faults: Faults) -> None:
+    """Note arguments that are not of the plain kind that the data set asks for: it is made much later."""
+    hints = _hints(factory)
+    for key, item in node.block.items():
+        hint = hints.get(key)
+        kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
+        if key != "num_classes" and set(kinds) <= {str, int, bool, NoneType} and type(item.plain()) not in kinds:
+            wanted = " or ".join("nothing" if kind is NoneType else _WORDS[kind] for kind in kinds)
+            faults.add(item.mark, f"{key}={short(item.plain())}: must be {wanted}")
+
+
+_WORDS: dict[Any, str] = {str: "text", int: "a whole number", bool: "True or False"}
+
+
+def _hints(factory: Callable[..., object]) -> dict[str, Any]:
+    parameters = inspect.signature(factory, eval_str=True).parameters
+    return {name: parameter.annotation for name, parameter in parameters.items()}
+
+
+def _check_list(node: Node, factory: Callable[..., object], faults: Faults) -> None:
+    """Note a mode that nobody knows, and a list file that the mode needs and that is not named."""
+    mode = node.get("mode")
+    if isinstance(mode, str) and mode not in MODES:
+        faults.add(node.mark_of("mode"), unknown_key("mode", mode, MODES))
+        return
+    needed = f"{mode}_path"
+    if needed in _hints(factory) and not node.get(needed):
+        faults.add(node.mark_of("mode"), f"{node.get('type')}: {needed} is missing: mode {mode!r} reads that list")
+
+
+def classes_of(tree: Node, key: str) -> int | None:
+    """Return how many classes a data set has by what is written or by its type; None if that does not say."""
+    node = tree.block.get(key, Node(None, tree.mark))
+    written = node.get("num_classes")
+    name = node.get("type")
+    own = getattr(DATASETS.get(name), "NUM_CLASSES", None) if isinstance(name, str) else None
+    return written if type(written) is int else own
+
+
+def ignored_of(tree: Node) -> int:
+    """Return the label that does not count in the files of the training data."""
+    written = tree.block.get("train_dataset", Node(None, tree.mark)).get("ignore_index")
+    return written if type(written) is int else IGNORED

@@ -1,0 +1,71 @@
+"""Faults of a configuration: collected while it is read, told all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from mezzo._errors import MezzoError, unknown_choice
+from mezzo.config._tree import Mark
+
+T = TypeVar("T")
+SHOWN = 50  # faults; a file that is no configuration at all has thousands
+
+
+class ConfigError(MezzoError):
+    """A configuration that cannot be used; the message has one line a fault, each with its place.
+
+    Args:
+        faults: The lines.
+    """
+
+    def __init__(self, faults: Iterable[str]) -> None:
+        self.faults = tuple(faults)
+        more = len(self.faults) - SHOWN
+        super().__init__("\n".join(self.faults[:SHOWN] + ((f"and {more} more faults",) if more > 0 else ())))
+
+
+class Faults:
+    """What is wrong with a configuration so far."""
+
+    def __init__(self) -> None:
+        self._found: set[tuple[str, int, str]] = set()
+        self._count = 0
+
+    def __len__(self) -> int:
+        """Return how often a fault was noted: it grows even if the same one comes again."""
+        return self._count
+
+    def add(self, mark: Mark, text: str) -> None:
+        """Note a fault; a text of several lines becomes one."""
+        self._found.add((mark.file, mark.line or 0, " ".join(text.split())))
+        self._count += 1
+
+    def raise_if_any(self) -> None:
+        """Raise a `ConfigError` with all faults, sorted by place; do nothing if there is none."""
+        if self._found:
+            raise ConfigError(f"{Mark(file, line or None)}: {text}" for file, line, text in sorted(self._found))
+
+
+def made(value: T | None) -> T:
+    """Return a value that is there: where none was made, a fault was noted, and has been raised."""
+    assert value is not None
+    return value
+
+
+def short(value: object, limit: int = 60) -> str:
+    """Return a value as a message shows it, cut where it is long.
+
+    >>> short("abc"), short("x" * 100, limit=10)
+    ("'abc'", "'xxxxxx...")
+    """
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to print whole numbers of thousands of digits
+        return "a very large number"
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def unknown_key(what: str, key: str, allowed: Iterable[str]) -> str:
+    """Return the line about a key that nobody knows: what it is near to, and what there is."""
+    return unknown_choice(what, key if len(key) <= 60 else key[:57] + "...", allowed)

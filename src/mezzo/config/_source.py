@@ -1,0 +1,115 @@
+"""A configuration file with the files that it is based on, as one tree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mezzo.config._errors import Faults, short
+from mezzo.config._tree import Mark, Node
+from mezzo.config._yaml import parse_yaml
+
+MAX_BYTES = 256 * 1024
+MAX_FILES = 32
+BASE, INHERITED = "_base_", "_inherited_"
+
+
+def read_tree(path: Path, faults: Faults) -> Node:
+    """Return what a file and its bases say together; what cannot be read is noted and left out.
+
+    `_base_` names a file, relative to the one it stands in, or a list of them of which later ones win. Blocks are merged
+    entry by entry, lists and values are replaced; a block with `_inherited_: False` replaces that of the base.
+    """
+    tree = _Files(faults).read(path, Mark(str(path)), ())
+    return _clean(Node({}, Mark(str(path))) if tree is None else tree, faults)
+
+
+class _Files:
+    """Reads files that name other files, and counts them."""
+
+    def __init__(self, faults: Faults) -> None:
+        self._faults, self._count = faults, 0
+
+    def read(self, path: Path, named_at: Mark, above: tuple[Path, ...]) -> Node | None:
+        """Return the merged tree of a file.
+
+        Args:
+            path: The file.
+            named_at: Where faults of the file as a whole belong.
+            above: The files that led here, from the first on.
+        """
+        real = path.resolve()
+        self._count += 1
+        if real in above:
+            chain = " -> ".join(item.name for item in (*above[above.index(real) :], real))
+            self._faults.add(named_at, f"{BASE} goes in a circle: {chain}")
+            return None
+        if self._count > MAX_FILES:
+            self._faults.add(named_at, f"{BASE} leads to more than {MAX_FILES} files")
+            return None
+        tree = self._parse(path, named_at, is_base=bool(above))
+        if tree is None or BASE not in tree.block:
+            return tree
+        merged = Node({}, tree.mark)
+        for name in self._bases(tree.block[BASE]):
+            base = self.read(path.parent / str(name.value), name.mark, (*above, real))
+            merged = merged if base is None else merge(merged, base)
+        return merge(merged, tree.without(BASE))
+
+    def _bases(self, node: Node) -> list[Node]:
+        names = node.value if isinstance(node.value, list) else [node]
+        good = [name for name in names if isinstance(name.value, str) and name.value and "\0" not in name.value]
+        if len(good) < len(names) or not names:
+            self._faults.add(
+                node.mark, f"{BASE}: {short(node.plain())}: must be the name of a file, or a list of names"
+            )
+        return good
+
+    def _parse(self, path: Path, named_at: Mark, *, is_base: bool) -> Node | None:
+        text = self._text(path, named_at, what=f"{BASE}: {path}: " if is_base else "")
+        if text is None:
+            return None
+        before = len(self._faults)
+        tree = parse_yaml(text, str(path), self._faults)
+        if tree is not None and not isinstance(tree.value, dict):
+            self._faults.add(tree.mark, "a configuration is a block of settings (key: value), this is not one")
+            return None
+        if tree is None and len(self._faults) == before:
+            self._faults.add(Mark(str(path)), "the file is empty")
+        return tree
+
+    def _text(self, path: Path, named_at: Mark, what: str) -> str | None:
+        try:
+            with path.open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+        except OSError as error:
+            self._faults.add(named_at, f"{what}cannot be read: {error.strerror or error}")
+            return None
+        if len(data) > MAX_BYTES:
+            self._faults.add(named_at, f"{what}larger than {MAX_BYTES} bytes: not a configuration")
+            return None
+        try:
+            return data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            self._faults.add(Mark(str(path), data.count(b"\n", 0, error.start) + 1), "not UTF-8 text")
+            return None
+
+
+def merge(base: Node, over: Node) -> Node:
+    """Return a block with the entries of another over it; see `read_tree`."""
+    if not isinstance(base.value, dict) or not isinstance(over.value, dict):
+        return over
+    if over.get(INHERITED) is False:
+        return over.without(INHERITED)
+    both = {key: merge(base.block[key], node) for key, node in over.block.items() if key in base.block}
+    return Node({**base.block, **over.block, **both}, over.mark)
+
+
+def _clean(node: Node, faults: Faults) -> Node:
+    """Return the tree without the entries that only say how to merge."""
+    if isinstance(node.value, list):
+        return Node([_clean(item, faults) for item in node.value], node.mark)
+    if INHERITED in node.block and not isinstance(node.get(INHERITED), bool):
+        faults.add(node.mark_of(INHERITED), f"{INHERITED}: {short(node.get(INHERITED))}: must be True or False")
+    if isinstance(node.value, dict):
+        return Node({key: _clean(item, faults) for key, item in node.block.items() if key != INHERITED}, node.mark)
+    return node

@@ -1,0 +1,78 @@
+"""What a configuration file says, with the line of every value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Scalar: TypeAlias = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where a value was written: a file and line, or an option of the command line."""
+
+    file: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return self.file if self.line is None else f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A value with its place. The place of a value in a block is that of its key."""
+
+    value: Scalar | dict[str, Node] | list[Node]
+    mark: Mark
+
+    @property
+    def block(self) -> dict[str, Node]:
+        """The entries, if this is a block; an empty dict otherwise."""
+        return self.value if isinstance(self.value, dict) else {}
+
+    @property
+    def items(self) -> list[Node]:
+        """The entries, if this is a list; an empty one otherwise."""
+        return self.value if isinstance(self.value, list) else []
+
+    def get(self, key: str) -> Any:
+        """Return the plain value of an entry, None if there is none."""
+        return self.block[key].plain() if key in self.block else None
+
+    def mark_of(self, key: str) -> Mark:
+        """Return the place of an entry, or of the block if the entry is missing."""
+        return self.block[key].mark if key in self.block else self.mark
+
+    def plain(self) -> Any:
+        """Return the value without places."""
+        if isinstance(self.value, dict):
+            return {key: node.plain() for key, node in self.value.items()}
+        if isinstance(self.value, list):
+            return [node.plain() for node in self.value]
+        return self.value
+
+    def with_entries(self, entries: Mapping[str, Node]) -> Node:
+        """Return the block with entries added or replaced."""
+        return Node({**self.block, **entries}, self.mark)
+
+    def without(self, *keys: str) -> Node:
+        """Return the block without some entries; anything else as it is."""
+        if not isinstance(self.value, dict):
+            return self
+        return Node({key: node for key, node in self.block.items() if key not in keys}, self.mark)
+
+    def with_defaults(self, **values: Any) -> Node:
+        """Return the block with plain values for the entries that it lacks."""
+        lacking = {key: mark_all(value, self.mark) for key, value in values.items() if key not in self.block}
+        return self.with_entries(lacking)
+
+
+def mark_all(value: Any, mark: Mark) -> Node:
+    """Return plain data as a tree of which every value has the same place."""
+    if isinstance(value, Mapping):
+        return Node({str(key): mark_all(item, mark) for key, item in value.items()}, mark)
+    if isinstance(value, (list, tuple)):
+        return Node([mark_all(item, mark) for item in value], mark)
+    return Node(value, mark)

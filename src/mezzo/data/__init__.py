@@ -1,0 +1,54 @@
+"""Images and labels from files to batches: data sets, transforms, lite data."""
+
+from mezzo.data import transforms
+from mezzo.data._augment import CenterCrop, RandomCrop, RandomErase, RandomResizedCrop, ResizeShort
+from mezzo.data._classes import ImageFolder, ImageList, open_classification
+from mezzo.data._datasets import ADE20K, DATASETS, Cityscapes, ListDataset, OpticDiscSeg, PascalVOC
+from mezzo.data._device import DeviceBatch, Prefetcher, ToInput
+from mezzo.data._errors import DataError
+from mezzo.data._images import decode_image, read_image, read_label
+from mezzo.data._lite import LITE, prepare
+from mezzo.data._loader import Batch, Loader
+from mezzo.data._policies import AutoAugment
+from mezzo.data._sample import IGNORE, Dataset, Sample, Transform
+from mezzo.data._stream import Shard, Stream
+from mezzo.data.transforms import TRANSFORMS, Compose, Normalize
+
+__all__ = [
+    "Sample",
+    "Dataset",
+    "Transform",
+    "IGNORE",
+    "DataError",
+    "DATASETS",
+    "ListDataset",
+    "Cityscapes",
+    "ADE20K",
+    "PascalVOC",
+    "OpticDiscSeg",
+    "ImageFolder",
+    "ImageList",
+    "open_classification",
+    "read_image",
+    "decode_image",
+    "read_label",
+    "TRANSFORMS",
+    "Compose",
+    "Normalize",
+    "transforms",
+    "RandomResizedCrop",
+    "ResizeShort",
+    "CenterCrop",
+    "RandomCrop",
+    "RandomErase",
+    "AutoAugment",
+    "Stream",
+    "Shard",
+    "Loader",
+    "Batch",
+    "Prefetcher",
+    "ToInput",
+    "DeviceBatch",
+    "LITE",
+    "prepare",
+]

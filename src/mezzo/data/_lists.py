@@ -1,0 +1,47 @@
+"""List files: one sample a line, paths relative to a root, columns between separators."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from mezzo.data._errors import DataError
+
+
+def list_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield `file:line` and the text of every line of a list file that is not blank."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such list file") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: a list file is UTF-8 text, byte {error.start} is not") from error
+    except OSError as error:
+        raise DataError(f"{path}: the list file cannot be read ({error.strerror})") from error
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield f"{path}:{number}", line.strip()
+
+
+def inside(root: str, name: str, where: str) -> str:
+    """Return the path of a file under a root; `where` names the line that asks for it.
+
+    Raises:
+        DataError: The name leaves the root, by `..` or as an absolute path, or is no file name.
+    """
+    if not name or "\0" in name:
+        raise DataError(f"{where}: {name!r} is no file name")
+    if ".." not in name and not os.path.isabs(name):
+        return os.path.join(root, name)  # the usual case, kept cheap: lists may have a million lines
+    base = os.path.abspath(root)
+    if os.path.commonpath([base, os.path.abspath(os.path.join(base, name))]) != base:
+        raise DataError(f"{where}: {name!r} lies outside of {root!r}; paths in a list are relative to that folder")
+    return os.path.join(root, name)
+
+
+def existing_folder(path: str | Path, what: str) -> str:
+    """Return the path of a folder, which must be there."""
+    if not os.path.isdir(path):
+        raise DataError(f"{what} {str(path)!r}: no such folder")
+    return str(path)

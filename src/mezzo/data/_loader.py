@@ -1,0 +1,115 @@
+"""Decoded and transformed samples as batches of uint8 tensors, by worker processes that live as long as the loader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import cv2
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import data
+
+from mezzo._errors import MezzoError
+from mezzo.data._errors import DataError
+from mezzo.data._sample import Dataset, Sample
+from mezzo.data._stream import Key, Shard, Stream
+from mezzo.data.transforms import Compose
+
+
+@dataclass(slots=True)
+class Batch:
+    """Samples as they travel; `images` is (n, h, w, 3) uint8, or float32 where a transform made it so."""
+
+    images: Tensor
+    labels: Tensor
+    paths: list[str]
+
+    def pin_memory(self) -> Batch:
+        """Return the batch in memory from which copies to a GPU do not wait; the `DataLoader` calls it."""
+        return Batch(self.images.pin_memory(), self.labels.pin_memory(), self.paths)
+
+
+class _Reader(data.Dataset[Any]):
+    """Reads and transforms one sample; all that is random follows from seed, epoch and index.
+
+    A mistake in the data comes back as a value: raised in a worker it would arrive wrapped in the worker's traceback.
+    """
+
+    def __init__(self, dataset: Dataset, transforms: Compose, seed: int) -> None:
+        self._dataset, self._transforms, self._seed = dataset, transforms, seed
+
+    def __getitem__(self, key: Key) -> Sample | MezzoError:
+        epoch, index = key
+        try:
+            rng = np.random.default_rng([self._seed, epoch, index])
+            return self._transforms(self._dataset.read(index), rng)
+        except MezzoError as error:
+            return error
+
+
+def _collate(samples: Sequence[Sample | MezzoError]) -> Batch | MezzoError:
+    for sample in samples:
+        if isinstance(sample, MezzoError):
+            return sample
+    good = cast(Sequence[Sample], samples)
+    for sample in good:
+        if sample.image.shape != good[0].image.shape:
+            (h, w), (other_h, other_w) = good[0].image.shape[:2], sample.image.shape[:2]
+            return DataError(
+                f"a batch needs images of one size: {good[0].path} is {w}x{h}, {sample.path} {other_w}x{other_h}; "
+                "end the transforms with a crop or Resize of fixed size, or use a batch size of 1"
+            )
+    return Batch(
+        torch.from_numpy(np.stack([sample.image for sample in good])),
+        torch.from_numpy(np.stack([np.asarray(sample.label) for sample in good])),
+        [sample.path for sample in good],
+    )
+
+
+def _start_worker(_number: int) -> None:
+    cv2.setNumThreads(0)  # the workers are the parallelism
+    torch.set_num_threads(1)
+
+
+class Loader:
+    """Batches of a data set, read ahead by workers.
+
+    Args:
+        dataset: What to read.
+        transforms: What happens to each sample on the host.
+        batches: A `Stream` to train on, a `Shard` to evaluate.
+        seed: Of everything random in the transforms.
+        workers: Processes that read; 0 reads in this one.
+        pinned: Deliver in page-locked memory, for copies to a GPU.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        transforms: Compose,
+        batches: Stream | Shard,
+        *,
+        seed: int = 0,
+        workers: int = 0,
+        pinned: bool = False,
+    ) -> None:
+        self.dataset, self.batches = dataset, batches
+        self._loader: data.DataLoader[Any] = data.DataLoader(
+            _Reader(dataset, transforms, seed),
+            batch_sampler=cast(Any, batches),
+            num_workers=workers,
+            collate_fn=_collate,
+            pin_memory=pinned,
+            persistent_workers=workers > 0,
+            prefetch_factor=4 if workers else None,
+            worker_init_fn=_start_worker,
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self._loader:
+            if isinstance(batch, MezzoError):
+                raise batch
+            yield batch

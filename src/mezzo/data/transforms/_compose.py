@@ -1,0 +1,53 @@
+"""A chain of transforms: what workers do, and what is left to the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from mezzo.data._sample import Sample, Transform
+from mezzo.data.transforms._normalize import Normalize
+
+
+class Compose:
+    """Transforms one after the other.
+
+    Args:
+        transforms: In order. After a Normalize that is not the last one only those may follow that work on floats too.
+        image_only: Leave label maps as they are in the file; evaluation compares with those.
+
+    Attributes:
+        on_host: What a call applies.
+        normalize: The Normalize from the end, left to the device: images travel as uint8.
+    """
+
+    def __init__(self, transforms: Sequence[Transform], *, image_only: bool = False) -> None:
+        chain = tuple(transforms)
+        last = chain[-1] if chain else None
+        self.normalize = last if isinstance(last, Normalize) else None
+        self.on_host: tuple[Transform, ...] = chain if self.normalize is None else chain[:-1]
+        self.image_only = image_only
+        _check_order(chain)
+
+    def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
+        """Return the sample after everything but the last Normalize."""
+        if self.image_only and isinstance(sample.label, np.ndarray):
+            return replace(self._apply(replace(sample, label=None), rng), label=sample.label)
+        return self._apply(sample, rng)
+
+    def _apply(self, sample: Sample, rng: np.random.Generator) -> Sample:
+        for transform in self.on_host:
+            sample = transform(sample, rng)
+        return sample
+
+
+def _check_order(chain: tuple[Transform, ...]) -> None:
+    """Raise a ValueError if a transform that works on grey levels would be given floats."""
+    normalized = False
+    for transform in chain:
+        if normalized and getattr(transform, "needs_uint8", False):
+            name = type(transform).__name__
+            raise ValueError(f"{name} stands after Normalize but works on uint8 images; move Normalize to the end")
+        normalized = normalized or isinstance(transform, Normalize)

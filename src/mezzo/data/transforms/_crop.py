@@ -1,0 +1,128 @@
+"""Padding and cutting to a size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mezzo.data._errors import DataError
+from mezzo.data._sample import IGNORE, Sample
+from mezzo.data.transforms import _checks as check
+from mezzo.data.transforms._both import Colour, crop_both, pad_both
+
+GREY = 127.5  # as in PaddleSeg; 128 in a uint8 image, see _checks.colour
+
+
+@dataclass(slots=True)
+class Padding:
+    """Pads at the right and the bottom to [width, height]; a larger image is an error.
+
+    Args:
+        target_size: Width and height.
+        im_padding_value: A grey or RGB value.
+        label_padding_value: What the label gets there.
+    """
+
+    target_size: Sequence[int]
+    im_padding_value: float | Sequence[float] = GREY
+    label_padding_value: int = IGNORE
+
+    def __post_init__(self) -> None:
+        self.target_size = check.width_height(self, "target_size")
+        _check_values(self)
+
+    def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
+        """Return the padded sample."""
+        height, width = sample.image.shape[:2]
+        wanted_width, wanted_height = self.target_size
+        if width > wanted_width or height > wanted_height:
+            raise DataError(
+                f"{sample.path}: the image is {width} x {height} here, larger than Padding's target_size "
+                f"{list(self.target_size)}; resize or crop before it"
+            )
+        return pad_both(sample, wanted_width, wanted_height, _colour(self), self.label_padding_value)
+
+
+@dataclass(slots=True)
+class PaddingByAspectRatio:
+    """Pads at the right or the bottom until width over height is `aspect_ratio`."""
+
+    aspect_ratio: float = 1
+    im_padding_value: float | Sequence[float] = GREY
+    label_padding_value: int = IGNORE
+
+    def __post_init__(self) -> None:
+        check.above_zero(self, "aspect_ratio")
+        _check_values(self)
+
+    def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
+        """Return the padded sample."""
+        height, width = sample.image.shape[:2]
+        wide, high = int(height * self.aspect_ratio), int(width / self.aspect_ratio)
+        return pad_both(sample, max(width, wide), max(height, high), _colour(self), self.label_padding_value)
+
+
+@dataclass(slots=True)
+class RandomPaddingCrop:
+    """Pads at the right and the bottom to at least [width, height], then cuts out that size anywhere.
+
+    Args:
+        crop_size: Width and height.
+        im_padding_value: A grey or RGB value.
+        label_padding_value: What the label gets there.
+    """
+
+    crop_size: Sequence[int] = (512, 512)
+    im_padding_value: float | Sequence[float] = GREY
+    label_padding_value: int = IGNORE
+
+    def __post_init__(self) -> None:
+        self.crop_size = check.width_height(self, "crop_size")
+        _check_values(self)
+
+    def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
+        """Return a part of exactly the size."""
+        width, height = self.crop_size
+        padded = pad_both(sample, width, height, _colour(self), self.label_padding_value)
+        now_height, now_width = padded.image.shape[:2]
+        left, top = int(rng.integers(now_width - width + 1)), int(rng.integers(now_height - height + 1))
+        return padded if (now_width, now_height) == (width, height) else crop_both(padded, left, top, width, height)
+
+
+@dataclass(slots=True)
+class RandomCenterCrop:
+    """Cuts off a drawn part of the sides; at least `retain_ratio` of width and height stays.
+
+    Args:
+        retain_ratio: Smallest parts of width and height that stay, 0 to 1.
+    """
+
+    retain_ratio: Sequence[float] = (0.5, 0.5)
+
+    def __post_init__(self) -> None:
+        ratios = self.retain_ratio
+        if not check.is_sequence(ratios, 2) or not all(check.is_number(r) and 0 <= r <= 1 for r in ratios):
+            raise check.fault(self, "retain_ratio", "must be two numbers from 0 to 1, [width, height]")
+
+    def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
+        """Return the part that stays."""
+        left, width = _stays(sample.image.shape[1], self.retain_ratio[0], rng)
+        top, height = _stays(sample.image.shape[0], self.retain_ratio[1], rng)
+        return crop_both(sample, left, top, width, height)
+
+
+def _stays(length: int, retain: float, rng: np.random.Generator) -> tuple[int, int]:
+    """Return start and length of what stays of a side."""
+    cut = min(int(length * rng.random() * (1 - retain)), length - 1)
+    return int(rng.integers(cut + 1)), length - cut
+
+
+def _check_values(owner: Padding | PaddingByAspectRatio | RandomPaddingCrop) -> None:
+    owner.im_padding_value = check.colour(owner, "im_padding_value")
+    check.label_value(owner, "label_padding_value")
+
+
+def _colour(owner: Padding | PaddingByAspectRatio | RandomPaddingCrop) -> Colour:
+    return check.colour(owner, "im_padding_value")

@@ -1,0 +1,26 @@
+"""Training: one engine for both tasks, every precision, one process or many."""
+
+from mezzo.train._distributed import DeviceError
+from mezzo.train._engine import NonFiniteLoss
+from mezzo.train._options import OptionError, RunOptions
+from mezzo.train._plot import plot_curves, plot_run
+from mezzo.train._precision import FullPrecision, MixedPrecision, Precision, make_precision
+from mezzo.train._run import TrainResult, evaluate, train
+from mezzo.train._scalars import read_scalars
+
+__all__ = [
+    "train",
+    "evaluate",
+    "TrainResult",
+    "RunOptions",
+    "OptionError",
+    "Precision",
+    "FullPrecision",
+    "MixedPrecision",
+    "make_precision",
+    "read_scalars",
+    "plot_run",
+    "plot_curves",
+    "DeviceError",
+    "NonFiniteLoss",
+]

@@ -1,0 +1,114 @@
+"""Several processes, as `torchrun` starts them: who am I, the wrapper of a model, and what only one of them does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mezzo._errors import MezzoError
+
+_TIMEOUT = timedelta(minutes=30)
+
+
+class DeviceError(MezzoError):
+    """A device that was asked for is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """This process among all of a run."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes files and prints lines."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Wait for all processes."""
+        if self.size > 1:
+            dist.barrier()
+
+
+@contextmanager
+def join_world(device: str = "auto") -> Iterator[World]:
+    """Yield this process's place; leave the process group at the end.
+
+    Without `torchrun` the world is this process. Under it NCCL connects GPUs and gloo CPUs.
+
+    Args:
+        device: `auto` (the GPU if there is one), `cpu`, `gpu`, `cuda` or `gpu:1`.
+
+    Raises:
+        DeviceError: There is no such device.
+    """
+    size, local_rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+    chosen = choose_device(device, local_rank if size > 1 else None)
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    if size == 1:
+        yield World(0, 1, chosen)
+        return
+    if chosen.type == "cuda":
+        dist.init_process_group("nccl", timeout=_TIMEOUT, device_id=chosen)
+    else:
+        dist.init_process_group("gloo", timeout=_TIMEOUT)
+    yield World(dist.get_rank(), dist.get_world_size(), chosen)
+    dist.destroy_process_group()  # not after an error: others may wait in it, and the launcher ends them
+
+
+def choose_device(name: str, local_rank: int | None = None) -> torch.device:
+    """Return the device that a command line names.
+
+    Args:
+        name: `auto`, `cpu`, `gpu`, `cuda`, or one of the last two with a number.
+        local_rank: Number of this process on its machine: each has its own GPU.
+    """
+    kind, _, number = name.partition(":")
+    count = torch.cuda.device_count()
+    if kind == "auto" and not number:
+        kind = "gpu" if count else "cpu"
+    if kind == "cpu" and not number:
+        return torch.device("cpu")
+    if kind not in ("gpu", "cuda") or (number and not number.isdecimal()):
+        raise DeviceError(f"--device {name}: must be auto, cpu, gpu or gpu:N")
+    index = int(number) if number else (local_rank or 0)
+    if count == 0:
+        raise DeviceError(f"--device {name}: this machine has no CUDA device; use --device cpu")
+    if index >= count:
+        raise DeviceError(
+            f"GPU {index} was asked for, this machine has {count} (0 to {count - 1}); use fewer processes"
+        )
+    return torch.device("cuda", index)
+
+
+def use_sync_batch_norm(model: nn.Module, world: World) -> tuple[nn.Module, str | None]:
+    """Return the model with batch norms over all processes, and a notice where that cannot be."""
+    if world.size == 1:
+        return model, None
+    if world.device.type != "cuda":
+        return model, "synchronised batch norm needs CUDA; on CPUs each process normalises its own batch"
+    return nn.SyncBatchNorm.convert_sync_batchnorm(model), None
+
+
+def wrap(model: nn.Module, world: World) -> nn.Module:
+    """Return the model as all processes train it: gradients are averaged.
+
+    The set of parameters that get a gradient is the same in every step, so DDP learns it once: some networks carry layers
+    that are never executed.
+    """
+    if world.size == 1:
+        return model
+    ids = [world.device.index] if world.device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=ids, static_graph=True, gradient_as_bucket_view=False)

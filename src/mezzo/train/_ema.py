@@ -1,0 +1,134 @@
+"""The exponential moving average of a model's weights, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mezzo.optim import master_of, publish
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class Ema:
+    """A second set of weights that follows those of a model slowly, and evaluates better.
+
+    Averaged are the parameters, from their float32 masters where a model was decorated; buffers are copied. Nothing here
+    makes the host wait for the device.
+
+    Args:
+        model: On its device, decorated already if it will be, not wrapped for distributed training.
+        decay: Share of the average that stays in an update. The first updates use less, min(decay, (1 + n) / (10 + n)) in
+            update n from 0, so that the random start is forgotten.
+    """
+
+    def __init__(self, model: nn.Module, decay: float = 0.9998) -> None:
+        if not 0 <= decay < 1:
+            raise ValueError(f"decay={decay}: must be from 0 to below 1, such as 0.9998")
+        self.decay = decay
+        self.updates = 0
+        self._tensors: dict[str, Tensor] = dict([*model.named_parameters(), *model.named_buffers()])
+        self._averaged = [name for name, p in model.named_parameters() if p.is_floating_point()]
+        self._copied = [name for name in self._tensors if name not in set(self._averaged)]
+        self._shadows = {name: _wide(_source(tensor)).clone() for name, tensor in self._tensors.items()}
+        self._is_applied = False
+
+    def next_decay(self) -> float:
+        """Return the decay of the update to come."""
+        return min(self.decay, (1 + self.updates) / (10 + self.updates))
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Follow the model; to call after each step."""
+        if self._is_applied:
+            raise RuntimeError("Ema.update() inside applied(): the model holds the average; leave the region first")
+        weight = 1 - self.next_decay()
+        averaged = [_wide(_source(self._tensors[name])) for name in self._averaged]
+        if averaged:
+            torch._foreach_lerp_([self._shadows[name] for name in self._averaged], averaged, weight)
+        _copy([self._shadows[name] for name in self._copied], [_source(self._tensors[name]) for name in self._copied])
+        self.updates += 1
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Put the average into the model for a while; then the model is as it was, bit for bit, masters included.
+
+        What happens to weights and buffers inside is undone.
+        """
+        if self._is_applied:
+            raise RuntimeError("Ema.applied() is active already; leave the region first")
+        before = [(tensor.detach().clone(), _clone(master_of(tensor))) for tensor in self._tensors.values()]
+        self._is_applied = True
+        try:
+            self._write([(shadow, shadow) for shadow in self._shadows.values()])
+            yield
+        finally:
+            self._write(before)
+            self._is_applied = False
+
+    @torch.no_grad()
+    def _write(self, values: Sequence[tuple[Tensor, Tensor | None]]) -> None:
+        """Put values into the tensors of the model, and float32 ones into their masters."""
+        plain: list[tuple[Tensor, Tensor]] = []
+        halves: list[tuple[Tensor, Tensor]] = []
+        for tensor, (value, wide) in zip(self._tensors.values(), values, strict=True):
+            master = master_of(tensor)
+            if master is None or wide is None:
+                plain.append((tensor, value))
+            else:
+                plain.append((master, wide))
+                halves.append((tensor, value))
+        _copy(*_columns(plain))
+        # Half copies are noted as agreeing with their masters, which else would take them for edits from outside.
+        publish(*_columns(halves))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps; the tensors are those that go on changing."""
+        return {"updates": self.updates, "values": dict(self._shadows)}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint; nothing changes if it does not fit.
+
+        Raises:
+            ValueError: Names or shapes are not those of the model.
+        """
+        values: Mapping[str, Tensor] = state["values"]
+        if strange := sorted(set(values) ^ set(self._shadows)):
+            raise ValueError(f"the EMA does not fit the model: {strange[0]!r} is in one of them alone; same model?")
+        for name, shadow in self._shadows.items():
+            if values[name].shape != shadow.shape:
+                raise ValueError(
+                    f"the EMA does not fit the model: {name!r} is {tuple(values[name].shape)} in the checkpoint, "
+                    f"{tuple(shadow.shape)} in the model"
+                )
+        for name, shadow in self._shadows.items():
+            shadow.copy_(values[name])
+        self.updates = int(state["updates"])
+
+
+def _source(tensor: Tensor) -> Tensor:
+    """Return the most exact value of a tensor of the model: its master, or itself."""
+    master = master_of(tensor)
+    return tensor.detach() if master is None else master
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in _HALF else tensor
+
+
+def _clone(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.clone()
+
+
+def _columns(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+    return [one for one, _ in pairs], [other for _, other in pairs]
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    if targets:
+        torch._foreach_copy_(targets, sources)

@@ -1,0 +1,188 @@
+"""The training loop, written once: for both tasks, every precision, one process or many."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from mezzo._errors import RunError
+from mezzo.amp.debugging import collect_operator_stats
+from mezzo.checkpoint import CheckpointStore
+from mezzo.data import DeviceBatch
+from mezzo.static import CapturedStep, capture_step
+from mezzo.train._checkpoints import Progress, save, save_best
+from mezzo.train._evaluate import Evaluator
+from mezzo.train._meter import Meter, Window
+from mezzo.train._reporter import Reporter
+from mezzo.train._session import Session
+from mezzo.train._tasks import Scores
+
+_NAMED_FILES = 4  # of a bad batch, in the message
+
+
+class NonFiniteLoss(RunError):
+    """The loss of a step was inf or nan, and no loss scale is there that would mend it."""
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a step leaves, on the device; read when it is logged."""
+
+    loss: Tensor
+    watched: dict[str, Tensor]
+
+
+def train_step(session: Session, batch: DeviceBatch) -> StepResult:
+    """Train one step on a batch."""
+    precision, task, optimizer = session.precision, session.task, session.optimizer
+    with precision.autocast():
+        outputs = session.wrapped(batch.images)
+        loss = task.loss(outputs, batch.labels)
+    precision.backward(loss)
+    precision.step(optimizer, session.recipe.optimizer.clip_norm)
+    optimizer.zero_grad(set_to_none=True)
+    return StepResult(loss.detach(), task.watch(outputs, batch.labels))
+
+
+class CapturedTraining:
+    """The same step captured in a CUDA graph at its first call, replayed from then on."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._captured: CapturedStep | None = None
+        self._watched: dict[str, Tensor] = {}
+
+    def _loss(self, outputs: Any, labels: Tensor) -> Tensor:
+        task = self._session.task
+        self._watched = task.watch(outputs, labels)  # tensors of the graph: each replay writes them anew
+        return task.loss(outputs, labels)
+
+    def __call__(self, session: Session, batch: DeviceBatch) -> StepResult:
+        """Train one step on a batch."""
+        if self._captured is None:
+            self._captured = capture_step(
+                session.model,
+                self._loss,
+                session.optimizer,
+                (batch.images, batch.labels),
+                scaler=session.precision.scaler,
+                policy=session.precision.policy,
+                max_norm=session.recipe.optimizer.clip_norm,
+            )
+        loss = self._captured(batch.images, batch.labels)
+        return StepResult(loss, {name: value.clone() for name, value in self._watched.items()})
+
+
+Step = Callable[[Session, DeviceBatch], StepResult]
+
+
+class Engine:
+    """Trains a session to its end, with evaluations, checkpoints and lines on the way."""
+
+    def __init__(
+        self, session: Session, store: CheckpointStore, reporter: Reporter, evaluator: Evaluator | None
+    ) -> None:
+        self._session, self._store, self._reporter, self._evaluate = session, store, reporter, evaluator
+        self._meter = Meter(session.world.device)
+        self._step: Step = CapturedTraining(session) if _can_be_captured(session) else train_step
+
+    def run(self, progress: Progress) -> Progress:
+        """Train from where the progress stands; return how far it came."""
+        session = self._session
+        if progress.step >= session.steps:
+            return progress
+        batches = iter(session.batches(progress.step))
+        records = session.options.wants_operator_table()
+        for step in range(progress.step, session.steps):
+            rate = session.set_learning_rate(step)
+            start = time.perf_counter()
+            batch = next(batches)
+            reading_s = time.perf_counter() - start
+            with collect_operator_stats(print_table=False) if records else nullcontext() as stats:
+                result = (train_step if records else self._step)(session, batch)
+            if stats is not None:
+                self._reporter.operator_table(stats.table())
+            records = False
+            if session.ema is not None:
+                session.ema.update()
+            self._meter.add(step, result.loss, result.watched, batch.images.shape[0], reading_s)
+            progress.step = step + 1
+            self._reporter.advance(progress.step)
+            if self._is_logged(step):
+                self._log(step, rate)
+            if progress.step % session.save_every == 0 or progress.step == session.steps:
+                if not self._meter.is_empty:
+                    self._log(step, rate)
+                self._meter.pause()
+                self._end_interval(progress)
+                self._meter.go_on()
+                if self._is_stopped_early(progress):
+                    break
+        return progress
+
+    def _is_logged(self, step: int) -> bool:
+        """Whether a line follows a step: counted from 1 for segmentation, from 0 in each epoch for classification."""
+        session, every = self._session, self._session.options.log_every
+        if session.recipe.task == "segmentation":
+            return (step + 1) % every == 0
+        return step % session.steps_per_epoch % every == 0
+
+    def _log(self, step: int, rate: float) -> None:
+        window = self._meter.read()
+        self._raise_if_not_finite(window)
+        if self._session.precision.scaler is not None:
+            self._session.precision.scaler.flush()
+        self._reporter.train_line(step, rate, window)
+
+    def _raise_if_not_finite(self, window: Window) -> None:
+        session, bad = self._session, window.first_bad_step
+        if bad is None or session.precision.scaler is not None:
+            return
+        paths = [session.loader.dataset.path(index) for _, index in session.stream.batch(bad)]
+        named = ", ".join(paths[:_NAMED_FILES]) + (f" and {len(paths) - _NAMED_FILES} more" if len(paths) > 4 else "")
+        raise NonFiniteLoss(
+            f"the loss is not finite at iteration {bad + 1} (batch: {named}); lower the learning rate, or look at these "
+            "files; the checkpoints before it are kept"
+        )
+
+    def _end_interval(self, progress: Progress) -> None:
+        """Evaluate, then write what is to be kept."""
+        session = self._session
+        scores = self._evaluate_now(progress)
+        if scores is not None:
+            self._reporter.eval_lines(progress, scores)
+        self._reporter.saved(save(session, self._store, progress))
+
+    def _evaluate_now(self, progress: Progress) -> Scores | None:
+        session = self._session
+        if self._evaluate is None:
+            return None
+        with nullcontext() if session.ema is None else session.ema.applied():
+            scores = self._evaluate(session.model, session.precision)
+            if progress.best is None or scores.best > progress.best:
+                progress.best, progress.best_step, progress.evaluations_without_gain = scores.best, progress.step, 0
+                save_best(session, self._store)
+            else:
+                progress.evaluations_without_gain += 1
+        return scores
+
+    def _is_stopped_early(self, progress: Progress) -> bool:
+        limit = self._session.options.early_stop_after
+        if limit is None or progress.evaluations_without_gain < limit:
+            return False
+        self._reporter.note(f"stopped at iteration {progress.step}: no better result in {limit} evaluations")
+        return True
+
+
+def _can_be_captured(session: Session) -> bool:
+    if not session.options.to_static:
+        return False
+    if session.world.device.type != "cuda" or session.world.size > 1 or session.options.fsdp:
+        session.notices.append("--to_static_training: a step is captured on one GPU only; this run goes on as usual")
+        return False
+    return True

@@ -1,0 +1,109 @@
+"""What belongs to a run and not to the recipe: where, how precise, how often, how many."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mezzo._errors import MezzoError, unknown_choice
+
+_LAYOUTS = ("NCHW", "NHWC")
+
+
+class OptionError(MezzoError):
+    """An option has a value that it cannot have."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunOptions:
+    """Options of a training or evaluation run."""
+
+    save_dir: Path = Path("output")
+    """Checkpoints, logs and the resolved configuration go there."""
+
+    precision: str = "fp32"
+    """`fp32`, `fp16` or `bf16`."""
+
+    amp_level: str = "O1"
+    """`O0`, `OD`, `O1` or `O2`; counts where the precision is not fp32."""
+
+    device: str = "auto"
+    """`auto` takes the GPU if there is one; `gpu` and `cuda` are the same."""
+
+    seed: int = 0
+    """Of weights, order, augmentation and dropout."""
+
+    workers: int = 2
+    """Processes that read data, for each process that trains; 0 reads in the training process."""
+
+    log_every: int = 10
+    """Steps between two log lines."""
+
+    save_every: int | None = None
+    """Steps between two checkpoints; None: once an epoch for classification, 1000 for segmentation."""
+
+    do_eval: bool = False
+    """Evaluate at every checkpoint and keep the best."""
+
+    keep_checkpoints: int = 5
+    """So many `iter_N` folders stay."""
+
+    early_stop_after: int | None = None
+    """Stop after so many evaluations in a row without a better result."""
+
+    resume: Path | None = None
+    """A checkpoint folder, or a run's folder, whose newest checkpoint is then taken."""
+
+    start_epoch: int = 0
+    """Begin counting there, without a checkpoint."""
+
+    pretrained: Path | None = None
+    """Weights to start from."""
+
+    use_ema: bool = False
+    """Keep a moving average of the weights; it is what is evaluated and kept as the best."""
+
+    data_format: str | None = None
+    """`NHWC` is channels-last; None: channels-last on a GPU."""
+
+    sync_bn: bool = False
+    """Batch norm over all processes."""
+
+    fsdp: bool = False
+    """Share weights, gradients and optimizer state among the processes."""
+
+    log_ops: bool = False
+    """Print the table of operators and dtypes of the first step."""
+
+    to_static: bool = False
+    """On a GPU, capture the step once in a CUDA graph and replay it."""
+
+    eval_batch_size: int | None = None
+    """None: the batch size for classification; 1 for segmentation, whose images may differ in size."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("seed", 0), ("workers", 0), ("log_every", 1), ("keep_checkpoints", 1), ("start_epoch", 0)):
+            _check_number(name, getattr(self, name), least)
+        for name in ("save_every", "early_stop_after", "eval_batch_size"):
+            if getattr(self, name) is not None:
+                _check_number(name, getattr(self, name), 1)
+        if self.fsdp and self.use_ema:
+            raise OptionError("use_ema together with fsdp: the average of shared weights is not kept; leave one out")
+        if self.data_format is not None and self.data_format not in _LAYOUTS:
+            raise OptionError(unknown_choice("data_format", self.data_format, _LAYOUTS))
+
+    def wants_operator_table(self) -> bool:
+        """Whether the first step is recorded: `log_ops`, or `GLOG_v=5` in the environment as in the documents."""
+        level = os.environ.get("GLOG_v", "0")  # noqa: SIM112  its name
+        return self.log_ops or (level.isdecimal() and int(level) >= 5)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}
+
+
+def _check_number(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise OptionError(f"{name}={value}: must be at least {least}")

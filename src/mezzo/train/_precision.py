@@ -1,0 +1,148 @@
+"""What a training step asks of a precision: one object, so that the loop has no branches on dtypes."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mezzo._errors import unknown_choice
+from mezzo.amp import GradScaler, Policy, auto_cast, decorate
+
+LEVELS = ("O0", "OD", "O1", "O2")
+PRECISIONS = ("fp32", "fp16", "bf16")
+#: What the documents' segmentation command adds to the lists.
+SEGMENTATION_WHITE = ("elementwise_add", "batch_norm")
+SEGMENTATION_BLACK = ("bilinear_interp_v2",)
+FIRST_LOSS_SCALE = 1024.0  # of both documented training commands
+
+
+class Precision(Protocol):
+    """Prepares a model, and takes the part of a step that depends on the precision."""
+
+    name: str
+    scaler: GradScaler | None
+    policy: Policy | None
+
+    def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Make model and optimizer ready, in place; before any wrapper for distributed training."""
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the region in which forward and loss run."""
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute gradients."""
+
+    def step(self, optimizer: Optimizer, max_norm: float | None = None) -> None:
+        """Update the weights, clipped; an overflow is skipped on the device, the host is not asked."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+
+
+class FullPrecision:
+    """float32 throughout."""
+
+    name = "fp32"
+    scaler: GradScaler | None = None
+    policy: Policy | None = None
+
+    def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Leave both as they are."""
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return a region that does nothing."""
+        return nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute gradients."""
+        loss.backward()
+
+    def step(self, optimizer: Optimizer, max_norm: float | None = None) -> None:
+        """Clip and update."""
+        if max_norm is not None:
+            params = [param for group in optimizer.param_groups for param in group["params"]]
+            nn.utils.clip_grad_norm_(params, max_norm)
+        optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: there is no state."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take any state, of whatever precision the checkpoint was."""
+
+
+class MixedPrecision:
+    """`auto_cast` by a policy, half weights with masters at O2, a loss scale for float16."""
+
+    def __init__(self, policy: Policy, *, first_loss_scale: float = FIRST_LOSS_SCALE) -> None:
+        self.policy: Policy | None = policy
+        self._level, self._dtype = policy.level, policy.dtype
+        self._region = auto_cast(policy=policy)
+        is_fp16 = policy.dtype is torch.float16
+        self._scaler = GradScaler(enable=is_fp16, init_loss_scaling=first_loss_scale)
+        self.scaler: GradScaler | None = self._scaler if is_fp16 else None
+        self.name = f"{'fp16' if is_fp16 else 'bf16'} {policy.level}"
+
+    def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Make the weights half that only ever compute in half, with masters: no step casts a weight."""
+        if self._level in ("O1", "O2"):
+            decorate(model, optimizer, level=self._level, dtype=self._dtype)
+        self._scaler.name_parameters(model)
+        if self.scaler is not None:
+            self.scaler.protect_batch_norm(model)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the region of the policy."""
+        return self._region
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute scaled gradients."""
+        self._scaler.scale(loss).backward()
+
+    def step(self, optimizer: Optimizer, max_norm: float | None = None) -> None:
+        """Unscale, clip and update in one go."""
+        if max_norm is not None:
+            self._scaler.clip_grad_norm_(optimizer, max_norm)
+        self._scaler.step(optimizer)
+        self._scaler.update()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loss scale and its counters."""
+        return self._scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with a loss scale; a checkpoint without one (fp32, bf16) leaves the first scale."""
+        if state and self.scaler is not None:
+            self._scaler.load_state_dict(state)
+
+
+def make_precision(
+    precision: str, level: str, task: Literal["classification", "segmentation"] = "classification"
+) -> Precision:
+    """Return the precision of a command line.
+
+    Args:
+        precision: `fp32`, `fp16` or `bf16`.
+        level: `O0` (the same as fp32), `OD`, `O1` or `O2`.
+        task: Segmentation's documented command edits the lists; both start at the same loss scale.
+
+    >>> make_precision("fp16", "O2").name, make_precision("fp32", "O1").name
+    ('fp16 O2', 'fp32')
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(unknown_choice("precision", precision, PRECISIONS))
+    if level not in LEVELS:
+        raise ValueError(unknown_choice("amp_level", level, LEVELS))
+    if precision == "fp32" or level == "O0":
+        return FullPrecision()
+    white, black = (SEGMENTATION_WHITE, SEGMENTATION_BLACK) if task == "segmentation" else ((), ())
+    dtype = {"fp16": "float16", "bf16": "bfloat16"}[precision]
+    return MixedPrecision(Policy.create(level, dtype=dtype, custom_white_list=white, custom_black_list=black))

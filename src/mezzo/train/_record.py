@@ -1,0 +1,51 @@
+"""What a run was: command, versions, seed, machine and the resolved configuration, written beside its results."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from mezzo.checkpoint import write_file
+from mezzo.train._session import Session
+
+PACKAGES = ("mezzo", "torch", "numpy", "opencv-python-headless", "Pillow", "safetensors")
+
+
+def write_record(session: Session, directory: Path) -> None:
+    """Write `config.yml` and `run.json`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write_file(directory / "config.yml", yaml.safe_dump(session.recipe.resolved, sort_keys=False).encode())
+    write_file(directory / "run.json", (json.dumps(describe_run(session), indent=2) + "\n").encode())
+
+
+def describe_run(session: Session) -> dict[str, Any]:
+    """Return the facts of a run as plain data."""
+    device = session.world.device
+    return {
+        "command": sys.argv,
+        "options": session.options.to_dict(),
+        "precision": session.precision.name,
+        "processes": session.world.size,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+        "python": platform.python_version(),
+        "versions": {name: version for name in PACKAGES if (version := _version(name)) is not None},
+        "steps": session.steps,
+        "steps_per_epoch": session.steps_per_epoch,
+        "parameters": sum(p.numel() for p in session.model.parameters() if p.requires_grad),
+    }
+
+
+def _version(package: str) -> str | None:
+    if package == "torch":
+        return torch.__version__
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # run from the sources, or another build of the same library
+        return None

@@ -1,0 +1,96 @@
+"""A whole run: from a recipe to checkpoints, lines and plots; or to scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from mezzo.checkpoint import CheckpointStore
+from mezzo.config import Recipe
+from mezzo.models import load_weights
+from mezzo.train._checkpoints import Progress, resume
+from mezzo.train._distributed import World, join_world
+from mezzo.train._engine import Engine
+from mezzo.train._evaluate import Evaluator
+from mezzo.train._options import RunOptions
+from mezzo.train._plot import plot_run
+from mezzo.train._precision import make_precision
+from mezzo.train._record import write_record
+from mezzo.train._reporter import Reporter, eval_lines
+from mezzo.train._scalars import ScalarLog
+from mezzo.train._session import RecipeError, local_weights, open_session
+from mezzo.train._tasks import Scores, Task, make_task
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """What a run ended with."""
+
+    directory: Path
+    steps: int
+    best: float | None
+    """Best top-1 or mIoU; None without evaluation."""
+    best_step: int
+
+
+def train(recipe: Recipe, options: RunOptions, *, notices: Sequence[str] = ()) -> TrainResult:
+    """Train by a recipe and return how it ended; lines go to standard output as the documents have them.
+
+    Under `torchrun` every process calls this.
+
+    Raises:
+        MezzoError: Something is wrong with recipe, options, data or checkpoint; nothing was lost.
+    """
+    with join_world(options.device) as world:
+        session = open_session(recipe, options, world)
+        session.notices[:0] = notices
+        store = CheckpointStore(options.save_dir, keep=options.keep_checkpoints)
+        progress = Progress(step=options.start_epoch * session.steps_per_epoch)
+        if options.resume is not None:
+            progress = resume(session, store.resume_from(options.resume))
+        evaluator = _evaluator(recipe, options, world, session.task) if options.do_eval else None
+        scalars: ScalarLog | None = None
+        if world.is_first:
+            store.clean()
+            write_record(session, options.save_dir)
+            scalars = ScalarLog(options.save_dir, resume_at=progress.step + 1)
+        with nullcontext() if scalars is None else scalars, Reporter(session, scalars) as reporter:
+            engine = Engine(session, store, reporter, evaluator)
+            reporter.begin(progress)
+            engine.run(progress)
+        if scalars is not None and not scalars.is_empty:
+            plot_run(scalars.path, options.save_dir / "curves.png")
+        return TrainResult(options.save_dir, progress.step, progress.best, progress.best_step)
+
+
+def evaluate(recipe: Recipe, options: RunOptions) -> Scores:
+    """Evaluate weights (`options.pretrained`, or the checkpoint `options.resume`) and print the documented lines."""
+    with join_world(options.device) as world:
+        model = recipe.create_model()
+        weights = _weights(options, recipe)
+        report = load_weights(model, weights)
+        task = make_task(recipe, world.device)
+        precision = make_precision(options.precision, options.amp_level, recipe.task)
+        evaluator = _evaluator(recipe, options, world, task)
+        model = model.to(world.device)
+        scores = evaluator(model, precision)
+        if world.is_first:
+            print(report)
+            for line in eval_lines(scores):
+                print(line)
+        return scores
+
+
+def _weights(options: RunOptions, recipe: Recipe) -> Path:
+    given = options.pretrained or options.resume or recipe.pretrained
+    if given is None:
+        raise RecipeError("no weights to evaluate: give --model_path (or --pretrained) FILE or a checkpoint's folder")
+    return local_weights(given)
+
+
+def _evaluator(recipe: Recipe, options: RunOptions, world: World, task: Task) -> Evaluator:
+    if recipe.val_data is None:
+        raise RecipeError("the recipe has no val_dataset: there is nothing to evaluate on")
+    return Evaluator(recipe, recipe.val_data, options, task, world)

@@ -1,0 +1,184 @@
+"""Everything a run works with, put together once: model, optimizer, data, precision."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from mezzo._errors import MezzoError
+from mezzo.config import Recipe
+from mezzo.data import Loader, Prefetcher, Stream, ToInput
+from mezzo.models import load_weights
+from mezzo.train._distributed import World, use_sync_batch_norm, wrap
+from mezzo.train._ema import Ema
+from mezzo.train._options import RunOptions
+from mezzo.train._precision import Precision, make_precision
+from mezzo.train._sharded import shard
+from mezzo.train._tasks import Task, make_task
+
+SAVE_EVERY = 1000  # of segmentation, where nothing is said
+
+
+class RecipeError(MezzoError):
+    """A recipe lacks what the command needs."""
+
+
+@dataclass(slots=True)
+class Session:
+    """A run that is ready to go."""
+
+    recipe: Recipe
+    options: RunOptions
+    world: World
+    model: nn.Module
+    """The bare network: what is saved and evaluated."""
+    wrapped: nn.Module
+    """The same as all processes train it."""
+    optimizer: Optimizer
+    precision: Precision
+    task: Task
+    stream: Stream
+    loader: Loader
+    to_input: ToInput
+    ema: Ema | None
+    notices: list[str]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of all processes in an epoch."""
+        return self.stream.steps_per_epoch
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole run."""
+        recipe = self.recipe
+        return recipe.iters if recipe.iters is not None else (recipe.epochs or 0) * self.steps_per_epoch
+
+    @property
+    def save_every(self) -> int:
+        """Steps between two checkpoints."""
+        usual = self.steps_per_epoch if self.recipe.iters is None else SAVE_EVERY
+        return self.options.save_every or usual
+
+    def set_learning_rate(self, step: int) -> float:
+        """Put the rate of a step into every group; return that of the recipe."""
+        rate = self.recipe.schedule.lr(step, self.steps_per_epoch)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * group.get("lr_mult", 1.0)
+        return rate
+
+    def batches(self, first_step: int) -> Prefetcher:
+        """Return the batches from a step on."""
+        self.stream.first_step = first_step
+        return Prefetcher(self.loader, self.to_input, self.world.device)
+
+
+def open_session(recipe: Recipe, options: RunOptions, world: World) -> Session:
+    """Return everything that a training run works with.
+
+    Raises:
+        MezzoError: The recipe has no training data, the data has a fault, or an option does not fit.
+    """
+    if recipe.train_data is None:
+        raise RecipeError("the recipe has no train_dataset: there is nothing to train on")
+    dataset = recipe.train_data.open()
+    stream = Stream(
+        len(dataset),
+        recipe.batch_size,
+        seed=options.seed,
+        rank=world.rank,
+        world_size=world.size,
+        name="the training set",
+    )
+    seed_everything(options.seed)
+    notices: list[str] = []
+    model = _create_model(recipe, options, world, notices)
+    optimizer = recipe.optimizer.create(model)
+    precision = make_precision(options.precision, options.amp_level, recipe.task)
+    if options.fsdp:
+        wrapped = shard(model, precision, world)
+        optimizer = recipe.optimizer.create(model)  # of the sharded weights
+    else:
+        precision.prepare(model, optimizer)
+        wrapped = wrap(model, world)
+    seed_everything(options.seed + world.rank)
+    on_gpu = world.device.type == "cuda"
+    transforms = recipe.train_data.transforms
+    loader = Loader(dataset, transforms, stream, seed=options.seed, workers=options.workers, pinned=on_gpu)
+    return Session(
+        recipe=recipe,
+        options=options,
+        world=world,
+        model=model,
+        wrapped=wrapped,
+        optimizer=optimizer,
+        precision=precision,
+        task=make_task(recipe, world.device),
+        stream=stream,
+        loader=loader,
+        to_input=ToInput(transforms.normalize, world.device, channels_last=is_channels_last(options, world.device)),
+        ema=Ema(model) if options.use_ema else None,
+        notices=notices,
+    )
+
+
+def is_channels_last(options: RunOptions, device: torch.device) -> bool:
+    """Whether images and weights are channels-last: as asked for, else on a GPU."""
+    return options.data_format == "NHWC" if options.data_format is not None else device.type == "cuda"
+
+
+def _create_model(recipe: Recipe, options: RunOptions, world: World, notices: list[str]) -> nn.Module:
+    model = recipe.create_model()
+    if options.resume is None:
+        notices += _load_pretrained(model, recipe, options)
+    if options.sync_bn:
+        model, notice = use_sync_batch_norm(model, world)
+        notices += [notice] if notice else []
+    model = model.to(world.device)
+    if is_channels_last(options, world.device):
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model.train()
+
+
+def _load_pretrained(model: nn.Module, recipe: Recipe, options: RunOptions) -> list[str]:
+    """Load the weights that recipe or command line name; return what was loaded."""
+    said = []
+    whole = options.pretrained or recipe.pretrained
+    if whole is not None:
+        said.append(str(load_weights(model, local_weights(whole))))
+    elif recipe.backbone_pretrained is not None:
+        backbone = model.get_submodule("backbone")
+        said.append(f"backbone: {load_weights(backbone, local_weights(recipe.backbone_pretrained), strict=False)}")
+    return said
+
+
+def local_weights(given: str | Path) -> Path:
+    """Return the file of weights that are given as a file, or as the folder of a checkpoint.
+
+    Raises:
+        RecipeError: It is an address, which is not fetched, or a folder without weights.
+    """
+    if "://" in str(given):
+        raise RecipeError(f"{given}: weights are not downloaded; fetch the file and give its path with --pretrained")
+    path = Path(given)
+    if not path.is_dir():
+        return path
+    found = [path / name for name in ("model.safetensors", "model.pdparams") if (path / name).exists()]
+    if not found:
+        raise RecipeError(
+            f"{path}: has neither model.safetensors nor model.pdparams; give a file or a checkpoint's folder"
+        )
+    return found[0]
+
+
+def seed_everything(seed: int) -> None:
+    """Seed every generator a step may draw from."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

@@ -1,0 +1,129 @@
+"""Losses of configurations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from mezzo.config._errors import ConfigError, Faults
+from mezzo.config._losses import ClassLoss, read_loss
+from mezzo.config._tree import Mark, mark_all
+from mezzo.models import losses
+
+
+def read(block: Any, ignore_index: int = 255, num_classes: int | None = 4) -> torch.nn.Module:
+    faults = Faults()
+    recipe = read_loss(mark_all({"loss": block}, Mark("f.yml")), ignore_index, num_classes, faults)
+    faults.raise_if_any()
+    assert recipe is not None
+    return recipe.create()
+
+
+def logits_and_labels(heads: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+    labels = torch.randint(4, (2, 5, 6))
+    labels[0, :2] = 255
+    return [torch.randn(2, 4, 5, 6) for _ in range(heads)], labels
+
+
+def test_one_type_serves_as_many_heads_as_there_are_coefficients() -> None:
+    outputs, labels = logits_and_labels(3)
+    loss = read({"types": [{"type": "OhemCrossEntropyLoss", "min_kept": 7, "thresh": 0.6}], "coef": [1, 0.5, 2]})
+    single = losses.OhemCrossEntropyLoss(0.6, 7)
+    expected = sum(c * single(out, labels) for c, out in zip((1, 0.5, 2), outputs, strict=True))
+    assert loss(outputs, labels).item() == pytest.approx(expected.item(), rel=1e-6)
+    assert all(isinstance(part, losses.OhemCrossEntropyLoss) for part in loss.losses)
+
+
+def test_mixed_loss_is_the_weighted_sum_of_its_terms() -> None:
+    outputs, labels = logits_and_labels(1)
+    mixed = {
+        "type": "MixedLoss",
+        "losses": [{"type": "CrossEntropyLoss"}, {"type": "LovaszSoftmaxLoss"}],
+        "coef": [0.8, 0.2],
+    }
+    loss = read({"types": [mixed], "coef": [2]})
+    expected = 2 * (
+        0.8 * torch.nn.functional.cross_entropy(outputs[0], labels, ignore_index=255)
+        + 0.2 * losses.LovaszSoftmaxLoss()(outputs[0], labels)
+    )
+    assert loss(outputs, labels).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_weights_of_classes_reach_the_loss() -> None:
+    outputs, labels = logits_and_labels(1)
+    weight = [1.0, 0.0, 2.0, 0.5]
+    loss = read({"types": [{"type": "CrossEntropyLoss", "weight": weight}], "coef": [1]})
+    expected = torch.nn.functional.cross_entropy(outputs[0], labels, torch.tensor(weight), ignore_index=255)
+    assert loss(outputs, labels).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_a_label_that_the_files_leave_out_is_255_when_the_loss_sees_it() -> None:
+    loss = read({"types": [{"type": "CrossEntropyLoss", "ignore_index": 0}], "coef": [1]}, ignore_index=0)
+    assert loss.losses[0].ignore_index == 255
+
+
+def test_classification_takes_a_tensor_or_a_list_and_computes_in_float32() -> None:
+    logits, labels = torch.randn(8, 5), torch.randint(5, (8,))
+    expected = torch.nn.functional.cross_entropy(logits.half().float(), labels)
+    loss = ClassLoss()
+    assert loss(logits.half(), labels).dtype is torch.float32
+    assert loss(logits.half(), labels).item() == pytest.approx(expected.item())
+    assert loss([logits.half()], labels.to(torch.uint8)).item() == pytest.approx(expected.item())
+
+
+CE = {"type": "CrossEntropyLoss"}
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        (3, "loss: 3: must be a block with types, coef"),
+        ({"types": [CE]}, "loss: coef is missing"),
+        ({"types": CE, "coef": [1]}, "loss: types must be a list, one entry a loss"),
+        ({"types": [CE], "coef": [1], "typs": 1}, "unknown key of loss 'typs'; did you mean 'types'"),
+        ({"types": [CE, CE], "coef": [1, 1, 1]}, "loss: 2 losses and 3 coefficients; must be as many, at least one"),
+        ({"types": [], "coef": []}, "loss: 0 losses and 0 coefficients; must be as many, at least one"),
+        ({"types": [CE], "coef": ["x"]}, r"loss: coef\[0\]='x': must be a number of at least 0"),
+        (
+            {"types": [{"type": "CrossEntropy"}], "coef": [1]},
+            "unknown loss 'CrossEntropy'; did you mean 'CrossEntropyLoss'",
+        ),
+        ({"types": [3], "coef": [1]}, "loss: 3: must be a block with a type"),
+        ({"types": [{**CE, "min_kept": 3}], "coef": [1]}, "unknown key of CrossEntropyLoss 'min_kept'"),
+        ({"types": [{**CE, "ignore_index": 0}], "coef": [1]}, "ignore_index=0: the data set leaves out 255"),
+        ({"types": [{**CE, "weight": [1, 2]}], "coef": [1]}, "weight: 2 numbers for 4 classes; must be one a class"),
+        ({"types": [{**CE, "weight": "dynamic"}], "coef": [1]}, "weight='dynamic': must be a list of numbers"),
+        (
+            {"types": [{**CE, "top_k_percent_pixels": 0.5}], "coef": [1]},
+            "top_k_percent_pixels=0.5: only 1.0 is built here",
+        ),
+        ({"types": [{**CE, "avg_non_ignore": False}], "coef": [1]}, "avg_non_ignore=False: only True is built here"),
+        ({"types": [{**CE, "data_format": "NHWC"}], "coef": [1]}, "data_format='NHWC': only 'NCHW' is built here"),
+        (
+            {"types": [{"type": "OhemCrossEntropyLoss", "thresh": 2}], "coef": [1]},
+            "thresh=2: must be a number of at least 0 and",
+        ),
+        (
+            {"types": [{"type": "OhemCrossEntropyLoss", "min_kept": -1}], "coef": [1]},
+            "min_kept=-1: must be a whole number",
+        ),
+        (
+            {"types": [{"type": "LovaszSoftmaxLoss", "classes": "all"}], "coef": [1]},
+            "classes='all': only 'present' is built",
+        ),
+        ({"types": [{"type": "MixedLoss"}], "coef": [1]}, "MixedLoss: losses is missing"),
+        (
+            {"types": [{"type": "MixedLoss", "losses": [CE, CE], "coef": [1]}], "coef": [1]},
+            "MixedLoss: 2 losses and 1 coefficients; must be as many",
+        ),
+        (
+            {"types": [{"type": "MixedLoss", "losses": [{"type": "Lovasz"}], "coef": [1]}], "coef": [1]},
+            "unknown loss 'Lovasz'; allowed: CrossEntropyLoss",
+        ),
+    ],
+)
+def test_blocks_that_describe_no_loss_are_refused(block: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(block)

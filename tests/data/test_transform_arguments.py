@@ -1,0 +1,109 @@
+"""Arguments of transforms: PaddleSeg's defaults, and one line for what is wrong."""
+
+import inspect
+import re
+
+import pytest
+
+from mezzo.data import AutoAugment, CenterCrop, RandomCrop, RandomErase, RandomResizedCrop, ResizeShort
+from mezzo.data import transforms as t
+
+FAULTS = [
+    (lambda: t.Resize(512), "Resize: target_size=512 must be two positive integers, [width, height]"),
+    (lambda: t.Resize([512]), "Resize: target_size=[512] must be two positive integers"),
+    (lambda: t.Resize([512, 0]), "Resize: target_size=[512, 0] must be two positive integers"),
+    (lambda: t.Resize([512.0, 2]), "Resize: target_size=[512.0, 2] must be two positive integers"),
+    (lambda: t.Resize("ab"), "Resize: target_size='ab' must be two positive integers"),
+    (lambda: t.Resize(interp="LINEER"), "Resize: unknown interp 'LINEER'; did you mean 'LINEAR'? allowed: NEAREST"),
+    (lambda: t.ResizeByLong(0), "ResizeByLong: long_size=0 must be an integer of at least 1"),
+    (lambda: t.ResizeByShort(1.5), "ResizeByShort: short_size=1.5 must be an integer of at least 1"),
+    (lambda: t.LimitLong(max_long="9"), "LimitLong: max_long='9' must be an integer of at least 1"),
+    (lambda: t.LimitLong(max_long=5, min_long=9), "LimitLong: min_long=9 must not be above max_long=5"),
+    (lambda: t.ResizeRangeScaling(9, 5), "ResizeRangeScaling: min_value=9 must not be above max_value=5"),
+    (lambda: t.ResizeStepScaling(0, 1), "ResizeStepScaling: min_scale_factor=0 must be a number above 0"),
+    (lambda: t.ResizeStepScaling(2, 1), "ResizeStepScaling: min_scale_factor=2 must not be above max_scale_factor=1"),
+    (
+        lambda: t.ResizeStepScaling(scale_step_size=-1),
+        "ResizeStepScaling: scale_step_size=-1 must be a number of at least 0",
+    ),
+    (lambda: t.RandomScaleAspect(1.5), "RandomScaleAspect: min_scale=1.5 must be a probability, 0 to 1"),
+    (lambda: t.RandomHorizontalFlip(-0.1), "RandomHorizontalFlip: prob=-0.1 must be a probability, 0 to 1"),
+    (lambda: t.RandomVerticalFlip(float("nan")), "RandomVerticalFlip: prob=nan must be a probability"),
+    (lambda: t.RandomVerticalFlip(True), "RandomVerticalFlip: prob=True must be a probability"),
+    (lambda: t.RandomRotation(-1), "RandomRotation: max_rotation=-1 must be a number of at least 0"),
+    (lambda: t.RandomRotation(181), "RandomRotation: max_rotation=181 must be at most 180 degrees"),
+    (
+        lambda: t.Padding([9, 9], [1, 2]),
+        "Padding: im_padding_value=[1, 2] must be a number from 0 to 255, or three of them",
+    ),
+    (lambda: t.Padding([9, 9], 256), "Padding: im_padding_value=256 must be a number from 0 to 255"),
+    (
+        lambda: t.RandomPaddingCrop([9, 9], 0, 256),
+        "RandomPaddingCrop: label_padding_value=256 must be an integer from 0 to",
+    ),
+    (lambda: t.PaddingByAspectRatio(0), "PaddingByAspectRatio: aspect_ratio=0 must be a number above 0"),
+    (
+        lambda: t.RandomCenterCrop(0.5),
+        "RandomCenterCrop: retain_ratio=0.5 must be two numbers from 0 to 1, [width, height]",
+    ),
+    (
+        lambda: t.RandomAffine(translation_offset=-1),
+        "RandomAffine: translation_offset=-1 must be a number of at least 0",
+    ),
+    (lambda: t.RandomDistort(hue_prob=2), "RandomDistort: hue_prob=2 must be a probability"),
+    (lambda: t.RandomDistort(contrast_range=1.5), "RandomDistort: contrast_range=1.5 must be at most 1"),
+    (
+        lambda: t.RandomBlur(blur_type="gauss"),
+        "RandomBlur: unknown blur_type 'gauss'; did you mean 'gaussian'? allowed",
+    ),
+    (lambda: t.RandomNoise(max_sigma=-1), "RandomNoise: max_sigma=-1 must be a number of at least 0"),
+    (lambda: t.Normalize([0.5, 0.5]), "Normalize: mean=[0.5, 0.5] must be one number, or three for RGB"),
+    (lambda: t.Normalize(std=[0.5, 0.5, 0]), "Normalize: std=(0.5, 0.5, 0.0) must be above 0"),
+    (lambda: t.Normalize("abc"), "Normalize: mean='abc' must be one number, or three for RGB"),
+    (lambda: RandomResizedCrop(0), "RandomResizedCrop: size=0 must be an integer of at least 1"),
+    (
+        lambda: RandomResizedCrop(9, scale=(1, 0.1)),
+        "RandomResizedCrop: scale=(1, 0.1) must be two numbers above 0, the small",
+    ),
+    (lambda: RandomResizedCrop(9, scale=(0.1, 2)), "RandomResizedCrop: scale=(0.1, 2) must end at 1, the whole area"),
+    (lambda: RandomResizedCrop(9, ratio=(0, 2)), "RandomResizedCrop: ratio=(0, 2) must be two numbers above 0"),
+    (lambda: ResizeShort(-4), "ResizeShort: size=-4 must be an integer of at least 1"),
+    (lambda: CenterCrop(1.0), "CenterCrop: size=1.0 must be an integer of at least 1"),
+    (lambda: RandomCrop(9, padding=-1), "RandomCrop: padding=-1 must be an integer of at least 0"),
+    (lambda: RandomErase(1.1), "RandomErase: probability=1.1 must be a probability"),
+    (lambda: RandomErase(scale=(0.1, 1.1)), "RandomErase: scale=(0.1, 1.1) must end at 1, the whole area"),
+    (lambda: RandomErase(fill="black"), "RandomErase: unknown fill 'black'; allowed: mean, noise"),
+    (lambda: AutoAugment("imagnet"), "AutoAugment: unknown policy 'imagnet'; did you mean 'imagenet'? allowed"),
+    (lambda: AutoAugment("ra", num_ops=0), "AutoAugment: num_ops=0 must be an integer of at least 1"),
+    (lambda: AutoAugment("ra", magnitude=31), "AutoAugment: magnitude=31 must be at most 30"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), FAULTS, ids=[message[:40] for _, message in FAULTS])
+def test_wrong_argument_is_one_line_with_transform_and_value(make, message: str) -> None:
+    with pytest.raises(ValueError, match="^" + re.escape(message)) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "defaults"),
+    [
+        ("Resize", {"target_size": (512, 512), "interp": "LINEAR"}),
+        ("LimitLong", {"max_long": None, "min_long": None}),
+        ("ResizeRangeScaling", {"min_value": 400, "max_value": 600}),
+        ("ResizeStepScaling", {"min_scale_factor": 0.75, "max_scale_factor": 1.25, "scale_step_size": 0.25}),
+        ("RandomPaddingCrop", {"crop_size": (512, 512), "im_padding_value": 127.5, "label_padding_value": 255}),
+        ("PaddingByAspectRatio", {"aspect_ratio": 1}),
+        ("RandomCenterCrop", {"retain_ratio": (0.5, 0.5)}),
+        ("RandomScaleAspect", {"min_scale": 0.5, "aspect_ratio": 0.33}),
+        ("RandomRotation", {"max_rotation": 15, "im_padding_value": 127.5, "label_padding_value": 255}),
+        ("RandomBlur", {"prob": 0.1, "blur_type": "gaussian"}),
+        ("RandomNoise", {"prob": 0.5, "max_sigma": 10.0}),
+        ("RandomAffine", {"size": (224, 224), "max_rotation": 15, "min_scale_factor": 0.75, "max_scale_factor": 1.25}),
+        ("RandomDistort", {"brightness_range": 0.5, "hue_range": 18, "hue_prob": 0.5, "sharpness_prob": 0}),
+    ],
+)
+def test_defaults_are_those_of_paddleseg(name: str, defaults: dict) -> None:
+    parameters = inspect.signature(t.TRANSFORMS[name]).parameters
+    assert {key: parameters[key].default for key in defaults} == defaults
