@@ -95,12 +95,15 @@ class CheckpointStore:
             raise CheckpointError(f"{target}: is not there; save it before it is called the latest")
         write_text(self.directory / LATEST, f"{name}\n")
 
-    def prune(self) -> list[str]:
+    def prune(self, *, up_to: int | None = None) -> list[str]:
         """Delete all but the newest `keep` of the `iter_N`; return the names of those deleted.
 
         `best_model` and what else has another name stays, and so does the one that `latest` names.
+
+        Args:
+            up_to: Later ones are not of this run: they neither count nor go.
         """
-        names = self.iterations()
+        names = [name for name in self.iterations() if up_to is None or int(name.removeprefix("iter_")) <= up_to]
         latest = self._latest_name()
         surplus = [name for name in (names[: -self.keep] if self.keep else []) if name != latest]
         for name in surplus:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -70,6 +71,7 @@ def _collate(samples: Sequence[Sample | MezzoError]) -> Batch | MezzoError:
 
 
 def _start_worker(_number: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that trains; it ends its workers
     cv2.setNumThreads(0)  # the workers are the parallelism
     torch.set_num_threads(1)
 
@@ -106,7 +108,15 @@ class Loader:
             persistent_workers=workers > 0,
             prefetch_factor=4 if workers else None,
             worker_init_fn=_start_worker,
+            generator=torch.Generator(),  # of its own: a loader that starts must not move the generator of dropout
         )
+
+    def close(self) -> None:
+        """End the workers now, not when the interpreter goes down."""
+        iterator = self._loader._iterator
+        if iterator is not None:
+            iterator._shutdown_workers()  # type: ignore[attr-defined]
+            self._loader._iterator = None
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self._loader:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mezzo.checkpoint import CheckpointError, CheckpointStore, read_state, save_weights, write_state
 from mezzo.models import load_weights
@@ -39,6 +39,7 @@ def save(session: Session, store: CheckpointStore, progress: Progress) -> Path:
         state = {
             "progress": {name: getattr(progress, name) for name in Progress.__slots__},
             "optimizer": optimizer_state,
+            "counters": _counters(model),
             "precision": session.precision.state_dict(),
             "ema": None if session.ema is None else session.ema.state_dict(),
             "random": _random_state(session.world.device),
@@ -51,7 +52,7 @@ def save(session: Session, store: CheckpointStore, progress: Progress) -> Path:
 
         store.save(folder.name, write)
         store.save_latest(folder.name)
-        store.prune()
+        store.prune(up_to=progress.step)
     session.world.barrier()
     return folder
 
@@ -89,7 +90,7 @@ def resume(session: Session, folder: Path) -> Progress:
                 f"{folder}: was written by a run with {', '.join(differing)}; the order of samples would not go on: "
                 "resume with the same options, or start from its weights with --pretrained"
             )
-        _restore_weights(session, folder, state["optimizer"])
+        _restore_weights(session, folder, state)
         session.precision.load_state_dict(state["precision"])
         if session.ema is not None and state["ema"] is not None:
             session.ema.load_state_dict(state["ema"])
@@ -99,15 +100,22 @@ def resume(session: Session, folder: Path) -> Progress:
         raise CheckpointError(f"{folder}: state.json is no state of a training run ({error!r})") from error
 
 
-def _restore_weights(session: Session, folder: Path, optimizer_state: dict[str, Any]) -> None:
+def _restore_weights(session: Session, folder: Path, state: dict[str, Any]) -> None:
     model = session.recipe.create_model() if session.options.fsdp else session.model
     report = load_weights(model, folder / "model.safetensors")
     if report.missing or report.unexpected or report.mismatched:
         raise CheckpointError(f"{folder}: its weights are not those of this network: {report}")
+    for name, value in _counters(model).items():
+        value.copy_(state["counters"][name])
     if session.options.fsdp:
-        load_whole_states(session.model, session.optimizer, model.state_dict(), optimizer_state)
+        load_whole_states(session.model, session.optimizer, model.state_dict(), state["optimizer"])
     else:
-        session.optimizer.load_state_dict(optimizer_state)
+        session.optimizer.load_state_dict(state["optimizer"])
+
+
+def _counters(model: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that are no weights: numbers of batches, which weights files leave out."""
+    return {name: buffer for name, buffer in model.named_buffers() if not buffer.is_floating_point()}
 
 
 def _fixed(session: Session) -> dict[str, Any]:

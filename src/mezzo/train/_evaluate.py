@@ -23,10 +23,14 @@ class Evaluator:
         rank, size = (0, 1) if options.fsdp else (world.rank, world.size)
         shard = Shard(len(dataset), batch_size, rank=rank, world_size=size)
         on_gpu = world.device.type == "cuda"
-        loader = Loader(dataset, transforms, shard, seed=options.seed, workers=options.workers, pinned=on_gpu)
+        self._loader = Loader(dataset, transforms, shard, seed=options.seed, workers=options.workers, pinned=on_gpu)
         to_input = ToInput(transforms.normalize, world.device, channels_last=on_gpu)
-        self._batches = Prefetcher(loader, to_input, world.device)
+        self._batches = Prefetcher(self._loader, to_input, world.device)
         self._task, self._images = task, len(dataset)
+
+    def close(self) -> None:
+        """End the workers."""
+        self._loader.close()
 
     def __call__(self, model: nn.Module, precision: Precision) -> Scores:
         """Return the scores of the model, which comes back in the mode it was in."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,23 +43,26 @@ def train(recipe: Recipe, options: RunOptions, *, notices: Sequence[str] = ()) -
     Raises:
         MezzoError: Something is wrong with recipe, options, data or checkpoint; nothing was lost.
     """
-    with join_world(options.device) as world:
+    with join_world(options.device) as world, ExitStack() as closing:
         session = open_session(recipe, options, world)
+        closing.callback(session.loader.close)
         session.notices[:0] = notices
         store = CheckpointStore(options.save_dir, keep=options.keep_checkpoints)
         progress = Progress(step=options.start_epoch * session.steps_per_epoch)
         if options.resume is not None:
             progress = resume(session, store.resume_from(options.resume))
-        evaluator = _evaluator(recipe, options, world, session.task) if options.do_eval else None
+        evaluator = None
+        if options.do_eval:
+            evaluator = _evaluator(recipe, options, world, session.task)
+            closing.callback(evaluator.close)
         scalars: ScalarLog | None = None
         if world.is_first:
             store.clean()
             write_record(session, options.save_dir)
-            scalars = ScalarLog(options.save_dir, resume_at=progress.step + 1)
-        with nullcontext() if scalars is None else scalars, Reporter(session, scalars) as reporter:
-            engine = Engine(session, store, reporter, evaluator)
-            reporter.begin(progress)
-            engine.run(progress)
+            scalars = closing.enter_context(ScalarLog(options.save_dir, resume_at=progress.step + 1))
+        reporter = closing.enter_context(Reporter(session, scalars))
+        reporter.begin(progress)
+        Engine(session, store, reporter, evaluator).run(progress)
         if scalars is not None and not scalars.is_empty:
             plot_run(scalars.path, options.save_dir / "curves.png")
         return TrainResult(options.save_dir, progress.step, progress.best, progress.best_step)
@@ -75,7 +78,10 @@ def evaluate(recipe: Recipe, options: RunOptions) -> Scores:
         precision = make_precision(options.precision, options.amp_level, recipe.task)
         evaluator = _evaluator(recipe, options, world, task)
         model = model.to(world.device)
-        scores = evaluator(model, precision)
+        try:
+            scores = evaluator(model, precision)
+        finally:
+            evaluator.close()
         if world.is_first:
             print(report)
             for line in eval_lines(scores):

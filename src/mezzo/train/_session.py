@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -164,7 +165,7 @@ def local_weights(given: str | Path) -> Path:
     Raises:
         RecipeError: It is an address, which is not fetched, or a folder without weights.
     """
-    if "://" in str(given):
+    if re.match(r"\w+:/", str(given)):
         raise RecipeError(f"{given}: weights are not downloaded; fetch the file and give its path with --pretrained")
     path = Path(given)
     if not path.is_dir():

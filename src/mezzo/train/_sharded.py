@@ -28,6 +28,8 @@ from mezzo.train._precision import Precision
 _GROUP_SIZE = 1_000_000  # parameters that are gathered together: fewer are not worth a message of their own
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+#: Layers that are never executed have no state of the optimizer.
+_WITH_GAPS = StateDictOptions(full_state_dict=True, cpu_offload=True, strict=False)
 
 
 class ShardingError(MezzoError):
@@ -77,4 +79,4 @@ def load_whole_states(
 ) -> None:
     """Give each process its part of what `whole_states` returned. All call it, each with everything."""
     set_model_state_dict(model, weights, options=_WHOLE)
-    set_optimizer_state_dict(model, optimizer, optimizer_state, options=_WHOLE)
+    set_optimizer_state_dict(model, optimizer, optimizer_state, options=_WITH_GAPS)

@@ -1,0 +1,56 @@
+"""A run that is killed without a word goes on, in another process, as if nothing had happened."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from small_runs import SCRIPT, losses_of, person_config, train_in_process
+
+
+def start(out: Path, *arguments: object) -> subprocess.Popen[bytes]:
+    command = [sys.executable, str(SCRIPT), *map(str, arguments), "--save_dir", str(out)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", ["iter_2", "iter_6"])
+def test_kill_minus_nine_and_resume(after: str, persons: Path, tmp_path: Path) -> None:
+    config = person_config(tmp_path, persons, iters=14)
+    options = ["--config", config, "--precision", "fp16", "--amp_level", "O2", "--save_interval", 2, "--log_iters", 1]
+    options += ["--device", "cpu", "--seed", 3, "--use_ema"]
+    process = start(tmp_path / "broken", *options, "--workers", 1)
+    deadline = time.time() + 120
+    while not (tmp_path / "broken" / after).exists() and time.time() < deadline:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    whole = train_in_process(*options, "--save_dir", tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    resumed = train_in_process(*options, "--save_dir", tmp_path / "broken", "--resume_model", tmp_path / "broken")
+    assert resumed.returncode == 0, resumed.stderr
+    assert losses_of(tmp_path / "broken") == losses_of(tmp_path / "whole")
+    assert len(losses_of(tmp_path / "whole")) == 14
+    last = "iter_14/state.safetensors"
+    assert (tmp_path / "broken" / last).read_bytes() == (tmp_path / "whole" / last).read_bytes()
+    assert not list((tmp_path / "broken").glob(".tmp-*"))
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_run_and_its_workers(persons: Path, tmp_path: Path) -> None:
+    config = person_config(tmp_path, persons, iters=100000)
+    options = ["--config", config, "--save_interval", 2, "--device", "cpu", "--workers", 2]
+    process = start(tmp_path / "out", *options)
+    deadline = time.time() + 60
+    while not (tmp_path / "out" / "latest").exists() and time.time() < deadline:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: workers get it too
+    assert process.wait(30) == 130
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+    assert train_in_process(
+        *options[:-2], "--save_dir", tmp_path / "out", "--iters", 4, "--resume", tmp_path / "out"
+    ).returncode in (0, 2)
