@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RMSprop, SparseAdam
 
 from mezzo.optim import StepRequest, _fused, attach, attach_master, engine_of, master_of
+from mezzo.optim._grads import same_order
 
 # Fused and foreach kernels round in another order; a few units in the last place over six steps.
 CLOSE = {"rtol": 2e-5, "atol": 1e-6}
@@ -380,3 +381,11 @@ def test_large_models_are_updated_part_by_part_with_the_same_result(
     parts, calls = stepped()
     assert calls == [3, 9, 6]
     assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
+
+
+def test_strides_of_single_elements_do_not_count() -> None:
+    weight = torch.rand(8, 1, 3, 3)
+    assert same_order(weight, weight.to(memory_format=torch.channels_last))
+    dense = torch.rand(8, 4, 3, 3)
+    assert not same_order(dense, dense.to(memory_format=torch.channels_last))
+    assert same_order(torch.rand(()), torch.rand(()))

@@ -55,6 +55,23 @@ def step_of(model: nn.Module, optimizer: Optimizer, scaler: GradScaler | None, d
 
 
 @gpu
+def test_depthwise_and_pointwise_convolutions_in_channels_last_can_be_captured() -> None:
+    """Their weights are in both memory formats at once; gradients come with the strides of either."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, groups=8, bias=False), nn.Conv2d(8, 4, 3)]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()).cuda().to(memory_format=torch.channels_last)
+    optimizer = SGD(model.parameters(), lr=0.01, momentum=0.9)
+    decorate(model, optimizer, level="O2")
+    x, y = batch_of(0, "cuda")
+    batch = (x.to(memory_format=torch.channels_last), y)
+    scaler = GradScaler(init_loss_scaling=1024.0)
+    step = capture_step(model, nn.functional.mse_loss, optimizer, batch, scaler=scaler, policy=Policy.create("O2"))
+    assert step.is_captured
+    losses = [step(*batch).item() for _ in range(20)]
+    assert losses[-1] < losses[0]
+
+
+@gpu
 @pytest.mark.parametrize(
     ("kind", "options"), [(SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}), (AdamW, {"lr": 0.01})]
 )
