@@ -128,4 +128,5 @@ def main() -> None:
     print("\n".join(lines))
 
 
-main()
+if __name__ == "__main__":
+    main()

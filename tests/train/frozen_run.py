@@ -50,4 +50,5 @@ def main() -> None:
     train(replace(recipe, model=frozen), run)
 
 
-main()
+if __name__ == "__main__":
+    main()
