@@ -255,6 +255,17 @@ def test_a_scalar_loss_stays_float32_through_arithmetic_at_o2() -> None:
         assert (loss + 0.4 * loss / 2).dtype is torch.float32
 
 
+def test_losses_that_are_stacked_stay_float32_at_o2() -> None:
+    losses = [torch.tensor(1.2345678, requires_grad=True), torch.tensor(0.7654321, requires_grad=True)]
+    with auto_cast(level="O2"):
+        total = torch.stack(losses).sum()
+    assert total.item() == pytest.approx(1.9999999, rel=1e-7)
+    (total * 2.0**20).backward()
+    assert losses[0].grad == 2.0**20
+    with auto_cast(level="O2"):
+        assert torch.stack([torch.ones(2), torch.ones(2)]).dtype == torch.float16
+
+
 def test_a_dtype_the_caller_names_is_kept() -> None:
     x = torch.rand(3, 4)
     with auto_cast(level="O1"):

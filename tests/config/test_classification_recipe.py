@@ -78,6 +78,22 @@ def test_given_classes_need_no_data(tmp_path: Path) -> None:
     assert classification_recipe(data_path=tmp_path / "gone", num_classes=7).num_classes == 7
 
 
+def test_given_classes_let_val_be_evaluated_without_train(folder: Path) -> None:
+    (folder / "train").rename(folder / "elsewhere")
+    recipe = classification_recipe(data_path=folder, num_classes=5)
+    assert recipe.val_data is not None
+    dataset = recipe.val_data.open()
+    assert (len(dataset), dataset.num_classes, [dataset.read(i).label for i in range(2)]) == (2, 5, [0, 2])
+
+
+def test_classes_of_val_are_counted_like_those_of_train(folder: Path) -> None:
+    (folder / "val" / "bee").rmdir()
+    recipe = classification_recipe(data_path=folder)
+    assert recipe.val_data is not None
+    dataset = recipe.val_data.open()
+    assert [dataset.read(i).label for i in range(len(dataset))] == [0, 2], "ant and cat, as in train"
+
+
 @pytest.mark.parametrize(
     ("opt", "kind"),
     [

@@ -59,6 +59,13 @@ def test_weights_of_classes_reach_the_loss() -> None:
     assert loss(outputs, labels).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
+def test_mean_over_the_pixels_that_count_may_be_asked_for() -> None:
+    outputs, labels = logits_and_labels(1)
+    loss = read({"types": [{"type": "CrossEntropyLoss", "avg_non_ignore": True}], "coef": [1]})
+    expected = torch.nn.functional.cross_entropy(outputs[0], labels, ignore_index=255)
+    assert loss(outputs, labels).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
 def test_a_label_that_the_files_leave_out_is_255_when_the_loss_sees_it() -> None:
     loss = read({"types": [{"type": "CrossEntropyLoss", "ignore_index": 0}], "coef": [1]}, ignore_index=0)
     assert loss.losses[0].ignore_index == 255

@@ -121,6 +121,13 @@ def test_settings_without_effect_are_kept_and_named(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("key", ["global", "runtime", "train", "eval", "test", "infer"])
+def test_blocks_about_the_running_of_commands_have_no_effect_and_are_named(tmp_path: Path, key: str) -> None:
+    recipe = load(tmp_path, recipe_files.TEXT + f"{key}:\n  epochs: 3\n")
+    assert recipe.resolved[key] == {"epochs": 3}
+    assert recipe.ignored == (f"{tmp_path}/r.yml:37: {key}: what runs is said by the command here",)
+
+
 @pytest.mark.parametrize("weights", ["weights/model.pdparams", "https://example.org/model.pdparams"])
 def test_weights_to_begin_with_are_kept_as_text(tmp_path: Path, weights: str) -> None:
     model = {"type": "FCN", "backbone": {"type": "HRNet_W18_Small_V1", "pretrained": weights}, "pretrained": None}
@@ -136,6 +143,74 @@ def test_classes_come_from_the_data_set_of_a_known_kind(tmp_path: Path) -> None:
     recipe = load(tmp_path, changed(train_dataset=data, val_dataset=None))
     assert recipe.num_classes == recipe.resolved["model"]["num_classes"] == 19
     assert recipe.val_data is None
+
+
+def test_classes_of_the_optic_disc_are_known(tmp_path: Path) -> None:
+    data = {"type": "OpticDiscSeg", "dataset_root": "x", "transforms": [{"type": "Normalize"}]}
+    assert load(tmp_path, changed(train_dataset=data, val_dataset=None)).num_classes == 2
+
+
+def test_augmented_pascal_voc_is_a_mode_of_its_own(tmp_path: Path) -> None:
+    data = {"type": "PascalVOC", "dataset_root": "x", "mode": "trainaug", "transforms": [{"type": "Normalize"}]}
+    recipe = load(tmp_path, changed(train_dataset=data, val_dataset=None))
+    assert recipe.train_data is not None
+    assert recipe.train_data.options == {"dataset_root": "x", "mode": "trainaug"}
+
+
+def padding_of(tmp_path: Path, value: object, ignored: int | None, key: str = "train_dataset") -> Any:
+    """Return the padding of labels that a transform gets when a file says a value, or nothing."""
+    data = changed()
+    given = {} if value is None else {"label_padding_value": value}
+    data[key] |= {"transforms": [{"type": "Padding", "target_size": [9, 9], **given}]}
+    data[key] |= {} if ignored is None else {"ignore_index": ignored}
+    recipe = load(tmp_path, data)
+    read = recipe.train_data if key == "train_dataset" else recipe.val_data
+    assert read is not None
+    assert recipe.resolved[key]["transforms"][0].get("label_padding_value") == value, "what was written is kept"
+    padding: Any = read.transforms.on_host[0]
+    return padding.label_padding_value
+
+
+@pytest.mark.parametrize("key", ["train_dataset", "val_dataset"])
+@pytest.mark.parametrize(
+    ("value", "ignored", "expected"),
+    [
+        (None, None, 255),
+        (None, 0, 255),
+        (255, 0, 255),
+        (0, 0, 255),
+        (1, 0, 1),
+        (200, 200, 255),
+        (0, 200, 0),
+        (1, None, 1),
+    ],
+)
+def test_labels_are_padded_with_the_value_that_does_not_count(
+    tmp_path: Path, key: str, value: object, ignored: int | None, expected: int
+) -> None:
+    assert padding_of(tmp_path, value, ignored, key) == expected
+
+
+@pytest.mark.parametrize(
+    "name", ["Padding", "PaddingByAspectRatio", "RandomPaddingCrop", "RandomRotation", "RandomAffine"]
+)
+def test_padding_that_is_no_class_is_a_fault_with_its_line(tmp_path: Path, name: str) -> None:
+    size = "      target_size: [9, 9]\n" if name == "Padding" else ""
+    text = recipe_files.TEXT.replace("  mode: train\n", "  mode: train\n  ignore_index: 0\n").replace(
+        "    - type: RandomHorizontalFlip\n", f"    - type: {name}\n      label_padding_value: 7\n{size}"
+    )
+    expected = "r.yml:14: label_padding_value=7: must be 0, which does not count, or a class below 2"
+    assert faults(tmp_path, text) == [expected]
+
+
+def test_transforms_that_evaluation_cannot_undo_are_faults_with_their_lines(tmp_path: Path) -> None:
+    head, _, tail = recipe_files.TEXT.rpartition("    - type: Normalize\n")
+    text = f"{head}    - type: RandomHorizontalFlip\n    - type: Resize\n    - prob: 1\n      type: RandomVerticalFlip\n{tail}"
+    reason = "changes an image in a way that evaluation cannot undo; leave it out"
+    assert faults(tmp_path, text) == [
+        f"r.yml:21: val_dataset: RandomHorizontalFlip {reason}",
+        f"r.yml:24: val_dataset: RandomVerticalFlip {reason}",
+    ]
 
 
 def test_every_fault_of_a_file_is_in_one_error_with_its_line(tmp_path: Path) -> None:
@@ -259,6 +334,7 @@ def test_what_is_missing_or_does_not_fit_is_said(tmp_path: Path, change: dict, m
         ({"num_classes": "two"}, "num_classes='two': must be a whole number from 1 to 255"),
         ({"mode": "trian"}, "unknown mode 'trian'; did you mean 'train'"),
         ({"mode": "val"}, "Dataset: val_path is missing: mode 'val' reads that list"),
+        ({"mode": "trainaug"}, "unknown mode 'trainaug'; did you mean 'train'? allowed: train, val, test"),
         ({"transforms": 3}, "train_dataset: transforms must be a list, as in [{type: Normalize}]"),
         ({"transforms": [{"type": "Normalize"}, {"type": "RandomBlur"}]}, "move Normalize to the end"),
         ({"transforms": [{"type": "Resize", "target_size": "big"}]}, "Resize: target_size='big'"),

@@ -77,6 +77,20 @@ def test_polynomial_decay_ends_at_its_last_rate_and_stays_there() -> None:
     assert [own.at(i) for i in (0, 5, 10, 11, 10**6)] == pytest.approx([0.1, 0.06, 0.02, 0.02, 0.02])
 
 
+def test_polynomial_decay_of_power_0_is_constant() -> None:
+    own = curve("PolynomialDecay", learning_rate=0.1, decay_steps=10, end_lr=0.02, power=0)
+    assert [own.at(i) for i in (0, 5, 10, 11)] == pytest.approx([0.1] * 4)
+
+
+def test_warm_up_of_no_steps_needs_no_first_rate() -> None:
+    faults = Faults()
+    block = {"type": "ExponentialDecay", "learning_rate": 0.5, "gamma": 1, "warmup_iters": 0}
+    schedule = read_schedule(mark_all({"lr_scheduler": block}, Mark("f.yml")), faults)
+    faults.raise_if_any()
+    assert schedule is not None
+    assert [schedule.lr(step) for step in (0, 1)] == [0.5, 0.5]
+
+
 def test_polynomial_decay_in_cycles_begins_each_round_on_a_longer_line() -> None:
     own = curve("PolynomialDecay", learning_rate=1, decay_steps=10, power=1, cycle=True)
     assert [own.at(i) for i in (0, 5, 10, 11, 15, 20, 21)] == pytest.approx([1, 0.5, 0, 9 / 20, 5 / 20, 0, 9 / 30])
@@ -123,7 +137,11 @@ def test_a_schedule_of_epochs_stands_still_within_one() -> None:
         ("PolynomialDecay", {"learning_rate": 0, "decay_steps": 1}, "learning_rate=0: must be a number above 0"),
         ("PolynomialDecay", {"learning_rate": True, "decay_steps": 1}, "learning_rate=True: must be a number above 0"),
         ("PolynomialDecay", {"learning_rate": 1, "decay_steps": 0}, "decay_steps=0: must be a whole number from 1"),
-        ("PolynomialDecay", {"learning_rate": 1, "decay_steps": 9, "power": -1}, "power=-1: must be a number above 0"),
+        (
+            "PolynomialDecay",
+            {"learning_rate": 1, "decay_steps": 9, "power": -1},
+            "power=-1: must be a number of at least 0",
+        ),
         ("PolynomialDecay", {"learning_rate": 1, "decay_steps": 9, "cycle": 2}, "cycle=2: must be True or False"),
         ("StepDecay", {"learning_rate": 1, "step_size": 1.5}, "step_size=1.5: must be a whole number from 1"),
         (
@@ -163,6 +181,10 @@ def test_numbers_out_of_range_are_refused(name: str, arguments: dict, message: s
         ),
         (
             {"type": "ExponentialDecay", "learning_rate": 1, "gamma": 1, "warmup_iters": 5},
+            "warmup_iters needs warmup_start_lr beside it",
+        ),
+        (
+            {"type": "ExponentialDecay", "learning_rate": 1, "gamma": 1, "warmup_iters": False},
             "warmup_iters needs warmup_start_lr beside it",
         ),
         (

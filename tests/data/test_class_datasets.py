@@ -1,12 +1,15 @@
 """Classification data: folders and lists."""
 
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pictures import noise, write
 
-from mezzo.data import DataError, ImageFolder, ImageList, open_classification
+from mezzo.data import DataError, ImageFolder, ImageList, has_split, open_classification
 
 
 @pytest.fixture
@@ -27,6 +30,57 @@ def test_class_is_the_place_of_the_folder_and_empty_folders_count(folder: Path) 
     found = [(Path(data.path(i)).name, data.read(i).label) for i in range(len(data))]
     assert found == [("a.png", 0), ("b.JPEG", 0), ("x.Jpg", 2), ("y.webp", 2)]
     assert data.read(0).image.shape == (60, 90, 3)
+
+
+def test_val_has_the_indices_of_train_although_it_lacks_classes(folder: Path) -> None:
+    write(folder / "val/zebra/z.png", noise())
+    data = ImageFolder(folder, "val")
+    assert (data.classes, data.num_classes) == (["cat", "dog", "zebra"], 3)
+    assert [(Path(data.path(i)).name, data.read(i).label) for i in range(len(data))] == [("c.bmp", 0), ("z.png", 2)]
+
+
+def test_val_alone_numbers_its_own_folders(folder: Path) -> None:
+    (folder / "train").rename(folder / "elsewhere")
+    write(folder / "val/zebra/z.png", noise())
+    data = ImageFolder(folder, "val", num_classes=7)
+    assert (data.classes, data.num_classes, data.read(1).label) == (["cat", "zebra"], 7, 1)
+
+
+def test_class_of_val_that_train_lacks_is_named(folder: Path) -> None:
+    (folder / "val/yak").mkdir()
+    message = f"{folder}/val/yak: {folder}/train has no class 'yak'; add the folder there or remove this one"
+    with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
+        open_classification(folder, "val")
+    assert len(ImageFolder(folder, "train")) == 4, "train does not depend on val"
+
+
+@pytest.mark.parametrize("hidden", ["train/.cache", "val/.ipynb_checkpoints"])
+def test_folders_that_begin_with_a_dot_are_no_classes(folder: Path, hidden: str) -> None:
+    write(folder / hidden / "h.png", noise())
+    for split, count in (("train", 4), ("val", 1)):
+        data = ImageFolder(folder, split)
+        assert (data.classes, len(data)) == (["cat", "dog", "zebra"], count)
+
+
+def test_val_beside_a_train_folder_without_classes_is_refused(folder: Path) -> None:
+    (folder / "train").rename(folder / "elsewhere")
+    (folder / "train").mkdir()
+    with pytest.raises(DataError, match=r"train: no class folders; images lie in train/CLASS/x.jpg"):
+        ImageFolder(folder, "val")
+
+
+@given(st.sets(st.sampled_from("abcdefgh"), min_size=1), st.data())
+def test_a_class_has_one_index_in_all_splits(train: set[str], data: st.DataObject) -> None:
+    val = data.draw(st.sets(st.sampled_from(sorted(train)), min_size=1))
+    with tempfile.TemporaryDirectory() as folder:
+        for split, names in (("train", train), ("val", val)):
+            for name in names:
+                path = Path(folder, split, name, "x.png")
+                path.parent.mkdir(parents=True)
+                path.touch()
+        found = [dict((Path(p).parent.name, i) for p, i in ImageFolder(folder, s).entries) for s in ("train", "val")]
+    assert found[0] == {name: place for place, name in enumerate(sorted(train))}
+    assert found[1] == {name: found[0][name] for name in val}
 
 
 def test_there_may_be_more_classes_than_folders(folder: Path) -> None:
@@ -73,13 +127,19 @@ def test_list_gives_path_and_label(folder: Path) -> None:
         ("x.png \u0663", "a.txt:1: '\u0663' is no class index"),
         ("x.png 9999999999", "a.txt:1: '9999999999' is no class index"),
         ("x.png 3", "a.txt:1: label 3, but there are 3 classes (0 to 2)"),
-        ("../x.png 0", "a.txt:1: '../x.png' lies outside of"),
+        ("x\0.png 0", "a.txt:1: 'x\\x00.png' is no file name"),
     ],
 )
 def test_fault_of_a_list_names_file_and_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "a.txt").write_text(text)
     with pytest.raises(DataError, match=re.escape(message)):
         ImageList(tmp_path, tmp_path / "a.txt", num_classes=3)
+
+
+def test_list_may_name_images_outside_of_the_root(folder: Path) -> None:
+    (folder / "a.txt").write_text(f"../train/cat/a.png 0\n{folder}/train/zebra/x.Jpg 1\n")
+    data = ImageList(folder / "val", folder / "a.txt")
+    assert [data.read(i).image.shape for i in range(2)] == [(60, 90, 3)] * 2
 
 
 def test_missing_image_is_named_when_it_is_read(tmp_path: Path) -> None:
@@ -108,3 +168,16 @@ def test_neither_list_nor_folder_is_one_line(tmp_path: Path) -> None:
         DataError, match=r"neither a list file \(val_list.txt or val.txt\) nor a folder 'val' with a folder a class"
     ):
         open_classification(tmp_path, "val")
+
+
+@pytest.mark.parametrize("name", ["val_list.txt", "val.txt", "val/"])
+def test_split_is_there_by_list_or_by_folder(tmp_path: Path, name: str) -> None:
+    assert not has_split(tmp_path, "val")
+    if name.endswith("/"):
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).touch()
+    assert has_split(tmp_path, "val")
+    assert has_split(str(tmp_path), "val")
+    assert not has_split(tmp_path, "train")
+    assert not has_split(tmp_path / "gone", "val")

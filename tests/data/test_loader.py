@@ -62,7 +62,9 @@ def test_a_bad_file_is_one_line_also_from_a_worker(workers: int) -> None:
 
 def test_images_of_two_sizes_are_named() -> None:
     loader = Loader(Numbered(4, sizes=(4, 5)), Compose([]), Shard(4, 2))
-    with pytest.raises(DataError, match=r"one size: 0.png is 6x4, 1.png 6x5; end the transforms with a crop or Resize"):
+    with pytest.raises(
+        DataError, match=r"one size: 0.png has 6x4, 1.png 6x5; end the transforms with a crop or Resize"
+    ):
         list(loader)
 
 
@@ -112,3 +114,15 @@ def test_opencv_is_single_threaded_in_workers(tmp_path: Path) -> None:
 
     (batch,) = Loader(Threads(1), Compose([]), Shard(1, 1), workers=1)
     assert batch.images.max() <= 1
+
+
+def test_labels_of_two_sizes_and_missing_ones_are_named() -> None:
+    class Labelled(Numbered):
+        def read(self, index: int) -> Sample:
+            label = None if self.bad == index else np.zeros((4 + index, 6), np.uint8)
+            return Sample(image=np.zeros((4, 6, 3), np.uint8), label=label, path=self.path(index))
+
+    with pytest.raises(DataError, match=r"a batch needs labels of one size: 0.png has 6x4, 1.png 6x5; end the"):
+        list(Loader(Labelled(2), Compose([]), Shard(2, 2)))
+    with pytest.raises(DataError, match=r"1.png: has no label, and training and evaluation need one"):
+        list(Loader(Labelled(2, bad=1), Compose([]), Shard(2, 1)))

@@ -15,6 +15,8 @@ FAULTS = [
     (lambda: t.Resize([512.0, 2]), "Resize: target_size=[512.0, 2] must be two positive integers"),
     (lambda: t.Resize("ab"), "Resize: target_size='ab' must be two positive integers"),
     (lambda: t.Resize(interp="LINEER"), "Resize: unknown interp 'LINEER'; did you mean 'LINEAR'? allowed: NEAREST"),
+    (lambda: t.Resize(size_divisor=0), "Resize: size_divisor=0 must be an integer of at least 1"),
+    (lambda: t.Resize(size_divisor=2.5), "Resize: size_divisor=2.5 must be an integer of at least 1"),
     (lambda: t.ResizeByLong(0), "ResizeByLong: long_size=0 must be an integer of at least 1"),
     (lambda: t.ResizeByShort(1.5), "ResizeByShort: short_size=1.5 must be an integer of at least 1"),
     (lambda: t.LimitLong(max_long="9"), "LimitLong: max_long='9' must be an integer of at least 1"),
@@ -40,6 +42,14 @@ FAULTS = [
     (
         lambda: t.RandomPaddingCrop([9, 9], 0, 256),
         "RandomPaddingCrop: label_padding_value=256 must be an integer from 0 to",
+    ),
+    (
+        lambda: t.RandomPaddingCrop(category_max_ratio=0),
+        "RandomPaddingCrop: category_max_ratio=0 must be a number above 0",
+    ),
+    (
+        lambda: t.RandomPaddingCrop(category_max_ratio=1.5),
+        "RandomPaddingCrop: category_max_ratio=1.5 must be at most 1, the whole area",
     ),
     (lambda: t.PaddingByAspectRatio(0), "PaddingByAspectRatio: aspect_ratio=0 must be a number above 0"),
     (
@@ -89,7 +99,7 @@ def test_wrong_argument_is_one_line_with_transform_and_value(make, message: str)
 @pytest.mark.parametrize(
     ("name", "defaults"),
     [
-        ("Resize", {"target_size": (512, 512), "interp": "LINEAR"}),
+        ("Resize", {"target_size": (512, 512), "interp": "LINEAR", "keep_ratio": False, "size_divisor": None}),
         ("LimitLong", {"max_long": None, "min_long": None}),
         ("ResizeRangeScaling", {"min_value": 400, "max_value": 600}),
         ("ResizeStepScaling", {"min_scale_factor": 0.75, "max_scale_factor": 1.25, "scale_step_size": 0.25}),

@@ -97,6 +97,10 @@ def test_image_and_label_move_together(name: str, seed: int) -> None:
         (Resize([45, 45], keep_ratio=True), (45, 30)),
         (Resize([300, 40], keep_ratio=True), (60, 40)),
         (Resize([40, 300], keep_ratio=True), (60, 40)),
+        (Resize([50, 40], size_divisor=32), (64, 64)),
+        (Resize([64, 32], size_divisor=32), (64, 32)),
+        (Resize([45, 45], keep_ratio=True, size_divisor=7), (49, 35)),
+        (Resize([1, 1], keep_ratio=True, size_divisor=4), (4, 4)),
         (ResizeByLong(45), (45, 30)),
         (ResizeByShort(45), (68, 45)),
         (LimitLong(), (90, 60)),
@@ -206,6 +210,57 @@ def test_crops_are_parts_at_every_place() -> None:
         assert (after.label == coordinates().label[top : top + 57, left : left + 88]).all()
         places.add((left, top))
     assert places == {(left, top) for left in range(3) for top in range(4)}
+
+
+def halves(width: int = 40, height: int = 20) -> Sample:
+    """Return a sample of class 0 at the left and 1 at the right; the image is the label."""
+    label = np.zeros((height, width), np.uint8)
+    label[:, width // 2 :] = 1
+    return Sample(np.repeat(label[..., None], 3, 2), label, "halves.png")
+
+
+def test_crop_is_drawn_until_no_class_has_too_large_a_share() -> None:
+    shares = []
+    for seed in range(200):
+        after = RandomPaddingCrop([10, 10], category_max_ratio=0.8)(halves(), rng(seed))
+        assert (after.image[..., 0] == after.label).all()
+        shares.append(np.bincount(after.label.ravel(), minlength=2).max() / 100)
+    # 7 of the 31 columns are good; ten draws miss them all with (24 / 31) ** 10 = 0.077
+    assert np.mean(np.array(shares) > 0.8) == pytest.approx(0.077, abs=0.06)
+    free = [RandomPaddingCrop([10, 10])(halves(), rng(seed)).label for seed in range(200)]
+    assert np.mean([np.bincount(label.ravel()).max() > 80 for label in free]) > 0.6
+
+
+def test_crop_takes_the_last_of_ten_when_none_is_mixed() -> None:
+    class Counted(np.random.Generator):
+        draws = 0
+
+        def integers(self, *arguments: int) -> np.int64:
+            type(self).draws += 1
+            return super().integers(*arguments)
+
+    one_class = Sample(noise(), np.zeros((60, 90), np.uint8), "x.png")
+    after = RandomPaddingCrop([20, 20], category_max_ratio=0.75)(one_class, Counted(np.random.PCG64(0)))
+    assert Counted.draws == 20, "ten places of two coordinates"
+    assert size_of(after) == (20, 20)
+
+
+def test_share_of_a_class_is_of_the_pixels_that_count() -> None:
+    sample = halves()
+    sample.label[:, 5:35] = 255  # what counts is half and half wherever both ends are seen
+    sample.label[0, 20] = 1
+    after = RandomPaddingCrop([39, 20], category_max_ratio=0.6)(sample, rng())
+    assert set(np.unique(after.label)) == {0, 1, 255}
+    first = RandomPaddingCrop([39, 20])(sample, rng())
+    assert (after.label == first.label).all(), "the first place is good enough"
+
+
+@pytest.mark.parametrize("label", [None, 3])
+def test_crop_without_label_map_is_drawn_once(label: int | None) -> None:
+    chosen, plain = (
+        RandomPaddingCrop([20, 20], category_max_ratio=ratio)(Sample(noise(), label, ""), rng(3)) for ratio in (0.5, 1)
+    )
+    assert (chosen.image == plain.image).all()
 
 
 def test_center_crop_keeps_the_part_it_must() -> None:

@@ -1,5 +1,6 @@
 """Mistakes of users: one clear line, the right exit code, nothing lost."""
 
+import importlib.util
 import shutil
 from pathlib import Path
 
@@ -33,6 +34,7 @@ def complaint(capsys: pytest.CaptureFixture[str], expected_code: int, code: int)
         (["--data-path", "a", "--iters", "3"], "mezzo: --iters cannot be used with --data-path"),
         (["--config", "a.yml", "--log_every", "3"], "mezzo: No such option: --log-every"),
         (["--config", "a.yml", "b.c=3"], "mezzo: Invalid value: unexpected argument 'b.c=3'; options begin with --"),
+        (["--config", "a.yml", "--wd", "0"], "mezzo: --wd cannot be used with --config: it belongs into the file"),
         (["--config", "nowhere.yml"], "nowhere.yml"),
         (["--data-path", "nowhere"], "nowhere"),
         (["--config", "a.yml", "--workers", "-1"], "mezzo: workers=-1: must be at least 0"),
@@ -95,6 +97,8 @@ def test_a_loss_that_is_not_finite(persons: Path, tmp_path: Path, capsys: pytest
             "weights are not downloaded; fetch the file and give its path",
         ),
         ([], ["--resume_model", "nowhere"], "nowhere"),
+        ([], ["--seed", "99999999999999999999"], "seed=99999999999999999999: must be below 2**63"),
+        ([], ["--save_dir", "/proc/nope"], "/proc/nope"),
     ],
 )
 def test_runs_that_cannot_start(
@@ -108,7 +112,8 @@ def test_runs_that_cannot_start(
     config = person_config(tmp_path, persons)
     tree = yaml.safe_load(config.read_text())
     config.write_text(yaml.safe_dump({key: value for key, value in tree.items() if key not in without}))
-    assert message in complaint(capsys, 2, train("--config", config, *arguments, "--save_dir", tmp_path / "out"))
+    code = train("--config", config, "--save_dir", tmp_path / "out", *arguments)
+    assert message in complaint(capsys, 1 if "/proc/nope" in arguments else 2, code)
 
 
 def test_resuming_with_another_batch_size(persons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +136,7 @@ def test_a_folder_without_weights_cannot_be_evaluated(
     code = run(["eval", "--config", config, "--device", "cpu"])
     assert "no weights to evaluate: give --model_path" in complaint(capsys, 2, code)
     code = run(["eval", "--config", config, "--device", "cpu", "--model_path", str(tmp_path)])
-    assert "has neither model.safetensors nor model.pdparams" in complaint(capsys, 2, code)
+    assert "no weights in it (model.safetensors, model.pdparams); give a file" in complaint(capsys, 2, code)
 
 
 def test_a_setting_without_effect_is_said(persons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,3 +145,53 @@ def test_a_setting_without_effect_is_said(persons: Path, tmp_path: Path, capsys:
     text = capsys.readouterr().out
     assert "--amp_level O2 has no effect at fp32; add --precision fp16 or bf16" in text
     assert "--to_static_training: a step is captured on one GPU only; this run goes on as usual" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--early_stop_intervals", 2], "--early_stop_intervals has no effect without --do_eval"),
+        (["--sync-bn"], "--sync-bn has no effect in one process"),
+        (
+            ["--precision", "fp16", "--amp_level", "O0"],
+            "--precision fp16 has no effect at --amp_level O0; use OD, O1 or O2",
+        ),
+    ],
+)
+def test_every_option_without_effect_is_said(
+    options: list[object], message: str, persons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = person_config(tmp_path, persons, iters=1)
+    assert train("--config", config, *options, "--save_dir", tmp_path / "out") == 0
+    assert message in capsys.readouterr().out
+
+
+def test_resuming_what_cannot_be_resumed(persons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = person_config(tmp_path, persons, iters=2)
+    assert train("--config", config, "--do_eval", "--save_dir", tmp_path / "out") == 0
+    capsys.readouterr()
+    best = tmp_path / "out" / "best_model"
+    code = train("--config", config, "--save_dir", tmp_path / "out", "--resume", best)
+    expected = f"{best}: holds weights only, nothing to resume; start from them with --pretrained {best}"
+    assert expected in complaint(capsys, 2, code)
+    options = ["--opts", "optimizer={type: adam}", "--save_dir", tmp_path / "out", "--resume", tmp_path / "out"]
+    assert "a run with optimizer SGD (now Adam)" in complaint(capsys, 2, train("--config", config, *options))
+
+
+def test_a_batch_that_cannot_be_normalised(shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--data-path", shapes, "--batch-size", 1, "--image-size", 32, "--output-dir", tmp_path / "out"]
+    text = complaint(capsys, 2, train(*options))
+    assert "a batch norm of this network saw a single value: a batch of 1 is too small for images of this size" in text
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    text = complaint(capsys, 2, train("--config", "a.yml"))
+    assert text == "mezzo: this command needs opencv-python-headless, Pillow, safetensors: pip install 'mezzo[vision]'"
+
+
+def test_a_loss_scale_that_ends_at_its_floor(persons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = person_config(tmp_path, persons)
+    options = ["--learning_rate", 1e30, "--precision", "fp16", "--amp_level", "O2", "--iters", 400, "--log_iters", 20]
+    text = complaint(capsys, 1, train("--config", config, *options, "--save_dir", tmp_path / "out"))
+    assert "loss scal" in text

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from small_runs import SCRIPT, losses_of, person_config
 
 FROZEN = Path(__file__).with_name("frozen_run.py")
+VAL = SCRIPT.parent / "tools" / "val.py"
 NAME = "model.safetensors"
 TOLERANCE = 1e-6  # float32 weights of about 1: the mean of two halves is not quite the mean of the whole
 
@@ -127,3 +128,18 @@ def test_the_failure_of_one_process_stops_all_and_is_told(persons: Path, tmp_pat
     assert done.returncode != 0
     assert "ArithmeticError: worker one is out of order" in done.stderr
     assert "Traceback" in done.stderr
+
+
+@pytest.mark.slow
+def test_processes_evaluate_what_the_checkpoint_holds(persons: Path, tmp_path: Path) -> None:
+    config = person_config(tmp_path, persons, iters=4)
+    common = ["--device", "cpu", "--workers", 0, "--batch_size", 2, "--do_eval", "--save_dir", tmp_path / "out"]
+    done = launch(2, SCRIPT, "--config", config, *common)
+    assert done.returncode == 0, done.stderr
+    alone = launch(1, VAL, "--config", config, "--device", "cpu", "--model_path", tmp_path / "out" / "iter_4")
+    assert alone.returncode == 0, alone.stderr
+    lines = [
+        [row.partition("\t")[2] for row in text.splitlines() if "[EVAL]" in row] for text in (done.stdout, alone.stdout)
+    ]
+    assert lines[0] == lines[1]
+    assert len(lines[0]) == 4

@@ -1,6 +1,8 @@
 """Training runs from the documented command lines, small, on the CPU."""
 
+import contextlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from mezzo.cli._app import run
 from mezzo.models import create_model, load_weights
 from mezzo.train import _engine
 from mezzo.train._log_lines import SegmentationTrainLine, TrainLine, parse_train_line
+from mezzo.train._tasks import undo_sizes
 
 
 def test_segmentation_by_its_document(persons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,10 +141,62 @@ def test_older_checkpoints_go(persons: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "out").glob("iter_*")) == ["iter_5", "iter_6"]
 
 
-def test_checkpoints_of_a_longer_run_before_stay(persons: Path, tmp_path: Path) -> None:
-    old = tmp_path / "out" / "iter_1000"
-    old.mkdir(parents=True)
+def test_results_of_an_earlier_run_are_put_aside(
+    persons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = person_config(tmp_path, persons, iters=2)
+    out = tmp_path / "out"
+    for _ in range(3):
+        assert train("--config", config, "--save_dir", out) == 0
+    assert {path.name for path in (out / "previous_2").iterdir()} >= {"iter_2", "latest", "scalars.jsonl", "config.yml"}
+    assert (out / "previous_1" / "iter_2").is_dir()
+    assert f"results of an earlier run are now in {out / 'previous_2'}" in capsys.readouterr().out
+    assert len(losses_of(out)) == 1
+
+
+def test_padding_of_images_is_undone_before_they_are_compared_with_labels() -> None:
+    labels = torch.arange(6 * 9).view(1, 6, 9) % 3
+    one_hot = torch.nn.functional.one_hot(labels, 3).movedim(-1, 1).float()
+    padded = torch.nn.functional.pad(one_hot, (0, 7, 0, 2))
+    assert torch.equal(undo_sizes(padded, [("pad", 6, 9)]).argmax(1), labels)
+    larger = torch.nn.functional.interpolate(one_hot, size=(12, 18), mode="nearest")
+    both = torch.nn.functional.pad(larger, (0, 3, 0, 5))
+    assert torch.equal(undo_sizes(both, [("resize", 6, 9), ("pad", 12, 18)]).argmax(1), labels)
+
+
+def test_a_failed_evaluation_loses_no_training(
+    persons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = Path(shutil.copytree(persons, tmp_path / "data"))
+    names = (data / "val.txt").read_text().split()
+    (data / names[2]).write_bytes(b"no image")  # the second one: the first is looked at when the run starts
+    config = person_config(tmp_path, data, iters=2)
+    assert train("--config", config, "--do_eval", "--save_dir", tmp_path / "out") == 2
+    assert "not an image file" in capsys.readouterr().err
+    assert (tmp_path / "out" / "latest").read_text().strip() == "iter_2"
+
+
+def test_the_average_begins_where_a_run_is_resumed_with_it(
+    persons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = person_config(tmp_path, persons)
-    options = ["--save_interval", 1, "--keep_checkpoint_max", 2, "--save_dir", tmp_path / "out"]
-    assert train("--config", config, *options) == 0
-    assert sorted(path.name for path in (tmp_path / "out").glob("iter_*")) == ["iter_1000", "iter_5", "iter_6"]
+    options = ["--config", config, "--save_interval", 3, "--do_eval"]
+    assert train(*options, "--save_dir", tmp_path / "out") == 0
+    again = ["--resume", tmp_path / "out" / "iter_3", "--use_ema", "--save_dir", tmp_path / "again"]
+    assert train(*options, *again) == 0
+    text = capsys.readouterr().out
+    assert "--use_ema: the checkpoint has no average of the weights; it begins here" in text
+    assert f"{tmp_path / 'again'} has no best_model yet: the next evaluation makes it" in text
+    assert (tmp_path / "again" / "best_model").is_dir()
+    assert train(*options, "--resume", tmp_path / "again" / "iter_6", "--save_dir", tmp_path / "again") == 0
+    assert "the checkpoint has an average of the weights, which ends here: no --use_ema" in capsys.readouterr().out
+
+
+def test_a_classifier_writes_the_files_that_its_documents_name(shapes: Path, tmp_path: Path) -> None:
+    options = ["--batch-size=16", "--epochs", 1, "--image-size", 32, "--resize-size", 32, "--lr", 0.01]
+    with contextlib.chdir(shapes.parent):
+        (shapes.parent / "lite_data").symlink_to(shapes)  # no --data-path: the usual folder
+        assert train(*options, "--amp_level=O2", f"--output-dir={tmp_path / 'out'}") == 0
+        weights = tmp_path / "out" / "latest.pdparams"
+        assert train(*options[:1], *options[3:7], "--test-only", f"--pretrained={weights}") == 0
+    assert (tmp_path / "out" / "best.pdparams").exists()

@@ -137,7 +137,7 @@ class _Signature:
             if type(value) in (list, tuple):  # asked first: 'is it a Tensor' is slow for what is none
                 last = None
                 for item in value:
-                    if item is not None and item.dtype is not last:
+                    if item is not None and item.dtype is not last and not (spare_scalars and item.dim() == 0):
                         last = item.dtype
                         found.append(last)
             elif isinstance(value, Tensor) and (not spare_scalars or value.dim()):
@@ -340,10 +340,14 @@ def _cast_arguments(
     args = list(args)
     for slot in slots:
         if slot < len(args):
-            value = args[slot]
-            if not (spare_scalars and isinstance(value, Tensor) and value.dim() == 0):
-                args[slot] = _cast(value, dtype)
+            args[slot] = _cast_but_scalars(args[slot], dtype) if spare_scalars else _cast(args[slot], dtype)
     return args
+
+
+def _cast_but_scalars(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_cast_but_scalars(item, dtype) for item in value]
+    return value if isinstance(value, Tensor) and value.dim() == 0 else _cast(value, dtype)
 
 
 def _cover(compiled: Any, overload: Any, op: Op, device_type: str) -> None:

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from mezzo._errors import RunError
 from mezzo.optim import Verdict, describe_parameter
 
 _Stepped = Sequence[tuple["weakref.ref[Optimizer]", Verdict]]
 
 
-class LossScaleFloorError(RuntimeError):
+class LossScaleFloorError(RunError, RuntimeError):
     """Gradients overflow step after step although the loss scale is as small as it may get."""
 
 

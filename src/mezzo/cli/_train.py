@@ -5,6 +5,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
+from mezzo._extras import require
 from mezzo.cli._training import Given
 
 _Path: TypeAlias = Path | None
@@ -23,6 +24,7 @@ def train(
     config: Annotated[_Path, _option("A PaddleSeg YAML file: train by it.", "--config")] = None,
     data_path: Annotated[_Path, _option("Folder of images: train a classifier on it.", "--data-path")] = None,
     model: Annotated[_Text, _option("Classifier [mobilenet_v3_small].", "--model")] = None,
+    num_classes: Annotated[_Int, _option("Classes [counted in the training data].", "--num-classes")] = None,
     precision: Annotated[_Text, _option("fp32, fp16 or bf16.", "--precision")] = None,
     amp_level: Annotated[_Text, _option("O0, OD, O1 or O2.", "--amp-level")] = None,
     batch_size: Annotated[_Int, _option("Samples of one process.", "--batch-size", "-b")] = None,
@@ -61,13 +63,16 @@ def train(
     fsdp: Annotated[bool, _option("Share weights among processes (FSDP2).", "--fsdp")] = False,
     log_ops: Annotated[bool, _option("Print operators and dtypes of the first step.", "--log-ops")] = False,
     to_static: Annotated[bool, _option("One GPU: replay a captured step.", "--to-static-training")] = False,
+    use_vdl: Annotated[bool, _option("Accepted; TensorBoard events are always written.", "--use-vdl")] = False,
     test_only: Annotated[bool, _option("Evaluate, do not train.", "--test-only")] = False,
     opts: Annotated[_Texts, _option("Change a value of the file: a.b=c.", "--opts")] = None,
     more_opts: Annotated[_Texts, typer.Argument(hidden=True)] = None,
 ) -> int:
     """Train by a configuration (--config) or a classifier on images (--data-path); under torchrun on many devices."""
+    require("cv2", "PIL", "safetensors", extra="vision")
     given = Given(
-        config=config, data_path=data_path, model=model, precision=precision, amp_level=amp_level, batch_size=batch_size,
+        config=config, data_path=data_path, model=model, num_classes=num_classes, precision=precision,
+        amp_level=amp_level, batch_size=batch_size,
         learning_rate=learning_rate, iters=iters, epochs=epochs, opt=opt, momentum=momentum, weight_decay=weight_decay,
         lr_step_size=lr_step_size, lr_gamma=lr_gamma, auto_augment=auto_augment, random_erase=random_erase,
         crop_scale=crop_scale, image_size=image_size, resize_size=resize_size, start_epoch=start_epoch,
@@ -76,7 +81,7 @@ def train(
     options = given.options(
         save_dir=save_dir, resume=resume, pretrained=pretrained, device=device, seed=seed, workers=workers,
         log_every=log_every, save_every=save_every, keep_checkpoints=keep_checkpoints, early_stop_after=early_stop_after,
-        data_format=data_format, do_eval=do_eval or config is None, use_ema=use_ema, sync_bn=sync_bn, fsdp=fsdp,
+        data_format=data_format, do_eval=do_eval or given.has_validation(), use_ema=use_ema, sync_bn=sync_bn, fsdp=fsdp,
         log_ops=log_ops, to_static=to_static,
     )  # fmt: skip
     from mezzo.train import evaluate, train  # torch takes seconds to import: not for --help
@@ -84,7 +89,7 @@ def train(
     if test_only:
         evaluate(given.recipe(), options)
     else:
-        train(given.recipe(), options, notices=given.notices())
+        train(given.recipe(), options)
     return 0
 
 
@@ -100,6 +105,7 @@ def evaluate(
     data_path: Annotated[_Path, _option("Folder of images, for a classifier.", "--data-path")] = None,
     model: Annotated[_Text, _option("Classifier [mobilenet_v3_small].", "--model")] = None,
     weights: Annotated[_Path, _option("Weights, or a checkpoint folder.", "--model-path", "--pretrained")] = None,
+    num_classes: Annotated[_Int, _option("Classes [counted in the training data].", "--num-classes")] = None,
     precision: Annotated[_Text, _option("fp32, fp16 or bf16.", "--precision")] = None,
     amp_level: Annotated[_Text, _option("O0, OD, O1 or O2.", "--amp-level")] = None,
     batch_size: Annotated[_Int, _option("Samples of one process.", "--batch-size", "-b")] = None,
@@ -111,8 +117,10 @@ def evaluate(
     more_opts: Annotated[_Texts, typer.Argument(hidden=True)] = None,
 ) -> int:
     """Evaluate weights on the validation data of a configuration or of a folder of images."""
+    require("cv2", "PIL", "safetensors", extra="vision")
     given = Given(
-        config=config, data_path=data_path, model=model, precision=precision, amp_level=amp_level, batch_size=batch_size,
+        config=config, data_path=data_path, model=model, num_classes=num_classes, precision=precision,
+        amp_level=amp_level, batch_size=batch_size,
         image_size=image_size, resize_size=resize_size, opts=(*(opts or ()), *_extra(opts, more_opts)),
     )  # fmt: skip
     from mezzo.train import evaluate
@@ -127,6 +135,7 @@ def prepare(
     directory: Annotated[Path, typer.Argument(help="Folder to make.")],
 ) -> int:
     """Make a small data set to try commands on: generated, the same each time, and learnable."""
+    require("cv2", "PIL", extra="vision")
     from mezzo.cli._show import progress_bar
     from mezzo.data import prepare
 

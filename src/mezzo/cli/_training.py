@@ -23,8 +23,17 @@ _OF_CLASSIFICATION: tuple[str, ...] = (
     "lr_step_size",
     "lr_gamma",
 )
-_OF_CLASSIFICATION += ("auto_augment", "random_erase", "crop_scale", "start_epoch", "image_size", "resize_size")
+_OF_CLASSIFICATION += (
+    "num_classes",
+    "auto_augment",
+    "random_erase",
+    "crop_scale",
+    "start_epoch",
+    "image_size",
+    "resize_size",
+)
 _OF_SEGMENTATION = ("iters", "opts")
+DEFAULT_DATA = (Path("ILSVRC2012"), Path("lite_data"))
 _SPELLED = {"weight_decay": "--wd"}
 
 
@@ -39,6 +48,7 @@ class Given:
     config: Path | None = None
     data_path: Path | None = None
     model: str | None = None
+    num_classes: int | None = None
     epochs: int | None = None
     opt: str | None = None
     momentum: float | None = None
@@ -66,7 +76,8 @@ class Given:
         """
         from mezzo.config import classification_recipe, load_recipe
 
-        if (self.config is None) == (self.data_path is None):
+        data_path = self._data_path()
+        if (self.config is None) == (data_path is None):
             came = "neither" if self.config is None else "both"
             raise UsageError(
                 f"{came} of --config and --data-path: give --config FILE.yml to train by a configuration, or "
@@ -82,7 +93,7 @@ class Given:
                 learning_rate=self.learning_rate,
             )
         given = {name: getattr(self, name) for name in _OF_CLASSIFICATION if name != "start_epoch"}
-        given |= {"lr": self.learning_rate, "batch_size": self.batch_size}
+        given |= {"data_path": data_path, "lr": self.learning_rate, "batch_size": self.batch_size}
         return classification_recipe(**{name: value for name, value in given.items() if value is not None})
 
     def options(self, **others: Any) -> RunOptions:
@@ -96,15 +107,24 @@ class Given:
         given: dict[str, Any] = {name: value for name, value in others.items() if value is not None}
         return RunOptions(precision=precision, **given)
 
-    def notices(self) -> list[str]:
-        """Return what is said and has no effect."""
-        if self.config is not None and self.amp_level not in (None, "O0") and self.precision in (None, "fp32"):
-            return [f"--amp_level {self.amp_level} has no effect at fp32; add --precision fp16 or bf16"]
-        return []
+    def has_validation(self) -> bool:
+        """Return whether a classifier's folder has images to evaluate on: then it is evaluated, asked or not."""
+        from mezzo.data import has_split
+
+        data_path = self._data_path()
+        return data_path is not None and has_split(data_path, "val")
+
+    def _data_path(self) -> Path | None:
+        """Return the folder of images; the documents' certification names none, then it is a usual one."""
+        if self.config is None and self.data_path is None:
+            return next((path for path in DEFAULT_DATA if path.is_dir()), None)
+        return self.data_path
 
     def _refuse_others(self) -> None:
         wrong = _OF_CLASSIFICATION[1:] if self.config is not None else _OF_SEGMENTATION
-        given = [_SPELLED.get(name, f"--{name.replace('_', '-')}") for name in wrong if getattr(self, name)]
+        given = [
+            _SPELLED.get(name, f"--{name.replace('_', '-')}") for name in wrong if getattr(self, name) not in (None, ())
+        ]
         if given:
             where = "with --config: it belongs into the file" if self.config is not None else "with --data-path"
             raise UsageError(f"{given[0]} cannot be used {where}")

@@ -45,7 +45,10 @@ class _Scaled:
 
 @dataclass(frozen=True, kw_only=True)
 class PolynomialDecay(_Scaled):
-    """From the first rate to `end_lr` in `decay_steps`, as (1 - t) ** power; then constant, or again with `cycle`."""
+    """From the first rate to `end_lr` in `decay_steps`, as (1 - t) ** power; then constant, or again with `cycle`.
+
+    With a power of 0 the first rate stays.
+    """
 
     decay_steps: int
     end_lr: float = 0.0
@@ -55,7 +58,7 @@ class PolynomialDecay(_Scaled):
     def _check(self) -> None:
         whole("decay_steps", self.decay_steps, at_least=1)
         number("end_lr", self.end_lr, at_least=0)
-        number("power", self.power, above=0)
+        number("power", self.power, at_least=0)
         flag("cycle", self.cycle)
 
     def at(self, position: int) -> float:

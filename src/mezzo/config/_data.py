@@ -11,10 +11,9 @@ from typing import Any, Literal, get_args, get_origin
 from mezzo.config._check import attempt, check_arguments, create, find_type
 from mezzo.config._errors import Faults, short, unknown_key
 from mezzo.config._tree import Node
-from mezzo.data import DATASETS, TRANSFORMS, Compose, Dataset
+from mezzo.data import DATASETS, IGNORE, TRANSFORMS, Compose, Dataset, Transform
 
-IGNORED = 255
-MODES = ("train", "val", "test", "trainval")  # the last one of Pascal VOC alone
+PADDING = "label_padding_value"
 MAX_CLASSES = 255  # labels are bytes, and one value is for pixels that do not count
 
 
@@ -35,14 +34,23 @@ class DataRecipe:
         return self.factory(**self.options)
 
 
-def read_data(tree: Node, key: Literal["train_dataset", "val_dataset"], faults: Faults) -> DataRecipe | None:
-    """Return the data of a block; None if there is none, or after noting what is wrong. Nothing is opened."""
+def read_data(
+    tree: Node, key: Literal["train_dataset", "val_dataset"], num_classes: int | None, faults: Faults
+) -> DataRecipe | None:
+    """Return the data of a block; None if there is none, or after noting what is wrong. Nothing is opened.
+
+    Args:
+        tree: The configuration.
+        key: The block.
+        num_classes: How many classes there are; None if that is not known.
+        faults: Where to note.
+    """
     if key not in tree.block:
         return None
     node = tree.block[key]
     before = len(faults)
     factory = find_type(node, "data set", DATASETS, faults)
-    transforms = _transforms(node, key, faults)
+    transforms = _transforms(_with_padding(node, ignored_of(tree, key), num_classes, faults), key, faults)
     if factory is not None and check_arguments(node, factory, faults, given=("transforms",)):
         _check_types(node, factory, faults)
         _check_list(node, factory, faults)
@@ -55,12 +63,45 @@ def _transforms(node: Node, key: str, faults: Faults) -> Compose | None:
     if not isinstance(node.get("transforms"), list):
         faults.add(node.mark_of("transforms"), f"{key}: transforms must be a list, as in [{{type: Normalize}}]")
         return None
-    made = [create(item, "transform", TRANSFORMS, faults) for item in node.block["transforms"].items]
+    # Evaluation compares with the labels as they are in the files, so only the image is changed.
+    image_only = key == "val_dataset"
+    made = [_transform(item, image_only, faults) for item in node.block["transforms"].items]
     good = [transform for transform in made if transform is not None]
     if len(good) < len(made):
         return None
-    # Evaluation compares with the labels as they are in the files, so only the image is changed.
-    return attempt(node.block["transforms"], faults, Compose, good, image_only=key == "val_dataset")
+    return attempt(node.block["transforms"], faults, Compose, good, image_only=image_only)
+
+
+def _transform(node: Node, image_only: bool, faults: Faults) -> Transform | None:
+    """Return the transform of a block, or None after noting at its line why there is none, or none for evaluation."""
+    made = create(node, "transform", TRANSFORMS, faults)
+    if made is None or attempt(node, faults, Compose, [made], image_only=image_only) is None:
+        return None
+    return made
+
+
+def _with_padding(node: Node, ignored: int, num_classes: int | None, faults: Faults) -> Node:
+    """Return a data set's block whose transforms pad labels with the value that does not count: see `Sample.label`.
+
+    Files say `ignored` for such pixels; data sets turn that into 255 as they read, so transforms have to pad with 255.
+    """
+    written = node.block.get("transforms")
+    if written is None or not written.items:
+        return node
+    padded = [_padding(item, ignored, num_classes, faults) for item in written.items]
+    return node.with_entries({"transforms": Node(padded, written.mark)})
+
+
+def _padding(node: Node, ignored: int, num_classes: int | None, faults: Faults) -> Node:
+    value = node.get(PADDING)
+    if type(value) is not int:  # not given, or refused by the transform
+        return node
+    if value == ignored:
+        return node.with_entries({PADDING: Node(IGNORE, node.mark_of(PADDING))})
+    if num_classes is not None and num_classes <= value < IGNORE:
+        text = f"{PADDING}={value}: must be {ignored}, which does not count, or a class below {num_classes}"
+        faults.add(node.mark_of(PADDING), text)
+    return node
 
 
 def _check_types(node: Node, factory: Callable[..., object], faults: Faults) -> None:
@@ -83,10 +124,11 @@ def _hints(factory: Callable[..., object]) -> dict[str, Any]:
 
 
 def _check_list(node: Node, factory: Callable[..., object], faults: Faults) -> None:
-    """Note a mode that nobody knows, and a list file that the mode needs and that is not named."""
+    """Note a mode that the data set does not have, and a list file that the mode needs and that is not named."""
     mode = node.get("mode")
-    if isinstance(mode, str) and mode not in MODES:
-        faults.add(node.mark_of("mode"), unknown_key("mode", mode, MODES))
+    modes = getattr(factory, "MODES", (mode,))
+    if isinstance(mode, str) and mode not in modes:
+        faults.add(node.mark_of("mode"), unknown_key("mode", mode, modes))
         return
     needed = f"{mode}_path"
     if needed in _hints(factory) and not node.get(needed):
@@ -102,7 +144,7 @@ def classes_of(tree: Node, key: str) -> int | None:
     return written if type(written) is int else own
 
 
-def ignored_of(tree: Node) -> int:
-    """Return the label that does not count in the files of the training data."""
-    written = tree.block.get("train_dataset", Node(None, tree.mark)).get("ignore_index")
-    return written if type(written) is int else IGNORED
+def ignored_of(tree: Node, key: str = "train_dataset") -> int:
+    """Return the label that does not count in the files of a data set."""
+    written = tree.block.get(key, Node(None, tree.mark)).get("ignore_index")
+    return written if type(written) is int else IGNORE

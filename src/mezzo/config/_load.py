@@ -30,6 +30,7 @@ UNUSED = {
     "test_config": "evaluation is at one scale, without flipping",
     "distill_loss": "there is no distillation here",
     "amp": "precision is set with --precision and --amp_level",
+    **dict.fromkeys(("global", "runtime", "train", "eval", "test", "infer"), "what runs is said by the command here"),
     **dict.fromkeys(
         ("precision", "amp_level", "seed", "device", "num_workers", "log_iters", "save_interval"), _COMMAND
     ),
@@ -73,7 +74,8 @@ def _read(tree: Node, faults: Faults) -> Recipe:
     loss = read_loss(tree, ignored_of(tree), classes, faults)
     schedule = read_schedule(tree, faults)
     optimizer = read_optimizer(tree, 1.0 if schedule is None else schedule.peak, faults)
-    train, val = read_data(tree, "train_dataset", faults), read_data(tree, "val_dataset", faults)
+    train = read_data(tree, "train_dataset", classes, faults)
+    val = read_data(tree, "val_dataset", classes, faults)
     size, steps = _count(tree, "batch_size", faults), _count(tree, "iters", faults)
     if outline is not None and optimizer is not None:
         check_parts(optimizer, outline, tree.mark_of("optimizer"), faults)

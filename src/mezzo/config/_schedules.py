@@ -75,9 +75,15 @@ def read_schedule(tree: Node, faults: Faults) -> Schedule | None:
 
 
 def _has_both(node: Node, faults: Faults) -> bool:
-    """Return whether warm-up has its length and its first rate, or neither."""
+    """Return whether warm-up has its length and its first rate, or neither; a length of 0 needs no rate."""
     given = [key for key in _WARMUP if key in node.block]
+    if given == ["warmup_iters"] and _is_zero(node.get("warmup_iters")):
+        return True
     if len(given) == 1:
         (other,) = set(_WARMUP) - set(given)
         faults.add(node.mark_of(given[0]), f"{given[0]} needs {other} beside it")
     return len(given) != 1
+
+
+def _is_zero(value: object) -> bool:
+    return type(value) is int and value == 0

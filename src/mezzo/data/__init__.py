@@ -2,7 +2,7 @@
 
 from mezzo.data import transforms
 from mezzo.data._augment import CenterCrop, RandomCrop, RandomErase, RandomResizedCrop, ResizeShort
-from mezzo.data._classes import ImageFolder, ImageList, open_classification
+from mezzo.data._classes import ImageFolder, ImageList, has_split, open_classification
 from mezzo.data._datasets import ADE20K, DATASETS, Cityscapes, ListDataset, OpticDiscSeg, PascalVOC
 from mezzo.data._device import DeviceBatch, Prefetcher, ToInput
 from mezzo.data._errors import DataError
@@ -29,6 +29,7 @@ __all__ = [
     "ImageFolder",
     "ImageList",
     "open_classification",
+    "has_split",
     "read_image",
     "decode_image",
     "read_label",

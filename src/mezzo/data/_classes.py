@@ -7,10 +7,11 @@ from pathlib import Path
 
 from mezzo.data._errors import DataError
 from mezzo.data._images import SUFFIXES, read_image
-from mezzo.data._lists import existing_folder, inside, list_lines
+from mezzo.data._lists import existing_folder, file_under, list_lines
 from mezzo.data._sample import Sample
 
-SPLITS = ("train", "val")
+TRAIN = "train"
+SPLITS = (TRAIN, "val")
 
 
 class ClassDataset:
@@ -41,33 +42,41 @@ class ClassDataset:
 class ImageFolder(ClassDataset):
     """`ROOT/SPLIT/CLASS/x.jpg`; the class index is the place of the folder name in sorted order.
 
-    Empty folders count: they keep the indices of the others. Images lie directly in the folder of their class.
+    The names are those of train for every split, where train is there: a class has one index, even if val lacks some.
+    Empty folders count: they keep the indices of the others. Folders that begin with a dot do not. Images lie directly
+    in the folder of their class.
 
     Args:
         root: Folder that holds the splits.
         split: train or val.
         num_classes: Number of classes, if more than there are folders.
+
+    Raises:
+        DataError: There is no such split, no class or no image in it, or a class that train does not have.
     """
 
     def __init__(self, root: str | Path, split: str = "train", num_classes: int | None = None) -> None:
         base = Path(existing_folder(root, "data folder"), split)
         if not base.is_dir():
             raise DataError(f"{root}: no folder {split!r}; images lie in {split}/CLASS/x.jpg")
-        self.classes = sorted(entry.name for entry in os.scandir(base) if entry.is_dir())
-        if not self.classes:
-            raise DataError(f"{base}: no class folders; images lie in {split}/CLASS/x.jpg")
-        if num_classes is not None and num_classes < len(self.classes):
-            raise DataError(f"{base}: {len(self.classes)} class folders, but num_classes={num_classes}")
-        entries = [(path, index) for index, name in enumerate(self.classes) for path in _images(base / name)]
-        if not entries:
+        train = Path(root, TRAIN)
+        named_by = train if train.is_dir() else base
+        own, self.classes = _folders(base), _folders(named_by)
+        if odd := sorted(set(own) - set(self.classes)):
             raise DataError(
-                f"{base}: no image in {len(self.classes)} class folders; known are {', '.join(sorted(SUFFIXES))}"
+                f"{base / odd[0]}: {train} has no class {odd[0]!r}; add the folder there or remove this one"
             )
+        if num_classes is not None and num_classes < len(self.classes):
+            raise DataError(f"{named_by}: {len(self.classes)} class folders, but num_classes={num_classes}")
+        index = {name: place for place, name in enumerate(self.classes)}
+        entries = [(path, index[name]) for name in own for path in _images(base / name)]
+        if not entries:
+            raise DataError(f"{base}: no image in {len(own)} class folders; known are {', '.join(sorted(SUFFIXES))}")
         super().__init__(entries, num_classes or len(self.classes))
 
 
 class ImageList(ClassDataset):
-    """What a list file names: `path label` a line, the path relative to the root, the label an integer from 0.
+    """What a list file names: `path label` a line, the path relative to the root or absolute, the label from 0.
 
     Args:
         root: Folder that the paths are relative to.
@@ -104,6 +113,12 @@ def open_classification(root: str | Path, split: str, num_classes: int | None = 
     return ImageFolder(base, split, num_classes)
 
 
+def has_split(root: str | Path, split: str) -> bool:
+    """Return whether there is data of a split to open: a list file or a folder; what is in it is not looked at."""
+    base = Path(root)
+    return _list_of(base, split) is not None or (base / split).is_dir()
+
+
 def _list_of(base: Path, split: str) -> Path | None:
     candidates = (base / f"{split}_list.txt", base / f"{split}.txt")
     return next((path for path in candidates if path.is_file()), None)
@@ -113,6 +128,14 @@ def _classes_in_lists(base: Path) -> int:
     """Return the number of classes that the lists of all splits name together: a small val may lack some."""
     lists = [found for split in SPLITS if (found := _list_of(base, split))]
     return max(ImageList(base, path).num_classes for path in lists)
+
+
+def _folders(base: Path) -> list[str]:
+    """Return the names of the class folders of a split, sorted; one at least."""
+    names = sorted(entry.name for entry in os.scandir(base) if entry.is_dir() and not entry.name.startswith("."))
+    if not names:
+        raise DataError(f"{base}: no class folders; images lie in {base.name}/CLASS/x.jpg")
+    return names
 
 
 def _images(folder: Path) -> list[str]:
@@ -130,4 +153,4 @@ def _entry(root: str, line: str, where: str, num_classes: int | None) -> tuple[s
         raise DataError(f"{where}: {label!r} is no class index; a line is 'path label', the label an integer from 0")
     if num_classes is not None and int(label) >= num_classes:
         raise DataError(f"{where}: label {label}, but there are {num_classes} classes (0 to {num_classes - 1})")
-    return inside(root, name, where), int(label)
+    return file_under(root, name, where), int(label)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mezzo._errors import unknown_choice
 from mezzo.data._errors import DataError
-from mezzo.data._lists import existing_folder, inside, list_lines
+from mezzo.data._lists import existing_folder, file_under, list_lines
 from mezzo.data._pairs import Pair, PairDataset
 from mezzo.data._sample import IGNORE
 
@@ -20,7 +20,7 @@ MODES = ("train", "val", "test")
 
 
 class ListDataset(PairDataset):
-    """What the list file of a mode names: `image label` a line, paths relative to the root.
+    """What the list file of a mode names: `image label` a line, paths relative to the root or absolute.
 
     Args:
         dataset_root: Folder that the lines are relative to.
@@ -37,6 +37,8 @@ class ListDataset(PairDataset):
     Raises:
         DataError: A folder, a list or a file of the list is missing, or a line is wrong; the line is named.
     """
+
+    MODES = MODES
 
     def __init__(
         self,
@@ -72,6 +74,7 @@ class Cityscapes(PairDataset):
     """
 
     NUM_CLASSES = 19
+    MODES = MODES
 
     def __init__(self, dataset_root: str, mode: str = "train", edge: bool = False) -> None:
         _check_unsupported(edge)
@@ -96,10 +99,11 @@ class ADE20K(PairDataset):
     """
 
     NUM_CLASSES = 150
+    MODES = ("train", "val")
 
     def __init__(self, dataset_root: str, mode: str = "train", edge: bool = False) -> None:
         _check_unsupported(edge)
-        split = {"train": "training", "val": "validation"}[_mode(mode, ("train", "val"))]
+        split = {"train": "training", "val": "validation"}[_mode(mode, self.MODES)]
         root = existing_folder(dataset_root, "dataset_root")
         images = sorted(glob.glob("*.jpg", root_dir=os.path.join(root, "images", split)))
         if not images:
@@ -117,25 +121,32 @@ class PascalVOC(PairDataset):
 
     Args:
         dataset_root: Folder that holds `VOC2012`, or is it.
-        mode: train, val or trainval.
+        mode: train, val, trainval or trainaug. The last is train, and then what `aug.txt` names, with labels from
+            `SegmentationClassAug`.
         edge: Not offered: must stay false.
     """
 
     NUM_CLASSES = 21
+    MODES = ("train", "val", "trainval", "trainaug")
 
     def __init__(self, dataset_root: str, mode: str = "train", edge: bool = False) -> None:
         _check_unsupported(edge)
         root = existing_folder(dataset_root, "dataset_root")
         nested = os.path.join(root, "VOC2012")
         base = nested if os.path.isdir(nested) else root
-        name = _mode(mode, ("train", "val", "trainval"))
-        lines = list_lines(Path(base, "ImageSets", "Segmentation", f"{name}.txt"))
-        super().__init__([self._pair(base, stem, where) for where, stem in lines], self.NUM_CLASSES)
+        if _mode(mode, self.MODES) == "trainaug":
+            pairs = self._pairs(base, "train") + self._pairs(base, "aug", "SegmentationClassAug")
+        else:
+            pairs = self._pairs(base, mode)
+        super().__init__(pairs, self.NUM_CLASSES)
 
     @staticmethod
-    def _pair(base: str, stem: str, where: str) -> Pair:
-        image, label = f"JPEGImages/{stem}.jpg", f"SegmentationClass/{stem}.png"
-        return inside(base, image, where), inside(base, label, where)
+    def _pairs(base: str, name: str, labels: str = "SegmentationClass") -> list[Pair]:
+        """Return the pairs that one of the lists names, in its order."""
+        return [
+            (file_under(base, f"JPEGImages/{stem}.jpg", where), file_under(base, f"{labels}/{stem}.png", where))
+            for where, stem in list_lines(Path(base, "ImageSets", "Segmentation", f"{name}.txt"))
+        ]
 
 
 class OpticDiscSeg(ListDataset):
@@ -193,7 +204,7 @@ def _read_pairs(path: Path, root: str, separator: str, *, label_required: bool) 
         if not (1 if not label_required else 2) <= len(columns) <= 2:
             wanted = f"'image{separator}label'" + ("" if label_required else " or 'image'")
             raise DataError(f"{where}: {len(columns)} columns in {line!r}; a line is {wanted}")
-        files = [inside(root, name, where) for name in columns]
+        files = [file_under(root, name, where) for name in columns]
         _check_files(files, where)
         pairs.append((files[0], files[1] if len(files) == 2 else None))
     if not pairs:

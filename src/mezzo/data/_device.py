@@ -19,6 +19,8 @@ class DeviceBatch:
     images: Tensor
     labels: Tensor
     paths: list[str]
+    undo: tuple[tuple[str, int, int], ...] = ()
+    """See `Sample.undo`."""
 
 
 class ToInput:
@@ -65,7 +67,7 @@ class Prefetcher:
     def _move(self, batch: Batch) -> DeviceBatch:
         images = batch.images.to(self._device, non_blocking=True)
         labels = batch.labels.to(self._device, non_blocking=True).long()
-        return DeviceBatch(self._to_input(images), labels, batch.paths)
+        return DeviceBatch(self._to_input(images), labels, batch.paths, batch.undo)
 
     def _move_aside(self, batch: Batch, stream: torch.cuda.Stream) -> DeviceBatch:
         current = torch.cuda.current_stream(self._device)

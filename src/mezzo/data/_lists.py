@@ -1,4 +1,4 @@
-"""List files: one sample a line, paths relative to a root, columns between separators."""
+"""List files: one sample a line, paths relative to a root or absolute, columns between separators."""
 
 from __future__ import annotations
 
@@ -24,19 +24,16 @@ def list_lines(path: Path) -> Iterator[tuple[str, str]]:
             yield f"{path}:{number}", line.strip()
 
 
-def inside(root: str, name: str, where: str) -> str:
-    """Return the path of a file under a root; `where` names the line that asks for it.
+def file_under(root: str, name: str, where: str) -> str:
+    """Return the path of a file that a list names: relative to the root, or absolute; `where` is the line.
+
+    The file may lie outside of the root, by `..` or by its absolute path: lists that share images do that.
 
     Raises:
-        DataError: The name leaves the root, by `..` or as an absolute path, or is no file name.
+        DataError: The name is no file name.
     """
     if not name or "\0" in name:
         raise DataError(f"{where}: {name!r} is no file name")
-    if ".." not in name and not os.path.isabs(name):
-        return os.path.join(root, name)  # the usual case, kept cheap: lists may have a million lines
-    base = os.path.abspath(root)
-    if os.path.commonpath([base, os.path.abspath(os.path.join(base, name))]) != base:
-        raise DataError(f"{where}: {name!r} lies outside of {root!r}; paths in a list are relative to that folder")
     return os.path.join(root, name)
 
 

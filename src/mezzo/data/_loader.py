@@ -27,10 +27,12 @@ class Batch:
     images: Tensor
     labels: Tensor
     paths: list[str]
+    undo: tuple[tuple[str, int, int], ...] = ()
+    """See `Sample.undo`; the same for all images of a batch."""
 
     def pin_memory(self) -> Batch:
         """Return the batch in memory from which copies to a GPU do not wait; the `DataLoader` calls it."""
-        return Batch(self.images.pin_memory(), self.labels.pin_memory(), self.paths)
+        return Batch(self.images.pin_memory(), self.labels.pin_memory(), self.paths, self.undo)
 
 
 class _Reader(data.Dataset[Any]):
@@ -55,18 +57,27 @@ def _collate(samples: Sequence[Sample | MezzoError]) -> Batch | MezzoError:
     for sample in samples:
         if isinstance(sample, MezzoError):
             return sample
-    good = cast(Sequence[Sample], samples)
+    good = cast(Sequence[Any], samples)  # of samples
     for sample in good:
+        if sample.label is None:
+            return DataError(f"{sample.path}: has no label, and training and evaluation need one")
         if sample.image.shape != good[0].image.shape:
-            (h, w), (other_h, other_w) = good[0].image.shape[:2], sample.image.shape[:2]
-            return DataError(
-                f"a batch needs images of one size: {good[0].path} is {w}x{h}, {sample.path} {other_w}x{other_h}; "
-                "end the transforms with a crop or Resize of fixed size, or use a batch size of 1"
-            )
+            return DataError(_two_sizes("images", good[0].path, good[0].image, sample.path, sample.image))
+        if np.shape(sample.label) != np.shape(good[0].label) or sample.undo != good[0].undo:
+            return DataError(_two_sizes("labels", good[0].path, good[0].label, sample.path, sample.label))
     return Batch(
         torch.from_numpy(np.stack([sample.image for sample in good])),
         torch.from_numpy(np.stack([np.asarray(sample.label) for sample in good])),
         [sample.path for sample in good],
+        good[0].undo,
+    )
+
+
+def _two_sizes(what: str, path: str, array: Any, other_path: str, other: Any) -> str:
+    (height, width), (other_height, other_width) = np.shape(array)[:2], np.shape(other)[:2]
+    return (
+        f"a batch needs {what} of one size: {path} has {width}x{height}, {other_path} {other_width}x{other_height}; "
+        "end the transforms with a crop or Resize of fixed size, or use a batch size of 1"
     )
 
 

@@ -22,6 +22,8 @@ class Sample:
     """(H, W) class ids, 255 ignored; or a class index; or nothing, where a test list has no labels."""
     path: str
     """Of the image, for messages."""
+    undo: tuple[tuple[str, int, int], ...] = ()
+    """In evaluation: what changed the image's size (`resize` or `pad`) and the height and width before it, in order."""
 
 
 class Transform(Protocol):

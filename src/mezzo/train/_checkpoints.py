@@ -11,12 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mezzo.checkpoint import CheckpointError, CheckpointStore, read_state, save_weights, write_state
-from mezzo.models import load_weights
-from mezzo.train._session import Session, seed_everything
+from mezzo.checkpoint import CheckpointError, CheckpointStore, explained, read_state, save_weights, write_state
+from mezzo.models import load_weights, save_pdparams
+from mezzo.train._ema import Ema
+from mezzo.train._session import BEST, Session, seed_everything
 from mezzo.train._sharded import load_whole_states, whole_states
 
-BEST = "best_model"
+_RESULTS = frozenset(
+    f"{BEST} latest latest.pdparams best.pdparams scalars.jsonl tensorboard curves.png config.yml run.json".split()
+)
 
 
 @dataclass(slots=True)
@@ -52,6 +55,8 @@ def save(session: Session, store: CheckpointStore, progress: Progress) -> Path:
 
         store.save(folder.name, write)
         store.save_latest(folder.name)
+        if session.recipe.task == "classification":  # the file that the documents of the classifier name
+            save_pdparams(model, store.directory / "latest.pdparams")
         store.prune(up_to=progress.step)
     session.world.barrier()
     return folder
@@ -62,6 +67,22 @@ def save_best(session: Session, store: CheckpointStore) -> None:
     model, _ = _whole(session)
     if session.world.is_first:
         store.save(BEST, lambda folder: save_weights(folder, model))
+        if session.recipe.task == "classification":
+            save_pdparams(model, store.directory / "best.pdparams")
+
+
+def put_aside(directory: Path) -> Path | None:
+    """Move the results of an earlier run into a folder beside those to come, so that they do not mix; return it."""
+    names = [path for path in directory.glob("*") if path.name in _RESULTS or path.name.startswith("iter_")]
+    if not names:
+        return None
+    number = 1 + max((int(p.name.rpartition("_")[2]) for p in directory.glob("previous_[0-9]*")), default=0)
+    target = directory / f"previous_{number}"
+    with explained(target):
+        target.mkdir()
+        for path in names:
+            path.rename(target / path.name)
+    return target
 
 
 def _whole(session: Session) -> tuple[nn.Module, dict[str, Any]]:
@@ -81,6 +102,10 @@ def resume(session: Session, folder: Path) -> Progress:
     Raises:
         CheckpointError: The folder holds no complete checkpoint, or one of a run with other data or batch size.
     """
+    if not (folder / "state.json").exists() and (folder / "model.safetensors").exists():
+        raise CheckpointError(
+            f"{folder}: holds weights only, nothing to resume; start from them with --pretrained {folder}"
+        )
     state = read_state(folder)
     try:
         then, now = state["run"], _fixed(session)
@@ -92,8 +117,7 @@ def resume(session: Session, folder: Path) -> Progress:
             )
         _restore_weights(session, folder, state)
         session.precision.load_state_dict(state["precision"])
-        if session.ema is not None and state["ema"] is not None:
-            session.ema.load_state_dict(state["ema"])
+        _restore_average(session, state["ema"])
         _set_random_state(session, state["random"])
         return Progress(**state["progress"])
     except (KeyError, TypeError) as error:
@@ -102,15 +126,26 @@ def resume(session: Session, folder: Path) -> Progress:
 
 def _restore_weights(session: Session, folder: Path, state: dict[str, Any]) -> None:
     model = session.recipe.create_model() if session.options.fsdp else session.model
+    for name, value in _counters(model).items():  # first: loading weights is when guards of statistics look
+        value.copy_(state["counters"][name])
     report = load_weights(model, folder / "model.safetensors")
     if report.missing or report.unexpected or report.mismatched:
         raise CheckpointError(f"{folder}: its weights are not those of this network: {report}")
-    for name, value in _counters(model).items():
-        value.copy_(state["counters"][name])
     if session.options.fsdp:
         load_whole_states(session.model, session.optimizer, model.state_dict(), state["optimizer"])
     else:
         session.optimizer.load_state_dict(state["optimizer"])
+
+
+def _restore_average(session: Session, state: dict[str, Any] | None) -> None:
+    if session.ema is None:
+        if state is not None:
+            session.notices.append("the checkpoint has an average of the weights, which ends here: no --use_ema")
+    elif state is None:
+        session.ema = Ema(session.model)
+        session.notices.append("--use_ema: the checkpoint has no average of the weights; it begins here")
+    else:
+        session.ema.load_state_dict(state)
 
 
 def _counters(model: nn.Module) -> dict[str, Tensor]:
@@ -121,7 +156,12 @@ def _counters(model: nn.Module) -> dict[str, Tensor]:
 def _fixed(session: Session) -> dict[str, Any]:
     """Return what must not change within a run."""
     stream = session.stream
-    return {"seed": stream.seed, "samples": stream.length, "global batch size": stream.global_batch_size}
+    return {
+        "seed": stream.seed,
+        "samples": stream.length,
+        "global batch size": stream.global_batch_size,
+        "optimizer": type(session.optimizer).__name__,
+    }
 
 
 def _random_state(device: torch.device) -> dict[str, Any]:

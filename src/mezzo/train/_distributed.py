@@ -83,6 +83,10 @@ def choose_device(name: str, local_rank: int | None = None) -> torch.device:
         return torch.device("cpu")
     if kind not in ("gpu", "cuda") or (number and not number.isdecimal()):
         raise DeviceError(f"--device {name}: must be auto, cpu, gpu or gpu:N")
+    if number and local_rank is not None:
+        raise DeviceError(
+            f"--device {name}: each process has a GPU of its own; use --device gpu (CUDA_VISIBLE_DEVICES chooses which)"
+        )
     index = int(number) if number else (local_rank or 0)
     if count == 0:
         raise DeviceError(f"--device {name}: this machine has no CUDA device; use --device cpu")
@@ -100,6 +104,14 @@ def use_sync_batch_norm(model: nn.Module, world: World) -> tuple[nn.Module, str 
     if world.device.type != "cuda":
         return model, "synchronised batch norm needs CUDA; on CPUs each process normalises its own batch"
     return nn.SyncBatchNorm.convert_sync_batchnorm(model), None
+
+
+@torch.no_grad()
+def share_buffers(model: nn.Module, world: World) -> None:
+    """Give every process the running statistics of the first, as a checkpoint has them: each has seen its own batches."""
+    if world.size > 1:
+        for buffer in model.buffers():
+            dist.broadcast(buffer, 0)
 
 
 def wrap(model: nn.Module, world: World) -> nn.Module:

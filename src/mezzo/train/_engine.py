@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from mezzo._errors import RunError
+from mezzo._errors import MezzoError, RunError
 from mezzo.amp.debugging import collect_operator_stats
 from mezzo.checkpoint import CheckpointStore
 from mezzo.data import DeviceBatch
 from mezzo.static import CapturedStep, capture_step
 from mezzo.train._checkpoints import Progress, save, save_best
+from mezzo.train._distributed import share_buffers
 from mezzo.train._evaluate import Evaluator
 from mezzo.train._meter import Meter, Window
 from mezzo.train._reporter import Reporter
@@ -27,6 +28,10 @@ _NAMED_FILES = 4  # of a bad batch, in the message
 
 class NonFiniteLoss(RunError):
     """The loss of a step was inf or nan, and no loss scale is there that would mend it."""
+
+
+class BatchTooSmall(MezzoError):
+    """There is nothing to normalise over."""
 
 
 @dataclass(slots=True)
@@ -89,7 +94,7 @@ class Engine:
     ) -> None:
         self._session, self._store, self._reporter, self._evaluate = session, store, reporter, evaluator
         self._meter = Meter(session.world.device)
-        self._step: Step = CapturedTraining(session) if _can_be_captured(session) else train_step
+        self._step: Step = CapturedTraining(session) if session.is_captured else train_step
 
     def run(self, progress: Progress) -> Progress:
         """Train from where the progress stands; return how far it came."""
@@ -103,7 +108,7 @@ class Engine:
             start = time.perf_counter()
             batch = next(batches)
             reading_s = time.perf_counter() - start
-            with collect_operator_stats(print_table=False) if records else nullcontext() as stats:
+            with collect_operator_stats(print_table=False) if records else nullcontext() as stats, _explained(session):
                 result = (train_step if records else self._step)(session, batch)
             if stats is not None:
                 self._reporter.operator_table(stats.table())
@@ -153,7 +158,12 @@ class Engine:
     def _end_interval(self, progress: Progress) -> None:
         """Evaluate, then write what is to be kept."""
         session = self._session
-        scores = self._evaluate_now(progress)
+        share_buffers(session.model, session.world)
+        try:
+            scores = self._evaluate_now(progress)
+        except Exception:
+            save(session, self._store, progress)  # what was trained is not lost with an evaluation that cannot be
+            raise
         if scores is not None:
             self._reporter.eval_lines(progress, scores)
         self._reporter.saved(save(session, self._store, progress))
@@ -179,10 +189,15 @@ class Engine:
         return True
 
 
-def _can_be_captured(session: Session) -> bool:
-    if not session.options.to_static:
-        return False
-    if session.world.device.type != "cuda" or session.world.size > 1 or session.options.fsdp:
-        session.notices.append("--to_static_training: a step is captured on one GPU only; this run goes on as usual")
-        return False
-    return True
+@contextmanager
+def _explained(session: Session) -> Iterator[None]:
+    """Say in a user's words what torch says of a batch norm that sees one value."""
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise BatchTooSmall(
+            f"a batch norm of this network saw a single value: a batch of {session.recipe.batch_size} is too small for "
+            "images of this size; use a larger --batch_size"
+        ) from error

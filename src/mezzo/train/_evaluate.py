@@ -6,10 +6,11 @@ import torch
 from torch import nn
 
 from mezzo.config import DataRecipe, Recipe
-from mezzo.data import Loader, Prefetcher, Shard, ToInput
+from mezzo.data import DataError, Loader, Prefetcher, Shard, ToInput
 from mezzo.train._distributed import World
 from mezzo.train._options import RunOptions
 from mezzo.train._precision import Precision
+from mezzo.train._session import is_channels_last
 from mezzo.train._tasks import Scores, Task
 
 
@@ -18,13 +19,15 @@ class Evaluator:
 
     def __init__(self, recipe: Recipe, data: DataRecipe, options: RunOptions, task: Task, world: World) -> None:
         dataset, transforms = data.open(), data.transforms
+        if len(dataset) and dataset.read(0).label is None:
+            raise DataError(f"{dataset.path(0)}: has no label; evaluation needs a list with labels")
         batch_size = options.eval_batch_size or (recipe.batch_size if recipe.task == "classification" else 1)
         # With shared weights every forward needs all processes, so all of them see everything: the scores are the same.
         rank, size = (0, 1) if options.fsdp else (world.rank, world.size)
         shard = Shard(len(dataset), batch_size, rank=rank, world_size=size)
         on_gpu = world.device.type == "cuda"
         self._loader = Loader(dataset, transforms, shard, seed=options.seed, workers=options.workers, pinned=on_gpu)
-        to_input = ToInput(transforms.normalize, world.device, channels_last=on_gpu)
+        to_input = ToInput(transforms.normalize, world.device, channels_last=is_channels_last(options, world.device))
         self._batches = Prefetcher(self._loader, to_input, world.device)
         self._task, self._images = task, len(dataset)
 

@@ -26,8 +26,8 @@ class RunOptions:
     precision: str = "fp32"
     """`fp32`, `fp16` or `bf16`."""
 
-    amp_level: str = "O1"
-    """`O0`, `OD`, `O1` or `O2`; counts where the precision is not fp32."""
+    amp_level: str | None = None
+    """`O0`, `OD`, `O1` or `O2`; counts where the precision is not fp32. None is `O1`."""
 
     device: str = "auto"
     """`auto` takes the GPU if there is one; `gpu` and `cuda` are the same."""
@@ -89,6 +89,8 @@ class RunOptions:
         for name in ("save_every", "early_stop_after", "eval_batch_size"):
             if getattr(self, name) is not None:
                 _check_number(name, getattr(self, name), 1)
+        if self.seed >= 2**63:
+            raise OptionError(f"seed={self.seed}: must be below 2**63")
         if self.fsdp and self.use_ema:
             raise OptionError("use_ema together with fsdp: the average of shared weights is not kept; leave one out")
         if self.data_format is not None and self.data_format not in _LAYOUTS:

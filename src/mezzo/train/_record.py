@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import yaml
 
-from mezzo.checkpoint import write_file
+from mezzo.checkpoint import explained, write_file
 from mezzo.train._session import Session
 
 PACKAGES = ("mezzo", "torch", "numpy", "opencv-python-headless", "Pillow", "safetensors")
@@ -20,7 +20,8 @@ PACKAGES = ("mezzo", "torch", "numpy", "opencv-python-headless", "Pillow", "safe
 
 def write_record(session: Session, directory: Path) -> None:
     """Write `config.yml` and `run.json`."""
-    directory.mkdir(parents=True, exist_ok=True)
+    with explained(directory):
+        directory.mkdir(parents=True, exist_ok=True)
     write_file(directory / "config.yml", yaml.safe_dump(session.recipe.resolved, sort_keys=False).encode())
     write_file(directory / "run.json", (json.dumps(describe_run(session), indent=2) + "\n").encode())
 

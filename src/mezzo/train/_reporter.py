@@ -22,6 +22,7 @@ from mezzo.train._log_lines import (
     stamped,
 )
 from mezzo.train._meter import Window
+from mezzo.train._plot import plot_run
 from mezzo.train._scalars import ScalarLog
 from mezzo.train._session import Session
 from mezzo.train._tasks import ClassificationScores, MapScores, Scores
@@ -71,7 +72,7 @@ class Reporter:
     def begin(self, progress: Progress) -> None:
         """Say what is about to run, and what of the settings has no effect."""
         session = self._session
-        for text in (*session.recipe.ignored, *session.notices):
+        for text in session.notices:
             self.note(text)
         done = f", from iteration {progress.step}" if progress.step else ""
         processes = f" in {session.world.size} processes" if session.world.size > 1 else ""
@@ -143,6 +144,15 @@ class Reporter:
         if progress.best is not None:
             self.note(f"best so far: {progress.best:.4f} at iteration {progress.best_step} (best_model)")
         self._scalars.add(progress.step, **{f"val_{name}": value for name, value in scores.values().items()})
+
+    def plot(self, directory: Path) -> None:
+        """Draw the curves of the run, or say what is missing for it."""
+        if self._scalars is None:
+            return
+        try:
+            plot_run(self._scalars.path, directory / "curves.png")
+        except ImportError:
+            self.note("no curves.png: matplotlib is not installed (pip install 'mezzo[vision]')")
 
     def saved(self, folder: Path) -> None:
         """Say where a checkpoint is."""

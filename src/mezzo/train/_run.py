@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,17 +9,17 @@ from pathlib import Path
 from mezzo.checkpoint import CheckpointStore
 from mezzo.config import Recipe
 from mezzo.models import load_weights
-from mezzo.train._checkpoints import Progress, resume
+from mezzo.train._checkpoints import Progress, put_aside, resume
 from mezzo.train._distributed import World, join_world
 from mezzo.train._engine import Engine
 from mezzo.train._evaluate import Evaluator
+from mezzo.train._notices import find_notices
 from mezzo.train._options import RunOptions
-from mezzo.train._plot import plot_run
 from mezzo.train._precision import make_precision
 from mezzo.train._record import write_record
 from mezzo.train._reporter import Reporter, eval_lines
 from mezzo.train._scalars import ScalarLog
-from mezzo.train._session import RecipeError, local_weights, open_session
+from mezzo.train._session import BEST, RecipeError, Session, local_weights, open_session
 from mezzo.train._tasks import Scores, Task, make_task
 
 
@@ -35,7 +34,7 @@ class TrainResult:
     best_step: int
 
 
-def train(recipe: Recipe, options: RunOptions, *, notices: Sequence[str] = ()) -> TrainResult:
+def train(recipe: Recipe, options: RunOptions) -> TrainResult:
     """Train by a recipe and return how it ended; lines go to standard output as the documents have them.
 
     Under `torchrun` every process calls this.
@@ -46,45 +45,57 @@ def train(recipe: Recipe, options: RunOptions, *, notices: Sequence[str] = ()) -
     with join_world(options.device) as world, ExitStack() as closing:
         session = open_session(recipe, options, world)
         closing.callback(session.loader.close)
-        session.notices[:0] = notices
+        session.notices[:0] = find_notices(recipe, options, world)
         store = CheckpointStore(options.save_dir, keep=options.keep_checkpoints)
-        progress = Progress(step=options.start_epoch * session.steps_per_epoch)
-        if options.resume is not None:
-            progress = resume(session, store.resume_from(options.resume))
         evaluator = None
         if options.do_eval:
             evaluator = _evaluator(recipe, options, world, session.task)
             closing.callback(evaluator.close)
+        progress = _begin(session, store)
         scalars: ScalarLog | None = None
         if world.is_first:
-            store.clean()
             write_record(session, options.save_dir)
             scalars = closing.enter_context(ScalarLog(options.save_dir, resume_at=progress.step + 1))
         reporter = closing.enter_context(Reporter(session, scalars))
         reporter.begin(progress)
         Engine(session, store, reporter, evaluator).run(progress)
         if scalars is not None and not scalars.is_empty:
-            plot_run(scalars.path, options.save_dir / "curves.png")
+            reporter.plot(options.save_dir)
         return TrainResult(options.save_dir, progress.step, progress.best, progress.best_step)
+
+
+def _begin(session: Session, store: CheckpointStore) -> Progress:
+    """Return where the run begins: at a checkpoint, or at the start in a folder of its own."""
+    options = session.options
+    if options.resume is not None:
+        progress = resume(session, store.resume_from(options.resume))
+        if progress.best is not None and not (store.directory / BEST).exists():
+            session.notices.append(f"{store.directory} has no {BEST} yet: the next evaluation makes it")
+            progress.best, progress.evaluations_without_gain = None, 0
+    else:
+        progress = Progress(step=options.start_epoch * session.steps_per_epoch)
+    if session.world.is_first:
+        store.clean()
+        if options.resume is None and (moved := put_aside(store.directory)) is not None:
+            session.notices.append(f"results of an earlier run are now in {moved}")
+    session.world.barrier()
+    return progress
 
 
 def evaluate(recipe: Recipe, options: RunOptions) -> Scores:
     """Evaluate weights (`options.pretrained`, or the checkpoint `options.resume`) and print the documented lines."""
     with join_world(options.device) as world:
         model = recipe.create_model()
-        weights = _weights(options, recipe)
-        report = load_weights(model, weights)
+        report = load_weights(model, _weights(options, recipe))
         task = make_task(recipe, world.device)
-        precision = make_precision(options.precision, options.amp_level, recipe.task)
+        precision = make_precision(options.precision, options.amp_level or "O1", recipe.task)
         evaluator = _evaluator(recipe, options, world, task)
-        model = model.to(world.device)
         try:
-            scores = evaluator(model, precision)
+            scores = evaluator(model.to(world.device), precision)
         finally:
             evaluator.close()
         if world.is_first:
-            print(report)
-            for line in eval_lines(scores):
+            for line in (*find_notices(recipe, options, world), str(report), *eval_lines(scores)):
                 print(line)
         return scores
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mezzo._errors import MezzoError
+from mezzo.checkpoint import CheckpointStore
 from mezzo.config import Recipe
 from mezzo.data import Loader, Prefetcher, Stream, ToInput
 from mezzo.models import load_weights
@@ -23,6 +24,7 @@ from mezzo.train._precision import Precision, make_precision
 from mezzo.train._sharded import shard
 from mezzo.train._tasks import Task, make_task
 
+BEST = "best_model"
 SAVE_EVERY = 1000  # of segmentation, where nothing is said
 
 
@@ -74,6 +76,11 @@ class Session:
             group["lr"] = rate * group.get("lr_mult", 1.0)
         return rate
 
+    @property
+    def is_captured(self) -> bool:
+        """Whether the step is captured in a CUDA graph: asked for, and possible."""
+        return self.options.to_static and self.world.device.type == "cuda" and self.world.size == 1
+
     def batches(self, first_step: int) -> Prefetcher:
         """Return the batches from a step on."""
         self.stream.first_step = first_step
@@ -101,7 +108,7 @@ def open_session(recipe: Recipe, options: RunOptions, world: World) -> Session:
     notices: list[str] = []
     model = _create_model(recipe, options, world, notices)
     optimizer = recipe.optimizer.create(model)
-    precision = make_precision(options.precision, options.amp_level, recipe.task)
+    precision = make_precision(options.precision, options.amp_level or "O1", recipe.task)
     if options.fsdp:
         wrapped = shard(model, precision, world)
         optimizer = recipe.optimizer.create(model)  # of the sharded weights
@@ -155,27 +162,33 @@ def _load_pretrained(model: nn.Module, recipe: Recipe, options: RunOptions) -> l
         said.append(str(load_weights(model, local_weights(whole))))
     elif recipe.backbone_pretrained is not None:
         backbone = model.get_submodule("backbone")
-        said.append(f"backbone: {load_weights(backbone, local_weights(recipe.backbone_pretrained), strict=False)}")
+        weights = local_weights(recipe.backbone_pretrained, "model.backbone.pretrained")
+        said.append(f"backbone: {load_weights(backbone, weights, strict=False)}")
     return said
 
 
-def local_weights(given: str | Path) -> Path:
-    """Return the file of weights that are given as a file, or as the folder of a checkpoint.
+def local_weights(given: str | Path, setting: str = "model.pretrained") -> Path:
+    """Return the file of weights that are given as a file, as the folder of a checkpoint, or as that of a run.
 
     Raises:
         RecipeError: It is an address, which is not fetched, or a folder without weights.
     """
     if re.match(r"\w+:/", str(given)):
-        raise RecipeError(f"{given}: weights are not downloaded; fetch the file and give its path with --pretrained")
+        raise RecipeError(
+            f"{given}: weights are not downloaded; fetch the file and give its path, or start without: "
+            f"--opts {setting}=FILE or {setting}=null"
+        )
     path = Path(given)
     if not path.is_dir():
         return path
-    found = [path / name for name in ("model.safetensors", "model.pdparams") if (path / name).exists()]
-    if not found:
-        raise RecipeError(
-            f"{path}: has neither model.safetensors nor model.pdparams; give a file or a checkpoint's folder"
-        )
-    return found[0]
+    newest = CheckpointStore(path).latest()
+    for folder in (path, path / BEST, *([newest] if newest is not None else [])):
+        for name in ("model.safetensors", "model.pdparams"):
+            if (folder / name).exists():
+                return folder / name
+    raise RecipeError(
+        f"{path}: no weights in it (model.safetensors, model.pdparams); give a file or a checkpoint's folder"
+    )
 
 
 def seed_everything(seed: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -138,16 +139,27 @@ class Segmentation:
 
     def measure(self, model: nn.Module, batch: DeviceBatch) -> None:
         """Count the pixels of each true and predicted class; logits are resized to the labels first."""
-        logits = model(batch.images)[0]
-        size = batch.labels.shape[1:]
-        if logits.shape[2:] != size:
-            logits = nn.functional.interpolate(logits.float(), size=size, mode="bilinear", align_corners=False)
+        logits = undo_sizes(model(batch.images)[0], batch.undo)
+        if logits.shape[2:] != batch.labels.shape[1:]:
+            logits = undo_sizes(logits, [("resize", *batch.labels.shape[1:])])
         self._confusion.update(logits.argmax(dim=1), batch.labels)
 
     def finish_evaluation(self, images: int) -> MapScores:
         """Return the scores of all processes together."""
         self._confusion.reduce()
         return MapScores(self._confusion.scores(), images)
+
+
+def undo_sizes(logits: Tensor, changes: Sequence[tuple[str, int, int]]) -> Tensor:
+    """Return logits in the size of the labels: what changed the images' size is taken back, the last change first."""
+    for kind, height, width in reversed(changes):
+        if kind == "pad":
+            logits = logits[:, :, :height, :width]
+        else:
+            logits = nn.functional.interpolate(
+                logits.float(), size=(height, width), mode="bilinear", align_corners=False
+            )
+    return logits
 
 
 def make_task(recipe: Recipe, device: torch.device) -> Task:

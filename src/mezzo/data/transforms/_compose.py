@@ -9,6 +9,7 @@ import numpy as np
 
 from mezzo.data._sample import Sample, Transform
 from mezzo.data.transforms._normalize import Normalize
+from mezzo.data.transforms._undo import apply_noted, check_undo
 
 
 class Compose:
@@ -16,7 +17,12 @@ class Compose:
 
     Args:
         transforms: In order. After a Normalize that is not the last one only those may follow that work on floats too.
-        image_only: Leave label maps as they are in the file; evaluation compares with those.
+        image_only: Leave label maps as they are in the file; evaluation compares with those. The sample's `undo` then
+            says how the size of its image changed.
+
+    Raises:
+        ValueError: A transform works on grey levels and would be given floats; or, with `image_only`, it moves pixels
+            in a way that cannot be undone.
 
     Attributes:
         on_host: What a call applies.
@@ -30,17 +36,23 @@ class Compose:
         self.on_host: tuple[Transform, ...] = chain if self.normalize is None else chain[:-1]
         self.image_only = image_only
         _check_order(chain)
+        if image_only:
+            check_undo(chain)
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
         """Return the sample after everything but the last Normalize."""
-        if self.image_only and isinstance(sample.label, np.ndarray):
-            return replace(self._apply(replace(sample, label=None), rng), label=sample.label)
-        return self._apply(sample, rng)
-
-    def _apply(self, sample: Sample, rng: np.random.Generator) -> Sample:
+        if self.image_only:
+            return self._apply_to_image(sample, rng)
         for transform in self.on_host:
             sample = transform(sample, rng)
         return sample
+
+    def _apply_to_image(self, sample: Sample, rng: np.random.Generator) -> Sample:
+        label = sample.label
+        sample = replace(sample, label=None)
+        for transform in self.on_host:
+            sample = apply_noted(transform, sample, rng)
+        return replace(sample, label=label)
 
 
 def _check_order(chain: tuple[Transform, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import cv2
 import numpy as np
@@ -12,6 +13,7 @@ from mezzo._errors import unknown_choice
 from mezzo.data._sample import Sample
 from mezzo.data.transforms import _checks as check
 from mezzo.data.transforms._both import resize_both
+from mezzo.data.transforms._undo import Undo
 
 INTERPOLATIONS = {
     "NEAREST": cv2.INTER_NEAREST,
@@ -30,31 +32,45 @@ class Resize:
         target_size: Width and height.
         interp: NEAREST, LINEAR, CUBIC, AREA, LANCZOS4, or RANDOM for another one each time.
         keep_ratio: Keep the shape of the image; the result may be smaller than asked.
+        size_divisor: Both sides are then made larger, to a multiple of this; None leaves them.
     """
+
+    undone_by: ClassVar[Undo] = "resize"
 
     target_size: Sequence[int] = (512, 512)
     interp: str = "LINEAR"
     keep_ratio: bool = False
+    size_divisor: int | None = None
 
     def __post_init__(self) -> None:
         self.target_size = check.width_height(self, "target_size")
         if self.interp not in (*INTERPOLATIONS, "RANDOM"):
             raise ValueError("Resize: " + unknown_choice("interp", self.interp, (*INTERPOLATIONS, "RANDOM")))
+        if self.size_divisor is not None:
+            check.at_least(self, "size_divisor", 1, whole=True)
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
         """Return the sample at the size."""
-        width, height = self.target_size
-        if self.keep_ratio:
-            now = sample.image.shape[1::-1]
-            scale = min(max(width, height) / max(now), min(width, height) / min(now))
-            width, height = round(now[0] * scale), round(now[1] * scale)
+        width, height = self._size(sample.image.shape[1], sample.image.shape[0])
         name = self.interp if self.interp != "RANDOM" else list(INTERPOLATIONS)[rng.integers(len(INTERPOLATIONS))]
         return resize_both(sample, width, height, INTERPOLATIONS[name])
+
+    def _size(self, now_width: int, now_height: int) -> tuple[int, int]:
+        """Return width and height of the result for an image of a size."""
+        width, height = self.target_size
+        if self.keep_ratio:
+            now = now_width, now_height
+            scale = min(max(width, height) / max(now), min(width, height) / min(now))
+            width, height = max(1, round(now_width * scale)), max(1, round(now_height * scale))
+        step = self.size_divisor or 1
+        return -(-width // step) * step, -(-height // step) * step
 
 
 @dataclass(slots=True)
 class ResizeByLong:
     """Resizes so that the long side has a length."""
+
+    undone_by: ClassVar[Undo] = "resize"
 
     long_size: int
 
@@ -70,6 +86,8 @@ class ResizeByLong:
 class ResizeByShort:
     """Resizes so that the short side has a length."""
 
+    undone_by: ClassVar[Undo] = "resize"
+
     short_size: int
 
     def __post_init__(self) -> None:
@@ -83,6 +101,8 @@ class ResizeByShort:
 @dataclass(slots=True)
 class LimitLong:
     """Resizes only images whose long side is above `max_long` or below `min_long`, to that limit."""
+
+    undone_by: ClassVar[Undo] = "resize"
 
     max_long: int | None = None
     min_long: int | None = None

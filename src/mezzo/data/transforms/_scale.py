@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from mezzo.data._sample import Sample
 from mezzo.data.transforms import _checks as check
 from mezzo.data.transforms._both import crop_both, resize_both
 from mezzo.data.transforms._resize import scale_both
+from mezzo.data.transforms._undo import Undo
 
 TRIES = 10
 
@@ -18,6 +20,8 @@ TRIES = 10
 @dataclass(slots=True)
 class ResizeRangeScaling:
     """Resizes so that the long side has a length drawn from `min_value` to `max_value`."""
+
+    undone_by: ClassVar[Undo] = "never"
 
     min_value: int = 400
     max_value: int = 600
@@ -42,6 +46,8 @@ class ResizeStepScaling:
         max_scale_factor: The largest factor.
         scale_step_size: Distance of the factors; 0 draws from the whole range.
     """
+
+    undone_by: ClassVar[Undo] = "never"
 
     min_scale_factor: float = 0.75
     max_scale_factor: float = 1.25
@@ -74,6 +80,8 @@ class RandomScaleAspect:
         min_scale: Smallest part of the area, 0 to 1; 0 switches the transform off.
         aspect_ratio: Width over height is drawn from this to its inverse; 0 switches the transform off.
     """
+
+    undone_by: ClassVar[Undo] = "never"
 
     min_scale: float = 0.5
     aspect_ratio: float = 0.33

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import cv2
 import numpy as np
@@ -11,11 +12,14 @@ import numpy as np
 from mezzo.data._sample import IGNORE, Sample
 from mezzo.data.transforms import _checks as check
 from mezzo.data.transforms._both import change_both, warp_both
+from mezzo.data.transforms._undo import Undo
 
 
 @dataclass(slots=True)
 class RandomHorizontalFlip:
     """Mirrors left and right with a probability."""
+
+    undone_by: ClassVar[Undo] = "never"
 
     prob: float = 0.5
 
@@ -30,6 +34,8 @@ class RandomHorizontalFlip:
 @dataclass(slots=True)
 class RandomVerticalFlip:
     """Mirrors top and bottom with a probability."""
+
+    undone_by: ClassVar[Undo] = "never"
 
     prob: float = 0.1
 
@@ -50,6 +56,8 @@ class RandomRotation:
         im_padding_value: A grey or RGB value for the corners.
         label_padding_value: What the label gets there.
     """
+
+    undone_by: ClassVar[Undo] = "never"
 
     max_rotation: float = 15
     im_padding_value: float | Sequence[float] = 127.5
@@ -85,6 +93,8 @@ class RandomAffine:
         im_padding_value: A grey or RGB value for what lies outside.
         label_padding_value: What the label gets there.
     """
+
+    undone_by: ClassVar[Undo] = "never"
 
     size: Sequence[int] = (224, 224)
     translation_offset: float = 0
