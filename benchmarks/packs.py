@@ -27,7 +27,8 @@ PRECISIONS = {
     "O2 bf16": ["--precision", "bf16", "--amp_level", "O2"],
 }
 CIFAR = "--data-path cifar10 --image-size 128 --resize-size 128 --crop-scale 0.5 --batch-size 512 --epochs 30 "
-CIFAR += "--opt adamw --lr 0.004 --lr-step-size 1 --lr-gamma 0.87 --wd 0.02 --print-freq 43 --save_interval 1305 --to_static_training"
+CIFAR += "--opt adamw --lr 0.004 --lr-step-size 1 --lr-gamma 0.87 --wd 0.02 "
+CIFAR += "--print-freq 43 --save_interval 1305 --to_static_training"
 CAMVID = f"--config {ROOT}/benchmarks/camvid11.yml --do_eval --save_interval 750 --log_iters 50 --to_static_training"
 TASKS = {"cifar10": (CIFAR.split(), "val_top1"), "camvid11": (CAMVID.split(), "val_mIoU")}
 TIMED = {"cifar10": ["--epochs", "3"], "camvid11": ["--iters", "200", "--save_interval", "1000"]}
