@@ -81,6 +81,37 @@ def test_classification_takes_a_tensor_or_a_list_and_computes_in_float32() -> No
 
 
 CE = {"type": "CrossEntropyLoss"}
+CONNECTIVITY = {"type": "SemanticConnectivityLoss", "max_pred_num_conn": 5}
+
+
+def mixed(*items: dict[str, Any], coef: list[float]) -> dict[str, Any]:
+    return {"types": [{"type": "MixedLoss", "losses": list(items), "coef": coef}], "coef": [1]}
+
+
+def test_arguments_of_region_mutual_information_reach_the_loss() -> None:
+    block = {"type": "RMILoss", "num_classes": 4, "rmi_radius": 2, "rmi_pool_size": 1, "rmi_pool_stride": 1}
+    loss = read({"types": [block], "coef": [1]}).losses[0]
+    assert isinstance(loss, losses.RMILoss)
+    assert (loss.radius, loss.pool, loss.ignore_index) == (2, 1, 255)
+    plain = read({"types": [{"type": "RMILoss"}], "coef": [1]}).losses[0]
+    assert (plain.radius, plain.pool) == (3, 3)
+
+
+def test_two_classes_may_have_a_hinge_loss() -> None:
+    loss = read(mixed(CE, {"type": "LovaszHingeLoss"}, coef=[1, 0.01]), num_classes=2).losses[0]
+    assert [type(part) for part in loss.losses] == [losses.CrossEntropyLoss, losses.LovaszHingeLoss]
+    assert loss.coefs == (1, 0.01)
+
+
+def test_a_loss_without_gradient_is_left_out_of_a_mixture_and_that_is_said_once() -> None:
+    block = mixed(CE, CONNECTIVITY, {"type": "LovaszSoftmaxLoss"}, coef=[0.8, 0.1, 0.2]) | {"coef": [1, 0.4]}
+    recipe = read_loss(mark_all({"loss": block}, Mark("f.yml", 7)), 255, 4, Faults())
+    assert recipe is not None
+    why = "is computed from predicted classes, so it has no gradient; the loss is without it"
+    assert recipe.ignored == (f"f.yml:7: SemanticConnectivityLoss: {why}",)
+    for head in recipe.create().losses:
+        assert [type(part) for part in head.losses] == [losses.CrossEntropyLoss, losses.LovaszSoftmaxLoss]
+        assert head.coefs == (0.8, 0.2)
 
 
 @pytest.mark.parametrize(
@@ -128,6 +159,35 @@ CE = {"type": "CrossEntropyLoss"}
         (
             {"types": [{"type": "MixedLoss", "losses": [{"type": "Lovasz"}], "coef": [1]}], "coef": [1]},
             "unknown loss 'Lovasz'; allowed: CrossEntropyLoss",
+        ),
+        (
+            {"types": [{"type": "LovaszHingeLoss"}], "coef": [1]},
+            "LovaszHingeLoss: 4 classes; it is for two, LovaszSoftmaxLoss for more",
+        ),
+        (
+            {"types": [{"type": "RMILoss", "num_classes": 19}], "coef": [1]},
+            "RMILoss: num_classes=19: the data have 4; leave it away here",
+        ),
+        (
+            {"types": [{"type": "RMILoss", "rmi_radius": 11}], "coef": [1]},
+            "rmi_radius=11: must be a whole number from 1 to 10",
+        ),
+        ({"types": [{"type": "RMILoss", "rmi_pool_way": 1}], "coef": [1]}, "rmi_pool_way=1: only 0 is built here"),
+        ({"types": [{"type": "RMILoss", "rmi_pool_size": 0}], "coef": [1]}, "rmi_pool_size=0: must be a whole number"),
+        ({"types": [{"type": "RMILoss", "rmi_pool_size": 4}], "coef": [1]}, "rmi_pool_stride=3: only 4 is built here"),
+        (
+            {"types": [{"type": "RMILoss", "loss_weight_lambda": "x"}], "coef": [1]},
+            "loss_weight_lambda='x': must be a number",
+        ),
+        (
+            {"types": [CONNECTIVITY], "coef": [1]},
+            "loss: SemanticConnectivityLoss has no gradient; put it into a MixedLoss beside another, or leave it out",
+        ),
+        (mixed(CONNECTIVITY, coef=[1]), "loss: SemanticConnectivityLoss has no gradient"),
+        (mixed(CE, {**CONNECTIVITY, "use_argmax": False}, coef=[1, 1]), "use_argmax=False: only True is built here"),
+        (
+            mixed(CE, {**CONNECTIVITY, "max_pred_num_conn": 0}, coef=[1, 1]),
+            "max_pred_num_conn=0: must be a whole number from 1 to",
         ),
     ],
 )

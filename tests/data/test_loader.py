@@ -44,7 +44,9 @@ def test_workers_and_restarts_change_nothing(workers: int) -> None:
     def images(first_step: int, count: int, workers: int) -> list[torch.Tensor]:
         stream = Stream(8, 3, seed=3, first_step=first_step)
         loader = Loader(Numbered(8), flipping(), stream, seed=3, workers=workers)
-        return [batch.images for batch in itertools.islice(loader, count)]
+        found = [batch.images for batch in itertools.islice(loader, count)]
+        loader.close()
+        return found
 
     whole = images(0, 6, 0)
     for number, image in enumerate(images(2, 4, workers)):
@@ -57,6 +59,7 @@ def test_a_bad_file_is_one_line_also_from_a_worker(workers: int) -> None:
     loader = Loader(Numbered(4, bad=2), Compose([]), Shard(4, 2), workers=workers)
     with pytest.raises(DataError) as caught:
         list(loader)
+    loader.close()
     assert str(caught.value) == "2.png: is no image"
 
 
@@ -112,7 +115,9 @@ def test_opencv_is_single_threaded_in_workers(tmp_path: Path) -> None:
         def read(self, index: int) -> Sample:
             return Sample(image=np.full((1, 1, 3), cv2.getNumThreads(), np.uint8), label=0, path="")
 
-    (batch,) = Loader(Threads(1), Compose([]), Shard(1, 1), workers=1)
+    loader = Loader(Threads(1), Compose([]), Shard(1, 1), workers=1)
+    (batch,) = loader
+    loader.close()
     assert batch.images.max() <= 1
 
 

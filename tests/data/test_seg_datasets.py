@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 from pictures import noise, write
 
-from mezzo.data import ADE20K, DATASETS, Cityscapes, DataError, ListDataset, OpticDiscSeg, PascalVOC
+from mezzo.data import (
+    ADE20K,
+    DATASETS,
+    Cityscapes,
+    DataError,
+    ListDataset,
+    MiniDeepGlobeRoadExtraction,
+    OpticDiscSeg,
+    PascalVOC,
+    PPHumanSeg14K,
+)
 
 
 def ids(value: int = 0, size: tuple[int, int] = (60, 90)) -> np.ndarray:
@@ -268,3 +278,30 @@ def test_optic_disc_reads_the_list_of_its_mode(root: Path) -> None:
     (root / "train.txt").rename(root / "val_list.txt")
     data = OpticDiscSeg(str(root), mode="val")
     assert (len(data), data.num_classes) == (3, 2)
+
+
+@pytest.mark.parametrize("mode", ["train", "val", "test"])
+def test_people_in_video_conferences_are_read_by_the_list_of_their_mode(root: Path, mode: str) -> None:
+    (root / "train.txt").rename(root / f"{mode}.txt")
+    data = PPHumanSeg14K(str(root), mode=mode)
+    assert (len(data), data.num_classes, Path(data.path(0)).name) == (3, 2, "2.png")
+
+
+def test_only_a_test_list_of_people_may_lack_labels(root: Path) -> None:
+    for mode in ("val", "test"):
+        (root / f"{mode}.txt").write_text("Images/0.png\n")
+    assert PPHumanSeg14K(str(root), mode="test").read(0).label is None
+    with pytest.raises(DataError, match=r"val.txt:1: 1 columns in 'Images/0.png'; a line is 'image label'"):
+        PPHumanSeg14K(str(root), mode="val")
+
+
+def test_lists_of_roads_have_bars_between_image_and_label(root: Path) -> None:
+    (root / "val.txt").write_text("Images/1.png|Annotations/1.png\nImages/0.png|Annotations/0.png\n")
+    data = MiniDeepGlobeRoadExtraction(str(root), mode="val")
+    assert (len(data), data.num_classes, Path(data.path(0)).name) == (2, 2, "1.png")
+    assert (data.read(0).label == 1).all()
+
+
+def test_roads_have_no_test_images(root: Path) -> None:
+    with pytest.raises(ValueError, match="unknown mode 'test'; allowed: train, val"):
+        MiniDeepGlobeRoadExtraction(str(root), mode="test")

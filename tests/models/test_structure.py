@@ -138,11 +138,43 @@ def test_types_of_the_configurations_make_the_same_networks(name: str) -> None:
             {"type": "PPHumanSegLite", "pretrained": "http://x"},
             "pretrained: load weights with mezzo.models.load_weights",
         ),
+        (
+            {"type": "PPLiteSeg", "backbone": "STDC1", "arm_type": "UAFM_ChAtten"},
+            "PPLiteSeg: arm_type='UAFM_ChAtten': only 'UAFM_SpAtten' is built here",
+        ),
+        (
+            {"type": "PPLiteSeg", "backbone": "STDC1", "seg_head_mid_chs": [8] * 3, "seg_head_inter_chs": [8] * 3},
+            "PPLiteSeg: seg_head_inter_chs is given under another name too; leave one of them away",
+        ),
+        (
+            {"type": "PPLiteSeg", "backbone": "STDC1", "seg_head_mid_chs": None},
+            "PPLiteSeg: seg_head_mid_chs has no value",
+        ),
+        (
+            {"type": "DeepLabV3P", "backbone": "ResNet50_vd"},
+            r"ResNet50_vd: without multi_grid it is \[1, 1, 1\]; only \[1, 2, 4\] is built here: write that",
+        ),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(config: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         create_from_types(config)
+
+
+def test_names_of_early_configurations_make_the_same_network() -> None:
+    early = {"arm_type": "ARM_Add_SpAttenAdd3", "arm_out_chs": [32, 64, 128], "seg_head_mid_chs": [32, 64, 64]}
+    with torch.device("meta"):
+        made = create_from_types({"type": "PPLiteSeg", "num_classes": 19, "backbone": "STDC1", **early})
+    own = on_meta("pp_liteseg_stdc1")
+    assert {k: v.shape for k, v in made.state_dict().items()} == {k: v.shape for k, v in own.state_dict().items()}
+
+
+def test_rates_that_are_not_written_are_those_of_paddleseg() -> None:
+    backbone = {"type": "ResNet50_vd", "multi_grid": [1, 2, 4]}
+    with torch.device("meta"):
+        made = create_from_types({"type": "DeepLabV3P", "num_classes": 2, "backbone": backbone})
+    dilations = [c.dilation[0] for c in made.head.aspp.modules() if isinstance(c, nn.Conv2d) and c.groups > 1]
+    assert dilations == [6, 12, 18]
 
 
 def test_unknown_names_are_refused_with_the_nearest() -> None:

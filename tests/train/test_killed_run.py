@@ -18,6 +18,17 @@ def start(out: Path, *arguments: object) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
 
+def is_gone(group: int) -> bool:
+    """Return whether no process of a group is left, after a moment that workers may take to end."""
+    for _ in range(200):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("after", ["iter_2", "iter_6"])
 def test_kill_minus_nine_and_resume(after: str, persons: Path, tmp_path: Path) -> None:
@@ -51,8 +62,7 @@ def test_ctrl_c_ends_a_run_and_its_workers(persons: Path, tmp_path: Path) -> Non
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: workers get it too
     assert process.wait(30) == 130
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)
+    assert is_gone(process.pid)
     newest = CheckpointStore(tmp_path / "out").latest()
     assert newest is not None
     assert read_state(newest)["progress"]["step"] >= 2

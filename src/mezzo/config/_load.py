@@ -95,8 +95,12 @@ def _read(tree: Node, faults: Faults) -> Recipe:
         schedule=made(schedule),
         loss=made(loss),
         resolved=tree.plain(),
-        ignored=tuple(f"{tree.mark_of(key)}: {key}: {UNUSED[key]}" for key in tree.block if key in UNUSED),
+        ignored=(*_unused(tree), *made(loss).ignored),
     )
+
+
+def _unused(tree: Node) -> list[str]:
+    return [f"{tree.mark_of(key)}: {key}: {UNUSED[key]}" for key in tree.block if key in UNUSED]
 
 
 def _count(tree: Node, key: str, faults: Faults) -> int | None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +11,10 @@ from torch.nn import functional as F
 
 from mezzo.config._check import check_block, create
 from mezzo.config._errors import Faults, short
-from mezzo.config._numbers import number, numbers, whole
+from mezzo.config._loss_types import SINGLE, Maker, without_gradient
+from mezzo.config._numbers import numbers
 from mezzo.config._tree import Mark, Node
 from mezzo.models import losses
-
-Maker = Callable[[], nn.Module]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +23,8 @@ class LossRecipe:
 
     makers: tuple[Maker, ...]
     coefs: tuple[float, ...]
+    ignored: tuple[str, ...] = ()
+    """Losses that are left out because they have no effect, each as `place: name: why`."""
 
     def create(self) -> nn.Module:
         """Return a new module that takes a list of logits and the labels."""
@@ -39,42 +39,6 @@ class ClassLoss(nn.Module):
         logits = outputs if isinstance(outputs, Tensor) else outputs[0]
         with torch.autocast(logits.device.type, enabled=False):
             return F.cross_entropy(logits.float(), labels.long())
-
-
-# Data sets give ignored pixels one label, whatever it is in the files, so the losses need not be told.
-def _cross_entropy(
-    weight: Any = None,
-    top_k_percent_pixels: Any = 1.0,
-    avg_non_ignore: Any = True,
-    data_format: Any = "NCHW",
-) -> Maker:
-    _fixed("top_k_percent_pixels", top_k_percent_pixels, 1.0, "OhemCrossEntropyLoss keeps the hard pixels only")
-    _fixed("avg_non_ignore", avg_non_ignore, True, "the mean is over the pixels that count")
-    _fixed("data_format", data_format, "NCHW", "the layout of tensors is not a matter of the loss here")
-    checked = None if weight is None else numbers("weight", weight, at_least=0)
-    return lambda: losses.CrossEntropyLoss(checked)
-
-
-def _ohem(thresh: Any = 0.7, min_kept: Any = 10000) -> Maker:
-    limit, kept = number("thresh", thresh, at_least=0, at_most=1), whole("min_kept", min_kept)
-    return lambda: losses.OhemCrossEntropyLoss(limit, kept)
-
-
-def _lovasz(classes: Any = "present") -> Maker:
-    _fixed("classes", classes, "present", "the mean is over the classes that occur")
-    return losses.LovaszSoftmaxLoss
-
-
-def _fixed(name: str, value: object, wanted: object, why: str) -> None:
-    if value != wanted:
-        raise ValueError(f"{name}={short(value)}: only {wanted!r} is built here; {why}")
-
-
-_SINGLE: dict[str, Callable[..., Maker]] = {
-    "CrossEntropyLoss": _cross_entropy,
-    "OhemCrossEntropyLoss": _ohem,
-    "LovaszSoftmaxLoss": _lovasz,
-}
 
 
 def read_loss(tree: Node, ignore_index: int, num_classes: int | None, faults: Faults) -> LossRecipe | None:
@@ -97,6 +61,7 @@ class _Losses:
 
     def __init__(self, ignore_index: int, num_classes: int | None, faults: Faults) -> None:
         self._ignore_index, self._num_classes, self._faults = ignore_index, num_classes, faults
+        self._ignored: dict[str, None] = {}
 
     def heads(self, node: Node) -> LossRecipe | None:
         """Return the losses of all heads; one type serves them all."""
@@ -106,7 +71,12 @@ class _Losses:
         items, coefs = found
         if len(items) == 1:
             items = items * len(coefs)
-        return self._joined(node, "loss", items, coefs)
+        joined = self._joined(node, "loss", items, coefs)
+        if joined is None or without_gradient not in joined.makers:
+            return joined and replace(joined, ignored=tuple(self._ignored))
+        text = "loss: SemanticConnectivityLoss has no gradient; put it into a MixedLoss beside another, or leave it out"
+        self._faults.add(node.mark_of("types"), text)
+        return None
 
     def _joined(self, node: Node, what: str, items: list[Node], coefs: tuple[float, ...]) -> LossRecipe | None:
         if len(items) != len(coefs) or not items:
@@ -136,7 +106,10 @@ class _Losses:
     def _maker(self, node: Node) -> Maker | None:
         if node.get("type") == "MixedLoss":
             return self._mixed(node)
-        table: dict[str, Callable[..., Maker]] = {**_SINGLE, "MixedLoss": _cross_entropy}  # by name only, see above
+        table: dict[str, Callable[..., Maker]] = {
+            **SINGLE,
+            "MixedLoss": lambda: without_gradient,
+        }  # by name only, see above
         before = len(self._faults)
         made = create(node.without("ignore_index"), "loss", table, self._faults)
         self._check_data(node)
@@ -147,14 +120,30 @@ class _Losses:
         joined = None if found is None else self._joined(node, "MixedLoss", *found)
         if joined is None:
             return None
-        return lambda: losses.MixedLoss([make() for make in joined.makers], joined.coefs)
+        kept = [pair for pair in zip(joined.makers, joined.coefs, strict=True) if pair[0] is not without_gradient]
+        if not kept:
+            return without_gradient  # refused with the head that it is for
+        for item, maker in zip(node.block["losses"].items, joined.makers, strict=True):
+            if maker is without_gradient:
+                why = "is computed from predicted classes, so it has no gradient; the loss is without it"
+                self._ignored[f"{item.mark_of('type')}: {item.get('type')}: {why}"] = None
+        return lambda: losses.MixedLoss([make() for make, _ in kept], [coef for _, coef in kept])
 
     def _check_data(self, node: Node) -> None:
         """Note what disagrees with the data."""
-        ignored, weight = node.get("ignore_index"), node.get("weight")
+        name, classes = node.get("type"), self._num_classes
+        ignored, weight, written = (node.get(key) for key in ("ignore_index", "weight", "num_classes"))
         if ignored is not None and ignored != self._ignore_index:
             text = f"ignore_index={short(ignored)}: the data set leaves out {self._ignore_index}; leave it away here"
             self._faults.add(node.mark_of("ignore_index"), text)
-        if isinstance(weight, list) and self._num_classes not in (None, len(weight)):
-            text = f"weight: {len(weight)} numbers for {self._num_classes} classes; must be one a class"
+        if classes is None:
+            return
+        if isinstance(weight, list) and len(weight) != classes:
+            text = f"weight: {len(weight)} numbers for {classes} classes; must be one a class"
             self._faults.add(node.mark_of("weight"), text)
+        if written is not None and written != classes:
+            text = f"{name}: num_classes={short(written)}: the data have {classes}; leave it away here"
+            self._faults.add(node.mark_of("num_classes"), text)
+        if name == "LovaszHingeLoss" and classes > 2:
+            text = f"LovaszHingeLoss: {classes} classes; it is for two, LovaszSoftmaxLoss for more"
+            self._faults.add(node.mark_of("type"), text)

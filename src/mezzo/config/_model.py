@@ -24,6 +24,7 @@ _three_channels = functools.partial(wholes, count=3, at_most=_WIDEST)
 _VALUES: dict[str, Callable[[str, object], object]] = {
     "arm_out_chs": _three_channels,
     "seg_head_inter_chs": _three_channels,
+    "seg_head_mid_chs": _three_channels,
     "cm_out_ch": _channels,
     "cm_bin_sizes": wholes,
     "ocr_mid_channels": _channels,

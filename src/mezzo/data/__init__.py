@@ -3,7 +3,16 @@
 from mezzo.data import transforms
 from mezzo.data._augment import CenterCrop, RandomCrop, RandomErase, RandomResizedCrop, ResizeShort
 from mezzo.data._classes import ImageFolder, ImageList, has_split, open_classification
-from mezzo.data._datasets import ADE20K, DATASETS, Cityscapes, ListDataset, OpticDiscSeg, PascalVOC
+from mezzo.data._datasets import (
+    ADE20K,
+    DATASETS,
+    Cityscapes,
+    ListDataset,
+    MiniDeepGlobeRoadExtraction,
+    OpticDiscSeg,
+    PascalVOC,
+    PPHumanSeg14K,
+)
 from mezzo.data._device import DeviceBatch, Prefetcher, ToInput
 from mezzo.data._errors import DataError
 from mezzo.data._images import decode_image, read_image, read_label
@@ -26,6 +35,8 @@ __all__ = [
     "ADE20K",
     "PascalVOC",
     "OpticDiscSeg",
+    "PPHumanSeg14K",
+    "MiniDeepGlobeRoadExtraction",
     "ImageFolder",
     "ImageList",
     "open_classification",

@@ -38,7 +38,7 @@ class ListDataset(PairDataset):
         DataError: A folder, a list or a file of the list is missing, or a line is wrong; the line is named.
     """
 
-    MODES = MODES
+    MODES: tuple[str, ...] = MODES
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ListDataset(PairDataset):
         img_channels: int = 3,
     ) -> None:
         _check_unsupported(edge, img_channels)
-        given = {"train": train_path, "val": val_path, "test": test_path}[_mode(mode)]
+        given = {"train": train_path, "val": val_path, "test": test_path}[_mode(mode, self.MODES)]
         if not given:
             raise ValueError(f"Dataset: mode={mode!r} needs {mode}_path, the list file")
         if not separator:
@@ -149,22 +149,48 @@ class PascalVOC(PairDataset):
         ]
 
 
-class OpticDiscSeg(ListDataset):
-    """The optic disc set, two classes, with `train_list.txt`, `val_list.txt`, `test_list.txt` in its folder.
+class _TwoClasses(ListDataset):
+    """Two classes, with a list for each mode in the folder of the data.
 
     Args:
         dataset_root: Folder that holds the lists.
-        mode: train, val or test.
+        mode: One of `MODES`.
         edge: Not offered: must stay false.
     """
 
     NUM_CLASSES = 2
+    LIST_NAME = "{mode}.txt"
+    SEPARATOR = " "
 
     def __init__(self, dataset_root: str, mode: str = "train", edge: bool = False) -> None:
-        train, val, test = (os.path.join(dataset_root, f"{name}_list.txt") for name in MODES)
+        lists = {name: os.path.join(dataset_root, self.LIST_NAME.format(mode=name)) for name in self.MODES}
         super().__init__(
-            dataset_root, self.NUM_CLASSES, mode, train_path=train, val_path=val, test_path=test, edge=edge
+            dataset_root,
+            self.NUM_CLASSES,
+            mode,
+            train_path=lists["train"],
+            val_path=lists["val"],
+            test_path=lists.get("test"),
+            separator=self.SEPARATOR,
+            edge=edge,
         )
+
+
+class OpticDiscSeg(_TwoClasses):
+    """The optic disc set, two classes, with `train_list.txt`, `val_list.txt`, `test_list.txt` in its folder."""
+
+    LIST_NAME = "{mode}_list.txt"
+
+
+class PPHumanSeg14K(_TwoClasses):
+    """PP-HumanSeg14K, people in video conferences, two classes, with `train.txt`, `val.txt`, `test.txt` in its folder."""
+
+
+class MiniDeepGlobeRoadExtraction(_TwoClasses):
+    """Roads from the air, two classes, with `train.txt` and `val.txt` in its folder; a line is `image|label`."""
+
+    MODES = ("train", "val")
+    SEPARATOR = "|"
 
 
 DATASETS: dict[str, Callable[..., PairDataset]] = {
@@ -173,6 +199,8 @@ DATASETS: dict[str, Callable[..., PairDataset]] = {
     "ADE20K": ADE20K,
     "PascalVOC": PascalVOC,
     "OpticDiscSeg": OpticDiscSeg,
+    "PPHumanSeg14K": PPHumanSeg14K,
+    "MiniDeepGlobeRoadExtraction": MiniDeepGlobeRoadExtraction,
 }
 """Type names of PaddleSeg's files; the arguments are those of the file, without `type` and `transforms`."""
 

@@ -22,10 +22,17 @@ _FIXED: dict[str, dict[str, Any]] = {
     "DeepLabV3P": {"backbone_indices": [0, 3], "aspp_out_channels": 256},
     "ResNet50_vd": {"multi_grid": [1, 2, 4]},
 }
+#: Names that early configurations have for what is built.
+_SYNONYMS = {"ARM_Add_SpAttenAdd3": "UAFM_SpAtten"}
+#: Fixed options that must be written: without them PaddleSeg builds something else, which is not built here.
+_NEEDED = {"ResNet50_vd": {"multi_grid": [1, 1, 1]}}
+#: What PaddleSeg takes where our networks have another default.
+_DEFAULTS: dict[str, dict[str, Any]] = {"DeepLabV3P": {"aspp_ratios": [1, 6, 12, 18]}}
 _RENAMED: dict[str, dict[str, str]] = {
     "PPLiteSeg": {
         "arm_out_chs": "arm_channels",
         "seg_head_inter_chs": "head_channels",
+        "seg_head_mid_chs": "head_channels",  # its name in early configurations
         "cm_out_ch": "context_channels",
         "cm_bin_sizes": "bins",
     },
@@ -115,16 +122,32 @@ def _translate(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options under our names."""
     renamed, fixed = _RENAMED.get(name, {}), {**_FIXED.get(name, {}), "align_corners": False}
     found: dict[str, Any] = {}
-    for key, given in options.items():
-        value = list(given) if isinstance(given, tuple) else given
+    for key, given in {**_DEFAULTS.get(name, {}), **options}.items():
+        value = _plain(given)
         if key in renamed:
-            if value is None:
-                raise ValueError(f"{name}: {key} has no value")
+            _check_renamed(name, key, value, is_taken=renamed[key] in found)
             found[renamed[key]] = value
         elif key not in fixed:
             raise ValueError(unknown_choice(f"option of {name}", key, (*renamed, *fixed)))
         elif value != fixed[key]:
             raise ValueError(f"{name}: {key}={value!r}: only {fixed[key]!r} is built here")
+    for key, without in _NEEDED.get(name, {}).items():
+        if key not in options:
+            raise ValueError(f"{name}: without {key} it is {without!r}; only {fixed[key]!r} is built here: write that")
     if "rates" in found:
         found["rates"] = [rate for rate in found["rates"] if rate != 1]  # the first block of the pyramid is always 1x1
     return found
+
+
+def _plain(value: Any) -> Any:
+    """Return a tuple as a list, and an old name as the new one."""
+    if isinstance(value, tuple):
+        return list(value)
+    return _SYNONYMS.get(value, value) if isinstance(value, str) else value
+
+
+def _check_renamed(name: str, key: str, value: object, *, is_taken: bool) -> None:
+    if value is None:
+        raise ValueError(f"{name}: {key} has no value")
+    if is_taken:
+        raise ValueError(f"{name}: {key} is given under another name too; leave one of them away")

@@ -104,15 +104,104 @@ class LovaszSoftmaxLoss(SegmentationLoss):
         truth = is_class * mask
         errors = (truth - probabilities * mask).abs()
         order = errors.argsort(dim=0, descending=True)
-        hits = truth.gather(0, order)
-        total = hits.sum(0)
-        intersection = total - hits.cumsum(0)
-        union = total + (mask - is_class * mask).gather(0, order).cumsum(0)
-        jaccard = 1 - intersection / union.clamp(min=1)
-        steps = torch.cat([jaccard[:1], jaccard[1:] - jaccard[:-1]])
+        steps = _jaccard_steps(truth.gather(0, order), (mask - truth).gather(0, order))
         per_class = (errors.gather(0, order) * steps).sum(0)
-        present = (total > 0).to(logits.dtype)
+        present = (truth.sum(0) > 0).to(logits.dtype)
         return (per_class * present).sum() / present.sum().clamp(min=1)
+
+
+class LovaszHingeLoss(SegmentationLoss):
+    """The Lovasz extension of 1 - IoU of class 1 on hinge errors, for two classes.
+
+    One channel of logits is the score of class 1. Of two channels the score is log(p + e / (1 - p + e)) with the soft-max
+    probability p of class 1 and e = 1e-9, which is nearly log p: what PaddleSeg computes.
+    """
+
+    def compute(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of wide logits."""
+        counts = (labels != self.ignore_index).flatten()
+        truth = (labels.flatten() == 1) & counts
+        hinge = 1 - self._scores(logits).flatten() * torch.where(truth, 1, -1)
+        errors = hinge.masked_fill(~counts, -torch.inf)  # what does not count sorts last, where it weighs nothing
+        order = errors.argsort(descending=True)
+        hits, misses = truth[order].to(logits.dtype), (counts & ~truth)[order].to(logits.dtype)
+        return (errors[order].relu() * _jaccard_steps(hits, misses)).sum()
+
+    @staticmethod
+    def _scores(logits: Tensor) -> Tensor:
+        channels = logits.shape[1]
+        if channels == 1:
+            return logits
+        if channels != 2:
+            raise ValueError(f"LovaszHingeLoss: {channels} classes; it is for two, LovaszSoftmaxLoss for more")
+        probability, small = logits.softmax(dim=1)[:, 1], 1e-9
+        return (probability + small / (1 - probability + small)).log()
+
+
+def _jaccard_steps(hits: Tensor, misses: Tensor) -> Tensor:
+    """Return how much 1 - IoU grows with each pixel that is wrong, along the first dimension.
+
+    Args:
+        hits: 1 where the pixel belongs to the class, else 0; the largest error comes first.
+        misses: 1 where it belongs to another class; pixels that are in neither do not count.
+    """
+    total = hits.sum(0)
+    union = total + misses.cumsum(0)
+    jaccard = 1 - (total - hits.cumsum(0)) / union.clamp(min=1)
+    return torch.cat([jaccard[:1], jaccard[1:] - jaccard[:-1]])
+
+
+class RMILoss(SegmentationLoss):
+    """How little the probabilities say of the labels, region by region: region mutual information, arXiv:1910.12037.
+
+    Half the logarithm of the determinant of what remains unknown of a region of labels when that of sigmoid probabilities
+    is known, a class and a pixel of the region; summed over the classes. It can be below 0. The cross entropy that the
+    paper adds is a loss of its own, see `MixedLoss`. Matrices are in float64, their factors have no host read.
+
+    Args:
+        radius: Side of a region in pixels.
+        pool: Before that, maxima over squares of this side; 1 is none.
+        ignore_index: Label that does not count: there both labels and probabilities are 0.
+    """
+
+    _SMALLEST = 1e-6  # of a probability
+    _RIDGE = 5e-4  # on the diagonals, so that matrices of a class that does not occur have factors
+
+    def __init__(self, radius: int = 3, pool: int = 3, ignore_index: int = IGNORED) -> None:
+        super().__init__(ignore_index)
+        self.radius, self.pool = radius, pool
+
+    def compute(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of wide logits."""
+        counts = labels != self.ignore_index
+        mask = counts.unsqueeze(1).to(logits.dtype)
+        is_class = F.one_hot(torch.where(counts, labels, 0), logits.shape[1]).movedim(-1, 1)
+        truth = self._regions(is_class.to(logits.dtype) * mask)
+        guess = self._regions(logits.sigmoid() * mask + self._SMALLEST)
+        # What is unknown: truth truth' - truth guess' (guess guess')^-1 guess truth', by a factor instead of the inverse.
+        known = torch.linalg.solve_triangular(self._factor(guess @ guess.mT), guess @ truth.mT, upper=False)
+        factor = self._factor(truth @ truth.mT - known.mT @ known)
+        per_class = (factor.diagonal(dim1=-2, dim2=-1) + 1e-8).log().sum(-1).mean(0)
+        return (per_class.sum() / self.radius**2).to(logits.dtype)
+
+    def _regions(self, maps: Tensor) -> Tensor:
+        """Return the regions of maps (n, classes, h, w) as (n, classes, pixels of a region, regions), of mean 0."""
+        pooled = F.max_pool2d(maps, self.pool, padding=self.pool // 2) if self.pool > 1 else maps
+        height, width = (side - self.radius + 1 for side in pooled.shape[-2:])
+        if min(height, width) < 1:
+            size = f"{maps.shape[-1]} x {maps.shape[-2]}"
+            raise ValueError(
+                f"RMILoss: images of {size} pixels are too small for radius {self.radius}, pool {self.pool}"
+            )
+        places = [(y, x) for y in range(self.radius) for x in range(self.radius)]
+        shifted = [pooled[..., y : y + height, x : x + width] for y, x in places]
+        regions = torch.stack(shifted, dim=2).flatten(3).double()
+        return regions - regions.mean(3, keepdim=True)
+
+    def _factor(self, covariance: Tensor) -> Tensor:
+        ridge = self._RIDGE * torch.eye(self.radius**2, dtype=covariance.dtype, device=covariance.device)
+        factor: Tensor = torch.linalg.cholesky_ex(covariance + ridge).L
+        return factor
 
 
 class MixedLoss(nn.Module):
