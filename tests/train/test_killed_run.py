@@ -1,5 +1,6 @@
 """A run that is killed without a word goes on, in another process, as if nothing had happened."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -15,7 +16,15 @@ from mezzo.checkpoint import CheckpointStore, read_state
 
 def start(out: Path, *arguments: object) -> subprocess.Popen[bytes]:
     command = [sys.executable, str(SCRIPT), *map(str, arguments), "--save_dir", str(out)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=functools.partial(
+            signal.signal, signal.SIGINT, signal.SIG_DFL
+        ),  # a suite in the background ignores it
+    )
 
 
 def is_gone(group: int) -> bool:
@@ -61,8 +70,12 @@ def test_ctrl_c_ends_a_run_and_its_workers(persons: Path, tmp_path: Path) -> Non
     while not (tmp_path / "out" / "latest").exists() and time.time() < deadline:
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: workers get it too
-    assert process.wait(30) == 130
-    assert is_gone(process.pid)
+    try:
+        assert process.wait(30) == 130
+        assert is_gone(process.pid)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
     newest = CheckpointStore(tmp_path / "out").latest()
     assert newest is not None
     assert read_state(newest)["progress"]["step"] >= 2
