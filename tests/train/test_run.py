@@ -200,3 +200,11 @@ def test_a_classifier_writes_the_files_that_its_documents_name(shapes: Path, tmp
         weights = tmp_path / "out" / "latest.pdparams"
         assert train(*options[:1], *options[3:7], "--test-only", f"--pretrained={weights}") == 0
     assert (tmp_path / "out" / "best.pdparams").exists()
+
+
+def test_a_run_that_is_done_says_so(persons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = person_config(tmp_path, persons, iters=2)
+    options = ["--config", config, "--save_dir", tmp_path / "out"]
+    assert train(*options) == 0
+    assert train(*options, "--resume", tmp_path / "out") == 0
+    assert "nothing left to train: 2 of 2 iterations are done" in capsys.readouterr().out

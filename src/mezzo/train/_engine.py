@@ -100,6 +100,7 @@ class Engine:
         """Train from where the progress stands; return how far it came."""
         session = self._session
         if progress.step >= session.steps:
+            self._reporter.note(f"nothing left to train: {progress.step} of {session.steps} iterations are done")
             return progress
         batches = iter(session.batches(progress.step))
         records = session.options.wants_operator_table()
@@ -149,7 +150,9 @@ class Engine:
         if bad is None or session.precision.scaler is not None:
             return
         paths = [session.loader.dataset.path(index) for _, index in session.stream.batch(bad)]
-        named = ", ".join(paths[:_NAMED_FILES]) + (f" and {len(paths) - _NAMED_FILES} more" if len(paths) > 4 else "")
+        named = ", ".join(paths[:_NAMED_FILES]) + (
+            f" and {len(paths) - _NAMED_FILES} more" if len(paths) > _NAMED_FILES else ""
+        )
         raise NonFiniteLoss(
             f"the loss is not finite at iteration {bad + 1} (batch: {named}); lower the learning rate, or look at these "
             "files; the checkpoints before it are kept"
@@ -162,7 +165,10 @@ class Engine:
         try:
             scores = self._evaluate_now(progress)
         except Exception:
-            save(session, self._store, progress)  # what was trained is not lost with an evaluation that cannot be
+            if (
+                session.world.size == 1
+            ):  # what was trained is not lost; of several processes the others would never come
+                save(session, self._store, progress)
             raise
         if scores is not None:
             self._reporter.eval_lines(progress, scores)
