@@ -12,11 +12,6 @@ from torch.nn import functional as F
 Padding = int | Literal["same"]
 
 
-def resize(x: Tensor, like: Tensor) -> Tensor:
-    """Return `x` at the height and width of `like`: bilinear, half-pixel centres."""
-    return F.interpolate(x, size=like.shape[-2:], mode="bilinear", align_corners=False)
-
-
 def pad_same(x: Tensor, kernel: int, stride: int) -> Tensor:
     """Pad so that a convolution without padding gives ceil(size / stride), the smaller half in front."""
     height, width = x.shape[-2:]

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mezzo.models._blocks import ConvBN, ConvBNReLU, SeparableConvBNReLU, init_default, join, resize
+from mezzo.models._blocks import ConvBN, ConvBNReLU, SeparableConvBNReLU, init_default, join
 from mezzo.models._registry import ModelInfo, register
+from mezzo.models._resize import resize
 
 #: Strides and dilations of the four stages by output stride.
 _STAGES = {

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mezzo.models._blocks import ConvBN, ConvBNReLU, Padding, init_small, join, resize
+from mezzo.models._blocks import ConvBN, ConvBNReLU, Padding, init_small, join
 from mezzo.models._registry import ModelInfo, register
+from mezzo.models._resize import resize
 
 
 class Bottleneck(nn.Module):

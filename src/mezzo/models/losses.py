@@ -73,18 +73,20 @@ class OhemCrossEntropyLoss(SegmentationLoss):
     def compute(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of wide logits."""
         counts = labels != self.ignore_index
-        labels = torch.where(counts, labels, 0)
-        counts = counts & self._is_hard(logits.detach(), labels, counts)
-        mask = counts.to(logits.dtype)
-        loss = F.cross_entropy(logits, labels, reduction="none") * mask
-        return loss.mean() / (mask.mean() + 1e-5)
+        loss = F.cross_entropy(logits, torch.where(counts, labels, 0), reduction="none")
+        mask = (counts & self._is_hard(torch.exp(-loss.detach()), counts)).to(logits.dtype)
+        return (loss * mask).mean() / (mask.mean() + 1e-5)
 
-    def _is_hard(self, logits: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
-        """Return which pixels stay: decided on the device, with the same shapes whatever the labels are."""
-        true_class = logits.softmax(dim=1).gather(1, labels.unsqueeze(1)).squeeze(1)
-        # Pixels that do not count sort behind all others.
-        sorted_ = torch.where(counts, true_class, true_class + 1).flatten().sort().values
-        at_least = sorted_[min(sorted_.numel(), self.min_kept) - 1] if self.min_kept else sorted_.new_tensor(0.0)
+    def _is_hard(self, true_class: Tensor, counts: Tensor) -> Tensor:
+        """Return which pixels stay, given the probability of each one's class.
+
+        Decided on the device, with the same shapes whatever the labels are.
+        """
+        at_least = true_class.new_zeros(())
+        if self.min_kept:
+            # Pixels that do not count come behind all others.
+            hardest = torch.where(counts, true_class, true_class + 1).flatten()
+            at_least = hardest.topk(min(hardest.numel(), self.min_kept), largest=False, sorted=False).values.amax()
         limit = at_least.clamp(min=self.threshold)
         keeps_all = counts.sum() <= self.min_kept
         return (true_class < limit) | keeps_all

@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mezzo.models._blocks import ConvBNReLU, Padding, init_small, join, resize
+from mezzo.models._blocks import ConvBNReLU, Padding, init_small, join
 from mezzo.models._registry import ModelInfo, register
+from mezzo.models._resize import resize
 from mezzo.models.hrnet import HRNet, hrnet_w18, hrnet_w48
 
 

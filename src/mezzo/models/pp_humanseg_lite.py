@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mezzo.models._blocks import ConvBNReLU, SeparableConvBNReLU, init_small, join, resize, shuffle_channels
+from mezzo.models._blocks import ConvBNReLU, SeparableConvBNReLU, init_small, join, shuffle_channels
 from mezzo.models._registry import ModelInfo, register
+from mezzo.models._resize import resize
 
 
 class _ShuffleBlock(nn.Module):

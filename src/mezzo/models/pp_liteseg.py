@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mezzo.models._blocks import ConvBN, ConvBNReLU, init_default, init_small, join, resize
+from mezzo.models._blocks import ConvBN, ConvBNReLU, init_default, init_small, join
 from mezzo.models._registry import ModelInfo, register
+from mezzo.models._resize import resize
 
 _HEAD_KEYS = ("seg_heads.0.conv_out.", "seg_heads.1.conv_out.", "seg_heads.2.conv_out.")
 

@@ -1,0 +1,84 @@
+"""Bilinear resizing; on CUDA with a gradient that is two matrix products.
+
+CUDA's own backward of a bilinear resize adds each output's gradient to its four inputs atomically. Enlarging logits by
+eight, some hundred outputs wait for the same input: 22 of the 34 ms of a PP-LiteSeg step were spent so on an H200
+(benchmarks/resize_h200_202611.md). Resizing is linear and separable, y = A x B', so the gradient is A' g B.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def resize(x: Tensor, like: Tensor) -> Tensor:
+    """Return `x` at the height and width of `like`: bilinear, half-pixel centres."""
+    height, width = like.shape[-2:]
+    if x.is_cuda and _is_recorded(x) and height * width > x.shape[-2] * x.shape[-1]:
+        enlarged: Tensor = _Enlarged.apply(x, height, width)  # type: ignore[no-untyped-call]
+        return enlarged
+    return _bilinear(x, height, width)
+
+
+def _bilinear(x: Tensor, height: int, width: int) -> Tensor:
+    return F.interpolate(x, size=(height, width), mode="bilinear", align_corners=False)
+
+
+def _is_recorded(x: Tensor) -> bool:
+    """Whether autograd itself will run the backward; a compiler or an exporter writes its own."""
+    is_traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    return x.requires_grad and torch.is_grad_enabled() and not is_traced
+
+
+class _Enlarged(torch.autograd.Function):
+    """The resize, with the gradient as matrix products: no atomics, so the same bits every time."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, height: int, width: int) -> Tensor:
+        return _bilinear(x, height, width)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int, int], output: Tensor) -> None:
+        ctx.dtype, ctx.size = inputs[0].dtype, inputs[0].shape[-2:]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        with torch.autocast(grads[0].device.type, enabled=False):
+            return resize_gradient(grads[0], *ctx.size).to(ctx.dtype), None, None
+
+
+def resize_gradient(grad: Tensor, height: int, width: int) -> Tensor:
+    """Return the gradient of a bilinear resize's input (n, c, height, width), given that of its output.
+
+    Either memory layout is read as it lies, and the result has it too. The products add in float32 whatever the dtype.
+    """
+    vertical = _weights(height, grad.shape[-2], grad.device, grad.dtype).t()
+    horizontal = _weights(width, grad.shape[-1], grad.device, grad.dtype)
+    if grad.is_contiguous(memory_format=torch.channels_last) and not grad.is_contiguous():
+        rows = vertical @ grad.permute(0, 2, 3, 1).flatten(2)  # n, height, width of the output x channels
+        pixels = horizontal.t() @ rows.reshape(*rows.shape[:2], grad.shape[-1], grad.shape[1])
+        return pixels.permute(0, 3, 1, 2)
+    return vertical @ (grad @ horizontal)
+
+
+def _weights(size: int, resized: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return the matrix (resized, size) of a resize along one axis."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        # Made inside a CUDA graph, it would have no values before the first replay: nothing to keep.
+        return _computed_weights(size, resized, device, dtype)
+    return _kept_weights(size, resized, device, dtype)
+
+
+def _computed_weights(size: int, resized: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    with torch.no_grad():
+        each_alone = torch.eye(size, device=device)[None, None]
+        return _bilinear(each_alone, resized, size)[0, 0].to(dtype)
+
+
+_kept_weights = functools.lru_cache(maxsize=256)(_computed_weights)
