@@ -31,7 +31,10 @@ CIFAR += "--opt adamw --lr 0.004 --lr-step-size 1 --lr-gamma 0.87 --wd 0.02 "
 CIFAR += "--print-freq 43 --save_interval 1305 --to_static_training"
 CAMVID = f"--config {ROOT}/benchmarks/camvid11.yml --do_eval --save_interval 750 --log_iters 50 --to_static_training"
 TASKS = {"cifar10": (CIFAR.split(), "val_top1"), "camvid11": (CAMVID.split(), "val_mIoU")}
-TIMED = {"cifar10": ["--epochs", "3"], "camvid11": ["--iters", "200", "--save_interval", "1000"]}
+TIMED = {
+    "cifar10": ["--epochs", "3", "--print-freq", "10"],
+    "camvid11": ["--iters", "160", "--log_iters", "20", "--save_interval", "1000"],
+}
 
 
 def start(data: Path, out: Path, arguments: list[str], workers: int) -> subprocess.Popen:
@@ -57,7 +60,7 @@ def time_all(task: str, data: Path, out: Path) -> None:
     """Train each precision for a short while, alone on the machine, as written and as a captured step."""
     for name, precision in PRECISIONS.items():
         for how in ("eager", "captured"):
-            arguments = [*TASKS[task][0], *precision, *TIMED[task], "--print-freq", "20"]
+            arguments = [*TASKS[task][0], *precision, *TIMED[task]]
             if how == "eager":
                 arguments.remove("--to_static_training")
             start(data, folder(out, f"{task}_{how}", name, "timing"), arguments, 12).wait()
