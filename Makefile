@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "mezzo needs Python 3.11 or newer, found %s; set PYTHON=/path/to/python3" % sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,vision]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,vision,export,openvino]'
 	@touch $@
 
 demo: $(READY)

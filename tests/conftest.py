@@ -1,10 +1,17 @@
 """Every test starts from the same state and leaves none behind."""
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from hypothesis import settings
+
+from tiny_nets import TinyClassifier, tiny_segmenter
+
+if TYPE_CHECKING:
+    from mezzo.infer import Deployed
 
 # The same examples each time, so that a change is what makes a test fail; `--hypothesis-profile=explore` looks further.
 settings.register_profile("fixed", derandomize=True)
@@ -32,3 +39,42 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def segmenter(tmp_path_factory: pytest.TempPathFactory) -> "Deployed":
+    """An exported segmentation network, in float32 and in half."""
+    from mezzo.export import Description, ExportOptions, export_model
+
+    transforms = ({"type": "Resize", "target_size": [32, 24]}, {"type": "Normalize"})
+    described = Description(task="segmentation", model_name="tiny", num_classes=3, transforms=transforms)
+    options = ExportOptions(
+        save_dir=tmp_path_factory.mktemp("segmenter"), precisions=("fp16", "bf16"), min_agreement=0.9
+    )
+    return export_model(tiny_segmenter(), described, options).model
+
+
+@pytest.fixture(scope="session")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> "Deployed":
+    """An exported classifier with names of its classes."""
+    from mezzo.export import ExportOptions, describe_classifier, export_model
+
+    torch.manual_seed(0)
+    described = describe_classifier("tiny", 4, image_size=24, resize_size=32, class_names=("ant", "bee", "cat", "dog"))
+    options = ExportOptions(save_dir=tmp_path_factory.mktemp("classifier"))
+    return export_model(TinyClassifier().eval(), described, options).model
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """A folder with three images of two sizes."""
+    import cv2
+    import numpy as np
+
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for name, size in (("a.png", (40, 60)), ("b.jpg", (40, 60)), ("c.png", (50, 30))):
+        small = rng.integers(0, 256, (5, 5, 3), dtype=np.uint8)
+        cv2.imwrite(str(folder / name), cv2.resize(small, size[::-1]))
+    return folder

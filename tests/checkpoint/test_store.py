@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mezzo._errors import RunError
-from mezzo.checkpoint import CheckpointError, CheckpointStore, write_file
+from mezzo._files import write_file
+from mezzo.checkpoint import CheckpointError, CheckpointStore
 
 
 def fill(text: str = "x"):
@@ -120,7 +121,7 @@ def test_files_in_the_way_and_missing_checkpoints_are_named(tmp_path):
         CheckpointStore(tmp_path).save_latest("iter_1")
     with pytest.raises(ValueError, match=r"keep=-1: must be 0 \(keep all checkpoints\) or more"):
         CheckpointStore(tmp_path, keep=-1)
-    with pytest.raises(RunError, match=r"iter_1: cannot be written: .*; check space and permissions, then resume"):
+    with pytest.raises(RunError, match=r"iter_1: cannot be written: .*; check space and permissions, then try again"):
         CheckpointStore(tmp_path / "best_model" / "deeper").save("iter_1", fill())
 
 

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mezzo._lines import stamped
 from mezzo.metric import SegmentationScores
 from mezzo.train._log_lines import (
     EvalLine,
@@ -20,7 +21,6 @@ from mezzo.train._log_lines import (
     format_segmentation_train_line,
     format_train_line,
     parse_train_line,
-    stamped,
 )
 
 DOCUMENTED = (

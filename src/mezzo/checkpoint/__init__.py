@@ -1,7 +1,7 @@
 """Checkpoints: folders that are there whole or not at all, without pickle."""
 
 from mezzo.checkpoint._errors import CheckpointError
-from mezzo.checkpoint._files import explained, write_file, write_text
+from mezzo.checkpoint._find import BEST, find_weights
 from mezzo.checkpoint._state import State, read_state, write_state
 from mezzo.checkpoint._store import CheckpointStore
 from mezzo.checkpoint._tree import Tree
@@ -14,8 +14,7 @@ __all__ = [
     "State",
     "Tree",
     "save_weights",
-    "write_file",
-    "write_text",
-    "explained",
+    "find_weights",
+    "BEST",
     "CheckpointError",
 ]

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mezzo.checkpoint._files import write_file
+from mezzo._files import write_file
 from mezzo.checkpoint._tensors import pack_tensors
 from mezzo.models import save_pdparams
 

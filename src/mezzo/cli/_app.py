@@ -2,16 +2,19 @@
 
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Annotated
 
 import typer
 
 from mezzo._errors import MezzoError
+from mezzo._version import version_of
 from mezzo.cli._bench import app as bench
 from mezzo.cli._build import build
 from mezzo.cli._check import check
 from mezzo.cli._compare import compare
+from mezzo.cli._export import export
+from mezzo.cli._flags import spelled_out
+from mezzo.cli._infer import SWITCHES, infer
 from mezzo.cli._models import convert, models
 from mezzo.cli._train import evaluate, prepare, train
 
@@ -29,16 +32,16 @@ app.command()(convert)
 _EITHER_SPELLING = {"token_normalize_func": lambda token: token.replace("_", "-")}  # the documents use both
 app.command(context_settings=_EITHER_SPELLING)(train)
 app.command(name="eval", context_settings=_EITHER_SPELLING)(evaluate)
+app.command(context_settings=_EITHER_SPELLING)(export)
+app.command(context_settings=_EITHER_SPELLING)(infer)
 app.command()(prepare)
 app.add_typer(bench, name="bench")
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        try:
-            typer.echo(f"mezzo {metadata.version('mezzo')}")
-        except metadata.PackageNotFoundError:
-            typer.echo("mezzo, not installed (run from its sources)")
+        version = version_of()
+        typer.echo(f"mezzo {version}" if version else "mezzo, not installed (run from its sources)")
         raise typer.Exit
 
 
@@ -61,8 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command on `arguments` (None: the process's own) and return its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["infer"]:
+        words = spelled_out(words, SWITCHES)
     try:
-        result = app(args=arguments, prog_name="mezzo", standalone_mode=False)
+        result = app(args=words, prog_name="mezzo", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except MezzoError as error:

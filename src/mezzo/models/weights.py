@@ -6,9 +6,7 @@ import io
 import math
 import os
 import pickle
-import stat
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mezzo._errors import MezzoError
+from mezzo._errors import MezzoError, RunError
+from mezzo._files import write_file
 from mezzo.models._pickles import UnsafePickle, read_arrays
 from mezzo.models._registry import model_info
 
@@ -220,37 +219,14 @@ def save_pdparams(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
 def _write_pdparams(state: Mapping[str, np.ndarray[Any, Any]], path: Path) -> None:
     content = {**state, _NAMES: {name: name for name in state}}
-    _write(path, lambda file: pickle.dump(content, file, protocol=4))
+    _write(path, pickle.dumps(content, protocol=4))
 
 
-def _write(path: Path, fill: Callable[[Any], object]) -> None:
-    """Write a file whole or not at all; links are followed, and permissions stay or are the usual ones."""
-    target = Path(os.path.realpath(path))
+def _write(path: Path, data: bytes) -> None:
     try:
-        number, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:50]}.")
-    except OSError as error:
-        raise WeightsError(f"{path}: cannot be written: {error.strerror}") from error
-    try:
-        with os.fdopen(number, "wb") as file:
-            fill(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, _mode_for(target))
-        os.replace(name, target)
-    except BaseException as error:
-        os.unlink(name)
-        if isinstance(error, OSError):
-            raise WeightsError(f"{path}: cannot be written: {error.strerror}") from error
-        raise
-
-
-def _mode_for(path: Path) -> int:
-    try:
-        return stat.S_IMODE(path.stat().st_mode)
-    except OSError:
-        mask = os.umask(0)
-        os.umask(mask)
-        return 0o666 & ~mask
+        write_file(path, data)
+    except RunError as error:
+        raise WeightsError(str(error)) from error
 
 
 def _bytes_of(path: str | os.PathLike[str]) -> bytes:
@@ -291,9 +267,11 @@ def convert(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> i
     elif suffix == ".safetensors":
         save = _safetensors().save
         own = {key: value.clone(memory_format=torch.contiguous_format) for key, value in state.items()}
-        _write(path, lambda file: file.write(save(own)))
+        _write(path, save(own))
     else:
-        _write(path, lambda file: torch.save(state, file))
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        _write(path, buffer.getvalue())
     return len(state)
 
 

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mezzo.checkpoint import CheckpointError, CheckpointStore, explained, read_state, save_weights, write_state
+from mezzo._files import explained
+from mezzo.checkpoint import BEST, CheckpointError, CheckpointStore, read_state, save_weights, write_state
 from mezzo.models import load_weights, save_pdparams
 from mezzo.train._ema import Ema
-from mezzo.train._session import BEST, Session, seed_everything
+from mezzo.train._session import Session, seed_everything
 from mezzo.train._sharded import load_whole_states, whole_states
 
 _RESULTS = frozenset(

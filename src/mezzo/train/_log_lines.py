@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 from mezzo.metric import SegmentationScores
 
@@ -96,15 +95,6 @@ def format_segmentation_eval_lines(images: int, scores: SegmentationScores) -> t
         f"[EVAL] Class Precision: {_row(scores.class_precision)}",
         f"[EVAL] Class Recall: {_row(scores.class_recall)}",
     )
-
-
-def stamped(line: str, when: datetime) -> str:
-    r"""Return a line with date and time in front of it.
-
-    >>> stamped("[TRAIN] epoch: 1", datetime(2022, 4, 13, 11, 43, 9))
-    '2022-04-13 11:43:09 [INFO]\t[TRAIN] epoch: 1'
-    """
-    return f"{when:%Y-%m-%d %H:%M:%S} [INFO]\t{line}"
 
 
 def format_duration(seconds: int) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 
-from mezzo.checkpoint import explained, write_file
+from mezzo._files import explained, write_file
+from mezzo._version import version_of
 from mezzo.train._session import Session
 
 PACKAGES = ("mezzo", "torch", "numpy", "opencv-python-headless", "Pillow", "safetensors")
@@ -36,17 +36,8 @@ def describe_run(session: Session) -> dict[str, Any]:
         "processes": session.world.size,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         "python": platform.python_version(),
-        "versions": {name: version for name in PACKAGES if (version := _version(name)) is not None},
+        "versions": {name: version for name in PACKAGES if (version := version_of(name)) is not None},
         "steps": session.steps,
         "steps_per_epoch": session.steps_per_epoch,
         "parameters": sum(p.numel() for p in session.model.parameters() if p.requires_grad),
     }
-
-
-def _version(package: str) -> str | None:
-    if package == "torch":
-        return torch.__version__
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:  # run from the sources, or another build of the same library
-        return None

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from mezzo._lines import stamped
 from mezzo.train._checkpoints import Progress
 from mezzo.train._log_lines import (
     EvalLine,
@@ -19,7 +20,6 @@ from mezzo.train._log_lines import (
     format_segmentation_eval_lines,
     format_segmentation_train_line,
     format_train_line,
-    stamped,
 )
 from mezzo.train._meter import Window
 from mezzo.train._plot import plot_run

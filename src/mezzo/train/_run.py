@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from mezzo.checkpoint import CheckpointStore
+from mezzo.checkpoint import BEST, CheckpointStore, find_weights
 from mezzo.config import Recipe
 from mezzo.models import load_weights
 from mezzo.train._checkpoints import Progress, put_aside, resume
@@ -19,7 +19,7 @@ from mezzo.train._precision import make_precision
 from mezzo.train._record import write_record
 from mezzo.train._reporter import Reporter, eval_lines
 from mezzo.train._scalars import ScalarLog
-from mezzo.train._session import BEST, RecipeError, Session, local_weights, open_session
+from mezzo.train._session import RecipeError, Session, open_session
 from mezzo.train._tasks import Scores, Task, make_task
 
 
@@ -104,7 +104,7 @@ def _weights(options: RunOptions, recipe: Recipe) -> Path:
     given = options.pretrained or options.resume or recipe.pretrained
     if given is None:
         raise RecipeError("no weights to evaluate: give --model_path (or --pretrained) FILE or a checkpoint's folder")
-    return local_weights(given)
+    return find_weights(given)
 
 
 def _evaluator(recipe: Recipe, options: RunOptions, world: World, task: Task) -> Evaluator:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-import re
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mezzo._errors import MezzoError
-from mezzo.checkpoint import CheckpointStore
+from mezzo.checkpoint import find_weights
 from mezzo.config import Recipe
 from mezzo.data import Loader, Prefetcher, Stream, ToInput
 from mezzo.models import load_weights
@@ -24,7 +22,6 @@ from mezzo.train._precision import Precision, make_precision
 from mezzo.train._sharded import shard
 from mezzo.train._tasks import Task, make_task
 
-BEST = "best_model"
 SAVE_EVERY = 1000  # of segmentation, where nothing is said
 
 
@@ -159,36 +156,12 @@ def _load_pretrained(model: nn.Module, recipe: Recipe, options: RunOptions) -> l
     said = []
     whole = options.pretrained or recipe.pretrained
     if whole is not None:
-        said.append(str(load_weights(model, local_weights(whole))))
+        said.append(str(load_weights(model, find_weights(whole))))
     elif recipe.backbone_pretrained is not None:
         backbone = model.get_submodule("backbone")
-        weights = local_weights(recipe.backbone_pretrained, "model.backbone.pretrained")
+        weights = find_weights(recipe.backbone_pretrained, "model.backbone.pretrained")
         said.append(f"backbone: {load_weights(backbone, weights, strict=False)}")
     return said
-
-
-def local_weights(given: str | Path, setting: str = "model.pretrained") -> Path:
-    """Return the file of weights that are given as a file, as the folder of a checkpoint, or as that of a run.
-
-    Raises:
-        RecipeError: It is an address, which is not fetched, or a folder without weights.
-    """
-    if re.match(r"\w+:/", str(given)):
-        raise RecipeError(
-            f"{given}: weights are not downloaded; fetch the file and give its path, or start without: "
-            f"--opts {setting}=FILE or {setting}=null"
-        )
-    path = Path(given)
-    if not path.is_dir():
-        return path
-    newest = CheckpointStore(path).latest()
-    for folder in (path, path / BEST, *([newest] if newest is not None else [])):
-        for name in ("model.safetensors", "model.pdparams"):
-            if (folder / name).exists():
-                return folder / name
-    raise RecipeError(
-        f"{path}: no weights in it (model.safetensors, model.pdparams); give a file or a checkpoint's folder"
-    )
 
 
 def seed_everything(seed: int) -> None:

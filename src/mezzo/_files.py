@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,20 +18,25 @@ def explained(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or error
-        raise RunError(f"{path}: cannot be written: {reason}; check space and permissions, then resume") from error
+        raise RunError(f"{path}: cannot be written: {reason}; check space and permissions, then try again") from error
 
 
 def write_file(path: Path, data: bytes) -> None:
     """Write a file whole or not at all; an older one stays until the new one is on the disk. Its folder is made.
 
+    A link is followed: what it points to is replaced. An older file keeps its permissions.
+
     Raises:
         RunError: The system refuses.
     """
-    part = path.with_name(f".tmp-{path.name}-{os.getpid()}")
+    path = Path(os.path.realpath(path))
+    part = path.with_name(f".tmp-{path.name[:100]}-{os.getpid()}")
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             part.write_bytes(data)
+            if path.exists():
+                part.chmod(stat.S_IMODE(path.stat().st_mode))
             flush(part)
             os.replace(part, path)
         except BaseException:

@@ -1,0 +1,116 @@
+"""`mezzo export`: also what tools/export.py and tools/export_model.py call."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mezzo._errors import MezzoError
+from mezzo._extras import require
+
+if TYPE_CHECKING:
+    from mezzo.export import ExportOptions, ExportReport
+
+
+class UsageError(MezzoError):
+    """Options that do not go together."""
+
+
+def _option(help: str, *names: str) -> Any:
+    return typer.Option(*names, help=help)
+
+
+def export(
+    config: Annotated[Path | None, _option("A PaddleSeg YAML file.", "--config")] = None,
+    model: Annotated[str | None, _option("A classifier, instead of --config.", "--model")] = None,
+    weights: Annotated[Path | None, _option("Weights, or a checkpoint folder.", "--model-path", "--pretrained")] = None,
+    save_dir: Annotated[Path, _option("Results go there.", "--save-dir", "--save-inference-dir")] = Path("output"),
+    input_shape: Annotated[
+        tuple[int, int, int, int] | None, _option("Batch, channels, height, width; -1: free [all].", "--input-shape")
+    ] = None,
+    output_op: Annotated[str | None, _option("argmax, softmax or none.", "--output-op")] = None,
+    without_argmax: Annotated[bool, _option("The same as --output-op none.", "--without-argmax")] = False,
+    with_softmax: Annotated[bool, _option("The same as --output-op softmax.", "--with-softmax")] = False,
+    precision: Annotated[str, _option("fp32, and beside it: fp16, bf16, int8 (commas).", "--precision")] = "fp32",
+    calibration: Annotated[
+        Path | None, _option("Images for int8 and verification: folder, list.", "--calibration")
+    ] = None,
+    calibration_images: Annotated[int, _option("How many are used for int8.", "--calibration-images")] = 100,
+    min_agreement: Annotated[float | None, _option("Smallest share of equal classes.", "--min-agreement")] = None,
+    class_names: Annotated[Path | None, _option("Text file, a name a line.", "--class-names")] = None,
+    num_classes: Annotated[int, _option("Classes of --model.", "--num-classes")] = 1000,
+    img_size: Annotated[int, _option("Side of the crop (--model).", "--img-size")] = 224,
+    resize_size: Annotated[int, _option("Short side before it (--model).", "--resize-size")] = 256,
+    device: Annotated[str, _option("Accepted; exporting is done on the CPU.", "--device")] = "cpu",
+    opts: Annotated[list[str] | None, _option("Change a value of the file: a.b=c.", "--opts")] = None,
+) -> int:
+    """Export a network as torch.export program, ONNX and deploy.yaml; every file is verified against the network."""
+    require("cv2", "PIL", "safetensors", extra="vision")
+    require("onnx", "onnxscript", "onnxruntime", extra="export")
+    if (config is None) == (model is None):
+        came = "neither" if config is None else "both"
+        raise UsageError(f"{came} of --config and --model: give --config FILE.yml, or --model with a classifier's name")
+    from mezzo.export import ExportOptions, describe_classifier, export_model, export_recipe
+    from mezzo.infer import find_images
+
+    options = ExportOptions(
+        save_dir=save_dir,
+        input_shape=input_shape or (-1, 3, -1, -1),
+        output_op=_output_op(output_op, without_argmax, with_softmax),
+        precisions=tuple(word.strip() for word in precision.split(",")),
+        min_agreement=min_agreement,
+        calibration_images=calibration_images,
+    )
+    names = _names(class_names)
+    images = find_images(calibration) if calibration is not None else []
+    if config is not None:
+        from mezzo.config import load_recipe
+
+        recipe = load_recipe(config, opts=opts or ())
+        report = export_recipe(recipe, weights, options, calibration=images, class_names=names, say=typer.echo)
+    else:
+        described = describe_classifier(
+            str(model), num_classes, image_size=img_size, resize_size=resize_size, class_names=names
+        )
+        network = _classifier(str(model), num_classes, weights)
+        report = export_model(network, described, options, images=images[:16], calibration=images, say=typer.echo)
+    _show(report, options)
+    return 0
+
+
+def _output_op(given: str | None, without_argmax: bool, with_softmax: bool) -> Any:
+    from mezzo._errors import unknown_choice
+    from mezzo.infer import OUTPUT_OPS
+
+    if given is None:
+        return "softmax" if with_softmax else "none" if without_argmax else None
+    if given not in OUTPUT_OPS:
+        raise UsageError(unknown_choice("output_op", given, OUTPUT_OPS))
+    return given
+
+
+def _names(path: Path | None) -> list[str]:
+    if path is None:
+        return []
+    try:
+        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--class-names {path}: cannot be read as text: {error}") from error
+
+
+def _classifier(name: str, num_classes: int, weights: Path | None) -> Any:
+    from mezzo.checkpoint import find_weights
+    from mezzo.models import create_model, load_weights
+
+    network = create_model(name, num_classes=num_classes)
+    if weights is None:
+        typer.echo("no weights given (--pretrained): the network is exported as it was initialised")
+    else:
+        typer.echo(str(load_weights(network, find_weights(weights))))
+    return network
+
+
+def _show(report: "ExportReport", options: "ExportOptions") -> None:
+    worst = max(check.error for check in report.checks if check.precision == "fp32")
+    typer.echo(f"maximum error of fp32: {worst:.2e}")
+    typer.echo(f"exported to {options.save_dir}: {', '.join(report.model.files)}, deploy.yaml")

@@ -1,0 +1,36 @@
+"""Switches in the documents' spelling: `--benchmark=True`, `--use-gpu=False`, and bare."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+_WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+
+
+def read_switch(text: str) -> bool:
+    """Return what a word says."""
+    if text.lower() not in _WORDS:
+        raise typer.BadParameter(f"{text!r}: must be True or False")
+    return _WORDS[text.lower()]
+
+
+def switch(help: str, *names: str) -> Any:
+    """Return an option that takes True or False; `spelled_out` lets it stand alone too."""
+    return typer.Option(*names, help=help, parser=read_switch, metavar="BOOL")
+
+
+def spelled_out(arguments: Sequence[str], switches: Sequence[str]) -> list[str]:
+    """Return a command line in which every switch has its word.
+
+    >>> spelled_out(["--benchmark", "--device", "cpu", "--use_trt", "False"], ["--benchmark", "--use-trt"])
+    ['--benchmark', 'True', '--device', 'cpu', '--use_trt', 'False']
+    """
+    names = set(switches)
+    done: list[str] = []
+    for place, word in enumerate(arguments):
+        done.append(word)
+        following = arguments[place + 1].lower() if place + 1 < len(arguments) else ""
+        if word.replace("_", "-") in names and following not in _WORDS:
+            done.append("True")
+    return done

@@ -1,0 +1,111 @@
+"""`mezzo infer`: also what deploy/python/infer.py and deploy/inference_python/infer.py call."""
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mezzo._errors import MezzoError
+from mezzo._extras import require
+from mezzo._lines import stamped
+from mezzo.cli._flags import switch
+from mezzo.cli._show import progress_bar
+
+if TYPE_CHECKING:
+    from mezzo.infer import Deployed, InferResult
+
+SWITCHES = "--use-gpu --benchmark --enable-mkldnn --use-trt --with-argmax --print-detail --enable-auto-tune".split()
+"""Options that take True or False, or stand alone."""
+
+_DEVICES = ("cpu", "gpu", "cuda", "auto")
+
+
+class UsageError(MezzoError):
+    """Options that do not go together."""
+
+
+def _option(help: str, *names: str) -> Any:
+    return typer.Option(*names, help=help)
+
+
+def infer(
+    model: Annotated[Path, _option("Folder of an export, or its deploy.yaml.", "--config", "--model-dir", "--model")],
+    images: Annotated[Path, _option("Image, folder or list.", "--image-path", "--img-path", "--images")],
+    device: Annotated[str, _option("cpu, gpu, gpu:N or auto.", "--device")] = "auto",
+    use_gpu: Annotated[bool | None, switch("The same as --device gpu or cpu.", "--use-gpu")] = None,
+    engine: Annotated[str | None, _option("auto, or one of `mezzo infer --help`.", "--engine")] = None,
+    precision: Annotated[str, _option("fp32, fp16, bf16 or int8.", "--precision")] = "fp32",
+    batch_size: Annotated[int, _option("Images a run.", "--batch-size", "-b")] = 1,
+    max_batch_size: Annotated[int | None, _option("Largest --batch-size that is allowed.", "--max-batch-size")] = None,
+    threads: Annotated[int, _option("Of the CPU; 0: one a core.", "--cpu-threads", "--threads")] = 0,
+    warmup: Annotated[int | None, _option("Runs before timing [0; 3 with --benchmark].", "--warmup")] = None,
+    save_dir: Annotated[Path | None, _option("Results go there [segmentation: output].", "--save-dir")] = None,
+    benchmark: Annotated[bool, switch("Print the benchmark report.", "--benchmark")] = False,
+    top_k: Annotated[int, _option("Classes named for an image.", "--top-k")] = 1,
+    resize_size: Annotated[int | None, _option("Other short side (classification).", "--resize-size")] = None,
+    crop_size: Annotated[int | None, _option("Other crop (classification).", "--crop-size")] = None,
+    model_name: Annotated[str | None, _option("In the report.", "--model-name")] = None,
+    enable_mkldnn: Annotated[bool, switch("In the report; engines use it anyway.", "--enable-mkldnn")] = False,
+    use_trt: Annotated[bool, switch("TensorRT: not here.", "--use-trt")] = False,
+    with_argmax: Annotated[bool, switch("Accepted: labels are made either way.", "--with-argmax")] = False,
+    print_detail: Annotated[bool, switch("Say which files were written.", "--print-detail")] = False,
+    enable_auto_tune: Annotated[bool, switch("Accepted, for TensorRT.", "--enable-auto-tune")] = False,
+) -> int:
+    """Predict images with an exported model: classes are printed, label maps, overlays and cut-outs written."""
+    require("cv2", "PIL", extra="vision")
+    if use_trt:
+        raise UsageError(
+            "--use_trt: there is no TensorRT engine in mezzo; leave it out, a GPU then replays CUDA graphs"
+        )
+    if max_batch_size is not None and batch_size > max_batch_size:
+        raise UsageError(f"--batch-size {batch_size} is more than --max-batch-size {max_batch_size}")
+    from mezzo.infer import EngineOptions, InferOptions, infer, read_deployed
+
+    deployed = read_deployed(model)
+    run = EngineOptions(device=_device(device, use_gpu), threads=threads, precision=precision)
+    options = InferOptions(
+        images=images, engine=engine, run=run, batch_size=batch_size, save_dir=_save_dir(save_dir, deployed),
+        warmup=(3 if benchmark else 0) if warmup is None else warmup, top_k=top_k, benchmark=benchmark,
+        model_name=model_name, resize_size=resize_size, crop_size=crop_size,
+        settings={"enable_mkldnn": enable_mkldnn, "enable_tensorrt": use_trt},
+    )  # fmt: skip
+    with progress_bar() as report:
+        result = infer(deployed, options, say=typer.echo, progress=lambda done, total: report("images", done, total))
+    return _show(result, options.save_dir, print_detail)
+
+
+def _device(name: str, use_gpu: bool | None) -> str:
+    import torch
+
+    from mezzo._errors import unknown_choice
+
+    kind, _, number = name.partition(":")
+    if kind not in _DEVICES or (number and not number.isdecimal()):
+        raise UsageError(unknown_choice("device", name, ["cpu", "gpu", "gpu:N", "auto"]))
+    if use_gpu is not None:
+        kind = "gpu" if use_gpu else "cpu"
+    if kind == "auto":
+        kind = "gpu" if torch.cuda.is_available() else "cpu"
+    return "cpu" if kind == "cpu" else f"cuda:{number or 0}"
+
+
+def _save_dir(given: Path | None, model: "Deployed") -> Path | None:
+    return Path("output") if given is None and model.task == "segmentation" else given
+
+
+def _show(result: "InferResult", save_dir: Path | None, print_detail: bool) -> int:
+    for name, what in result.choice.tried.items():
+        typer.echo(f"engine {name}: {what}")
+    if result.choice.tried:
+        how = "remembered" if result.choice.is_remembered else "chosen"
+        typer.echo(f"engine {how}: {result.choice.engine}")
+    if print_detail:
+        for path in result.files:
+            typer.echo(str(path))
+    if result.report is not None:
+        for line in result.report.lines():
+            typer.echo(stamped(line, datetime.now()))
+    where = f"; {len(result.files)} files in {save_dir}" if result.files else ""
+    typer.echo(f"{result.images} images predicted, {len(result.refused)} skipped{where}")
+    return 1 if result.refused else 0

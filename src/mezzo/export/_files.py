@@ -1,0 +1,117 @@
+"""A network as files: a `torch.export` program and ONNX."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+
+from mezzo._errors import RunError
+from mezzo._files import write_file
+
+INPUT, OUTPUT = "images", "output"
+_SAMPLE = (2, 192, 256)  # batch, height, width: unequal, and neither 0 nor 1, which torch would take for fixed
+
+
+def trace(network: nn.Module, shape: tuple[int, ...]) -> ExportedProgram:
+    """Return the program of a network for inputs of a shape, -1 where it is free.
+
+    Raises:
+        RunError: torch cannot export it, or a size that should be free is fixed inside.
+    """
+    batch, channels, height, width = shape
+    sizes = tuple(free if given < 0 else given for free, given in zip(_SAMPLE, (batch, height, width), strict=True))
+    sample = torch.zeros(sizes[0], channels, sizes[1], sizes[2])
+    free = {axis: torch.export.Dim.DYNAMIC for axis, size in enumerate(shape) if size < 0}
+    try:
+        with _quiet(), torch.no_grad():
+            program = torch.export.export(network, (sample,), dynamic_shapes=(free,), strict=False)
+    except Exception as error:  # whatever a user's network raises is a network that is not exported
+        first = " ".join(str(error).split())[:400]
+        raise RunError(f"the network cannot be exported for input {list(shape)}: {first}") from error
+    _forget_places(program)
+    return program
+
+
+def _forget_places(program: ExportedProgram) -> None:
+    """Take the names of source files out: they say where the network was exported, which is nobody's business."""
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)
+
+
+def write_program(program: ExportedProgram, path: Path) -> None:
+    """Write a program, whole or not at all."""
+    buffer = io.BytesIO()
+    with _quiet():
+        torch.export.save(program, buffer)
+    write_file(path, buffer.getvalue())
+
+
+def write_onnx(program: ExportedProgram, path: Path) -> None:
+    """Write a program as ONNX, whole or not at all.
+
+    Raises:
+        RunError: torch's exporter refuses.
+    """
+    import onnx
+
+    model = to_onnx(program)
+    buffer = io.BytesIO()
+    onnx.save_model(model, buffer)
+    write_file(path, buffer.getvalue())
+
+
+def to_onnx(program: ExportedProgram) -> Any:
+    """Return a program as an ONNX model."""
+    try:
+        with _quiet(), contextlib.redirect_stdout(io.StringIO()):
+            made = torch.onnx.export(
+                program, (), dynamo=True, input_names=[INPUT], output_names=[OUTPUT], verbose=False, external_data=False
+            )
+    except Exception as error:  # see trace
+        first = " ".join(str(error).split())[:400]
+        raise RunError(f"the network cannot be written as ONNX: {first}") from error
+    assert made is not None
+    model = made.model_proto
+    _name_free_sizes(model.graph)
+    for node in model.graph.node:  # source lines and file names of the machine that exported
+        del node.metadata_props[:]
+    return model
+
+
+def _name_free_sizes(graph: Any) -> None:
+    """Call the free sizes batch, height and width: torch's symbols say nothing to the users of the file."""
+    dims = graph.input[0].type.tensor_type.shape.dim
+    names = {
+        dim.dim_param: name
+        for dim, name in zip(dims, ("batch", "channels", "height", "width"), strict=True)
+        if dim.dim_param
+    }
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in names:
+                dim.dim_param = names[dim.dim_param]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporters' own talk away from users: it is about packages that they have no need of."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)

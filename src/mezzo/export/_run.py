@@ -1,0 +1,211 @@
+"""From a network to a folder that can be deployed: written aside, verified, then put in place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from mezzo._errors import MezzoError, RunError, unknown_choice
+from mezzo._extras import require
+from mezzo._files import explained
+from mezzo._version import version_of
+from mezzo.export._files import trace, write_onnx, write_program
+from mezzo.export._int8 import write_int8
+from mezzo.export._network import Deployable
+from mezzo.export._verify import Check, random_inputs, verify
+from mezzo.infer import PRECISIONS, Deployed, InputBatch, OutputOp, Refused, Task, read_inputs, sha256
+
+VERIFIED_IMAGES = 16
+CALIBRATION_IMAGES = 100
+
+Say = Callable[[str], None]
+
+
+class ExportError(MezzoError):
+    """What is asked of an export does not go together."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Description:
+    """What a network is, beside its weights."""
+
+    task: Task
+    model_name: str
+    num_classes: int
+    transforms: tuple[Mapping[str, Any], ...]
+    """From an image to the input: `type` and its arguments."""
+    class_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportOptions:
+    """What is written, and where."""
+
+    save_dir: Path
+    input_shape: tuple[int, ...] = (-1, 3, -1, -1)
+    output_op: OutputOp | None = None
+    """None: labels for segmentation, probabilities for classification."""
+    precisions: tuple[str, ...] = ("fp32",)
+    """float32 is always written; fp16, bf16 and int8 beside it."""
+    min_agreement: float | None = None
+    calibration_images: int = CALIBRATION_IMAGES
+
+    def __post_init__(self) -> None:
+        for precision in self.precisions:
+            if precision not in PRECISIONS:
+                raise ExportError(unknown_choice("precision", precision, PRECISIONS))
+        if len(self.input_shape) != 4 or any(size != -1 and size < 1 for size in self.input_shape):
+            raise ExportError(
+                f"input_shape={list(self.input_shape)}: must be batch, channels, height, width; -1 where it is free"
+            )
+        if self.min_agreement is not None and not 0 <= self.min_agreement <= 1:
+            raise ExportError(f"min_agreement={self.min_agreement}: must be between 0 and 1")
+
+
+@dataclass(frozen=True, slots=True)
+class ExportReport:
+    """What was written, and how far it is from the network."""
+
+    model: Deployed
+    checks: tuple[Check, ...]
+
+
+def export_model(
+    network: nn.Module,
+    description: Description,
+    options: ExportOptions,
+    *,
+    images: Sequence[Path] = (),
+    calibration: Sequence[Path] = (),
+    say: Say = lambda line: None,
+) -> ExportReport:
+    """Write a network as `torch.export` program, ONNX and deploy.yaml, and verify every file against it.
+
+    Args:
+        network: Gives logits, or a list with the logits first; it is not changed.
+        description: What deploy.yaml says about it.
+        options: What is written, and where.
+        images: Real images to verify with; the first few are taken.
+        calibration: Real images that int8 takes its ranges from; without them those of `images`.
+        say: Takes a line about each step.
+
+    Raises:
+        ExportError: int8 without images.
+        RunError: The network cannot be exported, or a file is beyond its tolerance: then nothing was put in place.
+    """
+    require("onnx", "onnxscript", "onnxruntime", extra="export")
+    if "int8" in options.precisions and not (calibration or images):
+        raise ExportError("int8 takes the ranges of its activations from images: give --calibration FOLDER")
+    stage = options.save_dir / f".export-{os.getpid()}"
+    with explained(stage):
+        stage.mkdir(parents=True, exist_ok=True)
+    try:
+        output_op = options.output_op or ("argmax" if description.task == "segmentation" else "softmax")
+        model = _described(description, options, output_op, stage)
+        model, checks = _write_all(network, model, options, images, calibration or images, say)
+        bad = [check for check in checks if not check.is_fine]
+        if bad:
+            raise RunError(f"nothing was exported: {len(bad)} of {len(checks)} checks failed, first {bad[0]}")
+        return ExportReport(_put_in_place(model, options.save_dir), tuple(checks))
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def _described(description: Description, options: ExportOptions, output_op: OutputOp, folder: Path) -> Deployed:
+    return Deployed(
+        folder=folder,
+        task=description.task,
+        model_name=description.model_name,
+        num_classes=description.num_classes,
+        class_names=description.class_names,
+        input_shape=options.input_shape,
+        output_op=output_op,
+        transforms=description.transforms,
+        variants={},
+        files={},
+        made_by={"mezzo": version_of() or "from sources", "torch": str(torch.__version__)},
+    )
+
+
+def _write_all(
+    network: nn.Module,
+    model: Deployed,
+    options: ExportOptions,
+    images: Sequence[Path],
+    calibration: Sequence[Path],
+    say: Say,
+) -> tuple[Deployed, list[Check]]:
+    right = Deployable(network, model.output_op)
+    inputs = [*random_inputs(model.input_shape)]
+    real = list(batches(images[:VERIFIED_IMAGES], model))
+    if real:
+        inputs.append((f"{sum(len(batch) for batch in real)} real images", real))
+    checks = []
+    for precision in dict.fromkeys(("fp32", *options.precisions)):
+        say(f"exporting {model.model_name} in {precision}")
+        written = _write_variant(network, model, precision, calibration[: options.calibration_images], say)
+        hashes = {name: sha256(model.folder / name) for name in written.values()}
+        variants = {**model.variants, precision: written}
+        model = replace(model, variants=variants, files={**model.files, **hashes})
+        # Noise says nothing about a variant that is calibrated on images.
+        used = inputs[-1:] if precision == "int8" else inputs
+        for check in verify(right, model, precision, used, min_agreement=options.min_agreement):
+            say(str(check))
+            checks.append(check)
+    return model, checks
+
+
+def _write_variant(
+    network: nn.Module, model: Deployed, precision: str, calibration: Sequence[Path], say: Say
+) -> dict[str, str]:
+    """Write the files of a precision; return their names."""
+    suffix = "" if precision == "fp32" else f"_{precision}"
+    onnx, program = f"model{suffix}.onnx", f"model{suffix}.pt2"
+    if precision == "int8":
+        write_int8(model.folder / "model.onnx", model.folder / onnx, batches(calibration, model))
+        return {"onnx": onnx}
+    traced = trace(Deployable(network, model.output_op, precision), model.input_shape)
+    write_program(traced, model.folder / program)
+    if precision == "bf16":
+        say("bf16: no ONNX file, since ONNX Runtime has no bfloat16 convolution; torch engines run the program")
+        return {"program": program}
+    write_onnx(traced, model.folder / onnx)
+    return {"program": program, "onnx": onnx}
+
+
+def batches(images: Sequence[Path], model: Deployed) -> Iterator[NDArray[Any]]:
+    """Yield images as the network is given them, one a batch, or as many as the model's batch has.
+
+    Raises:
+        RunError: An image cannot be read, or has not the size that the model was exported for.
+    """
+    wanted = model.input_shape
+    for batch in read_inputs(images, model.compose(), max(wanted[0], 1)):
+        if isinstance(batch, Refused):
+            raise RunError(f"{batch}; verification and calibration need images that can be read")
+        if not isinstance(batch, InputBatch) or (wanted[0] > 0 and len(batch.images) != wanted[0]):
+            continue  # the last few of a batch that is fixed
+        for size, free in zip(batch.images.shape[2:], wanted[2:], strict=True):
+            if free not in (-1, size):
+                raise RunError(
+                    f"{batch.paths[0]}: is {batch.images.shape[2:]} after its transforms, but the model is exported for "
+                    f"{wanted[2:]}; leave height and width free (-1)"
+                )
+        yield batch.images
+
+
+def _put_in_place(model: Deployed, folder: Path) -> Deployed:
+    """Move the files out of the stage, deploy.yaml last: without it, or with other hashes, nothing is loaded."""
+    for name in model.files:
+        os.replace(model.folder / name, folder / name)
+    placed = replace(model, folder=folder)
+    placed.write()
+    return placed

@@ -1,0 +1,110 @@
+"""Is what was written what was there? Exported files against the network itself, on random and on real images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mezzo.export._network import Deployable, finish
+from mezzo.infer import Deployed, EngineOptions, OutputOp, load_engine
+
+#: Largest error of a float32 export: rounding in another order.
+MAX_ERROR = 1e-4
+#: Smallest share of equal classes that a lowered variant may have.
+MIN_AGREEMENT = {"fp32": 0.999, "fp16": 0.98, "bf16": 0.95, "int8": 0.9}
+
+Images = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One file, run by one engine, against the network in float32."""
+
+    precision: str
+    engine: str
+    inputs: str
+    """Which images: random ones of a size, or real ones."""
+    error: float
+    """Largest difference: of logits over their standard deviation, of probabilities as it is; for labels how much the
+    logit of the exported label lies below the best one, over the standard deviation."""
+    agreement: float
+    """Share of equal classes."""
+    is_fine: bool
+
+    def __str__(self) -> str:
+        verdict = "" if self.is_fine else "  BEYOND TOLERANCE"
+        return (
+            f"{self.precision} {self.engine:12s} {self.inputs:22s} "
+            f"max error {self.error:.2e}, same class {self.agreement:8.4%}{verdict}"
+        )
+
+
+def verify(
+    network: Deployable,
+    model: Deployed,
+    precision: str,
+    inputs: Sequence[tuple[str, Sequence[Images]]],
+    *,
+    min_agreement: float | None = None,
+) -> list[Check]:
+    """Return how far each file of a precision is from the network in float32.
+
+    Args:
+        network: In float32, the same as was exported.
+        model: What was written.
+        precision: Of the files.
+        inputs: Names and batches of images.
+        min_agreement: Smallest share of equal classes that is fine; None for the usual one of the precision.
+    """
+    kinds = {"program": "torch", "onnx": "onnxruntime"}
+    needed = MIN_AGREEMENT[precision] if min_agreement is None else min_agreement
+    checks = []
+    for kind, name in kinds.items():
+        if not model.has(precision, kind):
+            continue
+        engine, _ = load_engine(model, EngineOptions(precision=precision), name)
+        for what, batches in inputs:
+            error, same = 0.0, []
+            for images in batches:
+                logits = _logits(network, images)
+                output = torch.from_numpy(engine.run(images))
+                error = max(error, distance(output, logits, model.output_op))
+                same.append(_agreement(output, logits))
+            agreement = float(np.mean(same))
+            is_fine = agreement >= needed and (precision != "fp32" or error <= MAX_ERROR)
+            checks.append(Check(precision, name, what, error, agreement, is_fine))
+    return checks
+
+
+def distance(output: torch.Tensor, logits: torch.Tensor, output_op: OutputOp) -> float:
+    """Return how far an output is from what the logits say it should be; see `Check.error`."""
+    if output_op != "argmax":
+        scale = logits.std().item() if output_op == "none" else 1.0
+        return ((output - finish(logits, output_op)).abs().max().item()) / scale
+    taken = logits.gather(1, output.long().unsqueeze(1)).squeeze(1)
+    return ((logits.amax(dim=1) - taken).max() / logits.std()).item()
+
+
+def _agreement(output: torch.Tensor, logits: torch.Tensor) -> float:
+    labels = output if not output.is_floating_point() else output.argmax(dim=1)
+    return (labels == logits.argmax(dim=1)).float().mean().item()
+
+
+def _logits(network: Deployable, images: Images) -> torch.Tensor:
+    with torch.inference_mode():
+        return network.logits(torch.from_numpy(images))
+
+
+def random_inputs(shape: tuple[int, ...]) -> list[tuple[str, list[Images]]]:
+    """Return random images of three sizes: what is free differs, also from the sample that the network was traced with."""
+    rng = np.random.default_rng(0)
+    free = [(1, 96, 128), (2, 64, 160), (1, 97, 131)]
+    sizes = dict.fromkeys(
+        tuple(given if given > 0 else size for given, size in zip(shape, (batch, 3, height, width), strict=True))
+        for batch, height, width in free
+    )
+    return [(f"random {'x'.join(map(str, size))}", [rng.standard_normal(size, dtype=np.float32)]) for size in sizes]

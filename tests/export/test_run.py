@@ -1,0 +1,217 @@
+"""A network becomes a folder: verified, put in place whole, and loadable without its source."""
+
+import json
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mezzo._errors import RunError
+from mezzo.export import Description, ExportError, ExportOptions, export_model
+from mezzo.export._network import Deployable
+from mezzo.export._verify import distance, verify
+from mezzo.infer import Deployed, EngineOptions, find_images, load_engine, read_deployed
+from tiny_nets import TinySegmenter, tiny_segmenter
+
+DESCRIBED = Description(task="segmentation", model_name="net", num_classes=2, transforms=({"type": "Normalize"},))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 2, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.conv(x)
+        return logits
+
+
+def test_files_say_what_they_are(segmenter: Deployed) -> None:
+    assert sorted(path.name for path in segmenter.folder.iterdir()) == [
+        "deploy.yaml", "model.onnx", "model.pt2", "model_bf16.pt2", "model_fp16.onnx", "model_fp16.pt2",
+    ]  # fmt: skip
+    again = read_deployed(segmenter.folder / "deploy.yaml")
+    assert again == segmenter
+    assert (again.output_op, again.input_shape, again.made_by["torch"]) == (
+        "argmax",
+        (-1, 3, -1, -1),
+        torch.__version__,
+    )
+
+
+@pytest.mark.parametrize("engine", ["torch", "onnxruntime"])
+@pytest.mark.parametrize("shape", [(1, 3, 24, 32), (3, 3, 33, 47)])
+def test_labels_are_those_of_the_network(engine: str, shape: tuple[int, ...], segmenter: Deployed) -> None:
+    x = torch.randn(shape)
+    with torch.no_grad():
+        logits = tiny_segmenter()(x)[0]
+    output = load_engine(segmenter, EngineOptions(), engine)[0].run(x.numpy())
+    assert output.dtype == np.int32
+    assert distance(torch.from_numpy(output), logits, "argmax") < 1e-5
+
+
+def test_no_place_of_this_machine_is_in_the_files(segmenter: Deployed) -> None:
+    here = str(Path(__file__).parents[2]).encode()
+    with zipfile.ZipFile(segmenter.folder / "model.pt2") as archive:
+        assert not any(here in archive.read(name) for name in archive.namelist())
+    assert here not in (segmenter.folder / "model.onnx").read_bytes()
+
+
+def test_onnx_has_names_for_what_is_free(segmenter: Deployed) -> None:
+    import onnx
+
+    graph = onnx.load(segmenter.folder / "model.onnx").graph
+    dims = [d.dim_param or d.dim_value for d in graph.input[0].type.tensor_type.shape.dim]
+    assert (graph.input[0].name, dims, graph.output[0].name) == ("images", ["batch", 3, "height", "width"], "output")
+
+
+def test_a_fixed_shape_stays_fixed(tmp_path: Path) -> None:
+    model = export_model(Net(), DESCRIBED, ExportOptions(save_dir=tmp_path, input_shape=(1, 3, 16, 24))).model
+    engine, _ = load_engine(model, EngineOptions(), "onnxruntime")
+    assert engine.run(np.zeros((1, 3, 16, 24), np.float32)).shape == (1, 16, 24)
+    assert model.input_shape == (1, 3, 16, 24)
+
+
+def test_a_wrong_file_is_noticed_and_nothing_is_put_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = export_model(Net(), DESCRIBED, ExportOptions(save_dir=tmp_path)).model
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    from mezzo.export import _run
+
+    def other(network: nn.Module, *rest: object) -> Deployable:
+        changed = Deployable(network, *rest)  # type: ignore[arg-type]
+        with torch.no_grad():
+            changed.network.conv.weight[0] += 0.5  # type: ignore[index,union-attr]
+        return changed
+
+    made: list[object] = []
+
+    def first_right(network: nn.Module, *rest: object) -> Deployable:
+        made.append(rest)
+        return (other if len(made) > 1 else Deployable)(network, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(_run, "Deployable", first_right)
+    with pytest.raises(
+        RunError, match=r"nothing was exported: 6 of 6 checks failed, first fp32 torch +random 1x3x96x128"
+    ):
+        export_model(Net(), DESCRIBED, ExportOptions(save_dir=tmp_path))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert read_deployed(tmp_path) == first
+
+
+def test_a_network_that_fixes_its_size_says_so(tmp_path: Path) -> None:
+    class Fixed(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if x.shape[2] == 192 else x
+
+    with pytest.raises(RunError, match=r"the network cannot be exported for input \[-1, 3, -1, -1\]: .*192"):
+        export_model(Fixed(), DESCRIBED, ExportOptions(save_dir=tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_int8_agrees_on_real_images(tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    network = Net()
+    options = ExportOptions(save_dir=tmp_path / "out", precisions=("int8",), min_agreement=0.9)
+    said: list[str] = []
+    report = export_model(network, DESCRIBED, options, images=find_images(pictures), say=said.append)
+    (check,) = [check for check in report.checks if check.precision == "int8"]
+    assert check.agreement > 0.95  # 7 bits of weights, 8 of activations
+    assert check.inputs == "3 real images"
+    assert any("same class" in line and line.startswith("int8 onnxruntime") for line in said)
+    assert report.model.variants["int8"] == {"onnx": "model_int8.onnx"}
+    import onnx
+
+    kinds = {node.op_type for node in onnx.load(tmp_path / "out" / "model_int8.onnx").graph.node}
+    assert "QuantizeLinear" in kinds
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precisions": ("fp61",)}, "unknown precision 'fp61'; did you mean 'fp16'? allowed: fp32, fp16, bf16, int8"),
+        (
+            {"input_shape": (1, 3, 0, 5)},
+            "input_shape=[1, 3, 0, 5]: must be batch, channels, height, width; -1 where it",
+        ),
+        ({"min_agreement": 1.5}, "min_agreement=1.5: must be between 0 and 1"),
+    ],
+)
+def test_wrong_options_are_one_line(options: dict[str, object], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportError) as error:
+        ExportOptions(save_dir=tmp_path, **options)  # type: ignore[arg-type]
+    assert message in str(error.value)
+
+
+def test_int8_needs_images(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="int8 takes the ranges of its activations from images: give --calibration"):
+        export_model(Net(), DESCRIBED, ExportOptions(save_dir=tmp_path, precisions=("int8",)))
+
+
+def test_images_of_another_size_than_the_export_are_refused(tmp_path: Path, pictures: Path) -> None:
+    options = ExportOptions(save_dir=tmp_path / "out", input_shape=(-1, 3, 32, 32))
+    with pytest.raises(
+        RunError, match=r"a.png: is \(40, 60\) after its transforms, but the model is exported for \(32"
+    ):
+        export_model(Net(), DESCRIBED, options, images=find_images(pictures))
+
+
+def test_a_damaged_calibration_image_is_named(tmp_path: Path) -> None:
+    broken = tmp_path / "x.png"
+    broken.write_bytes(b"no image")
+    with pytest.raises(RunError, match=r"x.png: not an image file; verification and calibration need images that can"):
+        export_model(Net(), DESCRIBED, ExportOptions(save_dir=tmp_path / "out"), images=[broken])
+
+
+def test_verification_sees_another_network(segmenter: Deployed) -> None:
+    torch.manual_seed(5)
+    other = Deployable(TinySegmenter(), "argmax")
+    x = np.random.default_rng(0).standard_normal((1, 3, 32, 32), dtype=np.float32)
+    checks = verify(other, segmenter, "fp32", [("x", [x])])
+    assert [check.is_fine for check in checks] == [False, False]
+    assert "BEYOND TOLERANCE" in str(checks[0])
+
+
+RELOAD = """
+import json, sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith(("mezzo.models", "mezzo.config", "mezzo.train")): raise ImportError(name)
+sys.meta_path.insert(0, Blocked())
+import numpy as np
+from mezzo.infer import EngineOptions, load_engine, read_deployed
+model = read_deployed(__import__("pathlib").Path(sys.argv[1]))
+x = np.load(sys.argv[2])
+print(json.dumps([load_engine(model, EngineOptions(), name)[0].run(x).tolist() for name in ("torch", "onnxruntime")]))
+"""
+
+
+def test_a_new_process_without_the_source_gives_the_same(segmenter: Deployed, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((1, 3, 8, 8), dtype=np.float32)
+    np.save(tmp_path / "x.npy", x)
+    command = [sys.executable, "-c", RELOAD, str(segmenter.folder), str(tmp_path / "x.npy")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    here = load_engine(segmenter, EngineOptions(), "onnxruntime")[0].run(x).tolist()
+    assert json.loads(done.stdout) == [here, here]
+
+
+def test_bfloat16_has_a_program_only(segmenter: Deployed) -> None:
+    from mezzo.infer import DeployError
+
+    with pytest.raises(DeployError, match="has no ONNX file in bf16; choose another engine or precision"):
+        load_engine(segmenter, EngineOptions(precision="bf16"), "onnxruntime")
+    x = np.zeros((1, 3, 8, 8), np.float32)
+    assert load_engine(segmenter, EngineOptions(precision="bf16"), "torch")[0].run(x).shape == (1, 8, 8)
+
+
+def test_descriptions_are_written_as_they_are(segmenter: Deployed) -> None:
+    assert replace(segmenter, folder=Path()).transforms == (
+        {"type": "Resize", "target_size": [32, 24]},
+        {"type": "Normalize"},
+    )

