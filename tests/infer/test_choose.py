@@ -102,9 +102,9 @@ def test_no_engine_at_all_says_why_for_each(copied: Deployed, monkeypatch: pytes
     ("name", "options", "message"),
     [
         (
-            "onnx",
+            "onnxrt",
             {},
-            "unknown engine 'onnx'; did you mean 'onnxruntime'? allowed: auto, onnxruntime, openvino, torch-graph",
+            "unknown engine 'onnxrt'; did you mean 'onnxruntime'? allowed: auto, onnxruntime, openvino, torch-graph",
         ),
         ("tensorrt", {}, "there is no TensorRT engine in mezzo; on a GPU use --engine torch-graph"),
         ("torch-graph", {}, "torch-graph replays CUDA graphs: it needs --device gpu; on the CPU use onnxruntime"),

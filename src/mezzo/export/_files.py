@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 
 from mezzo._errors import RunError
 from mezzo._files import write_file
+from mezzo.export._rewrites import rewrite
 
 INPUT, OUTPUT = "images", "output"
 _SAMPLE = (2, 192, 256)  # batch, height, width: unequal, and neither 0 nor 1, which torch would take for fixed
@@ -84,7 +85,7 @@ def to_onnx(program: ExportedProgram) -> Any:
     _name_free_sizes(model.graph)
     for node in model.graph.node:  # source lines and file names of the machine that exported
         del node.metadata_props[:]
-    return model
+    return rewrite(model)
 
 
 def _name_free_sizes(graph: Any) -> None:

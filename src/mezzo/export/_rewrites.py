@@ -1,0 +1,261 @@
+"""The same network, written so that runtimes for CPUs compute it faster.
+
+Each rewrite keeps the result (up to rounding) and is checked with everything else when the export is verified. What they gain
+is in benchmarks/infer_x86_202611.md.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+ALIGNED = 4
+"""ONNX Runtime reorders channels into blocks, for its fast convolutions, only where their number is a multiple of this."""
+
+#: Operators of one input that treat every channel alike.
+_CHANNELWISE = frozenset({"Relu", "HardSwish", "HardSigmoid", "Sigmoid", "Clip", "Resize", "MaxPool", "AveragePool"})
+
+Slots = tuple[int, ...]
+"""For each channel of a padded tensor: the channel that it was, or -1."""
+
+
+def rewrite(model: Any) -> Any:
+    """Return an ONNX model after all rewrites; it is changed in place."""
+    graph = _Graph(model.graph)
+    put_labels_last(graph)
+    mean_by_convolution(graph)
+    pad_channels(graph)
+    graph.drop_unused()
+    return model
+
+
+class _Graph:
+    """An ONNX graph with what rewriting asks of it: constants, producers, users, shapes."""
+
+    def __init__(self, graph: Any) -> None:
+        import onnx
+
+        self._onnx = onnx
+        self.proto = graph
+        self.constants: dict[str, NDArray[Any]] = {
+            tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer
+        }
+        self.producer = {name: node for node in graph.node for name in node.output}
+        self.users: dict[str, list[Any]] = defaultdict(list)
+        for node in graph.node:
+            for name in node.input:
+                self.users[name].append(node)
+        self._shapes = {
+            value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+            for value in (*graph.value_info, *graph.input, *graph.output)
+        }
+        self._types = {
+            value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.input, *graph.output)
+        }
+        self._count = 0
+
+    def is_float32(self, name: str) -> bool:
+        """Whether a value is known to be float32."""
+        return bool(self._types.get(name) == self._onnx.TensorProto.FLOAT)
+
+    def shape(self, name: str) -> Sequence[int]:
+        """Return the sizes of a value, 0 where they are free; nothing if they are not known."""
+        return self._shapes.get(name, ())
+
+    def set_channels(self, name: str, count: int) -> None:
+        """Note that a value has another number of channels, here and in the file."""
+        shape = self._shapes.get(name)
+        if shape is not None and len(shape) > 1:
+            self._shapes[name] = [shape[0], count, *shape[2:]]
+        for value in self.proto.value_info:
+            if value.name == name:
+                value.type.tensor_type.shape.dim[1].dim_value = count
+
+    def is_output(self, name: str) -> bool:
+        """Whether users of the model are given a value."""
+        return any(value.name == name for value in self.proto.output)
+
+    def attribute(self, node: Any, name: str, default: Any) -> Any:
+        """Return an attribute of a node."""
+        for item in node.attribute:
+            if item.name == name:
+                return self._onnx.helper.get_attribute_value(item)
+        return default
+
+    def set_attribute(self, node: Any, name: str, value: Any) -> None:
+        """Set an attribute of a node."""
+        kept = [item for item in node.attribute if item.name != name]
+        del node.attribute[:]
+        node.attribute.extend([*kept, self._onnx.helper.make_attribute(name, value)])
+
+    def add_constant(self, value: NDArray[Any], hint: str) -> str:
+        """Add a constant; return its name."""
+        self._count += 1
+        name = f"mezzo_{hint}_{self._count}"
+        self.proto.initializer.append(self._onnx.numpy_helper.from_array(value, name))
+        self.constants[name] = value
+        return name
+
+    def insert(self, before: Any, kind: str, inputs: Sequence[str], hint: str, **attributes: Any) -> str:
+        """Add a node in front of another one; return the name of its output."""
+        self._count += 1
+        name = f"mezzo_{hint}_{self._count}"
+        made = self._onnx.helper.make_node(kind, list(inputs), [name], name=name, **attributes)
+        place = next(n for n, node in enumerate(self.proto.node) if node.output[0] == before.output[0])
+        self.proto.node.insert(place, made)
+        self.producer[name] = made
+        return name
+
+    def drop_unused(self) -> None:
+        """Take out constants that nothing uses any more."""
+        used = {name for node in self.proto.node for name in node.input}
+        kept = [tensor for tensor in self.proto.initializer if tensor.name in used]
+        del self.proto.initializer[:]
+        self.proto.initializer.extend(kept)
+
+    def nodes(self, kind: str) -> list[Any]:
+        """Return the nodes of a kind."""
+        return [node for node in self.proto.node if node.op_type == kind]
+
+
+def put_labels_last(graph: _Graph) -> None:
+    """Enlarge logits, and take their best class, with the classes of a pixel side by side.
+
+    Arg-max over planes reads memory in strides; with the classes last it reads it in order, and the enlargement writes it so.
+    """
+    for best in graph.nodes("ArgMax"):
+        resize = graph.producer.get(best.input[0])
+        if resize is None or resize.op_type != "Resize" or graph.attribute(best, "axis", 0) != 1:
+            continue
+        alone = len(graph.users[resize.output[0]]) == 1 and not graph.is_output(resize.output[0])
+        by_sizes = len(resize.input) == 4 and bool(resize.input[3]) and not any(resize.input[1:3])
+        if not alone or not by_sizes or graph.attribute(best, "keepdims", 1) != 0:
+            continue
+        order = graph.add_constant(np.array([0, 2, 3, 1], np.int64), "order")
+        resize.input[0] = graph.insert(resize, "Transpose", [resize.input[0]], "last", perm=[0, 2, 3, 1])
+        resize.input[3] = graph.insert(resize, "Gather", [resize.input[3], order], "sizes")
+        graph.set_attribute(best, "axis", 3)
+        _forget_shape(graph, resize.output[0])
+
+
+def mean_by_convolution(graph: _Graph) -> None:
+    """Take means over channels by a convolution, which reads the blocks that convolutions write."""
+    for node in graph.nodes("ReduceMean"):
+        axes = graph.constants.get(node.input[1]) if len(node.input) > 1 else None
+        shape = graph.shape(node.input[0])
+        over_channels = axes is not None and axes.tolist() == [1] and len(shape) == 4 and bool(shape[1])
+        if not over_channels or not graph.attribute(node, "keepdims", 1) or not graph.is_float32(node.input[0]):
+            continue
+        weight = graph.add_constant(np.full((1, shape[1], 1, 1), 1 / shape[1], np.float32), "mean")
+        node.op_type = "Conv"
+        node.input[1] = weight
+        del node.attribute[:]
+
+
+def pad_channels(graph: _Graph) -> None:
+    """Give convolutions whose channels are no multiple of ALIGNED some more that are zero, where no one sees them."""
+    for node in graph.nodes("Conv"):
+        weight = graph.constants.get(node.input[1])
+        if weight is None or graph.attribute(node, "group", 1) != 1 or weight.shape[0] % ALIGNED == 0:
+            continue
+        count = weight.shape[0]
+        slots: Slots = tuple(range(count)) + (-1,) * (-count % ALIGNED)
+        changes = _followers(graph, node.output[0], slots)
+        if changes:
+            _pad_constants(graph, node, slots)
+            for change in changes:
+                change()
+
+
+def _followers(graph: _Graph, first: str, slots: Slots) -> list[Callable[[], None]] | None:
+    """Return what has to change behind a padded value; None if someone would see the padding, or no one gains by it."""
+    waiting = [(first, slots)]
+    changes: list[Callable[[], None]] = []
+    gains = False
+    while waiting:
+        name, now = waiting.pop()
+        if graph.is_output(name):
+            return None
+        for user in graph.users[name]:
+            following = _behind(graph, user, name, now)
+            if following is None:
+                return None
+            passed, change = following
+            changes += [change] if change is not None else []
+            gains = gains or (change is not None and passed is not None)  # a convolution by channel
+            if passed is not None:
+                waiting.append((user.output[0], passed))
+        changes.append(functools.partial(graph.set_channels, name, len(now)))
+    return changes if gains else None
+
+
+def _behind(graph: _Graph, user: Any, name: str, slots: Slots) -> tuple[Slots | None, Callable[[], None] | None] | None:
+    """Return the channels that a node passes on, and what has to change in it; None if it cannot be given padding."""
+    if user.op_type == "Concat":
+        if graph.attribute(user, "axis", 0) != 1 or list(user.input).count(name) != 1:
+            return None
+        return _joined(graph, user, name, slots)
+    if user.op_type in _CHANNELWISE and user.input[0] == name:
+        if user.op_type == "Resize" and len(user.input) == 4 and user.input[3]:
+            return None  # its sizes count the channels
+        return slots, None
+    if user.op_type != "Conv" or user.input[0] != name or user.input[1] not in graph.constants:
+        return None
+    group, weight = graph.attribute(user, "group", 1), graph.constants[user.input[1]]
+    if group == 1:
+        return None, lambda: _pad_inputs(graph, user, slots)
+    if group == weight.shape[0] and weight.shape[1] == 1:
+        return slots, lambda: _pad_depthwise(graph, user, slots)
+    return None
+
+
+def _joined(graph: _Graph, user: Any, name: str, slots: Slots) -> tuple[Slots, None] | None:
+    """Return the channels of values put behind each other."""
+    joined: list[int] = []
+    seen = 0
+    for each in user.input:
+        shape = graph.shape(each)
+        if len(shape) != 4 or (not shape[1] and each != name):
+            return None
+        own = slots if each == name else tuple(range(shape[1]))
+        joined += [slot + seen if slot >= 0 else -1 for slot in own]
+        seen += sum(slot >= 0 for slot in own)
+    return tuple(joined), None
+
+
+def _padded(values: NDArray[Any], slots: Slots, axis: int) -> NDArray[Any]:
+    """Return values by slot, zero where there was nothing."""
+    taken = np.take(values, [max(slot, 0) for slot in slots], axis=axis)
+    empty = [number for number, slot in enumerate(slots) if slot < 0]
+    if empty:
+        place: list[Any] = [slice(None)] * values.ndim
+        place[axis] = empty
+        taken[tuple(place)] = 0
+    return taken
+
+
+def _pad_constants(graph: _Graph, node: Any, slots: Slots) -> None:
+    node.input[1] = graph.add_constant(_padded(graph.constants[node.input[1]], slots, 0), "weight")
+    if len(node.input) > 2 and node.input[2]:
+        node.input[2] = graph.add_constant(_padded(graph.constants[node.input[2]], slots, 0), "bias")
+
+
+def _pad_inputs(graph: _Graph, node: Any, slots: Slots) -> None:
+    node.input[1] = graph.add_constant(_padded(graph.constants[node.input[1]], slots, 1), "weight")
+
+
+def _pad_depthwise(graph: _Graph, node: Any, slots: Slots) -> None:
+    _pad_constants(graph, node, slots)
+    graph.set_attribute(node, "group", len(slots))
+
+
+def _forget_shape(graph: _Graph, name: str) -> None:
+    """Take out what the file says about the shape of a value, which is no longer true."""
+    kept = [value for value in graph.proto.value_info if value.name != name]
+    del graph.proto.value_info[:]
+    graph.proto.value_info.extend(kept)
