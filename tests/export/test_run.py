@@ -148,6 +148,13 @@ def test_wrong_options_are_one_line(options: dict[str, object], message: str, tm
     assert message in str(error.value)
 
 
+def test_programs_alone_need_no_onnx(tmp_path: Path) -> None:
+    model = export_model(Net(), DESCRIBED, ExportOptions(save_dir=tmp_path, with_onnx=False)).model
+    assert model.variants == {"fp32": {"program": "model.pt2"}}
+    with pytest.raises(ExportError, match="int8 is made from ONNX: leave --no-onnx out"):
+        ExportOptions(save_dir=tmp_path, precisions=("int8",), with_onnx=False)
+
+
 def test_int8_needs_images(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="int8 takes the ranges of its activations from images: give --calibration"):
         export_model(Net(), DESCRIBED, ExportOptions(save_dir=tmp_path, precisions=("int8",)))

@@ -1,7 +1,21 @@
 """Side-by-side measurements, made in one run on one machine."""
 
 from mezzo.bench._compare import Comparison, ModeResult, compare
+from mezzo.bench._infer import InferBench, InferCase, InferRow, bench_infer
 from mezzo.bench._step import StepBench, StepResult, bench_step
 from mezzo.bench._timer import Timing, time_calls
 
-__all__ = ["compare", "Comparison", "ModeResult", "bench_step", "StepBench", "StepResult", "time_calls", "Timing"]
+__all__ = [
+    "compare",
+    "Comparison",
+    "ModeResult",
+    "bench_step",
+    "StepBench",
+    "StepResult",
+    "time_calls",
+    "Timing",
+    "bench_infer",
+    "InferBench",
+    "InferCase",
+    "InferRow",
+]

@@ -1,10 +1,12 @@
 """`mezzo bench`: stock torch beside mezzo, in one run."""
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from mezzo.cli._devices import read_device
 from mezzo.cli._show import progress_bar, table
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, help="Measure stock torch beside mezzo, in one run.")
@@ -50,4 +52,52 @@ def step(
     )
     versions = f"torch {machine.torch_version}, driver {machine.driver_version}"
     typer.echo("\n\n".join([title, table(result.table()), f"{table(machine.table())}\n{versions}"]))
+    return 0
+
+
+def _numbers(text: str, option: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(f"{option} {text}: must be whole numbers with commas between them") from error
+
+
+@app.command(context_settings={"token_normalize_func": lambda token: token.replace("_", "-")})
+def infer(
+    model: Annotated[Path, typer.Argument(help="Folder of an export, or its deploy.yaml.")],
+    size: Annotated[tuple[int, int], typer.Option(help="Height and width of the images.")] = (224, 224),
+    engines: Annotated[str | None, typer.Option(help="With commas [all that need no compilation].")] = None,
+    precisions: Annotated[str | None, typer.Option(help="With commas [all that were exported].")] = None,
+    threads: Annotated[str, typer.Option(help="With commas.")] = "1,2",
+    batches: Annotated[str, typer.Option(help="With commas.")] = "1",
+    device: Annotated[str, typer.Option(help="cpu, gpu or gpu:N.")] = "cpu",
+    rounds: Annotated[int, typer.Option(help="Of each case, in turns.")] = 5,
+    runs: Annotated[int, typer.Option(help="Timed runs a round.")] = 30,
+    plot: Annotated[Path | None, typer.Option(help="Draw the result into this PNG.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+) -> int:
+    """Time an exported model on all engines, precisions, threads and batches, in one run."""
+    from mezzo.bench import bench_infer
+    from mezzo.infer import read_deployed
+
+    with progress_bar() as report:
+        result = bench_infer(
+            read_deployed(model),
+            size=size,
+            engines=engines.split(",") if engines else None,
+            precisions=precisions.split(",") if precisions else None,
+            threads=_numbers(threads, "--threads"),
+            batches=_numbers(batches, "--batches"),
+            device=read_device(device),
+            rounds=rounds,
+            runs=runs,
+            progress=report,
+        )
+    if plot is not None:
+        result.plot(plot)
+    if as_json:
+        typer.echo(json.dumps(result.to_dict(), indent=2))
+        return 0
+    title = f"{result.model}, {size[0]}x{size[1]}, {result.device}; median of {rounds} rounds of {runs} runs"
+    typer.echo(f"{title}\n\n{table(result.table())}")
     return 0

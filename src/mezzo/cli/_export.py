@@ -37,6 +37,7 @@ def export(
     ] = None,
     calibration_images: Annotated[int, _option("How many are used for int8.", "--calibration-images")] = 100,
     min_agreement: Annotated[float | None, _option("Smallest share of equal classes.", "--min-agreement")] = None,
+    no_onnx: Annotated[bool, _option("Write torch.export programs alone.", "--no-onnx")] = False,
     class_names: Annotated[Path | None, _option("Text file, a name a line.", "--class-names")] = None,
     num_classes: Annotated[int, _option("Classes of --model.", "--num-classes")] = 1000,
     img_size: Annotated[int, _option("Side of the crop (--model).", "--img-size")] = 224,
@@ -46,7 +47,6 @@ def export(
 ) -> int:
     """Export a network as torch.export program, ONNX and deploy.yaml; every file is verified against the network."""
     require("cv2", "PIL", "safetensors", extra="vision")
-    require("onnx", "onnxscript", "onnxruntime", extra="export")
     if (config is None) == (model is None):
         came = "neither" if config is None else "both"
         raise UsageError(f"{came} of --config and --model: give --config FILE.yml, or --model with a classifier's name")
@@ -60,6 +60,7 @@ def export(
         precisions=tuple(word.strip() for word in precision.split(",")),
         min_agreement=min_agreement,
         calibration_images=calibration_images,
+        with_onnx=not no_onnx,
     )
     names = _names(class_names)
     images = find_images(calibration) if calibration is not None else []

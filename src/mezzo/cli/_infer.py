@@ -9,6 +9,7 @@ import typer
 from mezzo._errors import MezzoError
 from mezzo._extras import require
 from mezzo._lines import stamped
+from mezzo.cli._devices import read_device
 from mezzo.cli._flags import switch
 from mezzo.cli._show import progress_bar
 
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
 SWITCHES = "--use-gpu --benchmark --enable-mkldnn --use-trt --with-argmax --print-detail --enable-auto-tune".split()
 """Options that take True or False, or stand alone."""
-
-_DEVICES = ("cpu", "gpu", "cuda", "auto")
 
 
 class UsageError(MezzoError):
@@ -63,7 +62,7 @@ def infer(
     from mezzo.infer import EngineOptions, InferOptions, infer, read_deployed
 
     deployed = read_deployed(model)
-    run = EngineOptions(device=_device(device, use_gpu), threads=threads, precision=precision)
+    run = EngineOptions(device=read_device(device, use_gpu), threads=threads, precision=precision)
     options = InferOptions(
         images=images, engine=engine, run=run, batch_size=batch_size, save_dir=_save_dir(save_dir, deployed),
         warmup=(3 if benchmark else 0) if warmup is None else warmup, top_k=top_k, benchmark=benchmark,
@@ -73,21 +72,6 @@ def infer(
     with progress_bar() as report:
         result = infer(deployed, options, say=typer.echo, progress=lambda done, total: report("images", done, total))
     return _show(result, options.save_dir, print_detail)
-
-
-def _device(name: str, use_gpu: bool | None) -> str:
-    import torch
-
-    from mezzo._errors import unknown_choice
-
-    kind, _, number = name.partition(":")
-    if kind not in _DEVICES or (number and not number.isdecimal()):
-        raise UsageError(unknown_choice("device", name, ["cpu", "gpu", "gpu:N", "auto"]))
-    if use_gpu is not None:
-        kind = "gpu" if use_gpu else "cpu"
-    if kind == "auto":
-        kind = "gpu" if torch.cuda.is_available() else "cpu"
-    return "cpu" if kind == "cpu" else f"cuda:{number or 0}"
 
 
 def _save_dir(given: Path | None, model: "Deployed") -> Path | None:

@@ -57,6 +57,8 @@ class ExportOptions:
     """float32 is always written; fp16, bf16 and int8 beside it."""
     min_agreement: float | None = None
     calibration_images: int = CALIBRATION_IMAGES
+    with_onnx: bool = True
+    """False: torch.export programs alone."""
 
     def __post_init__(self) -> None:
         for precision in self.precisions:
@@ -66,6 +68,8 @@ class ExportOptions:
             raise ExportError(
                 f"input_shape={list(self.input_shape)}: must be batch, channels, height, width; -1 where it is free"
             )
+        if "int8" in self.precisions and not self.with_onnx:
+            raise ExportError("int8 is made from ONNX: leave --no-onnx out")
         if self.min_agreement is not None and not 0 <= self.min_agreement <= 1:
             raise ExportError(f"min_agreement={self.min_agreement}: must be between 0 and 1")
 
@@ -101,7 +105,8 @@ def export_model(
         ExportError: int8 without images.
         RunError: The network cannot be exported, or a file is beyond its tolerance: then nothing was put in place.
     """
-    require("onnx", "onnxscript", "onnxruntime", extra="export")
+    if options.with_onnx:
+        require("onnx", "onnxscript", "onnxruntime", extra="export")
     if "int8" in options.precisions and not (calibration or images):
         raise ExportError("int8 takes the ranges of its activations from images: give --calibration FOLDER")
     stage = options.save_dir / f".export-{os.getpid()}"
@@ -151,7 +156,7 @@ def _write_all(
     checks = []
     for precision in dict.fromkeys(("fp32", *options.precisions)):
         say(f"exporting {model.model_name} in {precision}")
-        written = _write_variant(network, model, precision, calibration[: options.calibration_images], say)
+        written = _write_variant(network, model, precision, options, calibration, say)
         hashes = {name: sha256(model.folder / name) for name in written.values()}
         variants = {**model.variants, precision: written}
         model = replace(model, variants=variants, files={**model.files, **hashes})
@@ -164,16 +169,25 @@ def _write_all(
 
 
 def _write_variant(
-    network: nn.Module, model: Deployed, precision: str, calibration: Sequence[Path], say: Say
+    network: nn.Module,
+    model: Deployed,
+    precision: str,
+    options: ExportOptions,
+    calibration: Sequence[Path],
+    say: Say,
 ) -> dict[str, str]:
     """Write the files of a precision; return their names."""
     suffix = "" if precision == "fp32" else f"_{precision}"
     onnx, program = f"model{suffix}.onnx", f"model{suffix}.pt2"
     if precision == "int8":
-        write_int8(model.folder / "model.onnx", model.folder / onnx, batches(calibration, model))
+        write_int8(
+            model.folder / "model.onnx", model.folder / onnx, batches(calibration[: options.calibration_images], model)
+        )
         return {"onnx": onnx}
     traced = trace(Deployable(network, model.output_op, precision), model.input_shape)
     write_program(traced, model.folder / program)
+    if not options.with_onnx:
+        return {"program": program}
     if precision == "bf16":
         say("bf16: no ONNX file, since ONNX Runtime has no bfloat16 convolution; torch engines run the program")
         return {"program": program}

@@ -66,7 +66,7 @@ def verify(
     for kind, name in kinds.items():
         if not model.has(precision, kind):
             continue
-        engine, _ = load_engine(model, EngineOptions(precision=precision), name)
+        engine, _ = load_engine(model, EngineOptions(precision=precision, device=_device(precision, kind)), name)
         for what, batches in inputs:
             error, same = 0.0, []
             for images in batches:
@@ -78,6 +78,12 @@ def verify(
             is_fine = agreement >= needed and (precision != "fp32" or error <= MAX_ERROR)
             checks.append(Check(precision, name, what, error, agreement, is_fine))
     return checks
+
+
+def _device(precision: str, kind: str) -> str:
+    """Return where a file is run: half programs on a GPU if there is one, which computes half faster than a CPU."""
+    is_half_program = kind == "program" and precision in ("fp16", "bf16")
+    return "cuda:0" if is_half_program and torch.cuda.is_available() else "cpu"
 
 
 def distance(output: torch.Tensor, logits: torch.Tensor, output_op: OutputOp) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import warnings
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,7 +61,10 @@ def load_program(path: Path) -> ExportedProgram:
 
     check_program(path)
     try:
-        return torch.export.load(path)
+        with warnings.catch_warnings():
+            # torch 2.11 reads weights in place, from bytes that no one writes to
+            warnings.filterwarnings("ignore", "The given buffer is not writable")
+            return torch.export.load(path)
     except (RuntimeError, ValueError, KeyError, OSError, AssertionError) as error:
         reason = " ".join(str(error).split())[:300]
         raise DeployError(f"{path}: torch cannot load the program: {reason}; export again with this torch") from error

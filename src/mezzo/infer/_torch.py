@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +84,7 @@ class GraphEngine(TorchEngine):
         return result
 
     def _capture(self, shape: tuple[int, ...]) -> _Captured:
-        with torch.cuda.device(self._device), torch.inference_mode(), self._region():
+        with torch.cuda.device(self._device), torch.inference_mode(), _best_algorithms(), self._region():
             return _Captured(self._network, shape, self._device)
 
 
@@ -114,6 +114,17 @@ class _Captured:
         torch.cuda.current_stream().synchronize()
         result: Output = self._received.numpy().copy()  # the next batch is received in the same place
         return result
+
+
+@contextlib.contextmanager
+def _best_algorithms() -> Iterator[None]:
+    """Let cuDNN try its algorithms: a graph is captured once and replayed for long."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def _usable(name: str) -> torch.device:

@@ -1,0 +1,201 @@
+"""An exported model on every engine, precision, number of threads and batch: one run, in turns, one table."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mezzo._errors import MezzoError
+from mezzo._files import write_file
+from mezzo.infer import ENGINES, Deployed, DeployError, Engine, EngineError, EngineOptions, difference, load_engine
+from mezzo.infer import percentiles as percentiles_of
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InferCase:
+    """One way to run a model."""
+
+    engine: str
+    precision: str
+    threads: int
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class InferRow:
+    """How fast it was, or why it was not."""
+
+    case: InferCase
+    median_ms: float | None = None
+    """The median of the medians of all rounds."""
+    low_ms: float | None = None
+    high_ms: float | None = None
+    """Range of the rounds' medians."""
+    p95_ms: float | None = None
+    images_per_s: float | None = None
+    difference: float | None = None
+    """From torch in float32: share of other labels, or largest difference over the standard deviation."""
+    skipped: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InferBench:
+    """All rows of a run."""
+
+    model: str
+    size: tuple[int, int]
+    device: str
+    rows: tuple[InferRow, ...]
+    rounds: int
+    runs: int
+
+    def table(self) -> list[list[str]]:
+        """Return the rows as text, header first."""
+        lines = [["engine", "precision", "threads", "batch", "ms", "range", "p95", "images/s", "difference"]]
+        for row in self.rows:
+            case = [row.case.engine, row.case.precision, str(row.case.threads), str(row.case.batch)]
+            if row.median_ms is None:
+                lines.append([*case, f"- ({row.skipped})", "", "", "", ""])
+                continue
+            figures = [f"{row.median_ms:.2f}", f"{row.low_ms:.2f}..{row.high_ms:.2f}", f"{row.p95_ms:.2f}"]
+            lines.append([*case, *figures, f"{row.images_per_s:.0f}", f"{row.difference:.1e}"])
+        return lines
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain data."""
+        return asdict(self)
+
+    def plot(self, path: Path) -> None:
+        """Draw a bar for each row that was measured."""
+        import io
+
+        from matplotlib.figure import Figure
+
+        measured = [row for row in self.rows if row.median_ms is not None]
+        figure = Figure(figsize=(8, 1 + 0.35 * len(measured)), layout="constrained")
+        axes = figure.subplots()
+        names = [
+            f"{r.case.engine} {r.case.precision}, {r.case.threads} threads, batch {r.case.batch}" for r in measured
+        ]
+        times = [row.median_ms / row.case.batch for row in measured if row.median_ms is not None]
+        bars = axes.barh(names, times)
+        axes.bar_label(bars, fmt="%.2f", padding=3)
+        axes.invert_yaxis()
+        axes.set_xlabel("milliseconds an image")
+        axes.set_title(f"{self.model}, {self.size[0]}x{self.size[1]}, {self.device}")
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=120)
+        write_file(path, buffer.getvalue())
+
+
+def bench_infer(
+    model: Deployed,
+    *,
+    size: tuple[int, int],
+    engines: Sequence[str] | None = None,
+    precisions: Sequence[str] | None = None,
+    threads: Sequence[int] = (1,),
+    batches: Sequence[int] = (1,),
+    device: str = "cpu",
+    rounds: int = 5,
+    runs: int = 30,
+    warmup: int = 5,
+    progress: Progress = lambda what, done, total: None,
+) -> InferBench:
+    """Time a model on its engines; the rounds of all cases take turns, so that a slow moment hits all alike.
+
+    Args:
+        model: The exported model.
+        size: Height and width of the images, which are random.
+        engines: Names of ENGINES; None takes those that need no compilation.
+        precisions: None takes those that were exported.
+        threads: Of the CPU.
+        batches: Images a run.
+        device: cpu or cuda:N.
+        rounds: How often each case is measured.
+        runs: Timed runs a round.
+        warmup: Runs before each case's first round.
+        progress: Told what is being done.
+
+    Raises:
+        MezzoError: A number is below 1, or no case can be measured.
+    """
+    for name, number in (("rounds", rounds), ("runs", runs), *(("batch", batch) for batch in batches)):
+        if number < 1:
+            raise MezzoError(f"{name}={number}: must be at least 1")
+    kind = device.partition(":")[0]
+    names = engines or [name for name, each in ENGINES.items() if each.is_brief and kind in each.devices]
+    cases = [
+        _Measured(InferCase(engine=engine, precision=precision, threads=number, batch=batch))
+        for engine, precision, number, batch in itertools.product(
+            names, precisions or list(model.variants), threads, batches
+        )
+    ]
+    for number, case in enumerate(cases):
+        case.load(model, device, size, warmup)
+        progress("load", number + 1, len(cases))
+    if all(case.engine is None for case in cases):
+        raise MezzoError("nothing can be measured: " + "; ".join(str(case.skipped) for case in cases))
+    for turn in range(rounds):
+        for case in cases:
+            case.measure(runs)
+        progress("rounds", turn + 1, rounds)
+    return InferBench(model.model_name, size, device, tuple(case.row() for case in cases), rounds, runs)
+
+
+@dataclass(slots=True)
+class _Measured:
+    case: InferCase
+    engine: Engine | None = None
+    images: Any = None
+    skipped: str | None = None
+    difference: float = 0.0
+    times_ms: list[list[float]] = field(default_factory=list)
+
+    def load(self, model: Deployed, device: str, size: tuple[int, int], warmup: int) -> None:
+        case = self.case
+        shape = (case.batch, model.input_shape[1], *size)
+        self.images = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+        options = EngineOptions(device=device, threads=case.threads, precision=case.precision)
+        try:
+            engine, _ = load_engine(model, options, case.engine)
+            for _ in range(warmup + 1):
+                output = engine.run(self.images)
+        except (EngineError, DeployError) as error:
+            self.skipped = str(error)
+            return
+        right, _ = load_engine(model, EngineOptions(), "torch")
+        self.difference = difference(output, right.run(self.images))
+        self.engine = engine
+
+    def measure(self, runs: int) -> None:
+        if self.engine is None:
+            return
+        if self.case.engine.startswith("torch"):
+            import torch
+
+            torch.set_num_threads(max(self.case.threads, 1))
+        times = []
+        for _ in range(runs):
+            begun = time.perf_counter()
+            self.engine.run(self.images)
+            times.append((time.perf_counter() - begun) * 1e3)
+        self.times_ms.append(times)
+
+    def row(self) -> InferRow:
+        if self.engine is None:
+            return InferRow(self.case, skipped=self.skipped)
+        medians = [statistics.median(times) for times in self.times_ms]
+        median = statistics.median(medians)
+        every = percentiles_of([time_ms for times in self.times_ms for time_ms in times])
+        rate = self.case.batch * 1e3 / median
+        return InferRow(self.case, median, min(medians), max(medians), every.p95_ms, rate, self.difference)
