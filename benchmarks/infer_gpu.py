@@ -22,7 +22,7 @@ from mezzo.models import create_model
 
 CASES = {"pp_humanseg_lite": (2, 192, "segmentation"), "mobilenet_v3_small": (1000, 224, "classification")}
 CASES["pp_liteseg_stdc1"] = (19, 512, "segmentation")
-ROUNDS, RUNS = 7, 30
+ROUNDS, RUNS = 5, 30
 
 
 def median_ms(run, images) -> tuple[float, float, float]:
@@ -79,7 +79,13 @@ def main() -> None:
     for name, (classes, size, task) in CASES.items():
         network = calibrated(name, classes, size)
         described = Description(task=task, model_name=name, num_classes=classes, transforms=({"type": "Normalize"},))
-        options = ExportOptions(save_dir=out / name, precisions=("fp16",), min_agreement=0.5, with_onnx=False)
+        options = ExportOptions(
+            save_dir=out / name,
+            precisions=("fp16",),
+            min_agreement=0.5,
+            with_onnx=False,
+            input_shape=(-1, 3, size, size),
+        )
         model = export_model(network, described, options).model
         network = network.cuda().to(memory_format=torch.channels_last)
         ways = {

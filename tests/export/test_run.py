@@ -155,6 +155,41 @@ def test_programs_alone_need_no_onnx(tmp_path: Path) -> None:
         ExportOptions(save_dir=tmp_path, precisions=("int8",), with_onnx=False)
 
 
+def test_pooling_is_exported_for_sizes_of_any_remainder(tmp_path: Path) -> None:
+    """Torch 2.11 guards the remainder that the sample has."""
+
+    class Pooled(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(nn.functional.max_pool2d(x[:, :, 1:], 3, stride=2, padding=1))
+
+    model = export_model(Pooled(), DESCRIBED, ExportOptions(save_dir=tmp_path, with_onnx=False)).model
+    engine, _ = load_engine(model, EngineOptions(), "torch")
+    for size in (16, 17, 18, 19, 20):
+        assert engine.run(np.zeros((1, 3, size, size), np.float32)).shape[1:] == (size // 2, -(-size // 2))
+
+
+def test_a_network_that_needs_even_sizes_is_exported_for_those(tmp_path: Path) -> None:
+    class Even(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            n, c, height, width = x.shape
+            blocks = x.reshape(n, c, height // 2, 2, width // 2, 2).mean((3, 5))
+            return super().forward(nn.functional.interpolate(blocks, size=(height, width)))
+
+    said: list[str] = []
+    report = export_model(Even(), DESCRIBED, ExportOptions(save_dir=tmp_path, with_onnx=False), say=said.append)
+    assert [check.inputs for check in report.checks] == ["random 1x3x96x128", "random 2x3x64x160"]
+    assert any(line.startswith("random 1x3x97x131: the network itself refuses this size: shape '[") for line in said)
+
+
+def test_a_network_that_takes_nothing_says_why(tmp_path: Path) -> None:
+    class Never(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            raise ValueError("no")
+
+    with pytest.raises(RunError, match="the network takes no image of random 1x3x96x128: no; give --input_shape"):
+        export_model(Never(), DESCRIBED, ExportOptions(save_dir=tmp_path))
+
+
 def test_int8_needs_images(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="int8 takes the ranges of its activations from images: give --calibration"):
         export_model(Net(), DESCRIBED, ExportOptions(save_dir=tmp_path, precisions=("int8",)))

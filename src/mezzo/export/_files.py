@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,11 +20,17 @@ from mezzo._files import write_file
 from mezzo.export._rewrites import rewrite
 
 INPUT, OUTPUT = "images", "output"
+_REMAINDER = re.compile(r"% \d+\)* [!=]= 0\)*$")
 _SAMPLE = (2, 192, 256)  # batch, height, width: unequal, and neither 0 nor 1, which torch would take for fixed
 
 
-def trace(network: nn.Module, shape: tuple[int, ...]) -> ExportedProgram:
+def trace(network: nn.Module, shape: tuple[int, ...], *, takes_any_size: bool = False) -> ExportedProgram:
     """Return the program of a network for inputs of a shape, -1 where it is free.
+
+    Args:
+        network: Takes images.
+        shape: Of the images.
+        takes_any_size: The network was seen to work for sizes of every remainder.
 
     Raises:
         RunError: torch cannot export it, or a size that should be free is fixed inside.
@@ -38,8 +45,31 @@ def trace(network: nn.Module, shape: tuple[int, ...]) -> ExportedProgram:
     except Exception as error:  # whatever a user's network raises is a network that is not exported
         first = " ".join(str(error).split())[:400]
         raise RunError(f"the network cannot be exported for input {list(shape)}: {first}") from error
+    _drop_dtype_checks(program)
+    if takes_any_size:
+        _drop_remainder_guards(program)
     _forget_places(program)
     return program
+
+
+def _drop_dtype_checks(program: ExportedProgram) -> None:
+    """Take out the assertions that a cast met the dtype of the sample: under `auto_cast` it meets another one."""
+    graph = program.graph_module.graph
+    for node in list(graph.nodes):
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+            graph.erase_node(node)
+    program.graph_module.recompile()
+
+
+def _drop_remainder_guards(program: ExportedProgram) -> None:
+    """Take out guards such as `(size // 2) % 2 != 0`.
+
+    torch 2.11 rounds the output size of pooling with a branch on the remainder, and then insists on the sample's remainder
+    although both branches give the same size.
+    """
+    guards = getattr(program, "_guards_code", None)
+    if isinstance(guards, list):
+        guards[:] = [text for text in guards if not _REMAINDER.search(text)]
 
 
 def _forget_places(program: ExportedProgram) -> None:

@@ -149,14 +149,16 @@ def _write_all(
     say: Say,
 ) -> tuple[Deployed, list[Check]]:
     right = Deployable(network, model.output_op)
-    inputs = [*random_inputs(model.input_shape)]
+    inputs = _accepted(right, random_inputs(model.input_shape), say)
+    takes_any_size = len(inputs) == len(random_inputs(model.input_shape))
     real = list(batches(images[:VERIFIED_IMAGES], model))
     if real:
         inputs.append((f"{sum(len(batch) for batch in real)} real images", real))
     checks = []
     for precision in dict.fromkeys(("fp32", *options.precisions)):
         say(f"exporting {model.model_name} in {precision}")
-        written = _write_variant(network, model, precision, options, calibration, say)
+        lowered = Deployable(network, model.output_op, "fp32" if precision == "int8" else precision)
+        written = _write_variant(lowered, takes_any_size, model, precision, options, calibration, say)
         hashes = {name: sha256(model.folder / name) for name in written.values()}
         variants = {**model.variants, precision: written}
         model = replace(model, variants=variants, files={**model.files, **hashes})
@@ -168,8 +170,32 @@ def _write_all(
     return model, checks
 
 
+def _accepted(
+    network: Deployable, inputs: list[tuple[str, list[NDArray[Any]]]], say: Say
+) -> list[tuple[str, list[NDArray[Any]]]]:
+    """Return the inputs that the network itself takes.
+
+    Raises:
+        RunError: It takes none.
+    """
+    taken, reason = [], ""
+    for what, images in inputs:
+        try:
+            with torch.inference_mode():
+                network.logits(torch.from_numpy(images[0]))
+        except (RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+            say(f"{what}: the network itself refuses this size: {reason}")
+        else:
+            taken.append((what, images))
+    if not taken:
+        raise RunError(f"the network takes no image of {inputs[0][0]}: {reason}; give --input_shape")
+    return taken
+
+
 def _write_variant(
-    network: nn.Module,
+    lowered: Deployable,
+    takes_any_size: bool,
     model: Deployed,
     precision: str,
     options: ExportOptions,
@@ -184,7 +210,7 @@ def _write_variant(
             model.folder / "model.onnx", model.folder / onnx, batches(calibration[: options.calibration_images], model)
         )
         return {"onnx": onnx}
-    traced = trace(Deployable(network, model.output_op, precision), model.input_shape)
+    traced = trace(lowered, model.input_shape, takes_any_size=takes_any_size)
     write_program(traced, model.folder / program)
     if not options.with_onnx:
         return {"program": program}

@@ -32,7 +32,7 @@ _KNOWN = re.compile(
 _FUNCTIONS = frozenset(
     "Symbol Integer Float Rational Add Mul Pow Mod Max Min FloorDiv CleanDiv CeilDiv PythonMod Where TruncToInt FloorToInt"
     " CeilToInt RoundToInt IntTrueDiv FloatTrueDiv ToFloat Identity ModularIndexing Eq Ne Equality Unequality"
-    " StrictLessThan StrictGreaterThan LessThan GreaterThan And Or Not int_oo".split()
+    " StrictLessThan StrictGreaterThan LessThan GreaterThan And Or Not int_oo min max abs".split()
 )
 _METHODS = frozenset({"size", "stride", "storage_offset"})
 _ALLOWED = (
