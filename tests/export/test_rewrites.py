@@ -1,6 +1,7 @@
 """Rewrites keep the result and do what they are for."""
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 from mezzo.export import _files
 from mezzo.export._files import to_onnx, trace
 from mezzo.export._rewrites import _padded, rewrite
+from mezzo.infer._openvino import with_classes_first
 
 
 class Shuffled(nn.Module):
@@ -91,6 +93,20 @@ def test_labels_are_taken_with_the_classes_last(size: tuple[int, int], monkeypat
     assert np.array_equal(run(better, x), run(plain, x))
     axes = [a.i for node in better.graph.node if node.op_type == "ArgMax" for a in node.attribute if a.name == "axis"]
     assert axes == [3]
+
+
+def test_openvino_gets_the_classes_first_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnx
+
+    _, better = both(Labels(), monkeypatch)
+    onnx.save(better, tmp_path / "m.onnx")
+    back = onnx.load_from_string(with_classes_first(tmp_path / "m.onnx"))
+    axes = [a.i for node in back.graph.node if node.op_type == "ArgMax" for a in node.attribute if a.name == "axis"]
+    assert axes == [1]
+    x = np.random.default_rng(0).standard_normal((2, 3, 17, 31), dtype=np.float32)
+    assert np.array_equal(run(back, x), run(better, x))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert with_classes_first(tmp_path / "m.onnx") == str(tmp_path / "m.onnx")
 
 
 def test_means_over_channels_become_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:

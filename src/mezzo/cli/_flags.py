@@ -8,11 +8,19 @@ import typer
 _WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
-def read_switch(text: str) -> bool:
-    """Return what a word says."""
-    if text.lower() not in _WORDS:
+class Flag(int):
+    """The value of a switch; typer would make an option of type bool stand alone."""
+
+
+NO, YES = Flag(0), Flag(1)
+
+
+def read_switch(text: object) -> Flag:
+    """Return what a word says; typer also asks about the default, a Flag."""
+    word = str(text).lower()
+    if word not in _WORDS:
         raise typer.BadParameter(f"{text!r}: must be True or False")
-    return _WORDS[text.lower()]
+    return YES if _WORDS[word] else NO
 
 
 def switch(help: str, *names: str) -> Any:

@@ -8,9 +8,10 @@ import typer
 
 from mezzo._errors import MezzoError
 from mezzo._extras import require
+from mezzo._files import write_text
 from mezzo._lines import stamped
 from mezzo.cli._devices import read_device
-from mezzo.cli._flags import switch
+from mezzo.cli._flags import NO, Flag, switch
 from mezzo.cli._show import progress_bar
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def infer(
     model: Annotated[Path, _option("Folder of an export, or its deploy.yaml.", "--config", "--model-dir", "--model")],
     images: Annotated[Path, _option("Image, folder or list.", "--image-path", "--img-path", "--images")],
     device: Annotated[str, _option("cpu, gpu, gpu:N or auto.", "--device")] = "auto",
-    use_gpu: Annotated[bool | None, switch("The same as --device gpu or cpu.", "--use-gpu")] = None,
+    use_gpu: Annotated[Flag | None, switch("The same as --device gpu or cpu.", "--use-gpu")] = None,
     engine: Annotated[str | None, _option("auto, or one of `mezzo infer --help`.", "--engine")] = None,
     precision: Annotated[str, _option("fp32, fp16, bf16 or int8.", "--precision")] = "fp32",
     batch_size: Annotated[int, _option("Images a run.", "--batch-size", "-b")] = 1,
@@ -40,16 +41,17 @@ def infer(
     threads: Annotated[int, _option("Of the CPU; 0: one a core.", "--cpu-threads", "--threads")] = 0,
     warmup: Annotated[int | None, _option("Runs before timing [0; 3 with --benchmark].", "--warmup")] = None,
     save_dir: Annotated[Path | None, _option("Results go there [segmentation: output].", "--save-dir")] = None,
-    benchmark: Annotated[bool, switch("Print the benchmark report.", "--benchmark")] = False,
+    benchmark: Annotated[Flag, switch("Print the benchmark report.", "--benchmark")] = NO,
     top_k: Annotated[int, _option("Classes named for an image.", "--top-k")] = 1,
     resize_size: Annotated[int | None, _option("Other short side (classification).", "--resize-size")] = None,
     crop_size: Annotated[int | None, _option("Other crop (classification).", "--crop-size")] = None,
+    save_log_path: Annotated[Path | None, _option("The report goes to this file too.", "--save-log-path")] = None,
     model_name: Annotated[str | None, _option("In the report.", "--model-name")] = None,
-    enable_mkldnn: Annotated[bool, switch("In the report; engines use it anyway.", "--enable-mkldnn")] = False,
-    use_trt: Annotated[bool, switch("TensorRT: not here.", "--use-trt")] = False,
-    with_argmax: Annotated[bool, switch("Accepted: labels are made either way.", "--with-argmax")] = False,
-    print_detail: Annotated[bool, switch("Say which files were written.", "--print-detail")] = False,
-    enable_auto_tune: Annotated[bool, switch("Accepted, for TensorRT.", "--enable-auto-tune")] = False,
+    enable_mkldnn: Annotated[Flag, switch("In the report; engines use it anyway.", "--enable-mkldnn")] = NO,
+    use_trt: Annotated[Flag, switch("TensorRT: not here.", "--use-trt")] = NO,
+    with_argmax: Annotated[Flag, switch("Accepted: labels are made either way.", "--with-argmax")] = NO,
+    print_detail: Annotated[Flag, switch("Say which files were written.", "--print-detail")] = NO,
+    enable_auto_tune: Annotated[Flag, switch("Accepted, for TensorRT.", "--enable-auto-tune")] = NO,
 ) -> int:
     """Predict images with an exported model: classes are printed, label maps, overlays and cut-outs written."""
     require("cv2", "PIL", extra="vision")
@@ -62,23 +64,25 @@ def infer(
     from mezzo.infer import EngineOptions, InferOptions, infer, read_deployed
 
     deployed = read_deployed(model)
-    run = EngineOptions(device=read_device(device, use_gpu), threads=threads, precision=precision)
+    run = EngineOptions(
+        device=read_device(device, None if use_gpu is None else bool(use_gpu)), threads=threads, precision=precision
+    )
     options = InferOptions(
         images=images, engine=engine, run=run, batch_size=batch_size, save_dir=_save_dir(save_dir, deployed),
-        warmup=(3 if benchmark else 0) if warmup is None else warmup, top_k=top_k, benchmark=benchmark,
+        warmup=(3 if benchmark else 0) if warmup is None else warmup, top_k=top_k, benchmark=bool(benchmark),
         model_name=model_name, resize_size=resize_size, crop_size=crop_size,
-        settings={"enable_mkldnn": enable_mkldnn, "enable_tensorrt": use_trt},
+        settings={"enable_mkldnn": bool(enable_mkldnn), "enable_tensorrt": bool(use_trt)},
     )  # fmt: skip
     with progress_bar() as report:
         result = infer(deployed, options, say=typer.echo, progress=lambda done, total: report("images", done, total))
-    return _show(result, options.save_dir, print_detail)
+    return _show(result, options.save_dir, bool(print_detail), save_log_path)
 
 
 def _save_dir(given: Path | None, model: "Deployed") -> Path | None:
     return Path("output") if given is None and model.task == "segmentation" else given
 
 
-def _show(result: "InferResult", save_dir: Path | None, print_detail: bool) -> int:
+def _show(result: "InferResult", save_dir: Path | None, print_detail: bool, log: Path | None) -> int:
     for name, what in result.choice.tried.items():
         typer.echo(f"engine {name}: {what}")
     if result.choice.tried:
@@ -88,8 +92,10 @@ def _show(result: "InferResult", save_dir: Path | None, print_detail: bool) -> i
         for path in result.files:
             typer.echo(str(path))
     if result.report is not None:
-        for line in result.report.lines():
-            typer.echo(stamped(line, datetime.now()))
+        lines = "\n".join(stamped(line, datetime.now()) for line in result.report.lines())
+        typer.echo(lines)
+        if log is not None:
+            write_text(log, f"{lines}\n")
     where = f"; {len(result.files)} files in {save_dir}" if result.files else ""
     typer.echo(f"{result.images} images predicted, {len(result.refused)} skipped{where}")
     return 1 if result.refused else 0

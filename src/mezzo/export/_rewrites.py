@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mezzo.infer import LABELS_LAST
+
 ALIGNED = 4
 """ONNX Runtime reorders channels into blocks, for its fast convolutions, only where their number is a multiple of this."""
 
@@ -104,7 +106,7 @@ class _Graph:
     def insert(self, before: Any, kind: str, inputs: Sequence[str], hint: str, **attributes: Any) -> str:
         """Add a node in front of another one; return the name of its output."""
         self._count += 1
-        name = f"mezzo_{hint}_{self._count}"
+        name = f"{hint}_{self._count}"
         made = self._onnx.helper.make_node(kind, list(inputs), [name], name=name, **attributes)
         place = next(n for n, node in enumerate(self.proto.node) if node.output[0] == before.output[0])
         self.proto.node.insert(place, made)
@@ -137,8 +139,8 @@ def put_labels_last(graph: _Graph) -> None:
         if not alone or not by_sizes or graph.attribute(best, "keepdims", 1) != 0:
             continue
         order = graph.add_constant(np.array([0, 2, 3, 1], np.int64), "order")
-        resize.input[0] = graph.insert(resize, "Transpose", [resize.input[0]], "last", perm=[0, 2, 3, 1])
-        resize.input[3] = graph.insert(resize, "Gather", [resize.input[3], order], "sizes")
+        resize.input[0] = graph.insert(resize, "Transpose", [resize.input[0]], LABELS_LAST, perm=[0, 2, 3, 1])
+        resize.input[3] = graph.insert(resize, "Gather", [resize.input[3], order], "mezzo_sizes")
         graph.set_attribute(best, "axis", 3)
         _forget_shape(graph, resize.output[0])
 

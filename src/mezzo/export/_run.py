@@ -18,6 +18,7 @@ from mezzo._extras import require
 from mezzo._files import explained
 from mezzo._version import version_of
 from mezzo.export._files import trace, write_onnx, write_program
+from mezzo.export._fold import fold_batch_norms
 from mezzo.export._int8 import write_int8
 from mezzo.export._network import Deployable
 from mezzo.export._verify import Check, random_inputs, verify
@@ -154,10 +155,12 @@ def _write_all(
     real = list(batches(images[:VERIFIED_IMAGES], model))
     if real:
         inputs.append((f"{sum(len(batch) for batch in real)} real images", real))
+    say(f"tracing {model.model_name}")
+    folded = fold_batch_norms(right, trace(right, model.input_shape)).get_submodule("network")
     checks = []
     for precision in dict.fromkeys(("fp32", *options.precisions)):
         say(f"exporting {model.model_name} in {precision}")
-        lowered = Deployable(network, model.output_op, "fp32" if precision == "int8" else precision)
+        lowered = Deployable(folded, model.output_op, "fp32" if precision == "int8" else precision)
         written = _write_variant(lowered, takes_any_size, model, precision, options, calibration, say)
         hashes = {name: sha256(model.folder / name) for name in written.values()}
         variants = {**model.variants, precision: written}

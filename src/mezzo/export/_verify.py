@@ -15,7 +15,7 @@ from mezzo.infer import Deployed, EngineOptions, OutputOp, load_engine
 #: Largest error of a float32 export: rounding in another order.
 MAX_ERROR = 1e-4
 #: Smallest share of equal classes that a lowered variant may have.
-MIN_AGREEMENT = {"fp32": 0.999, "fp16": 0.98, "bf16": 0.95, "int8": 0.9}
+MIN_AGREEMENT = {"fp16": 0.98, "bf16": 0.95, "int8": 0.9}
 
 Images = NDArray[np.float32]
 
@@ -29,8 +29,8 @@ class Check:
     inputs: str
     """Which images: random ones of a size, or real ones."""
     error: float
-    """Largest difference: of logits over their standard deviation, of probabilities as it is; for labels how much the
-    logit of the exported label lies below the best one, over the standard deviation."""
+    """Largest difference: of logits over their standard deviation, of probabilities over the largest one; for labels how much
+    the logit of the exported label lies below the best one, over the standard deviation."""
     agreement: float
     """Share of equal classes."""
     is_fine: bool
@@ -61,7 +61,7 @@ def verify(
         min_agreement: Smallest share of equal classes that is fine; None for the usual one of the precision.
     """
     kinds = {"program": "torch", "onnx": "onnxruntime"}
-    needed = MIN_AGREEMENT[precision] if min_agreement is None else min_agreement
+    needed = MIN_AGREEMENT.get(precision, 0.0) if min_agreement is None else min_agreement
     checks = []
     for kind, name in kinds.items():
         if not model.has(precision, kind):
@@ -75,7 +75,8 @@ def verify(
                 error = max(error, distance(output, logits, model.output_op))
                 same.append(_agreement(output, logits))
             agreement = float(np.mean(same))
-            is_fine = agreement >= needed and (precision != "fp32" or error <= MAX_ERROR)
+            # In float32 the error decides: classes whose logits are all but equal may change places.
+            is_fine = error <= MAX_ERROR if precision == "fp32" else agreement >= needed
             checks.append(Check(precision, name, what, error, agreement, is_fine))
     return checks
 
@@ -89,8 +90,9 @@ def _device(precision: str, kind: str) -> str:
 def distance(output: torch.Tensor, logits: torch.Tensor, output_op: OutputOp) -> float:
     """Return how far an output is from what the logits say it should be; see `Check.error`."""
     if output_op != "argmax":
-        scale = logits.std().item() if output_op == "none" else 1.0
-        return ((output - finish(logits, output_op)).abs().max().item()) / scale
+        right = finish(logits, output_op)
+        scale = right.std() if output_op == "none" else right.max()
+        return ((output - right).abs().max() / scale).item()
     taken = logits.gather(1, output.long().unsqueeze(1)).squeeze(1)
     return ((logits.amax(dim=1) - taken).max() / logits.std()).item()
 

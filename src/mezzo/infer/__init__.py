@@ -4,6 +4,7 @@ from mezzo.infer._choose import AUTO, ENGINES, Choice, difference, load_engine
 from mezzo.infer._deployed import OUTPUT_OPS, PRECISIONS, Deployed, OutputOp, Task, read_deployed, sha256
 from mezzo.infer._engine import Engine, EngineOptions
 from mezzo.infer._errors import DeployError, EngineError
+from mezzo.infer._openvino import LABELS_LAST
 from mezzo.infer._report import BenchmarkReport, Environment
 from mezzo.infer._report_parser import parse_reports
 from mezzo.infer._run import InferOptions, InferResult, infer
@@ -29,6 +30,7 @@ __all__ = [
     "EngineError",
     "ENGINES",
     "AUTO",
+    "LABELS_LAST",
     "Choice",
     "difference",
     "find_images",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import time
 from collections.abc import Mapping
@@ -169,8 +170,8 @@ def _timed(engine: Engine, images: Images) -> tuple[float, Output]:
 def _key(model: Deployed, options: EngineOptions, shape: tuple[int, ...]) -> str:
     """Return what a choice depends on: the files, the machine, the versions."""
     versions = {kind.package: version_of(kind.package) for kind in ENGINES.values()}
-    parts = (sorted(model.files.items()), asdict(options), shape, versions, platform.processor(), platform.machine())
-    return json.dumps(parts)
+    machine = (platform.node(), platform.processor(), platform.machine(), os.cpu_count())
+    return json.dumps((sorted(model.files.items()), asdict(options), shape, versions, machine))
 
 
 def _recall(path: Path, key: str) -> Choice | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -249,7 +250,7 @@ def _report(
         enable_memory_optim=True,
         enable_tensorrt=said.get("enable_tensorrt", False),
         enable_mkldnn=said.get("enable_mkldnn", False),
-        cpu_threads=options.run.threads,
+        cpu_threads=options.run.threads or os.cpu_count(),
         usage=sampler.usage,
         times=timer.times(),
         env=Environment.query(engine=choice.engine, engine_version=version_of(package)),

@@ -1,0 +1,86 @@
+"""Batch norms inside the convolutions before them: a third of the launches of a network less, the same result."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_CONV_TARGETS = frozenset(
+    {"conv1d.default", "conv2d.default", "conv2d.padding", "conv3d.default", "convolution.default"}
+)
+
+
+def fold_batch_norms(network: nn.Module, program: ExportedProgram) -> nn.Module:
+    """Return a copy of a network in evaluation in which convolutions do the work of the batch norms behind them.
+
+    Args:
+        network: What was traced; it is not changed.
+        program: Its program: the graph says what follows what, whatever the source looks like.
+    """
+    folded = copy.deepcopy(network)
+    for conv_name, norm_name in _pairs(program):
+        conv, norm = folded.get_submodule(conv_name), folded.get_submodule(norm_name)
+        if isinstance(conv, _CONVOLUTIONS) and isinstance(norm, _NORMS):
+            _fold(conv, norm)
+            folded.set_submodule(norm_name, nn.Identity())
+    return folded
+
+
+def _pairs(program: ExportedProgram) -> list[tuple[str, str]]:
+    """Return the modules of convolutions and of the norms that alone use their results, each used once."""
+    owner = _owners(program)
+    found = []
+    for node in program.graph.nodes:
+        if not _is_norm(node):
+            continue
+        conv = node.args[0]
+        if not isinstance(conv, Node) or _target(conv) not in _CONV_TARGETS or len(conv.users) > 1:
+            continue
+        names = owner.get(conv.args[1]), owner.get(node.args[3])  # the weight, the running mean
+        if names[0] is not None and names[1] is not None:
+            found.append((names[0], names[1]))
+    uses = Counter(owner[arg] for node in program.graph.nodes for arg in node.args[1:2] if arg in owner)
+    norms = Counter(owner[node.args[3]] for node in program.graph.nodes if _is_norm(node) and node.args[3] in owner)
+    return [(conv, norm) for conv, norm in found if uses[conv] == 1 and norms[norm] == 1]
+
+
+def _owners(program: ExportedProgram) -> dict[object, str]:
+    """Return the module whose parameter or buffer each input of the graph is."""
+    signature = program.graph_signature
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    return {
+        node: names[node.name].rpartition(".")[0]
+        for node in program.graph.nodes
+        if node.op == "placeholder" and node.name in names
+    }
+
+
+def _is_norm(node: Node) -> bool:
+    return _target(node) == "batch_norm.default"
+
+
+def _target(node: Node) -> str:
+    return str(node.target).removeprefix("aten.") if node.op == "call_function" else ""
+
+
+def _fold(conv: nn.Conv1d | nn.Conv2d | nn.Conv3d, norm: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) -> None:
+    """Put a norm into a convolution; computed in float64."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    scale = (norm.running_var.double() + norm.eps).rsqrt()
+    if norm.weight is not None:
+        scale = scale * norm.weight.double()
+    shift = norm.bias.double() if norm.bias is not None else torch.zeros_like(scale)
+    bias = conv.bias.double() if conv.bias is not None else torch.zeros_like(scale)
+    with torch.no_grad():
+        weight = conv.weight.double() * scale.view(-1, *[1] * (conv.weight.dim() - 1))
+        shifted = shift + (bias - norm.running_mean.double()) * scale
+        conv.weight = nn.Parameter(weight.to(conv.weight.dtype))
+        conv.bias = nn.Parameter(shifted.to(conv.weight.dtype))
