@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
+from typing import Any
 
 import torch
 from torch import nn
@@ -38,20 +38,17 @@ def _pairs(program: ExportedProgram) -> list[tuple[str, str]]:
     owner = _owners(program)
     found = []
     for node in program.graph.nodes:
-        if not _is_norm(node):
-            continue
-        conv = node.args[0]
+        conv = node.args[0] if _target(node) == "batch_norm.default" else None
         if not isinstance(conv, Node) or _target(conv) not in _CONV_TARGETS or len(conv.users) > 1:
             continue
-        names = owner.get(conv.args[1]), owner.get(node.args[3])  # the weight, the running mean
-        if names[0] is not None and names[1] is not None:
-            found.append((names[0], names[1]))
-    uses = Counter(owner[arg] for node in program.graph.nodes for arg in node.args[1:2] if arg in owner)
-    norms = Counter(owner[node.args[3]] for node in program.graph.nodes if _is_norm(node) and node.args[3] in owner)
-    return [(conv, norm) for conv, norm in found if uses[conv] == 1 and norms[norm] == 1]
+        weight: Any = conv.args[1]
+        mean: Any = node.args[3]
+        if weight in owner and mean in owner and len(weight.users) == len(mean.users) == 1:
+            found.append((owner[weight], owner[mean]))
+    return found
 
 
-def _owners(program: ExportedProgram) -> dict[object, str]:
+def _owners(program: ExportedProgram) -> dict[Any, str]:
     """Return the module whose parameter or buffer each input of the graph is."""
     signature = program.graph_signature
     names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
@@ -60,10 +57,6 @@ def _owners(program: ExportedProgram) -> dict[object, str]:
         for node in program.graph.nodes
         if node.op == "placeholder" and node.name in names
     }
-
-
-def _is_norm(node: Node) -> bool:
-    return _target(node) == "batch_norm.default"
 
 
 def _target(node: Node) -> str:

@@ -7,6 +7,7 @@ is in benchmarks/infer_x86_202611.md.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,11 +29,10 @@ Slots = tuple[int, ...]
 
 def rewrite(model: Any) -> Any:
     """Return an ONNX model after all rewrites; it is changed in place."""
-    graph = _Graph(model.graph)
-    put_labels_last(graph)
-    mean_by_convolution(graph)
-    pad_channels(graph)
-    graph.drop_unused()
+    for change in (put_labels_last, mean_by_convolution, pad_channels):
+        graph = _Graph(model.graph)  # who uses what has changed
+        change(graph)
+        graph.drop_unused()
     return model
 
 
@@ -59,7 +59,7 @@ class _Graph:
         self._types = {
             value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.input, *graph.output)
         }
-        self._count = 0
+        self._names = {*self.producer, *self.constants}
 
     def is_float32(self, name: str) -> bool:
         """Whether a value is known to be float32."""
@@ -95,18 +95,21 @@ class _Graph:
         del node.attribute[:]
         node.attribute.extend([*kept, self._onnx.helper.make_attribute(name, value)])
 
+    def _fresh(self, hint: str) -> str:
+        name = next(name for n in itertools.count(1) if (name := f"{hint}_{n}") not in self._names)
+        self._names.add(name)
+        return name
+
     def add_constant(self, value: NDArray[Any], hint: str) -> str:
         """Add a constant; return its name."""
-        self._count += 1
-        name = f"mezzo_{hint}_{self._count}"
+        name = self._fresh(f"mezzo_{hint}")
         self.proto.initializer.append(self._onnx.numpy_helper.from_array(value, name))
         self.constants[name] = value
         return name
 
     def insert(self, before: Any, kind: str, inputs: Sequence[str], hint: str, **attributes: Any) -> str:
         """Add a node in front of another one; return the name of its output."""
-        self._count += 1
-        name = f"{hint}_{self._count}"
+        name = self._fresh(hint)
         made = self._onnx.helper.make_node(kind, list(inputs), [name], name=name, **attributes)
         place = next(n for n, node in enumerate(self.proto.node) if node.output[0] == before.output[0])
         self.proto.node.insert(place, made)
@@ -165,6 +168,8 @@ def pad_channels(graph: _Graph) -> None:
         weight = graph.constants.get(node.input[1])
         if weight is None or graph.attribute(node, "group", 1) != 1 or weight.shape[0] % ALIGNED == 0:
             continue
+        if not _has_known_bias(graph, node):
+            continue
         count = weight.shape[0]
         slots: Slots = tuple(range(count)) + (-1,) * (-count % ALIGNED)
         changes = _followers(graph, node.output[0], slots)
@@ -172,6 +177,10 @@ def pad_channels(graph: _Graph) -> None:
             _pad_constants(graph, node, slots)
             for change in changes:
                 change()
+
+
+def _has_known_bias(graph: _Graph, node: Any) -> bool:
+    return len(node.input) < 3 or not node.input[2] or node.input[2] in graph.constants
 
 
 def _followers(graph: _Graph, first: str, slots: Slots) -> list[Callable[[], None]] | None:
@@ -198,6 +207,8 @@ def _followers(graph: _Graph, first: str, slots: Slots) -> list[Callable[[], Non
 
 def _behind(graph: _Graph, user: Any, name: str, slots: Slots) -> tuple[Slots | None, Callable[[], None] | None] | None:
     """Return the channels that a node passes on, and what has to change in it; None if it cannot be given padding."""
+    if len(user.output) != 1:  # places of maxima count channels
+        return None
     if user.op_type == "Concat":
         if graph.attribute(user, "axis", 0) != 1 or list(user.input).count(name) != 1:
             return None
@@ -211,7 +222,7 @@ def _behind(graph: _Graph, user: Any, name: str, slots: Slots) -> tuple[Slots | 
     group, weight = graph.attribute(user, "group", 1), graph.constants[user.input[1]]
     if group == 1:
         return None, lambda: _pad_inputs(graph, user, slots)
-    if group == weight.shape[0] and weight.shape[1] == 1:
+    if group == weight.shape[0] and weight.shape[1] == 1 and _has_known_bias(graph, user):
         return slots, lambda: _pad_depthwise(graph, user, slots)
     return None
 
