@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from mezzo.amp import auto_cast, decorate
 from mezzo.export._network import Deployable, PlainAdaptivePool, with_plain_pools
 
 
@@ -59,3 +60,18 @@ def test_the_end_is_as_asked(output_op: str, dtype: torch.dtype, shape: tuple[in
     if output_op == "softmax":
         torch.testing.assert_close(output, right.softmax(1), rtol=0.02, atol=0.02)  # bfloat16 has 8 bits
     assert network.conv.weight.dtype == torch.float32
+
+
+def test_masters_are_exported_not_half_weights() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1))
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-5)
+    decorate(network, optimizer, level="O2", dtype="bfloat16")
+    with auto_cast(level="O2", dtype="bfloat16"):
+        network(torch.randn(4, 3, 8, 8)).float().square().mean().backward()
+    optimizer.step()
+    masters = network.state_dict()
+    assert not torch.equal(masters["0.weight"], network[0].weight.float())
+    exported = Deployable(network, "none").network
+    assert torch.equal(exported[0].weight, masters["0.weight"])  # type: ignore[index]
+    assert network[0].weight.dtype == torch.bfloat16
