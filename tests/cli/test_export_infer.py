@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 def config(tmp_path: Path) -> Path:
     """A file of PP-HumanSeg-Lite whose data is not there."""
     data = {
-        "type": "Dataset", "dataset_root": str(tmp_path / "none"), "num_classes": 2, "mode": "val",
+        "type": "Dataset", "dataset_root": str(tmp_path / "none"), "num_classes": 3, "mode": "val",
         "val_path": str(tmp_path / "none" / "val.txt"),
         "transforms": [{"type": "Resize", "target_size": [32, 32]}, {"type": "Normalize"}],
     }  # fmt: skip
@@ -124,6 +124,26 @@ def test_what_cannot_be_done_is_one_line_and_2(
     assert len(err.splitlines()) == 1
 
 
+def test_without_images_a_usual_one_is_taken(
+    classifier: Deployed,
+    pictures: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = ["infer", "--use-gpu=False", f"--model-dir={classifier.folder}", "--batch-size=1", "--benchmark=False"]
+    assert run(line) == 2
+    assert (
+        "no images: give --image-path FILE, FOLDER or LIST (there is no images/demo.jpg either)"
+        in capsys.readouterr().err
+    )
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "demo.jpg").write_bytes((pictures / "b.jpg").read_bytes())
+    assert run(line) == 0
+    assert "image_name: images/demo.jpg, class_id: " in capsys.readouterr().out
+
+
 def test_a_gpu_that_is_not_there_is_one_line(
     segmenter: Deployed, pictures: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,7 +163,7 @@ def test_export_of_a_file_by_the_documents_line(
     assert "no real images of the val split: " in out
     assert re.search(r"^maximum error of fp32: \d\.\d\de-\d\d$", out, re.MULTILINE)
     model = read_deployed(tmp_path / "out")
-    assert (model.output_op, model.input_shape, model.num_classes) == ("softmax", (1, 3, 32, 32), 2)
+    assert (model.output_op, model.input_shape, model.num_classes) == ("softmax", (1, 3, 32, 32), 3)
     assert model.transforms == ({"type": "Resize", "target_size": [32, 32]}, {"type": "Normalize"})
 
 
@@ -170,6 +190,8 @@ def test_export_of_a_classifier_by_the_documents_line(tmp_path: Path, monkeypatc
         ),
         (["--model", "mobilenet_v3_small", "--precision", "int8"], "int8 takes the ranges of its activations from"),
         (["--model", "mobilenet_v3_smal"], "mobilenet_v3_small"),
+        (["--model", "mobilenet_v3_small", "--num-classes", "0"], "--num-classes 0: must be at least 1"),
+        (["--model", "mobilenet_v3_small", "--without_argmax=maybe"], "'maybe': must be True or False"),
     ],
 )
 def test_an_export_that_cannot_be_is_one_line_and_2(

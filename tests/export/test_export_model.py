@@ -107,7 +107,7 @@ def test_a_wrong_file_is_noticed_and_nothing_is_put_in_place(tmp_path: Path, mon
 def test_a_network_that_fixes_its_size_says_so(tmp_path: Path) -> None:
     class Fixed(Net):
         def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) if x.shape[2] == 192 else x
+            return super().forward(x) * (1 if x.shape[2] == 192 else 2)
 
     with pytest.raises(RunError, match=r"the network cannot be exported for input \[-1, 3, -1, -1\]: .*192"):
         export_model(Fixed(), DESCRIBED, ExportOptions(save_dir=tmp_path))
@@ -188,6 +188,44 @@ def test_a_network_that_takes_nothing_says_why(tmp_path: Path) -> None:
 
     with pytest.raises(RunError, match="the network takes no image of random 1x3x96x128: no; give --input_shape"):
         export_model(Never(), DESCRIBED, ExportOptions(save_dir=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({"num_classes": 7}, {}, "the network has 2 classes, num_classes is 7"),
+        (
+            {"task": "classification"},
+            {},
+            r"the network gives \(1, 2, 96, 128\), which is segmentation, not classificat",
+        ),
+        ({"class_names": ("a",)}, {}, "1 class names for 2 classes: give one for each, or none"),
+        ({"task": "classification"}, {"output_op": "argmax"}, "a classifier gives probabilities"),
+        ({}, {"calibration_images": 0}, "calibration_images=0: must be at least 1"),
+    ],
+)
+def test_a_description_that_is_not_of_this_network_is_refused(
+    changes: dict[str, object], options: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ExportError, match=message):
+        export_model(Net(), replace(DESCRIBED, **changes), ExportOptions(save_dir=tmp_path, **options))  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_not_finite_is_not_fine() -> None:
+    logits = torch.randn(1, 3, 4, 4)
+    bad = torch.full((1, 3, 4, 4), float("nan"))
+    assert distance(bad, logits, "none") == distance(bad, logits, "softmax") == float("inf")
+    assert distance(torch.zeros(1, 3), torch.zeros(1, 3), "none") == 0
+    assert distance(torch.full((1, 4, 4), 9, dtype=torch.int32), logits, "argmax") > 0
+
+
+def test_int8_is_verified_with_real_images_alone(tmp_path: Path, pictures: Path) -> None:
+    options = ExportOptions(save_dir=tmp_path, precisions=("int8",), input_shape=(8, 3, -1, -1))
+    with pytest.raises(
+        ExportError, match="int8 is verified with real images, and there is no whole batch of them; give"
+    ):
+        export_model(Net(), DESCRIBED, options, images=find_images(pictures))
 
 
 def test_int8_needs_images(tmp_path: Path) -> None:

@@ -60,6 +60,14 @@ def test_a_norm_behind_a_convolution_is_folded(conv: nn.Conv2d, affine: bool) ->
     check(nn.Sequential(conv, nn.BatchNorm2d(6, affine=affine), nn.ReLU()), left=0)
 
 
+def test_a_norm_of_another_kind_stays() -> None:
+    class Active(nn.BatchNorm2d):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).relu()
+
+    check(nn.Sequential(nn.Conv2d(3, 6, 1), Active(6)), left=1)
+
+
 def test_a_norm_behind_something_else_stays() -> None:
     check(nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 1), nn.ReLU(), nn.BatchNorm2d(4)), left=2)
 

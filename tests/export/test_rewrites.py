@@ -76,6 +76,26 @@ def test_channels_are_padded_where_a_convolution_by_channel_follows(
     assert padded in groups(better)
 
 
+class Ghost(nn.Module):
+    """A padded value that meets itself again, as in GhostNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.cheap = nn.Conv2d(3, 18, 1), nn.Conv2d(18, 18, 3, padding=1, groups=18)
+        self.last = nn.Conv2d(36, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.first(x))
+        out: Tensor = self.last(torch.cat([y, F.relu(self.cheap(y))], dim=1))
+        return out
+
+
+def test_a_value_that_meets_itself_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, better = both(Ghost(), monkeypatch)
+    x = np.random.default_rng(0).standard_normal((1, 3, 9, 9), dtype=np.float32)
+    np.testing.assert_allclose(run(better, x), run(plain, x), rtol=1e-5, atol=1e-5)
+
+
 def test_channels_that_someone_sees_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, better = both(Shuffled(18, 12, shows=True), monkeypatch)
     assert groups(better) == groups(plain)

@@ -77,7 +77,7 @@ def test_auto_works_with_what_is_installed(copied: Deployed) -> None:
     assert choice.engine in ENGINES
 
 
-@pytest.mark.parametrize("stored", ["", "[1]", '{"x": 3}', "\xff"])
+@pytest.mark.parametrize("stored", ["", "[1]", '{"x": 3}', "\xff", "[" * 100_000])
 def test_a_damaged_memory_counts_as_none(stored: str, copied: Deployed) -> None:
     (copied.folder / chooser.FILE).write_text(stored, encoding="latin-1")
     _, choice = load_engine(copied, EngineOptions(threads=1), "auto", SHAPE)
@@ -160,6 +160,36 @@ def test_a_damaged_onnx_file_is_one_line(copied: Deployed) -> None:
     if ENGINES["openvino"] and chooser.version_of("openvino"):
         with pytest.raises(EngineError, match=r"model.onnx: OpenVINO cannot compile it for \(1, 3, 24, 32\): "):
             load_engine(damaged, EngineOptions(), "openvino")[0].run(IMAGES)
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "torch", "openvino"])
+def test_any_array_of_images_is_taken(name: str, segmenter: Deployed) -> None:
+    pytest.importorskip(name)
+    engine, _ = load_engine(segmenter, EngineOptions(), name)
+    right = engine.run(IMAGES)
+    turned = np.ascontiguousarray(IMAGES.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    locked = IMAGES.copy()
+    locked.setflags(write=False)
+    for images in (turned, locked, IMAGES.astype(np.float64)):
+        assert np.array_equal(engine.run(images), right)
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "torch"])
+def test_what_fails_while_running_is_one_line(name: str, segmenter: Deployed) -> None:
+    engine, _ = load_engine(segmenter, EngineOptions(), name)
+    with pytest.raises(RunError, match=r"cannot run images of \(1, 5, 8, 8\): "):
+        engine.run(np.zeros((1, 5, 8, 8), np.float32))
+
+
+def test_threads_are_those_of_the_engine_that_runs(segmenter: Deployed) -> None:
+    import torch
+
+    one, _ = load_engine(segmenter, EngineOptions(threads=1), "torch")
+    two, _ = load_engine(segmenter, EngineOptions(threads=2), "torch")
+    one.run(IMAGES)
+    assert torch.get_num_threads() == 1
+    two.run(IMAGES)
+    assert torch.get_num_threads() == 2
 
 
 def test_threads_below_zero_are_refused() -> None:

@@ -119,6 +119,7 @@ def test_a_precision_that_was_not_exported_says_how(tmp_path: Path) -> None:
     [
         ([{"type": "Normalise"}], "unknown transform 'Normalise'; did you mean 'Normalize'? allowed: Resize, "),
         ([{"type": "Resize", "size": 3}], "transform Resize: "),
+        ([{"type": ["Resize"]}], "unknown transform ['Resize']; did you mean 'Resize'? allowed"),
         ([{"type": "RandomHorizontalFlip"}], "RandomHorizontalFlip"),
     ],
 )

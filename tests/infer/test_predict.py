@@ -93,7 +93,7 @@ def test_a_damaged_image_is_named_and_the_rest_is_done(segmenter: Deployed, pict
 
 def test_no_image_that_can_be_read_is_an_error(segmenter: Deployed, tmp_path: Path) -> None:
     (tmp_path / "x.png").write_bytes(b"no")
-    with pytest.raises(RunError, match=r"none of 1 images could be read, first: .*x.png: not an image file"):
+    with pytest.raises(RunError, match=r"none of 1 images could be used, first: .*x.png: not an image file"):
         infer(segmenter, InferOptions(images=tmp_path))
 
 
@@ -114,6 +114,7 @@ def test_the_report_has_the_times_of_all_batches(classifier: Deployed, pictures:
         ({"batch_size": 0}, "batch_size=0: must be at least 1"),
         ({"warmup": -1}, "warmup=-1: must be at least 0"),
         ({"top_k": 0}, "top_k=0: must be at least 1"),
+        ({"crop_size": 0}, "crop_size=0: must be at least 1"),
     ],
 )
 def test_wrong_numbers_are_one_line(options: dict[str, int], message: str) -> None:
@@ -127,6 +128,11 @@ def test_options_that_do_not_fit_the_model_are_one_line(segmenter: Deployed, pic
         InferError, match="resize_size and crop_size are for classification; this model does segmentation"
     ):
         infer(segmenter, InferOptions(images=pictures, crop_size=8))
+    without = replace(segmenter, task="classification", transforms=({"type": "Normalize"},))
+    with pytest.raises(
+        InferError, match=r"the model's transforms have no CenterCrop whose size could be 8; see its depl"
+    ):
+        infer(without, InferOptions(images=pictures, crop_size=8))
     fixed = replace(segmenter, input_shape=(4, 3, 24, 32))
     with pytest.raises(InferError, match="batch_size=1: the model was exported for batches of 4; use that, or export"):
         infer(fixed, InferOptions(images=pictures))
@@ -134,6 +140,48 @@ def test_options_that_do_not_fit_the_model_are_one_line(segmenter: Deployed, pic
         DeployError, match=r"a.png: is \(3, 24, 32\) for the network, but the model was exported for \(3, 9"
     ):
         infer(replace(segmenter, input_shape=(-1, 3, 9, 9)), InferOptions(images=pictures))
+
+
+def test_a_short_batch_is_filled_up_for_a_fixed_one(tmp_path: Path, pictures: Path) -> None:
+    from mezzo.export import Description, ExportOptions, export_model
+
+    transforms = ({"type": "Resize", "target_size": [32, 24]}, {"type": "Normalize"})
+    described = Description(task="segmentation", model_name="tiny", num_classes=3, transforms=transforms)
+    free = export_model(tiny_segmenter(), described, ExportOptions(save_dir=tmp_path / "a")).model
+    fixed = export_model(
+        tiny_segmenter(), described, ExportOptions(save_dir=tmp_path / "b", input_shape=(2, 3, 24, 32))
+    ).model
+    for model, batch, name in ((free, 1, "free"), (fixed, 2, "fixed")):
+        result = infer(model, InferOptions(images=pictures, save_dir=tmp_path / name, batch_size=batch))
+        assert result.images == 3
+    for name in ("a", "b", "c"):
+        one, two = (cv2.imread(str(tmp_path / way / "labels" / f"{name}.png")) for way in ("free", "fixed"))
+        assert np.mean(one == two) > 0.999
+
+
+def test_an_image_that_the_network_refuses_is_skipped(segmenter: Deployed, pictures: Path, tmp_path: Path) -> None:
+    class Engine:
+        def run(self, images: np.ndarray) -> np.ndarray:
+            if images.shape[2] == 50:
+                raise RunError("engine cannot run images of this size")
+            return np.zeros((len(images), *images.shape[2:]), np.int32)
+
+    from mezzo.infer import _run
+
+    said: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_run, "load_engine", lambda *a: (Engine(), _run.Choice("torch", {})))
+        plain = replace(segmenter, transforms=({"type": "Normalize"},))
+        result = infer(plain, InferOptions(images=pictures, save_dir=tmp_path), say=said.append)
+    assert (result.images, [refused.path.name for refused in result.refused]) == (2, ["c.png"])
+    assert said == [f"skipped: {pictures / 'c.png'}: engine cannot run images of this size"]
+
+
+def test_decoding_the_first_image_is_timed(classifier: Deployed, tmp_path: Path) -> None:
+    cv2.imwrite(str(tmp_path / "x.png"), np.random.default_rng(0).integers(0, 256, (1500, 1500, 3), dtype=np.uint8))
+    report = infer(classifier, InferOptions(images=tmp_path / "x.png", benchmark=True)).report
+    assert report is not None
+    assert report.times.preprocess_ms > 1  # a PNG of 6.7 MB
 
 
 def test_progress_counts_images(segmenter: Deployed, pictures: Path) -> None:

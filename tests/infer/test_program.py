@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mezzo.infer import Deployed, DeployError
-from mezzo.infer._program import check_program, is_arithmetic, load_program
+from mezzo.infer._program import checked_archive, is_arithmetic, load_program
 
 
 class Evil:
@@ -53,7 +53,6 @@ def edited_json(ending: str, edit: Callable[[Any], None]) -> Callable[[str, byte
 
 def test_a_program_of_ours_is_loaded(segmenter: Deployed) -> None:
     path = segmenter.folder / "model.pt2"
-    check_program(path)
     assert load_program(path).module()(torch.zeros(1, 3, 16, 16)).shape == (1, 16, 16)
 
 
@@ -96,13 +95,84 @@ def test_code_in_place_of_arithmetic_is_refused(key: str, segmenter: Deployed, t
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("part", ["data__aotinductor__model__x.so", "data__constants__opaque_obj_0", "extra__x.py"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        "data__aotinductor__model__x.so",
+        "data__constants__opaque_obj_0",
+        "extra__x.py",
+        "data__weights__model.pt",
+        "data__constants__model.pt",
+    ],
+)
 def test_parts_that_a_program_has_no_need_of_are_refused(part: str, segmenter: Deployed, tmp_path: Path) -> None:
     path = changed(
         segmenter.folder / "model.pt2", tmp_path / "x.pt2", lambda name, data: data, **{part: pickle.dumps(1)}
     )
     with pytest.raises(DeployError, match="which a program of tensors and operators has no need of; not loaded"):
-        check_program(path)
+        checked_archive(path)
+
+
+def test_names_that_are_code_are_refused(segmenter: Deployed, tmp_path: Path) -> None:
+    code = f"images=__import__('pathlib').Path('{tmp_path / 'ran'}').touch()"
+
+    def change(name: str, data: bytes) -> bytes:
+        return data.replace(b'"images"', json.dumps(code).encode()) if name.endswith("models/model.json") else data
+
+    path = changed(segmenter.folder / "model.pt2", tmp_path / "x.pt2", change)
+    with pytest.raises(DeployError, match=r"is no name( of a tensor or an operator)?; not loaded"):
+        load_program(path)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("key", ["in_spec", "out_spec"])
+def test_specifications_that_import_are_refused(key: str, segmenter: Deployed, tmp_path: Path) -> None:
+    context = {"default_factory_module": "evil", "default_factory_name": "x", "dict_context": []}
+    spec = {"type": "collections.defaultdict", "context": json.dumps(context), "children_spec": []}
+
+    def put(tree: Any) -> None:
+        for call in tree["graph_module"]["module_call_graph"]:
+            if call["signature"]:
+                call["signature"][key] = json.dumps([1, spec])
+
+    path = changed(segmenter.folder / "model.pt2", tmp_path / "x.pt2", edited_json("models/model.json", put))
+    with pytest.raises(
+        DeployError, match="inputs or outputs are more than tensors in tuples, lists and dicts; not load"
+    ):
+        load_program(path)
+
+
+@pytest.mark.parametrize(
+    "target", ["os.system", "torch.ops.aten.from_file.default", "_operator.methodcaller", "torch.load"]
+)
+def test_operators_that_do_more_than_compute_are_refused(target: str, segmenter: Deployed, tmp_path: Path) -> None:
+    def put(tree: Any) -> None:
+        tree["graph_module"]["graph"]["nodes"][0]["target"] = target
+
+    path = changed(segmenter.folder / "model.pt2", tmp_path / "x.pt2", edited_json("models/model.json", put))
+    with pytest.raises(DeployError, match=f"target '{target}' is no name of a tensor or an operator; not loaded"):
+        load_program(path)
+
+
+def test_torch_is_given_a_copy_of_what_was_looked_at(segmenter: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr(torch.export, "load", seen.append)
+    load_program(segmenter.folder / "model.pt2")
+    (given,) = seen
+    assert isinstance(given, io.BytesIO)
+    with zipfile.ZipFile(given) as kept, zipfile.ZipFile(segmenter.folder / "model.pt2") as written:
+        assert kept.namelist() == written.namelist()
+
+
+@pytest.mark.parametrize("tree", [{}, [], 3, {"graph_module": {"graph": {"nodes": [1]}}}])
+def test_another_graph_is_one_line(tree: object, segmenter: Deployed, tmp_path: Path) -> None:
+    path = changed(
+        segmenter.folder / "model.pt2",
+        tmp_path / "x.pt2",
+        lambda name, data: json.dumps(tree).encode() if name.endswith("models/model.json") else data,
+    )
+    with pytest.raises(DeployError, match=r"x.pt2: no program of torch.export: "):
+        load_program(path)
 
 
 def test_what_is_no_archive_is_one_line(tmp_path: Path) -> None:
@@ -139,7 +209,7 @@ def test_arithmetic_on_sizes_is_known(text: str) -> None:
     [
         "open('x')", "L['x'].__class__", "().__class__.__bases__", "[x for x in L]", "lambda: 1", "eval('1')", "x := 1",
         "L[print(1)]", "Symbol('__import__(1)')", "getattr(L, 'size')", "f'{L}'", "1 +", "", "exec", None, 3,
-        "Integer.__init__", "L['x'].size", "__builtins__",
+        "1 # comment", "1\n+1", "Integer.__init__", "L['x'].size", "__builtins__",
     ],
 )  # fmt: skip
 def test_everything_else_is_not(text: object) -> None:

@@ -1,7 +1,6 @@
 """Side-by-side measurements, made in one run on one machine."""
 
 from mezzo.bench._compare import Comparison, ModeResult, compare
-from mezzo.bench._infer import InferBench, InferCase, InferRow, bench_infer
 from mezzo.bench._step import StepBench, StepResult, bench_step
 from mezzo.bench._timer import Timing, time_calls
 
@@ -14,8 +13,4 @@ __all__ = [
     "StepResult",
     "time_calls",
     "Timing",
-    "bench_infer",
-    "InferBench",
-    "InferCase",
-    "InferRow",
 ]

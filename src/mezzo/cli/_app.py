@@ -8,16 +8,18 @@ import typer
 
 from mezzo._errors import MezzoError
 from mezzo._version import version_of
+from mezzo.cli import _export, _infer
 from mezzo.cli._bench import app as bench
 from mezzo.cli._build import build
 from mezzo.cli._check import check
 from mezzo.cli._compare import compare
 from mezzo.cli._export import export
 from mezzo.cli._flags import spelled_out
-from mezzo.cli._infer import SWITCHES, infer
+from mezzo.cli._infer import infer
 from mezzo.cli._models import convert, models
 from mezzo.cli._train import evaluate, prepare, train
 
+_SWITCHES = {"infer": _infer.SWITCHES, "export": _export.SWITCHES}
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 # typer is built on click or on its own copy of it, by version: the base of its errors is found through what it exports
@@ -65,8 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command on `arguments` (None: the process's own) and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] == ["infer"]:
-        words = spelled_out(words, SWITCHES)
+    if words:
+        words = spelled_out(words, _SWITCHES.get(words[0], ()))
     try:
         result = app(args=words, prog_name="mezzo", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from mezzo._extras import require
 from mezzo.cli._devices import read_device
 from mezzo.cli._show import progress_bar, table
 
@@ -77,7 +78,8 @@ def infer(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
 ) -> int:
     """Time an exported model on all engines, precisions, threads and batches, in one run."""
-    from mezzo.bench import bench_infer
+    require("cv2", "PIL", *(["matplotlib"] if plot is not None else []), extra="vision")
+    from mezzo.bench.inference import bench_infer
     from mezzo.infer import read_deployed
 
     with progress_bar() as report:

@@ -7,6 +7,10 @@ import typer
 
 from mezzo._errors import MezzoError
 from mezzo._extras import require
+from mezzo.cli._flags import NO, Flag, switch
+
+SWITCHES = "--without-argmax --with-softmax --no-onnx".split()
+"""Options that take True or False, or stand alone."""
 
 if TYPE_CHECKING:
     from mezzo.export import ExportOptions, ExportReport
@@ -29,15 +33,15 @@ def export(
         tuple[int, int, int, int] | None, _option("Batch, channels, height, width; -1: free [all].", "--input-shape")
     ] = None,
     output_op: Annotated[str | None, _option("argmax, softmax or none.", "--output-op")] = None,
-    without_argmax: Annotated[bool, _option("The same as --output-op none.", "--without-argmax")] = False,
-    with_softmax: Annotated[bool, _option("The same as --output-op softmax.", "--with-softmax")] = False,
+    without_argmax: Annotated[Flag, switch("The same as --output-op none.", "--without-argmax")] = NO,
+    with_softmax: Annotated[Flag, switch("The same as --output-op softmax.", "--with-softmax")] = NO,
     precision: Annotated[str, _option("fp32, and beside it: fp16, bf16, int8 (commas).", "--precision")] = "fp32",
     calibration: Annotated[
         Path | None, _option("Images for int8 and verification: folder, list.", "--calibration")
     ] = None,
     calibration_images: Annotated[int, _option("How many are used for int8.", "--calibration-images")] = 100,
     min_agreement: Annotated[float | None, _option("Smallest share of equal classes.", "--min-agreement")] = None,
-    no_onnx: Annotated[bool, _option("Write torch.export programs alone.", "--no-onnx")] = False,
+    no_onnx: Annotated[Flag, switch("Write torch.export programs alone.", "--no-onnx")] = NO,
     class_names: Annotated[Path | None, _option("Text file, a name a line.", "--class-names")] = None,
     num_classes: Annotated[int, _option("Classes of --model.", "--num-classes")] = 1000,
     img_size: Annotated[int, _option("Side of the crop (--model).", "--img-size")] = 224,
@@ -50,13 +54,15 @@ def export(
     if (config is None) == (model is None):
         came = "neither" if config is None else "both"
         raise UsageError(f"{came} of --config and --model: give --config FILE.yml, or --model with a classifier's name")
+    if num_classes < 1:
+        raise UsageError(f"--num-classes {num_classes}: must be at least 1")
     from mezzo.export import ExportOptions, describe_classifier, export_model, export_recipe
     from mezzo.infer import find_images
 
     options = ExportOptions(
         save_dir=save_dir,
         input_shape=input_shape or (-1, 3, -1, -1),
-        output_op=_output_op(output_op, without_argmax, with_softmax),
+        output_op=_output_op(output_op, bool(without_argmax), bool(with_softmax)),
         precisions=tuple(word.strip() for word in precision.split(",")),
         min_agreement=min_agreement,
         calibration_images=calibration_images,
@@ -74,7 +80,7 @@ def export(
             str(model), num_classes, image_size=img_size, resize_size=resize_size, class_names=names
         )
         network = _classifier(str(model), num_classes, weights)
-        report = export_model(network, described, options, images=images[:16], calibration=images, say=typer.echo)
+        report = export_model(network, described, options, images=images, calibration=images, say=typer.echo)
     _show(report, options)
     return 0
 

@@ -21,6 +21,9 @@ SWITCHES = "--use-gpu --benchmark --enable-mkldnn --use-trt --with-argmax --prin
 """Options that take True or False, or stand alone."""
 
 
+DEMO = (Path("images/demo.jpg"), Path("lite_data/test/demo.jpg"))
+
+
 class UsageError(MezzoError):
     """Options that do not go together."""
 
@@ -31,10 +34,14 @@ def _option(help: str, *names: str) -> Any:
 
 def infer(
     model: Annotated[Path, _option("Folder of an export, or its deploy.yaml.", "--config", "--model-dir", "--model")],
-    images: Annotated[Path, _option("Image, folder or list.", "--image-path", "--img-path", "--images")],
+    images: Annotated[
+        Path | None, _option("Image, folder or list [images/demo.jpg].", "--image-path", "--img-path", "--images")
+    ] = None,
     device: Annotated[str, _option("cpu, gpu, gpu:N or auto.", "--device")] = "auto",
     use_gpu: Annotated[Flag | None, switch("The same as --device gpu or cpu.", "--use-gpu")] = None,
-    engine: Annotated[str | None, _option("auto, or one of `mezzo infer --help`.", "--engine")] = None,
+    engine: Annotated[
+        str | None, _option("auto, onnxruntime, openvino, torch, torch-graph, torch-compiled, torch-aoti.", "--engine")
+    ] = None,
     precision: Annotated[str, _option("fp32, fp16, bf16 or int8.", "--precision")] = "fp32",
     batch_size: Annotated[int, _option("Images a run.", "--batch-size", "-b")] = 1,
     max_batch_size: Annotated[int | None, _option("Largest --batch-size that is allowed.", "--max-batch-size")] = None,
@@ -68,7 +75,7 @@ def infer(
         device=read_device(device, None if use_gpu is None else bool(use_gpu)), threads=threads, precision=precision
     )
     options = InferOptions(
-        images=images, engine=engine, run=run, batch_size=batch_size, save_dir=_save_dir(save_dir, deployed),
+        images=_images(images), engine=engine, run=run, batch_size=batch_size, save_dir=_save_dir(save_dir, deployed),
         warmup=(3 if benchmark else 0) if warmup is None else warmup, top_k=top_k, benchmark=bool(benchmark),
         model_name=model_name, resize_size=resize_size, crop_size=crop_size,
         settings={"enable_mkldnn": bool(enable_mkldnn), "enable_tensorrt": bool(use_trt)},
@@ -76,6 +83,16 @@ def infer(
     with progress_bar() as report:
         result = infer(deployed, options, say=typer.echo, progress=lambda done, total: report("images", done, total))
     return _show(result, options.save_dir, bool(print_detail), save_log_path)
+
+
+def _images(given: Path | None) -> Path:
+    """Return the images; the documents' certification names none, then it is a usual one."""
+    if given is not None:
+        return given
+    found = next((path for path in DEMO if path.is_file()), None)
+    if found is None:
+        raise UsageError(f"no images: give --image-path FILE, FOLDER or LIST (there is no {DEMO[0]} either)")
+    return found
 
 
 def _save_dir(given: Path | None, model: "Deployed") -> Path | None:

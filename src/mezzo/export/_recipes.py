@@ -74,7 +74,7 @@ def export_recipe(
         say(str(load_weights(network, find_weights(given))))
     else:
         say("no weights given (--model_path): the network is exported as it was initialised")
-    images = _images(recipe, "val", say)
+    images = _images(recipe, "val", say) or calibration
     calibration = calibration or (_images(recipe, "train", say) if "int8" in options.precisions else ())
     described = describe_recipe(recipe, class_names)
     return export_model(network, described, options, images=images, calibration=calibration, say=say)

@@ -187,6 +187,7 @@ def _followers(graph: _Graph, first: str, slots: Slots) -> list[Callable[[], Non
     """Return what has to change behind a padded value; None if someone would see the padding, or no one gains by it."""
     waiting = [(first, slots)]
     changes: list[Callable[[], None]] = []
+    reached: set[str] = set()
     gains = False
     while waiting:
         name, now = waiting.pop()
@@ -196,6 +197,9 @@ def _followers(graph: _Graph, first: str, slots: Slots) -> list[Callable[[], Non
             following = _behind(graph, user, name, now)
             if following is None:
                 return None
+            if user.output[0] in reached:
+                return None  # joined with itself: what one way pads, the other does not know of
+            reached.add(user.output[0])
             passed, change = following
             changes += [change] if change is not None else []
             gains = gains or (change is not None and passed is not None)  # a convolution by channel

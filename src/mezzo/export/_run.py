@@ -71,6 +71,8 @@ class ExportOptions:
             )
         if "int8" in self.precisions and not self.with_onnx:
             raise ExportError("int8 is made from ONNX: leave --no-onnx out")
+        if self.calibration_images < 1:
+            raise ExportError(f"calibration_images={self.calibration_images}: must be at least 1")
         if self.min_agreement is not None and not 0 <= self.min_agreement <= 1:
             raise ExportError(f"min_agreement={self.min_agreement}: must be between 0 and 1")
 
@@ -108,6 +110,11 @@ def export_model(
     """
     if options.with_onnx:
         require("onnx", "onnxscript", "onnxruntime", extra="export")
+    if len(description.class_names) not in (0, description.num_classes):
+        names, classes = len(description.class_names), description.num_classes
+        raise ExportError(f"{names} class names for {classes} classes: give one for each, or none")
+    if description.task == "classification" and options.output_op == "argmax":
+        raise ExportError("a classifier gives probabilities (softmax) or logits (none), from which classes are named")
     if "int8" in options.precisions and not (calibration or images):
         raise ExportError("int8 takes the ranges of its activations from images: give --calibration FOLDER")
     stage = options.save_dir / f".export-{os.getpid()}"
@@ -150,11 +157,13 @@ def _write_all(
     say: Say,
 ) -> tuple[Deployed, list[Check]]:
     right = Deployable(network, model.output_op)
-    inputs = _accepted(right, random_inputs(model.input_shape), say)
+    inputs = _accepted(right, model, random_inputs(model.input_shape), say)
     takes_any_size = len(inputs) == len(random_inputs(model.input_shape))
-    real = list(batches(images[:VERIFIED_IMAGES], model))
+    real = list(batches(_spread(images, max(VERIFIED_IMAGES, model.input_shape[0])), model))
     if real:
         inputs.append((f"{sum(len(batch) for batch in real)} real images", real))
+    if "int8" in options.precisions and not real:
+        raise ExportError("int8 is verified with real images, and there is no whole batch of them; give more")
     say(f"tracing {model.model_name}")
     folded = fold_batch_norms(right, trace(right, model.input_shape)).get_submodule("network")
     checks = []
@@ -173,8 +182,13 @@ def _write_all(
     return model, checks
 
 
+def _spread(paths: Sequence[Path], most: int) -> Sequence[Path]:
+    """Return at most so many paths, from all over: the first ones of a folder may all be of one class."""
+    return paths[:: max(1, len(paths) // most)][:most]
+
+
 def _accepted(
-    network: Deployable, inputs: list[tuple[str, list[NDArray[Any]]]], say: Say
+    network: Deployable, model: Deployed, inputs: list[tuple[str, list[NDArray[Any]]]], say: Say
 ) -> list[tuple[str, list[NDArray[Any]]]]:
     """Return the inputs that the network itself takes.
 
@@ -185,15 +199,31 @@ def _accepted(
     for what, images in inputs:
         try:
             with torch.inference_mode():
-                network.logits(torch.from_numpy(images[0]))
-        except (RuntimeError, ValueError) as error:
+                logits = network.logits(torch.from_numpy(images[0]))
+        except Exception as error:  # noqa: BLE001  # whatever a user's network raises: it takes no such image
             reason = " ".join(str(error).split())[:200]
             say(f"{what}: the network itself refuses this size: {reason}")
         else:
+            _check_fit(model, logits)
             taken.append((what, images))
     if not taken:
         raise RunError(f"the network takes no image of {inputs[0][0]}: {reason}; give --input_shape")
     return taken
+
+
+def _check_fit(model: Deployed, logits: torch.Tensor) -> None:
+    """Refuse a description that is not of this network: no one could use the export.
+
+    Raises:
+        ExportError: It has another number of classes, or is of another kind.
+    """
+    wanted = {"classification": 2, "segmentation": 4}[model.task]
+    shape = tuple(logits.shape)
+    if logits.dim() != wanted:
+        kinds = {2: "classification", 4: "segmentation"}
+        raise ExportError(f"the network gives {shape}, which is {kinds.get(len(shape), 'neither')}, not {model.task}")
+    if shape[1] != model.num_classes:
+        raise ExportError(f"the network has {shape[1]} classes, num_classes is {model.num_classes}")
 
 
 def _write_variant(
@@ -210,7 +240,9 @@ def _write_variant(
     onnx, program = f"model{suffix}.onnx", f"model{suffix}.pt2"
     if precision == "int8":
         write_int8(
-            model.folder / "model.onnx", model.folder / onnx, batches(calibration[: options.calibration_images], model)
+            model.folder / "model.onnx",
+            model.folder / onnx,
+            batches(_spread(calibration, options.calibration_images), model),
         )
         return {"onnx": onnx}
     traced = trace(lowered, model.input_shape, takes_any_size=takes_any_size)

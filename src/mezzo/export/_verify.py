@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -76,7 +77,7 @@ def verify(
                 same.append(_agreement(output, logits))
             agreement = float(np.mean(same))
             # In float32 the error decides: classes whose logits are all but equal may change places.
-            is_fine = error <= MAX_ERROR if precision == "fp32" else agreement >= needed
+            is_fine = error <= MAX_ERROR if precision == "fp32" else agreement >= needed and math.isfinite(error)
             checks.append(Check(precision, name, what, error, agreement, is_fine))
     return checks
 
@@ -91,10 +92,16 @@ def distance(output: torch.Tensor, logits: torch.Tensor, output_op: OutputOp) ->
     """Return how far an output is from what the logits say it should be; see `Check.error`."""
     if output_op != "argmax":
         right = finish(logits, output_op)
-        scale = right.std() if output_op == "none" else right.max()
-        return ((output - right).abs().max() / scale).item()
-    taken = logits.gather(1, output.long().unsqueeze(1)).squeeze(1)
-    return ((logits.amax(dim=1) - taken).max() / logits.std()).item()
+        return _over((output - right).abs().max(), right.std() if output_op == "none" else right.max())
+    taken = logits.gather(1, output.long().clamp(0, logits.shape[1] - 1).unsqueeze(1)).squeeze(1)
+    return _over((logits.amax(dim=1) - taken).max(), logits.std())
+
+
+def _over(difference: torch.Tensor, scale: torch.Tensor) -> float:
+    """Return a difference over a scale, or as it is where there is none; what is not finite counts as infinite."""
+    size = scale.item()
+    ratio = difference.item() / (size if math.isfinite(size) and size > 0 else 1.0)
+    return ratio if math.isfinite(ratio) else math.inf
 
 
 def _agreement(output: torch.Tensor, logits: torch.Tensor) -> float:

@@ -20,6 +20,7 @@ from mezzo.infer._deployed import Deployed, sha256
 from mezzo.infer._engine import EngineOptions, Images, Output
 from mezzo.infer._errors import EngineError
 from mezzo.infer._program import load_program
+from mezzo.infer._torch import use_threads
 
 
 class AotiEngine:
@@ -38,13 +39,13 @@ class AotiEngine:
             raise EngineError("torch-aoti works on the CPU here; for a GPU use --engine torch-graph")
         if shutil.which(os.environ.get("CXX", "g++")) is None:
             raise EngineError("torch-aoti needs a C++ compiler: install g++ or name one in CXX")
-        if options.threads:
-            torch.set_num_threads(options.threads)
+        self._threads = options.threads or torch.get_num_threads()
         path = model.file(options.precision, "program")
         self._network: Callable[[Tensor], Any] = torch._inductor.aoti_load_package(str(_built(path)))
 
     def run(self, images: Images) -> Output:
         """Return the output for images."""
+        use_threads(self._threads)
         with torch.inference_mode():
             output = self._network(torch.from_numpy(images))
         result: Output = (output[0] if isinstance(output, list | tuple) else output).numpy()

@@ -17,7 +17,7 @@ from mezzo._errors import RunError, unknown_choice
 from mezzo._files import write_text
 from mezzo._version import version_of
 from mezzo.infer._deployed import Deployed
-from mezzo.infer._engine import Engine, EngineOptions, Images, Output
+from mezzo.infer._engine import Engine, EngineOptions, Guarded, Images, Output
 from mezzo.infer._errors import DeployError, EngineError
 
 AUTO = "auto"
@@ -41,8 +41,7 @@ class Kind:
 
     def make(self, model: Deployed, options: EngineOptions) -> Engine:
         """Return the engine, loaded."""
-        engine: Engine = getattr(import_module(self.module), self.name)(model, options)
-        return engine
+        return Guarded(getattr(import_module(self.module), self.name)(model, options), self.name)
 
 
 ENGINES: Mapping[str, Kind] = {
@@ -118,7 +117,7 @@ def choose(model: Deployed, options: EngineOptions, shape: tuple[int, ...]) -> C
     for name in _candidates(options):
         try:
             seconds, output = _timed(ENGINES[name].make(model, options), images)
-        except (EngineError, DeployError) as error:
+        except (EngineError, DeployError, RunError) as error:
             tried[name] = str(error)
             continue
         distance = 0.0 if right is None else difference(output, right)
@@ -151,7 +150,7 @@ def _reference(model: Deployed, options: EngineOptions, images: Images, tried: d
     plain = EngineOptions(device=options.device, threads=options.threads)
     try:
         return ENGINES["torch"].make(model, plain).run(images)
-    except DeployError as error:
+    except (DeployError, RunError) as error:
         tried["reference"] = str(error)
         return None
 
@@ -180,15 +179,16 @@ def _recall(path: Path, key: str) -> Choice | None:
         stored = json.loads(path.read_text())
         found = stored[key]
         engine, tried = found["engine"], dict(found["tried"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return Choice(engine, tried, is_remembered=True) if engine in ENGINES else None
+    is_known = isinstance(engine, str) and engine in ENGINES and all(isinstance(why, str) for why in tried.values())
+    return Choice(engine, tried, is_remembered=True) if is_known else None
 
 
 def _remember(path: Path, key: str, choice: Choice) -> None:
     try:
         stored = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         stored = {}
     kept = dict(list(stored.items())[-63:]) if isinstance(stored, dict) else {}
     kept[key] = {"engine": choice.engine, "tried": dict(choice.tried)}

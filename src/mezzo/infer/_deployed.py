@@ -90,7 +90,7 @@ class Deployed:
         for item in self.transforms:
             arguments = dict(item)
             name = arguments.pop("type", None)
-            if name not in _TRANSFORMS:
+            if not isinstance(name, str) or name not in _TRANSFORMS:
                 raise DeployError(f"{self.folder / FILE}: {unknown_choice('transform', name, _TRANSFORMS)}")
             try:
                 made.append(_TRANSFORMS[name](**arguments))

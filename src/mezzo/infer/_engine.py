@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from mezzo._errors import MezzoError, RunError
 from mezzo.infer._errors import EngineError
 
 T = TypeVar("T")
@@ -28,6 +29,33 @@ class Engine(Protocol):
     def run(self, images: Images) -> Output:
         """Return the output (labels, probabilities or logits) for images (n, 3, h, w)."""
         ...
+
+
+class Guarded:
+    """An engine that takes any float32 array, and whose failures are one line.
+
+    Args:
+        engine: What does the work.
+        name: For messages.
+    """
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        self._engine, self._name = engine, name
+
+    def run(self, images: Images) -> Output:
+        """Return the output for images.
+
+        Raises:
+            RunError: The engine fails: out of memory, or the network takes no images of this size.
+        """
+        whole = np.require(images, np.float32, ["C", "W"])
+        try:
+            return self._engine.run(whole)
+        except MezzoError:
+            raise
+        except Exception as error:  # every engine has exceptions of its own
+            reason = " ".join(str(error).split())[:300]
+            raise RunError(f"{self._name} cannot run images of {images.shape}: {reason}") from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,7 +31,11 @@ _PALETTE = 256  # colours of a PNG file at most
 
 
 def to_labels(
-    output: NDArray[Any], undo: Sequence[tuple[str, int, int]], size: tuple[int, int], num_classes: int
+    output: NDArray[Any],
+    undo: Sequence[tuple[str, int, int]],
+    size: tuple[int, int],
+    num_classes: int,
+    input_size: tuple[int, ...] | None = None,
 ) -> Labels:
     """Return the class of each pixel of the image as it is in the file.
 
@@ -41,12 +45,15 @@ def to_labels(
         undo: What changed the image's size before the network (`InputBatch.undo`); the last change is undone first.
         size: Height and width of the image in its file.
         num_classes: Classes of the network.
+        input_size: Height and width that the network was given; an output of another size is brought to it first. None: the
+            output has it.
 
     Raises:
         DeployError: The output is neither, or is for another number of classes.
     """
     if output.ndim == 2 and output.dtype.kind in "iu":
         ids = _checked_ids(output, num_classes)
+        ids = ids if input_size is None else _resized_ids(ids, *input_size)
         return _resized_ids(_undone(ids, undo, _resized_ids), *size)
     if output.ndim != 3 or output.dtype.kind != "f":
         raise DeployError(
@@ -55,6 +62,7 @@ def to_labels(
         )
     if len(output) != num_classes:
         raise DeployError(f"the network gives scores of {len(output)} classes, but the model has {num_classes}")
+    output = output if input_size is None else _resized_scores(output, *input_size)
     return _best_class(_resized_scores(_undone(output, undo, _resized_scores), *size))
 
 

@@ -1,13 +1,14 @@
 """Reading a `torch.export` program from a file that may come from anyone.
 
-`torch.export.load` trusts its file: it unpickles what the file marks as pickled, loads compiled libraries, and evaluates
-shape expressions and guards as Python. So the archive is looked through first, and a program that holds more than tensors,
-operators and arithmetic on sizes is refused.
+`torch.export.load` trusts its file: it unpickles what the file marks as pickled, loads compiled libraries, imports what the
+specification of inputs names, and turns names, shape expressions and guards into Python that it runs. So the archive is looked
+through first, and only what was looked at is given to torch: tensors, operators of aten, and arithmetic on sizes.
 """
 
 from __future__ import annotations
 
 import ast
+import io
 import json
 import re
 import warnings
@@ -26,8 +27,21 @@ MAX_TEXT = 1 << 28  # of the graph's JSON
 #: Parts of an archive, below its top folder.
 _KNOWN = re.compile(
     r"archive_format|archive_version|byteorder|version|\.data/\w+|models/\w+\.json|data/sample_inputs/\w+\.pt"
-    r"|data/(weights|constants)/(\w+_config\.json|weight_\d+|tensor_\d+|\w+\.pt)"
+    r"|data/(weights/(\w+_config\.json|weight_\d+)|constants/(\w+_config\.json|tensor_\d+))"
 )
+_GRAPH = re.compile(r"models/\w+\.json")
+#: What a text of the graph may be, by its key; the rest are names with dots.
+_TEXTS = {
+    # from_file opens what it is told to; of the operators of Python those that call others are left out
+    "target": re.compile(
+        r"torch\.ops\.aten\.(?!from_file)\w+(\.\w+)?|torch\.sym_\w+|math\.(trunc|floor|ceil|sqrt)"
+        r"|_operator\.(add|sub|mul|floordiv|truediv|mod|pow|neg|pos|eq|ne|lt|le|gt|ge|and_|or_|not_|getitem)"
+    ),
+    "torch_version": re.compile(r"[\w.+]*"),
+    "path_name": re.compile(r"(weight|tensor)_\d+"),
+    "as_string": re.compile(r"[\w ]*"),
+}
+_NAME = re.compile(r"[\w.]*", re.ASCII)
 #: What may be called or named in an expression: sympy's arithmetic, torch's whole-number functions, attributes of symbols.
 _FUNCTIONS = frozenset(
     "Symbol Integer Float Rational Add Mul Pow Mod Max Min FloorDiv CleanDiv CeilDiv PythonMod Where TruncToInt FloorToInt"
@@ -49,77 +63,123 @@ _ALLOWED = (
     ast.cmpop,
     ast.keyword,
 )
+_CONTAINERS = (None, "builtins.tuple", "builtins.list", "builtins.dict")
 
 
 def load_program(path: Path) -> ExportedProgram:
-    """Return a program after `check_program`.
+    """Return a program after `checked_archive`.
 
     Raises:
         DeployError: It is damaged, or holds what a program of ours does not.
     """
     import torch
 
-    check_program(path)
+    archive = checked_archive(path)
     try:
         with warnings.catch_warnings():
             # torch 2.11 reads weights in place, from bytes that no one writes to
             warnings.filterwarnings("ignore", "The given buffer is not writable")
-            return torch.export.load(path)
-    except (RuntimeError, ValueError, KeyError, OSError, AssertionError) as error:
+            return torch.export.load(archive)
+    except Exception as error:  # whatever a damaged file makes of torch's own assumptions
         reason = " ".join(str(error).split())[:300]
         raise DeployError(f"{path}: torch cannot load the program: {reason}; export again with this torch") from error
 
 
-def check_program(path: Path) -> None:
-    """Refuse an archive that could run code when it is loaded.
+def checked_archive(path: Path) -> io.BytesIO:
+    """Return an archive of the parts that were looked at, and of nothing else.
+
+    A copy, because two readers may see different files in one archive, and a file may change after it was looked at.
 
     Raises:
         DeployError: The first thing that is not tensors, operators or arithmetic.
     """
+    copied = io.BytesIO()
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(path) as archive, zipfile.ZipFile(copied, "w", zipfile.ZIP_STORED) as kept:
             for info in archive.infolist():
-                _check_part(archive, info, path)
-    except (zipfile.BadZipFile, OSError, ValueError, RecursionError) as error:
-        raise DeployError(f"{path}: no program of torch.export: {error}") from error
+                kept.writestr(info.filename, _checked(archive.read(info), info, path))
+    except DeployError:
+        raise
+    except Exception as error:  # a damaged archive raises what its damage leads to
+        reason = " ".join(str(error).split())[:200]
+        raise DeployError(f"{path}: no program of torch.export: {reason}") from error
+    copied.seek(0)
+    return copied
 
 
-def _check_part(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> None:
-    part = info.filename.split("/", 1)[-1]
-    if not _KNOWN.fullmatch(part):
+def _checked(data: bytes, info: zipfile.ZipInfo, path: Path) -> bytes:
+    """Return a part of an archive as it may be loaded."""
+    top, _, part = info.filename.partition("/")
+    if not _KNOWN.fullmatch(part) or not _NAME.fullmatch(top):
         raise DeployError(
             f"{path}: holds {part!r}, which a program of tensors and operators has no need of; not loaded"
         )
     if part.startswith("data/sample_inputs/"):
-        _check_samples(archive.read(info), path)
+        _check_samples(data, path)
     elif part.endswith(".json"):
         if info.file_size > MAX_TEXT:
             raise DeployError(f"{path}: {part!r} is larger than the {MAX_TEXT} bytes that are read")
-        _check_json(json.loads(archive.read(info)), path)
+        tree = json.loads(data)
+        if _GRAPH.fullmatch(part):
+            _forget_metadata(tree)
+        _check_json(tree, path)
+        return json.dumps(tree).encode()
+    return data
+
+
+def _forget_metadata(tree: Any) -> None:
+    """Take out where each operator came from: no one needs it, and torch looks names up by it."""
+    for node in tree["graph_module"]["graph"]["nodes"]:
+        node["metadata"] = {}
 
 
 def _check_samples(data: bytes, path: Path) -> None:
     """Refuse samples that need more than torch's restricted unpickler: torch would fall back to the other one."""
-    import io
-    import pickle
-
     import torch
 
     try:
         if data:
             torch.load(io.BytesIO(data), weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError) as error:
+    except Exception as error:  # whatever it is, torch would try again without restrictions
         raise DeployError(f"{path}: its sample inputs are pickled objects, not tensors; not loaded") from error
 
 
 def _check_json(tree: Any, path: Path) -> None:
     for key, value in _pairs(tree):
+        if not _NAME.fullmatch(key):
+            raise DeployError(f"{path}: {key[:80]!r} is no name; not loaded")
         if key == "use_pickle" and value is not False:
             raise DeployError(f"{path}: holds pickled objects; not loaded")
-        texts = [value] if key == "expr_str" else value if key == "guards_code" else []
-        for text in texts or []:
-            if not is_arithmetic(text):
-                raise DeployError(f"{path}: {str(text)[:80]!r} is no arithmetic on sizes; not loaded")
+        if key == "guards_code" and not isinstance(value, list):
+            raise DeployError(f"{path}: guards_code is no list; not loaded")
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str):
+                _check_text(key, text, path)
+
+
+def _check_text(key: str, text: str, path: Path) -> None:
+    if key in ("expr_str", "guards_code"):
+        if not is_arithmetic(text):
+            raise DeployError(f"{path}: {text[:80]!r} is no arithmetic on sizes; not loaded")
+    elif key in ("in_spec", "out_spec"):
+        if text and not _is_plain_spec(json.loads(text)):
+            raise DeployError(f"{path}: inputs or outputs are more than tensors in tuples, lists and dicts; not loaded")
+    elif not _TEXTS.get(key, _NAME).fullmatch(text):
+        raise DeployError(f"{path}: {key} {text[:80]!r} is no name of a tensor or an operator; not loaded")
+
+
+def _is_plain_spec(spec: Any) -> bool:
+    """Return whether a specification has plain containers alone: torch imports what others name."""
+    version, root = spec
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        context = json.loads(node["context"]) if node["context"] is not None else None
+        is_plain = context is None or (isinstance(context, list) and all(isinstance(key, str) for key in context))
+        if node["type"] not in _CONTAINERS or not is_plain:
+            return False
+        waiting += node["children_spec"]
+    return bool(version == 1)
 
 
 def _pairs(tree: Any) -> Iterator[tuple[str, Any]]:
@@ -144,7 +204,7 @@ def is_arithmetic(text: object) -> bool:
     >>> is_arithmetic("__import__('os').system('true')")
     False
     """
-    if not isinstance(text, str):
+    if not isinstance(text, str) or re.search(r"[#\\\r\n]", text):
         return False
     try:
         tree = ast.parse(text.strip(), mode="eval")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from mezzo._errors import MezzoError, RunError
 from mezzo._files import write_text
@@ -60,8 +63,8 @@ class InferOptions:
     """What else the report says: enable_mkldnn, enable_tensorrt."""
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("warmup", 0), ("top_k", 1)):
-            if getattr(self, name) < least:
+        for name, least in (("batch_size", 1), ("warmup", 0), ("top_k", 1), ("resize_size", 1), ("crop_size", 1)):
+            if getattr(self, name) is not None and getattr(self, name) < least:
                 raise InferError(f"{name}={getattr(self, name)}: must be at least {least}")
 
 
@@ -102,7 +105,8 @@ def infer(
     choice = Choice("", {})
     results = _Results(model, options, paths, say)
     timer, refused = StageTimer(), list[Refused]()
-    with UsageSampler(_gpu_number(options.run)) as sampler:
+    sampler = UsageSampler(_gpu_number(options.run))
+    with contextlib.ExitStack() as watch:
         while True:
             begun = timer.now()
             batch = next(batches, None)
@@ -113,17 +117,26 @@ def infer(
                 say(f"skipped: {batch}")
             else:
                 if engine is None:
+                    spent = timer.now() - begun
                     engine, choice = _ready(model, options, batch)
-                    begun = timer.now()  # loading and warm-up are no part of the first batch
-                with timer.cycle(samples=len(batch.paths), begun=begun):
-                    timer.stamp()
-                    output = _run(engine, batch, model)
-                    timer.stamp()
-                    done = results.read(output, batch)
-                results.keep(done, batch)
+                    watch.enter_context(sampler)
+                    begun = timer.now() - spent  # loading and warm-up are no part of the first batch
+                try:
+                    with timer.cycle(samples=len(batch.paths), begun=begun):
+                        timer.stamp()
+                        output = _run(engine, batch, model)
+                        timer.stamp()
+                        done = results.read(output, batch)
+                except RunError as error:  # of this batch: the network takes no image of this size
+                    failed = [Refused(path, str(error)) for path in batch.paths]
+                    refused += failed
+                    for each in failed:
+                        say(f"skipped: {each}")
+                else:
+                    results.keep(done, batch)
             progress(len(results.names_done) + len(refused), len(paths))
-    if engine is None:
-        raise RunError(f"{options.images}: none of {len(paths)} images could be read, first: {refused[0]}")
+    if engine is None or not results.names_done:
+        raise RunError(f"{options.images}: none of {len(paths)} images could be used, first: {refused[0]}")
     report = _report(model, options, choice, timer, sampler) if options.benchmark else None
     return InferResult(len(results.names_done), tuple(refused), tuple(results.finish(report)), choice, report)
 
@@ -135,6 +148,10 @@ def _with_sizes(model: Deployed, options: InferOptions) -> Deployed:
         return model
     if model.task != "classification":
         raise InferError("resize_size and crop_size are for classification; this model does segmentation")
+    has = {item.get("type") for item in model.transforms}
+    for kind, size in wanted.items():
+        if size is not None and kind not in has:
+            raise InferError(f"the model's transforms have no {kind} whose size could be {size}; see its deploy.yaml")
     changed = [
         {**item, "size": wanted[item["type"]]} if wanted.get(str(item.get("type"))) else item
         for item in model.transforms
@@ -166,7 +183,11 @@ def _run(engine: Engine, batch: InputBatch, model: Deployed) -> Output:
             f"{batch.paths[0]}: is {size} for the network, but the model was exported for {wanted}; "
             "export it with a free size (-1)"
         )
-    return engine.run(batch.images)
+    fixed, count = model.input_shape[0], len(batch.images)
+    if fixed < 0 or fixed == count:
+        return engine.run(batch.images)
+    filled = np.concatenate([batch.images, np.repeat(batch.images[-1:], fixed - count, axis=0)])
+    return engine.run(filled)[:count]
 
 
 class _Results:
@@ -187,7 +208,7 @@ class _Results:
             return list(top_classes(output, self._options.top_k, model.class_names or None))
         sizes = [original.shape[:2] for original in batch.originals]
         return [
-            to_labels(one, undo, (height, width), model.num_classes)
+            to_labels(one, undo, (height, width), model.num_classes, batch.images.shape[2:])
             for one, undo, (height, width) in zip(output, batch.undo, sizes, strict=True)
         ]
 

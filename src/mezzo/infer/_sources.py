@@ -141,6 +141,8 @@ def _read(path: Path, transforms: Compose, rng: np.random.Generator) -> tuple[ND
         return original, transforms(Sample(original, None, str(path)), rng)
     except DataError as error:
         return Refused(path, str(error).removeprefix(f"{path}: "))
+    except (cv2.error, MemoryError) as error:  # sizes from a deploy.yaml that OpenCV cannot make
+        return Refused(path, f"the transforms fail: {' '.join(str(error).split())[:200]}")
 
 
 def _stack(waiting: Sequence[tuple[NDArray[np.uint8], Sample]], normalize: Normalize | None) -> InputBatch:

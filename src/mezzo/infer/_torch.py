@@ -19,6 +19,7 @@ from mezzo.infer._program import load_program
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
+_ALL_THREADS = torch.get_num_threads()
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -37,8 +38,7 @@ class TorchEngine:
 
     def __init__(self, model: Deployed, options: EngineOptions) -> None:
         self._device = _usable(options.device)
-        if options.threads and not options.on_gpu:
-            torch.set_num_threads(options.threads)
+        self._threads = options.threads or _ALL_THREADS
         lowered = options.on_gpu and options.precision in _DTYPES and not model.has(options.precision, "program")
         self._casts = _DTYPES[options.precision] if lowered else None
         self._program = load_program(model.file("fp32" if lowered else options.precision, "program"))
@@ -46,6 +46,7 @@ class TorchEngine:
 
     def run(self, images: Images) -> Output:
         """Return the output for images."""
+        use_threads(self._threads)
         with torch.inference_mode(), self._region():
             output = self._network(self._put(images))
         result: Output = output.cpu().numpy()
@@ -114,6 +115,12 @@ class _Captured:
         torch.cuda.current_stream().synchronize()
         result: Output = self._received.numpy().copy()  # the next batch is received in the same place
         return result
+
+
+def use_threads(count: int) -> None:
+    """Set the threads of torch, which all engines of a process share, to those of the engine that runs."""
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mezzo._errors import MezzoError
+from mezzo._errors import MezzoError, RunError
 from mezzo._files import write_file
 from mezzo.infer import ENGINES, Deployed, DeployError, Engine, EngineError, EngineOptions, difference, load_engine
 from mezzo.infer import percentiles as percentiles_of
@@ -170,7 +170,7 @@ class _Measured:
             engine, _ = load_engine(model, options, case.engine)
             for _ in range(warmup + 1):
                 output = engine.run(self.images)
-        except (EngineError, DeployError) as error:
+        except (EngineError, DeployError, RunError) as error:
             self.skipped = str(error)
             return
         right, _ = load_engine(model, EngineOptions(), "torch")
@@ -180,10 +180,6 @@ class _Measured:
     def measure(self, runs: int) -> None:
         if self.engine is None:
             return
-        if self.case.engine.startswith("torch"):
-            import torch
-
-            torch.set_num_threads(max(self.case.threads, 1))
         times = []
         for _ in range(runs):
             begun = time.perf_counter()
