@@ -103,7 +103,7 @@ def write_onnx(program: ExportedProgram, path: Path) -> None:
 def to_onnx(program: ExportedProgram) -> Any:
     """Return a program as an ONNX model."""
     try:
-        with _quiet(), contextlib.redirect_stdout(io.StringIO()):
+        with _quiet(), contextlib.redirect_stdout(io.StringIO()), _without_guards(program):
             made = torch.onnx.export(
                 program, (), dynamo=True, input_names=[INPUT], output_names=[OUTPUT], verbose=False, external_data=False
             )
@@ -116,6 +116,21 @@ def to_onnx(program: ExportedProgram) -> Any:
     for node in model.graph.node:  # source lines and file names of the machine that exported
         del node.metadata_props[:]
     return rewrite(model)
+
+
+@contextlib.contextmanager
+def _without_guards(program: ExportedProgram) -> Iterator[None]:
+    """Leave guards out while ONNX is written, which has none: for an HRNet they were half of the time."""
+    guards = getattr(program, "_guards_code", None)
+    if not isinstance(guards, list):
+        yield
+        return
+    kept = guards[:]
+    guards.clear()
+    try:
+        yield
+    finally:
+        guards[:] = kept
 
 
 def _name_free_sizes(graph: Any) -> None:

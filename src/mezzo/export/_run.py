@@ -165,7 +165,7 @@ def _write_all(
     if "int8" in options.precisions and not real:
         raise ExportError("int8 is verified with real images, and there is no whole batch of them; give more")
     say(f"tracing {model.model_name}")
-    folded = fold_batch_norms(right, trace(right, model.input_shape)).get_submodule("network")
+    folded = fold_batch_norms(right, trace(right, inputs[0][1][0].shape)).get_submodule("network")
     checks = []
     for precision in dict.fromkeys(("fp32", *options.precisions)):
         say(f"exporting {model.model_name} in {precision}")
