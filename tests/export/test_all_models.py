@@ -53,7 +53,10 @@ NAMES = list(json.loads((MODELS / "zoo" / "models.json").read_text()))
 def test_a_process_without_the_networks_gives_their_logits(name: str, tmp_path: Path) -> None:
     network = everyone().with_rule(name).eval()
     task = "classification" if name == "mobilenet_v3_small" else "segmentation"
-    described = Description(task=task, model_name=name, num_classes=2, transforms=({"type": "Normalize"},))
+    with torch.no_grad():
+        logits = network(torch.zeros(1, 3, 64, 64))
+    classes = (logits[0] if isinstance(logits, list) else logits).shape[1]
+    described = Description(task=task, model_name=name, num_classes=classes, transforms=({"type": "Normalize"},))
     export_model(network, described, ExportOptions(save_dir=tmp_path, output_op="none"))
     rng = np.random.default_rng(0)
     inputs = {f"{n}_{h}_{w}": rng.standard_normal((n, 3, h, w), dtype=np.float32) for n, h, w in SIZES}
