@@ -33,7 +33,8 @@ class Net(nn.Module):
 
 
 def test_files_say_what_they_are(segmenter: Deployed) -> None:
-    assert sorted(path.name for path in segmenter.folder.iterdir()) == [
+    # engine.json is written by tests that let an engine be chosen
+    assert sorted({path.name for path in segmenter.folder.iterdir()} - {"engine.json"}) == [
         "deploy.yaml", "model.onnx", "model.pt2", "model_bf16.pt2", "model_fp16.onnx", "model_fp16.pt2",
     ]  # fmt: skip
     again = read_deployed(segmenter.folder / "deploy.yaml")
