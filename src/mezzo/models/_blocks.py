@@ -12,11 +12,15 @@ from torch.nn import functional as F
 Padding = int | Literal["same"]
 
 
+def _missing(size: int, kernel: int, stride: int) -> int:
+    """Return by how much a side has to grow; written so that free sizes stay short expressions in an export."""
+    return kernel - stride + -size % stride if kernel >= stride else max(-size % stride + kernel - stride, 0)
+
+
 def pad_same(x: Tensor, kernel: int, stride: int) -> Tensor:
     """Pad so that a convolution without padding gives ceil(size / stride), the smaller half in front."""
     height, width = x.shape[-2:]
-    down = max((-(-height // stride) - 1) * stride + kernel - height, 0)
-    right = max((-(-width // stride) - 1) * stride + kernel - width, 0)
+    down, right = _missing(height, kernel, stride), _missing(width, kernel, stride)
     return F.pad(x, (right // 2, right - right // 2, down // 2, down - down // 2))
 
 
