@@ -209,6 +209,7 @@ def test_only_the_last_few_shapes_are_kept() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # Inductor warns about torch's own use of torch.jit
 @pytest.mark.parametrize("name", ["torch-compiled", "torch-aoti"])
 def test_compiled_engines_agree(
     name: str, segmenter: Deployed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
