@@ -34,8 +34,8 @@ def test_a_captured_run_is_the_run_as_written(precision: list[str], persons: Pat
     done = train_in_process(*options, *resumed)
     assert done.returncode == 0, done.stderr
     written, captured = losses_of(tmp_path / "written"), losses_of(tmp_path / "captured")
-    # cuDNN may choose other algorithms, and differences grow from step to step; one step more or less changes 10 %
-    assert [loss for _, loss in captured] == pytest.approx([loss for _, loss in written], rel=0.05)
+    # cuDNN may choose other algorithms, and differences grow from step to step
+    assert [loss for _, loss in captured] == pytest.approx([loss for _, loss in written], rel=0.02)
     assert [loss for _, loss in captured[:2]] == pytest.approx([loss for _, loss in written[:2]], rel=2e-3)
     again = losses_of(tmp_path / "resumed")
-    assert [loss for _, loss in again] == pytest.approx([loss for _, loss in captured[6:]], rel=0.05)
+    assert [loss for _, loss in again] == pytest.approx([loss for _, loss in captured[6:]], rel=0.02)

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mezzo._errors import MezzoError
 from mezzo._extras import require
 from mezzo.cli._flags import NO, Flag, switch
+from mezzo.cli._options import UsageError, option
 
 SWITCHES = "--without-argmax --with-softmax --no-onnx".split()
 """Options that take True or False, or stand alone."""
@@ -16,38 +16,30 @@ if TYPE_CHECKING:
     from mezzo.export import ExportOptions, ExportReport
 
 
-class UsageError(MezzoError):
-    """Options that do not go together."""
-
-
-def _option(help: str, *names: str) -> Any:
-    return typer.Option(*names, help=help)
-
-
 def export(
-    config: Annotated[Path | None, _option("A PaddleSeg YAML file.", "--config")] = None,
-    model: Annotated[str | None, _option("A classifier, instead of --config.", "--model")] = None,
-    weights: Annotated[Path | None, _option("Weights, or a checkpoint folder.", "--model-path", "--pretrained")] = None,
-    save_dir: Annotated[Path, _option("Results go there.", "--save-dir", "--save-inference-dir")] = Path("output"),
+    config: Annotated[Path | None, option("A PaddleSeg YAML file.", "--config")] = None,
+    model: Annotated[str | None, option("A classifier, instead of --config.", "--model")] = None,
+    weights: Annotated[Path | None, option("Weights, or a checkpoint folder.", "--model-path", "--pretrained")] = None,
+    save_dir: Annotated[Path, option("Results go there.", "--save-dir", "--save-inference-dir")] = Path("output"),
     input_shape: Annotated[
-        tuple[int, int, int, int] | None, _option("Batch, channels, height, width; -1: free [all].", "--input-shape")
+        tuple[int, int, int, int] | None, option("Batch, channels, height, width; -1: free [all].", "--input-shape")
     ] = None,
-    output_op: Annotated[str | None, _option("argmax, softmax or none.", "--output-op")] = None,
+    output_op: Annotated[str | None, option("argmax, softmax or none.", "--output-op")] = None,
     without_argmax: Annotated[Flag, switch("The same as --output-op none.", "--without-argmax")] = NO,
     with_softmax: Annotated[Flag, switch("The same as --output-op softmax.", "--with-softmax")] = NO,
-    precision: Annotated[str, _option("fp32, and beside it: fp16, bf16, int8 (commas).", "--precision")] = "fp32",
+    precision: Annotated[str, option("fp32, and beside it: fp16, bf16, int8 (commas).", "--precision")] = "fp32",
     calibration: Annotated[
-        Path | None, _option("Images for int8 and verification: folder, list.", "--calibration")
+        Path | None, option("Images for int8 and verification: folder, list.", "--calibration")
     ] = None,
-    calibration_images: Annotated[int, _option("How many are used for int8.", "--calibration-images")] = 100,
-    min_agreement: Annotated[float | None, _option("Smallest share of equal classes.", "--min-agreement")] = None,
+    calibration_images: Annotated[int, option("How many are used for int8.", "--calibration-images")] = 100,
+    min_agreement: Annotated[float | None, option("Smallest share of equal classes.", "--min-agreement")] = None,
     no_onnx: Annotated[Flag, switch("Write torch.export programs alone.", "--no-onnx")] = NO,
-    class_names: Annotated[Path | None, _option("Text file, a name a line.", "--class-names")] = None,
-    num_classes: Annotated[int, _option("Classes of --model.", "--num-classes")] = 1000,
-    img_size: Annotated[int, _option("Side of the crop (--model).", "--img-size")] = 224,
-    resize_size: Annotated[int, _option("Short side before it (--model).", "--resize-size")] = 256,
-    device: Annotated[str, _option("Accepted; exporting is done on the CPU.", "--device")] = "cpu",
-    opts: Annotated[list[str] | None, _option("Change a value of the file: a.b=c.", "--opts")] = None,
+    class_names: Annotated[Path | None, option("Text file, a name a line.", "--class-names")] = None,
+    num_classes: Annotated[int, option("Classes of --model.", "--num-classes")] = 1000,
+    img_size: Annotated[int, option("Side of the crop (--model).", "--img-size")] = 224,
+    resize_size: Annotated[int, option("Short side before it (--model).", "--resize-size")] = 256,
+    device: Annotated[str, option("Accepted; exporting is done on the CPU.", "--device")] = "cpu",
+    opts: Annotated[list[str] | None, option("Change a value of the file: a.b=c.", "--opts")] = None,
 ) -> int:
     """Export a network as torch.export program, ONNX and deploy.yaml; every file is verified against the network."""
     require("cv2", "PIL", "safetensors", extra="vision")

@@ -2,16 +2,16 @@
 
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mezzo._errors import MezzoError
 from mezzo._extras import require
 from mezzo._files import write_text
 from mezzo._lines import stamped
 from mezzo.cli._devices import read_device
 from mezzo.cli._flags import NO, Flag, switch
+from mezzo.cli._options import UsageError, option
 from mezzo.cli._show import progress_bar
 
 if TYPE_CHECKING:
@@ -24,36 +24,28 @@ SWITCHES = "--use-gpu --benchmark --enable-mkldnn --use-trt --with-argmax --prin
 DEMO = (Path("images/demo.jpg"), Path("lite_data/test/demo.jpg"))
 
 
-class UsageError(MezzoError):
-    """Options that do not go together."""
-
-
-def _option(help: str, *names: str) -> Any:
-    return typer.Option(*names, help=help)
-
-
 def infer(
-    model: Annotated[Path, _option("Folder of an export, or its deploy.yaml.", "--config", "--model-dir", "--model")],
+    model: Annotated[Path, option("Folder of an export, or its deploy.yaml.", "--config", "--model-dir", "--model")],
     images: Annotated[
-        Path | None, _option("Image, folder or list [images/demo.jpg].", "--image-path", "--img-path", "--images")
+        Path | None, option("Image, folder or list [images/demo.jpg].", "--image-path", "--img-path", "--images")
     ] = None,
-    device: Annotated[str, _option("cpu, gpu, gpu:N or auto.", "--device")] = "auto",
+    device: Annotated[str, option("cpu, gpu, gpu:N or auto.", "--device")] = "auto",
     use_gpu: Annotated[Flag | None, switch("The same as --device gpu or cpu.", "--use-gpu")] = None,
     engine: Annotated[
-        str | None, _option("auto, onnxruntime, openvino, torch, torch-graph, torch-compiled, torch-aoti.", "--engine")
+        str | None, option("auto, onnxruntime, openvino, torch, torch-graph, torch-compiled, torch-aoti.", "--engine")
     ] = None,
-    precision: Annotated[str, _option("fp32, fp16, bf16 or int8.", "--precision")] = "fp32",
-    batch_size: Annotated[int, _option("Images a run.", "--batch-size", "-b")] = 1,
-    max_batch_size: Annotated[int | None, _option("Largest --batch-size that is allowed.", "--max-batch-size")] = None,
-    threads: Annotated[int, _option("Of the CPU; 0: one a core.", "--cpu-threads", "--threads")] = 0,
-    warmup: Annotated[int | None, _option("Runs before timing [0; 3 with --benchmark].", "--warmup")] = None,
-    save_dir: Annotated[Path | None, _option("Results go there [segmentation: output].", "--save-dir")] = None,
+    precision: Annotated[str, option("fp32, fp16, bf16 or int8.", "--precision")] = "fp32",
+    batch_size: Annotated[int, option("Images a run.", "--batch-size", "-b")] = 1,
+    max_batch_size: Annotated[int | None, option("Largest --batch-size that is allowed.", "--max-batch-size")] = None,
+    threads: Annotated[int, option("Of the CPU; 0: one a core.", "--cpu-threads", "--threads")] = 0,
+    warmup: Annotated[int | None, option("Runs before timing [0; 3 with --benchmark].", "--warmup")] = None,
+    save_dir: Annotated[Path | None, option("Results go there [segmentation: output].", "--save-dir")] = None,
     benchmark: Annotated[Flag, switch("Print the benchmark report.", "--benchmark")] = NO,
-    top_k: Annotated[int, _option("Classes named for an image.", "--top-k")] = 1,
-    resize_size: Annotated[int | None, _option("Other short side (classification).", "--resize-size")] = None,
-    crop_size: Annotated[int | None, _option("Other crop (classification).", "--crop-size")] = None,
-    save_log_path: Annotated[Path | None, _option("The report goes to this file too.", "--save-log-path")] = None,
-    model_name: Annotated[str | None, _option("In the report.", "--model-name")] = None,
+    top_k: Annotated[int, option("Classes named for an image.", "--top-k")] = 1,
+    resize_size: Annotated[int | None, option("Other short side (classification).", "--resize-size")] = None,
+    crop_size: Annotated[int | None, option("Other crop (classification).", "--crop-size")] = None,
+    save_log_path: Annotated[Path | None, option("The report goes to this file too.", "--save-log-path")] = None,
+    model_name: Annotated[str | None, option("In the report.", "--model-name")] = None,
     enable_mkldnn: Annotated[Flag, switch("In the report; engines use it anyway.", "--enable-mkldnn")] = NO,
     use_trt: Annotated[Flag, switch("TensorRT: not here.", "--use-trt")] = NO,
     with_argmax: Annotated[Flag, switch("Accepted: labels are made either way.", "--with-argmax")] = NO,

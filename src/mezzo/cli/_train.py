@@ -1,11 +1,12 @@
 """`mezzo train`, `mezzo eval`, `mezzo prepare`: also what the documents' scripts call."""
 
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 
 from mezzo._extras import require
+from mezzo.cli._options import option
 from mezzo.cli._training import Given
 
 _Path: TypeAlias = Path | None
@@ -15,57 +16,52 @@ _Text: TypeAlias = str | None
 _Texts: TypeAlias = list[str] | None
 
 
-def _option(help: str, *names: str) -> Any:
-    """Return an option; options are written with `-` or `_`, the command takes both."""
-    return typer.Option(*names, help=help)
-
-
 def train(
-    config: Annotated[_Path, _option("A PaddleSeg YAML file: train by it.", "--config")] = None,
-    data_path: Annotated[_Path, _option("Folder of images: train a classifier on it.", "--data-path")] = None,
-    model: Annotated[_Text, _option("Classifier [mobilenet_v3_small].", "--model")] = None,
-    num_classes: Annotated[_Int, _option("Classes [counted in the training data].", "--num-classes")] = None,
-    precision: Annotated[_Text, _option("fp32, fp16 or bf16.", "--precision")] = None,
-    amp_level: Annotated[_Text, _option("O0, OD, O1 or O2.", "--amp-level")] = None,
-    batch_size: Annotated[_Int, _option("Samples of one process.", "--batch-size", "-b")] = None,
-    learning_rate: Annotated[_Float, _option("First learning rate.", "--learning-rate", "--lr")] = None,
-    iters: Annotated[_Int, _option("Steps, also of the decay (with --config).", "--iters")] = None,
-    epochs: Annotated[_Int, _option("Epochs (classifier) [90].", "--epochs")] = None,
-    opt: Annotated[_Text, _option("Optimizer: sgd, rmsprop, adam, adamw.", "--opt")] = None,
-    momentum: Annotated[_Float, _option("Momentum [0.9].", "--momentum")] = None,
-    weight_decay: Annotated[_Float, _option("Weight decay [1e-4].", "--wd", "--weight-decay")] = None,
-    lr_step_size: Annotated[_Int, _option("Epochs between decays [30].", "--lr-step-size")] = None,
-    lr_gamma: Annotated[_Float, _option("Factor of a decay [0.1].", "--lr-gamma")] = None,
-    auto_augment: Annotated[_Text, _option("imagenet, ra or ta_wide.", "--auto-augment")] = None,
-    random_erase: Annotated[_Float, _option("Probability of erasing a part.", "--random-erase")] = None,
-    crop_scale: Annotated[_Float, _option("Smallest share of an image in a crop [0.08].", "--crop-scale")] = None,
-    image_size: Annotated[_Int, _option("Side of the crop [224].", "--image-size", "--crop-size")] = None,
-    resize_size: Annotated[_Int, _option("Short side before the evaluation's crop [256].", "--resize-size")] = None,
-    save_dir: Annotated[_Path, _option("Results go there [output].", "--save-dir", "--output-dir")] = None,
+    config: Annotated[_Path, option("A PaddleSeg YAML file: train by it.", "--config")] = None,
+    data_path: Annotated[_Path, option("Folder of images: train a classifier on it.", "--data-path")] = None,
+    model: Annotated[_Text, option("Classifier [mobilenet_v3_small].", "--model")] = None,
+    num_classes: Annotated[_Int, option("Classes [counted in the training data].", "--num-classes")] = None,
+    precision: Annotated[_Text, option("fp32, fp16 or bf16.", "--precision")] = None,
+    amp_level: Annotated[_Text, option("O0, OD, O1 or O2.", "--amp-level")] = None,
+    batch_size: Annotated[_Int, option("Samples of one process.", "--batch-size", "-b")] = None,
+    learning_rate: Annotated[_Float, option("First learning rate.", "--learning-rate", "--lr")] = None,
+    iters: Annotated[_Int, option("Steps, also of the decay (with --config).", "--iters")] = None,
+    epochs: Annotated[_Int, option("Epochs (classifier) [90].", "--epochs")] = None,
+    opt: Annotated[_Text, option("Optimizer: sgd, rmsprop, adam, adamw.", "--opt")] = None,
+    momentum: Annotated[_Float, option("Momentum [0.9].", "--momentum")] = None,
+    weight_decay: Annotated[_Float, option("Weight decay [1e-4].", "--wd", "--weight-decay")] = None,
+    lr_step_size: Annotated[_Int, option("Epochs between decays [30].", "--lr-step-size")] = None,
+    lr_gamma: Annotated[_Float, option("Factor of a decay [0.1].", "--lr-gamma")] = None,
+    auto_augment: Annotated[_Text, option("imagenet, ra or ta_wide.", "--auto-augment")] = None,
+    random_erase: Annotated[_Float, option("Probability of erasing a part.", "--random-erase")] = None,
+    crop_scale: Annotated[_Float, option("Smallest share of an image in a crop [0.08].", "--crop-scale")] = None,
+    image_size: Annotated[_Int, option("Side of the crop [224].", "--image-size", "--crop-size")] = None,
+    resize_size: Annotated[_Int, option("Short side before the evaluation's crop [256].", "--resize-size")] = None,
+    save_dir: Annotated[_Path, option("Results go there [output].", "--save-dir", "--output-dir")] = None,
     resume: Annotated[
-        _Path, _option("Checkpoint, or folder of a run, to go on from.", "--resume", "--resume-model")
+        _Path, option("Checkpoint, or folder of a run, to go on from.", "--resume", "--resume-model")
     ] = None,
-    pretrained: Annotated[_Path, _option("Weights to start from.", "--pretrained")] = None,
-    start_epoch: Annotated[_Int, _option("Count epochs from there.", "--start-epoch")] = None,
-    device: Annotated[str, _option("auto, cpu, gpu or gpu:N.", "--device")] = "auto",
-    seed: Annotated[int, _option("Of everything random.", "--seed")] = 0,
-    workers: Annotated[_Int, _option("Processes that read data.", "--workers", "-j", "--num-workers")] = None,
-    log_every: Annotated[_Int, _option("Steps between lines.", "--log-iters", "--print-freq")] = None,
-    save_every: Annotated[_Int, _option("Steps between checkpoints.", "--save-interval")] = None,
-    keep_checkpoints: Annotated[_Int, _option("Checkpoints that stay.", "--keep-checkpoint-max")] = None,
+    pretrained: Annotated[_Path, option("Weights to start from.", "--pretrained")] = None,
+    start_epoch: Annotated[_Int, option("Count epochs from there.", "--start-epoch")] = None,
+    device: Annotated[str, option("auto, cpu, gpu or gpu:N.", "--device")] = "auto",
+    seed: Annotated[int, option("Of everything random.", "--seed")] = 0,
+    workers: Annotated[_Int, option("Processes that read data.", "--workers", "-j", "--num-workers")] = None,
+    log_every: Annotated[_Int, option("Steps between lines.", "--log-iters", "--print-freq")] = None,
+    save_every: Annotated[_Int, option("Steps between checkpoints.", "--save-interval")] = None,
+    keep_checkpoints: Annotated[_Int, option("Checkpoints that stay.", "--keep-checkpoint-max")] = None,
     early_stop_after: Annotated[
-        _Int, _option("Evaluations without gain before the end.", "--early-stop-intervals")
+        _Int, option("Evaluations without gain before the end.", "--early-stop-intervals")
     ] = None,
-    data_format: Annotated[_Text, _option("NCHW or NHWC (channels-last).", "--data-format")] = None,
-    do_eval: Annotated[bool, _option("Evaluate at each checkpoint.", "--do-eval")] = False,
-    use_ema: Annotated[bool, _option("Keep a moving average of the weights.", "--use-ema")] = False,
-    sync_bn: Annotated[bool, _option("Batch norm over all processes.", "--sync-bn")] = False,
-    fsdp: Annotated[bool, _option("Share weights among processes (FSDP2).", "--fsdp")] = False,
-    log_ops: Annotated[bool, _option("Print operators and dtypes of the first step.", "--log-ops")] = False,
-    to_static: Annotated[bool, _option("One GPU: replay a captured step.", "--to-static-training")] = False,
-    use_vdl: Annotated[bool, _option("Accepted; TensorBoard events are always written.", "--use-vdl")] = False,
-    test_only: Annotated[bool, _option("Evaluate, do not train.", "--test-only")] = False,
-    opts: Annotated[_Texts, _option("Change a value of the file: a.b=c.", "--opts")] = None,
+    data_format: Annotated[_Text, option("NCHW or NHWC (channels-last).", "--data-format")] = None,
+    do_eval: Annotated[bool, option("Evaluate at each checkpoint.", "--do-eval")] = False,
+    use_ema: Annotated[bool, option("Keep a moving average of the weights.", "--use-ema")] = False,
+    sync_bn: Annotated[bool, option("Batch norm over all processes.", "--sync-bn")] = False,
+    fsdp: Annotated[bool, option("Share weights among processes (FSDP2).", "--fsdp")] = False,
+    log_ops: Annotated[bool, option("Print operators and dtypes of the first step.", "--log-ops")] = False,
+    to_static: Annotated[bool, option("One GPU: replay a captured step.", "--to-static-training")] = False,
+    use_vdl: Annotated[bool, option("Accepted; TensorBoard events are always written.", "--use-vdl")] = False,
+    test_only: Annotated[bool, option("Evaluate, do not train.", "--test-only")] = False,
+    opts: Annotated[_Texts, option("Change a value of the file: a.b=c.", "--opts")] = None,
     more_opts: Annotated[_Texts, typer.Argument(hidden=True)] = None,
 ) -> int:
     """Train by a configuration (--config) or a classifier on images (--data-path); under torchrun on many devices."""
@@ -101,19 +97,19 @@ def _extra(opts: list[str] | None, more: list[str] | None) -> list[str]:
 
 
 def evaluate(
-    config: Annotated[_Path, _option("A PaddleSeg YAML file.", "--config")] = None,
-    data_path: Annotated[_Path, _option("Folder of images, for a classifier.", "--data-path")] = None,
-    model: Annotated[_Text, _option("Classifier [mobilenet_v3_small].", "--model")] = None,
-    weights: Annotated[_Path, _option("Weights, or a checkpoint folder.", "--model-path", "--pretrained")] = None,
-    num_classes: Annotated[_Int, _option("Classes [counted in the training data].", "--num-classes")] = None,
-    precision: Annotated[_Text, _option("fp32, fp16 or bf16.", "--precision")] = None,
-    amp_level: Annotated[_Text, _option("O0, OD, O1 or O2.", "--amp-level")] = None,
-    batch_size: Annotated[_Int, _option("Samples of one process.", "--batch-size", "-b")] = None,
-    image_size: Annotated[_Int, _option("Side of the crop [224].", "--image-size", "--crop-size")] = None,
-    resize_size: Annotated[_Int, _option("Short side before the crop [256].", "--resize-size")] = None,
-    device: Annotated[str, _option("auto, cpu, gpu or gpu:N.", "--device")] = "auto",
-    workers: Annotated[_Int, _option("Processes that read data.", "--workers", "-j", "--num-workers")] = None,
-    opts: Annotated[_Texts, _option("Change a value of the file: a.b=c.", "--opts")] = None,
+    config: Annotated[_Path, option("A PaddleSeg YAML file.", "--config")] = None,
+    data_path: Annotated[_Path, option("Folder of images, for a classifier.", "--data-path")] = None,
+    model: Annotated[_Text, option("Classifier [mobilenet_v3_small].", "--model")] = None,
+    weights: Annotated[_Path, option("Weights, or a checkpoint folder.", "--model-path", "--pretrained")] = None,
+    num_classes: Annotated[_Int, option("Classes [counted in the training data].", "--num-classes")] = None,
+    precision: Annotated[_Text, option("fp32, fp16 or bf16.", "--precision")] = None,
+    amp_level: Annotated[_Text, option("O0, OD, O1 or O2.", "--amp-level")] = None,
+    batch_size: Annotated[_Int, option("Samples of one process.", "--batch-size", "-b")] = None,
+    image_size: Annotated[_Int, option("Side of the crop [224].", "--image-size", "--crop-size")] = None,
+    resize_size: Annotated[_Int, option("Short side before the crop [256].", "--resize-size")] = None,
+    device: Annotated[str, option("auto, cpu, gpu or gpu:N.", "--device")] = "auto",
+    workers: Annotated[_Int, option("Processes that read data.", "--workers", "-j", "--num-workers")] = None,
+    opts: Annotated[_Texts, option("Change a value of the file: a.b=c.", "--opts")] = None,
     more_opts: Annotated[_Texts, typer.Argument(hidden=True)] = None,
 ) -> int:
     """Evaluate weights on the validation data of a configuration or of a folder of images."""

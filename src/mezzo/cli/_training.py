@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mezzo._errors import MezzoError
+from mezzo.cli._options import UsageError
 
 if TYPE_CHECKING:
     from mezzo.config import Recipe
@@ -35,10 +35,6 @@ _OF_CLASSIFICATION += (
 _OF_SEGMENTATION = ("iters", "opts")
 DEFAULT_DATA = (Path("ILSVRC2012"), Path("lite_data"))
 _SPELLED = {"weight_decay": "--wd"}
-
-
-class UsageError(MezzoError):
-    """Options that do not go together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
