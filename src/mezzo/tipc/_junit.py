@@ -1,0 +1,74 @@
+"""JUnit XML of runs: what CI servers read."""
+
+from collections.abc import Sequence
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element, SubElement
+
+from mezzo.tipc._load import Run
+from mezzo.tipc._log_text import plain, read_log, tail
+from mezzo.tipc._record import Record
+
+_VERDICTS = {"failed": "failure", "timeout": "error", "interrupted": "error", "skipped": "skipped"}
+_COUNTS = {"failures": "failure", "errors": "error", "skipped": "skipped"}
+
+
+def junit_xml(runs: Sequence[Run]) -> str:
+    """Return JUnit XML: a suite a run, a case a step, with reason, command and the end of the log.
+
+    A step that failed is a failure; one that ran out of time or was interrupted is an error.
+    """
+    suites = Element("testsuites", name="mezzo tipc")
+    for run in runs:
+        suites.append(_suite(run))
+    _count(suites, [record for run in runs for record in run.records])
+    ElementTree.indent(suites)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(suites, encoding="unicode")}\n'
+
+
+def _suite(run: Run) -> Element:
+    info = run.info
+    suite = Element("testsuite", name=plain(f"{info.model} {info.mode}"))
+    if info.start:
+        suite.set("timestamp", plain(info.start))
+    _count(suite, run.records)
+    properties = SubElement(suite, "properties")
+    told = {"config": info.config, "profile": info.profile, **info.versions}
+    for name, value in told.items():
+        SubElement(properties, "property", name=plain(name), value=plain(value))
+    for record in run.records:
+        suite.append(_case(run, record))
+    if run.notes or info.notices:
+        SubElement(suite, "system-out").text = plain("\n".join([*run.notes, *info.notices]))
+    return suite
+
+
+def _case(run: Run, record: Record) -> Element:
+    labels = " ".join(f"{name}={value}" for name, value in record.labels.items())
+    case = Element(
+        "testcase",
+        classname=plain(f"{record.model}.{record.mode}"),
+        name=plain(f"{record.step} {labels}".strip()),
+        time=f"{record.seconds:.3f}",
+    )
+    verdict = _VERDICTS.get(record.status)
+    if verdict:
+        said = SubElement(case, verdict, message=plain(record.reason or record.status))
+        if verdict != "skipped":
+            said.set("type", record.status)
+            said.text = plain(f"{record.reason}\n{record.command}")
+    SubElement(case, "system-out").text = _output(run, record)
+    return case
+
+
+def _output(run: Run, record: Record) -> str:
+    path = run.log_of(record)
+    log = read_log(path) if path else None
+    lines = [f"$ {record.command}", *(f"note: {notice}" for notice in record.notices)]
+    return f"{plain(chr(10).join(lines))}\n{tail(log or '')}".rstrip()
+
+
+def _count(suite: Element, records: Sequence[Record]) -> None:
+    suite.set("tests", str(len(records)))
+    for name, verdict in _COUNTS.items():
+        suite.set(name, str(sum(_VERDICTS.get(record.status) == verdict for record in records)))
+    suite.set("time", f"{sum(record.seconds for record in records):.3f}")

@@ -1,0 +1,211 @@
+"""Runs read back from their directories: what was recorded, and what is wrong with the files."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from mezzo.tipc._record import RECORDS, RUN, Record, RunInfo
+
+CERTIFICATE = "certificate.json"
+
+_RECORD_TEXTS = ("step", "kind", "model", "mode", "command", "reason", "cwd", "start", "end", "log")
+_RECORD_LISTS, _RECORD_MAPS = ("argv", "needs", "notices"), ("labels", "env", "hashes")
+_RUN_TEXTS = ("config", "mode", "profile", "model", "start", "end")
+_RUN_LISTS = ("command_line", "notices", "skipped_combinations")
+_RUN_MAPS = ("machine", "versions", "hashes")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """One line of a certificate."""
+
+    name: str
+    passed: bool | None
+    """None: it could not be checked; `text` says why."""
+    measured: str
+    limit: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """A run as its directory tells it."""
+
+    directory: Path
+    info: RunInfo
+    records: tuple[Record, ...]
+    """In the order in which the steps first ended; of a step that was run again, the last record."""
+    checks: tuple[Check, ...] = ()
+    """Of its certificate; empty where there is none."""
+    notes: tuple[str, ...] = ()
+    """What is odd about the files: a record that was cut off."""
+
+    def log_of(self, record: Record) -> Path | None:
+        """Return where a step's log lies, None if it is not there; the directory may have been moved since."""
+        if not record.log:
+            return None
+        recorded = Path(record.cwd, record.log)
+        places = [recorded, self.directory / PurePosixPath(record.log).name]
+        below = _part_below(recorded, self.directory.resolve())
+        return next((place for place in [*below, *places] if _is_file(place)), None)
+
+
+def load_run(directory: Path | str) -> Run:
+    """Read a run back.
+
+    A last record that was cut off, as a killed runner leaves it, is left out and noted.
+
+    Raises:
+        ValueError: A file is missing or damaged; the message names file, line and fault.
+    """
+    directory = Path(directory)
+    info_path = directory / RUN
+    try:
+        info = RunInfo.parse(_read_text(info_path))
+        _check(info, texts=_RUN_TEXTS, lists=_RUN_LISTS, maps=_RUN_MAPS)
+        _check_number(info, "result")
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{info_path}: {error}") from None
+    records, notes = _read_records(directory / RECORDS)
+    return Run(directory=directory, info=info, records=records, checks=_read_checks(directory), notes=notes)
+
+
+def find_runs(directories: Iterable[Path | str]) -> list[Path]:
+    """Return the run directories in and below directories, each once, in order of their names.
+
+    Raises:
+        ValueError: A directory is missing, or holds no run.
+    """
+    found: dict[Path, Path] = {}
+    for each in directories:
+        top = Path(each)
+        if not top.is_dir():
+            raise ValueError(f"{top}: no such directory; give directories of runs, or one above them")
+        runs = sorted(path.parent for path in top.rglob(RECORDS))
+        if not runs:
+            raise ValueError(f"{top}: no run in it; looked for files named {RECORDS} here and in all folders below")
+        found.update({run.resolve(): run for run in runs if run.resolve() not in found})
+    if not found:
+        raise ValueError(f"no directory given; give directories with runs: folders that hold {RECORDS}")
+    return list(found.values())
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode()
+    except FileNotFoundError:
+        raise ValueError(f"missing; a run's directory holds {RUN} and {RECORDS}") from None
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8: {error.reason} at byte {error.start}") from None
+
+
+def _read_records(path: Path) -> tuple[tuple[Record, ...], tuple[str, ...]]:
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        raise ValueError(f"{path}: missing; a run's directory holds {RUN} and {RECORDS}") from None
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+    notes: tuple[str, ...] = ()
+    if _is_cut_off(lines[-1]):  # whole lines end with a newline, so that the last piece is empty
+        notes = (f"{RECORDS}, line {len(lines)}: the record is cut off and left out; the runner was killed",)
+        lines.pop()
+    records: dict[str, Record] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = Record.parse(line.decode())
+            _check(record, texts=_RECORD_TEXTS, lists=_RECORD_LISTS, maps=_RECORD_MAPS)
+            _check_number(record, "code")
+            _check_seconds(record.seconds)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}, line {number}: not UTF-8: {error.reason} at byte {error.start}") from None
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path}, line {number}: {error}") from None
+        records[record.step] = record
+    return tuple(records.values()), notes
+
+
+def _is_cut_off(line: bytes) -> bool:
+    if not line.strip():
+        return False
+    try:
+        json.loads(line)
+    except ValueError:  # a character cut in two is one, too
+        return True
+    return False
+
+
+def _check(read: Record | RunInfo, *, texts: Iterable[str], lists: Iterable[str], maps: Iterable[str]) -> None:
+    """Raise ValueError for a value of another type; JSON has no types to hold it."""
+    for name in texts:
+        if not isinstance(value := getattr(read, name), str):
+            raise ValueError(f"'{name}' is {value!r}, not a text")
+    for name in lists:
+        value = getattr(read, name)
+        if not all(isinstance(each, str) for each in value):
+            raise ValueError(f"'{name}' is not a list of texts")
+    for name in maps:
+        value = getattr(read, name)
+        if not isinstance(value, Mapping) or not all(isinstance(each, str) for each in value.values()):
+            raise ValueError(f"'{name}' is not an object of texts")
+
+
+def _check_number(read: Record | RunInfo, name: str) -> None:
+    value = getattr(read, name)
+    if value is not None and type(value) is not int:
+        raise ValueError(f"'{name}' is {value!r}, not a whole number")
+
+
+def _check_seconds(seconds: Any) -> None:
+    if type(seconds) not in (int, float) or not math.isfinite(seconds):
+        raise ValueError(f"'seconds' is {seconds!r}, not a number")
+
+
+def _read_checks(directory: Path) -> tuple[Check, ...]:
+    path = directory / CERTIFICATE
+    if not path.exists():
+        return ()
+    try:
+        values = json.loads(_read_text(path))
+        if not isinstance(values, dict) or not isinstance(values.get("checks"), list):
+            raise ValueError("a certificate needs a list of checks")
+        return tuple(_check_of(each) for each in values["checks"])
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _check_of(values: Any) -> Check:
+    if not isinstance(values, dict) or not isinstance(values.get("name"), str):
+        raise ValueError("a check needs a name")
+    passed = values.get("passed")
+    if passed is not None and not isinstance(passed, bool):
+        raise ValueError(f"check '{values['name']}': passed is {passed!r}, neither true, false nor null")
+    measured, limit, text = (_shown(values.get(name)) for name in ("measured", "limit", "text"))
+    return Check(name=values["name"], passed=passed, measured=measured, limit=limit, text=text)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
+
+
+def _part_below(recorded: Path, directory: Path) -> list[Path]:
+    """Return the log's place below a directory that has moved, told by the directory's own name in the log's path."""
+    parts = recorded.parts
+    at = [place for place, part in enumerate(parts[:-1]) if part == directory.name]
+    return [directory.joinpath(*parts[place + 1 :]) for place in reversed(at)]
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name too long, a folder that may not be read
+        return False

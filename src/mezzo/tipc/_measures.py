@@ -1,0 +1,205 @@
+"""What the log of a step tells in numbers: loss of a training, dtypes of its operators, times of an inference.
+
+Logs are foreign text. What is not found in them is empty; nothing here raises on what a program has printed.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mezzo.infer import parse_reports
+from mezzo.tipc._record import Record
+
+MAX_POINTS = 400
+"""Points of a curve; of a longer one, every n-th is kept."""
+
+MAX_REPORTS = 64
+
+_LARGEST = 3.4e38  # of float32: a larger loss is as good as infinite
+
+_NUMBER = r"(-?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?(?:e[-+]?[0-9]{1,3})?|nan|inf(?:inity)?))(?![\w.])"
+_LOSS = re.compile(rf"(?<![\w.])loss: ?{_NUMBER}", re.I)
+_ITERATION = re.compile(r"\b(?:iter|global_step): ?([0-9]{1,12})(?:/([0-9]{1,12}))?", re.I)
+_EPOCH = re.compile(r"\bepoch:? ?\[?([0-9]{1,9})", re.I)
+
+_TABLE = re.compile(r"<-+ op list -+>")
+_TABLE_END = re.compile(r"<-+ op count: [0-9]+ -+>")
+_ROW = re.compile(r"\s+(\S{1,80})\s*" + r"\|\s*([0-9]{1,15})\s*" * 4)
+# Matrix products and convolutions: what tensor cores compute. 'convert' is no convolution, an upsampling no product.
+_PRODUCT = re.compile(r"conv(?!ert)|matmul|attention|(?:^|_|::)(?:(?:add|addb|baddb|b)?mm|(?:add)?mv|linear)(?:$|_)")
+
+_REPORT = re.compile(r"-{10} Env info -{10}")
+_PERCENTILE = re.compile(rf"inference_(p50|p95)\(ms\): {_NUMBER}")
+
+_OFF = re.compile(r"amp[._-]?level[=\s]+[\"']?O0", re.I)
+_FULL = re.compile(r"precision[=\s]+[\"']?(?:fp|float)32", re.I)
+_MIXED = re.compile(r"amp[._-]?level[=\s]+[\"']?O[1-9D]|precision[=\s]+[\"']?b?(?:fp|f|float)16", re.I)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossCurve:
+    """Loss over the steps of a training."""
+
+    points: tuple[tuple[int, float], ...]
+    """Step and loss, finite ones only. Where a counter begins again with each epoch, steps are counted on."""
+    num_bad: int = 0
+    """Lines whose loss is not finite."""
+
+    @property
+    def last(self) -> float | None:
+        """The last finite loss."""
+        return self.points[-1][1] if self.points else None
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorCalls:
+    """A line of the table of operators: calls by dtype."""
+
+    name: str
+    fp16: int
+    bf16: int
+    fp32: int
+    other: int
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it is a matrix product or a convolution."""
+        return _PRODUCT.search(self.name) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTable:
+    """The operators of a recorded step."""
+
+    rows: tuple[OperatorCalls, ...]
+
+    def calls(self, *, products: bool) -> OperatorCalls:
+        """Return the sum over all rows, or over the matrix products and convolutions."""
+        rows = [row for row in self.rows if row.is_product or not products]
+        columns = [[row.fp16, row.bf16, row.fp32, row.other] for row in rows]
+        sums = [sum(column) for column in zip(*columns, strict=True)] or [0, 0, 0, 0]
+        return OperatorCalls("matrix products and convolutions" if products else "all operators", *sums)
+
+    @property
+    def half_share(self) -> float | None:
+        """Share of matrix products and convolutions in half precision; None where there are none."""
+        sums = self.calls(products=True)
+        total = sums.fp16 + sums.bf16 + sums.fp32 + sums.other
+        return (sums.fp16 + sums.bf16) / total if total else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Latency:
+    """Times of an inference, means a cycle; what the report does not say is None or empty."""
+
+    preprocess_ms: float | None
+    inference_ms: float
+    postprocess_ms: float | None
+    p50_ms: float | None = None
+    p95_ms: float | None = None
+    model: str = ""
+    device: str = ""
+    precision: str = ""
+    batch: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def is_mixed(record: Record) -> bool:
+    """Return whether a step trains in mixed precision: its command says so, or, where it is silent, its trainer's name.
+
+    >>> is_mixed(Record("train-1", "train", "m", "x", {"trainer": "amp_train"}, "python train.py", "passed"))
+    True
+    >>> is_mixed(Record("train-1", "train", "m", "x", {}, "python train.py --amp_level=O0", "passed"))
+    False
+    """
+    command = record.command
+    if _OFF.search(command):
+        return False
+    if _MIXED.search(command):
+        return True
+    return not _FULL.search(command) and "amp" in record.labels.get("trainer", "").lower()
+
+
+def loss_curve(text: str) -> LossCurve | None:
+    """Return the loss of a training's log, ours or one of Paddle's repositories; None where no line tells one."""
+    points: list[tuple[int, float]] = []
+    num_bad = 0
+    for step, loss in _losses(text):
+        if abs(loss) < _LARGEST:
+            points.append((step, loss))
+        else:
+            num_bad += 1
+    if not points and not num_bad:
+        return None
+    stride = -(-len(points) // MAX_POINTS)
+    kept = points[:: max(stride, 1)]
+    if points and kept[-1] != points[-1]:
+        kept.append(points[-1])
+    return LossCurve(points=tuple(kept), num_bad=num_bad)
+
+
+def _losses(text: str) -> Iterator[tuple[int, float]]:
+    offset, last_epoch, last = 0, 0, -1
+    for line in text.split("\n"):
+        loss, iteration = _LOSS.search(line), _ITERATION.search(line)
+        if loss is None or iteration is None or "[eval]" in line.lower():
+            continue
+        epoch, step = _EPOCH.search(line), int(iteration[1])
+        if epoch is not None:
+            if int(epoch[1]) > last_epoch and step <= last:
+                offset += int(iteration[2]) if iteration[2] else last + 1
+            last_epoch = int(epoch[1])
+        last = step
+        yield offset + step, float(loss[1])
+
+
+def operator_table(text: str) -> OperatorTable | None:
+    """Return the first table of operators and dtypes in a log (`--log_ops`, `GLOG_v=5`); None where there is none."""
+    start = _TABLE.search(text)
+    if start is None:
+        return None
+    end = _TABLE_END.search(text, start.end())
+    lines = text[start.end() : end.start() if end else len(text)].split("\n")
+    rows = [OperatorCalls(row[1], *map(int, row.groups()[1:])) for line in lines if (row := _ROW.fullmatch(line))]
+    return OperatorTable(tuple(rows)) if rows else None
+
+
+def latencies(text: str) -> list[Latency]:
+    """Return the benchmark reports of an inference's log, ours and AutoLog's; those without an inference time left out."""
+    starts = [match.start() for match in _REPORT.finditer(text)][:MAX_REPORTS]
+    pieces = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
+    return [found for piece in pieces for found in _latency(piece)]
+
+
+def _latency(piece: str) -> Iterator[Latency]:
+    percentiles = {name: _finite(float(value)) for name, value in _PERCENTILE.findall(piece)}
+    for report in parse_reports(piece):
+        inference_ms = _finite(report.get("inference_time(ms)"))
+        if inference_ms is None:
+            continue
+        warnings = report["warnings"]
+        yield Latency(
+            preprocess_ms=_finite(report.get("preprocess_time(ms)")),
+            inference_ms=inference_ms,
+            postprocess_ms=_finite(report.get("postprocess_time(ms)")),
+            p50_ms=percentiles.get("p50"),
+            p95_ms=percentiles.get("p95"),
+            model=_word(report.get("model_name")),
+            device=_word(report.get("runtime_device")),
+            precision=_word(report.get("precision")),
+            batch=_word(report.get("batch_size")),
+            warnings=tuple(map(str, warnings)) if isinstance(warnings, list) else (),
+        )
+
+
+def _finite(value: object) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    try:
+        return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]
+    except OverflowError:  # a whole number of 300 digits
+        return None
+
+
+def _word(value: object) -> str:
+    return "" if value is None else str(value)

@@ -1,0 +1,203 @@
+"""The page of one run or of many: a single HTML file that asks nothing of the network.
+
+What runs print and record is foreign text: jinja2 escapes all of it, `plain` takes control characters out, and the
+page's security policy lets no script run but its own, and nothing be loaded from anywhere.
+"""
+
+import base64
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from mezzo._extras import require
+from mezzo._files import write_text
+from mezzo._version import version_of
+from mezzo.tipc._load import Check, Run
+from mezzo.tipc._log_text import plain
+from mezzo.tipc._matrix import inference_support, stage_matrix, training_support, verdict
+from mezzo.tipc._shown import SYMBOLS, Shown, show_steps
+from mezzo.tipc._svg import Series, line_chart
+
+LONGEST = 40
+"""Bars in the chart of durations."""
+
+CURVES = 8
+"""Lines in a chart of losses."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossChart:
+    """The loss curves of a model, AMP against FP32 where both are there."""
+
+    model: str
+    svg: str
+    lines: tuple[tuple[str, Shown], ...]
+    """Style and step of each line."""
+    num_left_out: int
+
+    @property
+    def compares(self) -> bool:
+        """Whether both precisions are drawn."""
+        return len({step.is_mixed for _, step in self.lines}) == 2
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """A run as the page shows it."""
+
+    number: int
+    run: Run
+    directory: str
+    """From the page."""
+    steps: tuple[Shown, ...]
+
+    @property
+    def state(self) -> str:
+        """Verdict over steps and certificate; `unfinished` where nothing failed so far but the runner has not ended."""
+        state = verdict([step.record.status for step in self.steps])
+        if any(check.passed is False for check in self.run.checks) or self.run.info.result not in (0, None):
+            state = "failed"
+        return "unfinished" if state != "failed" and self.run.info.result is None else state
+
+    @property
+    def seconds(self) -> float:
+        """All steps together."""
+        return sum(step.record.seconds for step in self.steps)
+
+
+def write_page(runs: Sequence[Run], path: Path | str) -> None:
+    """Write one self-contained HTML page about runs, with relative links to their logs.
+
+    Raises:
+        MissingExtra: jinja2 is not installed.
+        RunError: The page cannot be written.
+    """
+    write_text(Path(path), page_text(runs, Path(path)))
+
+
+def page_text(runs: Sequence[Run], path: Path) -> str:
+    """Return the page that is to be written to a path."""
+    require("jinja2", extra="report")
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_finalize
+    )
+    environment.filters["duration"] = duration
+    environment.filters["number"] = _number
+    views = [_view(run, number, path) for number, run in enumerate(runs, start=1)]
+    return environment.from_string(_asset("page.html.jinja")).render(_content(views))
+
+
+def _content(views: Sequence[RunView]) -> dict[str, Any]:
+    steps = [step for view in views for step in view.steps]
+    script = _asset("page.js")
+    cards, trainings = training_support(steps)
+    return {
+        "style": _asset("page.css"),
+        "script": script,
+        "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        "version": version_of() or "(from its sources)",
+        "symbols": SYMBOLS,
+        "state": verdict_of(views),
+        "counts": Counter(step.record.status for step in steps),
+        "steps": steps,
+        "views": views,
+        "failures": [step for step in steps if step.is_bad],
+        "failed_checks": [(view, check) for view in views for check in view.run.checks if check.passed is False],
+        "checks": [(view, check) for view in views for check in view.run.checks],
+        "check_state": check_state,
+        "matrix": stage_matrix([(view.run, view.steps) for view in views]),
+        "cards": cards,
+        "trainings": trainings,
+        "inferences": inference_support(steps),
+        "longest": sorted(steps, key=lambda step: -step.record.seconds)[:LONGEST],
+        "longest_s": max([step.record.seconds for step in steps], default=0) or 1,
+        "charts": _charts(steps),
+        "latencies": [(step, latency) for step in steps for latency in step.latencies],
+        "slowest_ms": max([latency.inference_ms for step in steps for latency in step.latencies], default=0) or 1,
+        "operators": [(step, step.operators) for step in steps if step.operators],
+        "notices": _notices(views),
+    }
+
+
+def verdict_of(views: Sequence[RunView]) -> str:
+    """Return the verdict over runs: failed, unfinished, passed, skipped or empty."""
+    states = {view.state for view in views}
+    return next((state for state in ("failed", "unfinished", "passed", "skipped") if state in states), "empty")
+
+
+def check_state(check: Check) -> str:
+    """Return the status that a check is shown with."""
+    return "skipped" if check.passed is None else "passed" if check.passed else "failed"
+
+
+def duration(seconds: float) -> str:
+    """Return a time for people.
+
+    >>> duration(0.25), duration(59.6), duration(200), duration(7300)
+    ('0.25 s', '59.6 s', '3 min 20 s', '2 h 1 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _view(run: Run, number: int, path: Path) -> RunView:
+    directory = os.path.relpath(os.path.realpath(run.directory), os.path.dirname(os.path.realpath(path)))
+    return RunView(number, run, directory, tuple(show_steps(run, number, path)))
+
+
+def _charts(steps: Sequence[Shown]) -> list[LossChart]:
+    curves: dict[str, list[Shown]] = {}
+    for step in steps:
+        if step.curve:
+            curves.setdefault(step.record.model, []).append(step)
+    return [_chart(model, own) for model, own in curves.items()]
+
+
+def _chart(model: str, steps: Sequence[Shown]) -> LossChart:
+    mixed, full = ([step for step in steps if step.is_mixed is wanted] for wanted in (True, False))
+    drawn = [*mixed[: CURVES // 2], *full[: CURVES // 2]]
+    styles = [
+        f"{name}{place}" for name, of in (("amp", mixed), ("fp32", full)) for place in range(len(of[: CURVES // 2]))
+    ]
+    lines = tuple(zip(styles, drawn, strict=True))
+    series = [
+        Series(f"{step.record.step} {step.labels}", step.curve.points, style) for style, step in lines if step.curve
+    ]
+    svg = line_chart(series, title=f"Loss of {model} over its steps", x_label="step")
+    return LossChart(model, svg, lines, len(steps) - len(drawn))
+
+
+def _notices(views: Sequence[RunView]) -> dict[str, list[str]]:
+    """Return each notice with the runs and steps that it holds for."""
+    notices: dict[str, list[str]] = {}
+    for view in views:
+        info = view.run.info
+        whole = f"{info.model} {info.mode}"
+        for notice in (*view.run.notes, *info.notices):
+            notices.setdefault(notice, []).append(whole)
+        for step in view.steps:
+            for notice in step.record.notices:
+                notices.setdefault(notice, []).append(f"{whole}: {step.record.step}")
+    return notices
+
+
+def _asset(name: str) -> str:
+    return files("mezzo.tipc").joinpath(name).read_text("utf-8")
+
+
+def _finalize(value: Any) -> Any:
+    """Take control characters out of every text that is set into the page; markup of our own is left alone."""
+    return plain(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "" if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,101 @@
+"""A step as a page shows it: its record, the end of its log, and the numbers in it."""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from mezzo.tipc._load import Run
+from mezzo.tipc._log_text import one_line, read_log, tail
+from mezzo.tipc._measures import Latency, LossCurve, OperatorTable, is_mixed, latencies, loss_curve, operator_table
+from mezzo.tipc._record import Record
+
+BAD = ("failed", "timeout", "interrupted")
+SYMBOLS: dict[str, str] = {"failed": "✗", "timeout": "⧖", "interrupted": "⊘", "passed": "✓", "skipped": "○"}
+"""Also the order of severity."""
+
+_GROUP = ("trainer", "devices", "nodes", "autocast", "model")
+_NONE = ("", "null")  # what a configuration writes for a setting that is not made
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shown:
+    """A step and all that a page tells of it."""
+
+    record: Record
+    anchor: str
+    """Unique on the page."""
+    group: tuple[tuple[str, str], ...]
+    """Labels of the training it belongs to, its own or those of what it needs; empty where there are none."""
+    log_href: str
+    """From the page to the log; empty if there is no log."""
+    tail: str
+    curve: LossCurve | None
+    operators: OperatorTable | None
+    latencies: tuple[Latency, ...]
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether it failed, ran out of time or was interrupted."""
+        return self.record.status in BAD
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether it trains in mixed precision."""
+        return is_mixed(self.record)
+
+    @property
+    def brief(self) -> str:
+        """Its reason in a line."""
+        return one_line(self.record.reason)
+
+    @property
+    def labels(self) -> str:
+        """Its labels in a line."""
+        return ", ".join(f"{name} {value}" for name, value in self.record.labels.items() if value not in _NONE)
+
+
+def show_steps(run: Run, number: int, page: Path) -> list[Shown]:
+    """Return the steps of a run, their logs read; `number` tells the run from others on the page."""
+    groups = _groups(run.records)
+    return [
+        _show(run, record, groups[record.step], f"run{number}-step{place}", page)
+        for place, record in enumerate(run.records, start=1)
+    ]
+
+
+def _show(run: Run, record: Record, group: dict[str, str], anchor: str, page: Path) -> Shown:
+    path = run.log_of(record)
+    text = (read_log(path) if path else None) or ""
+    trains = record.kind == "train"
+    return Shown(
+        record=record,
+        anchor=anchor,
+        group=tuple(group.items()),
+        log_href=_href(path, page) if path else "",
+        tail=tail(text),
+        curve=loss_curve(text) if trains else None,
+        operators=operator_table(text) if trains else None,
+        latencies=tuple(latencies(text)) if record.kind == "infer" else (),
+    )
+
+
+def _groups(records: Sequence[Record]) -> dict[str, dict[str, str]]:
+    """Return the labels of each step's training; what a step does not say itself, the step it needs says."""
+    groups: dict[str, dict[str, str]] = {}
+    for record in records:  # a step comes after those it needs
+        needed = _first(groups.get(name) for name in record.needs)
+        own = {name: record.labels[name] for name in _GROUP if record.labels.get(name, "") not in _NONE}
+        groups[record.step] = {**needed, **own}
+    return groups
+
+
+def _first(groups: Iterable[dict[str, str] | None]) -> dict[str, str]:
+    return next((group for group in groups if group), {})
+
+
+def _href(log: Path, page: Path) -> str:
+    """Return a relative link; its colons are escaped, so that it never is a link with a scheme of its own."""
+    relative = os.path.relpath(os.path.realpath(log), os.path.dirname(os.path.realpath(page)))
+    return quote(os.fsencode(relative))

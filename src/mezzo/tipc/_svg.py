@@ -1,0 +1,106 @@
+"""Line charts as inline SVG: colours come from the page's style sheet, so that light and dark work."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from mezzo.tipc._log_text import plain
+
+WIDTH, HEIGHT = 640, 260
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 12, 10, 30
+_TICKS = 5
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A line of a chart."""
+
+    label: str
+    points: Sequence[Point]
+    """In order; finite, and no larger than a float32 can be."""
+    style: str
+    """Class of the page's style sheet."""
+
+
+def line_chart(series: Sequence[Series], *, title: str, x_label: str) -> str:
+    """Return an SVG element with lines, axes and a name to each line; all texts are escaped.
+
+    Args:
+        series: Lines; those without points are left out.
+        title: Read aloud instead of the picture.
+        x_label: Below the axis.
+    """
+    drawn = [each for each in series if each.points]
+    x_ticks, y_ticks = (nice_ticks([point[axis] for each in drawn for point in each.points]) for axis in (0, 1))
+    scale = _Scale(x_ticks, y_ticks)
+    parts = [
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_text(title)}">',
+        *_axes(scale, x_label),
+        *(_line(each, scale) for each in drawn),
+        "</svg>",
+    ]
+    return "\n".join(parts)
+
+
+def nice_ticks(values: Sequence[float]) -> list[float]:
+    """Return round numbers that span the values.
+
+    >>> nice_ticks([0.13, 0.91])
+    [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    >>> nice_ticks([3.0])
+    [2.4, 2.6, 2.8, 3.0, 3.2, 3.4, 3.6]
+    """
+    low, high = (min(values), max(values)) if values else (0.0, 1.0)
+    if high - low < 1e-9 * max(abs(low), abs(high), 1e-9):
+        half = max(abs(low) / 6, 1e-3)
+        low, high = low - half, high + half
+    step = _nice_step((high - low) / _TICKS)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [float(f"{place * step:.12g}") for place in range(first, last + 1)]
+
+
+def _nice_step(rough: float) -> float:
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * (1 - 1e-9))
+
+
+class _Scale:
+    """Where a value lies on the picture."""
+
+    def __init__(self, x_ticks: Sequence[float], y_ticks: Sequence[float]) -> None:
+        self.x_ticks, self.y_ticks = x_ticks, y_ticks
+
+    def x(self, value: float) -> float:
+        first, last = self.x_ticks[0], self.x_ticks[-1]
+        return _LEFT + (value - first) / (last - first) * (WIDTH - _LEFT - _RIGHT)
+
+    def y(self, value: float) -> float:
+        first, last = self.y_ticks[0], self.y_ticks[-1]
+        return HEIGHT - _BOTTOM - (value - first) / (last - first) * (HEIGHT - _TOP - _BOTTOM)
+
+
+def _axes(scale: _Scale, x_label: str) -> Iterator[str]:
+    bottom, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
+    for value in scale.y_ticks:
+        y = scale.y(value)
+        yield f'<line class="grid" x1="{_LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}"/>'
+        yield f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.4g}</text>'
+    for value in scale.x_ticks:
+        yield f'<text x="{scale.x(value):.1f}" y="{bottom + 14}" text-anchor="middle">{value:.6g}</text>'
+    yield f'<text x="{right}" y="{HEIGHT - 3}" text-anchor="end">{_text(x_label)}</text>'
+
+
+def _line(series: Series, scale: _Scale) -> str:
+    places = [f"{scale.x(x):.1f},{scale.y(y):.1f}" for x, y in series.points]
+    title = f"<title>{_text(series.label)}</title>"
+    if len(places) == 1:
+        x, y = places[0].split(",")
+        return f'<circle class="{_text(series.style)}" cx="{x}" cy="{y}" r="3">{title}</circle>'
+    return f'<polyline class="{_text(series.style)}" points="{" ".join(places)}">{title}</polyline>'
+
+
+def _text(text: str) -> str:
+    return escape(plain(text), quote=True)
