@@ -17,6 +17,7 @@ from mezzo.cli._export import export
 from mezzo.cli._flags import spelled_out
 from mezzo.cli._infer import infer
 from mezzo.cli._models import convert, models
+from mezzo.cli._tipc import app as tipc
 from mezzo.cli._train import evaluate, prepare, train
 
 _SWITCHES = {"infer": _infer.SWITCHES, "export": _export.SWITCHES}
@@ -38,6 +39,7 @@ app.command(context_settings=_EITHER_SPELLING)(export)
 app.command(context_settings=_EITHER_SPELLING)(infer)
 app.command()(prepare)
 app.add_typer(bench, name="bench")
+app.add_typer(tipc, name="tipc")
 
 
 def _print_version(wanted: bool) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mezzo._errors import MezzoError, unknown_choice
 from mezzo.tipc._profiles import LAYOUTS, PROFILES, Profile
 from mezzo.tipc._text import after_first_colon, kept_lines, key_of, second_piece
 
@@ -14,7 +15,7 @@ _TO_STATIC = re.compile(r"\bto_static_train_benchmark_params\b")
 _MOST_BYTES = 1 << 20
 
 
-class ConfigError(ValueError):
+class ConfigError(MezzoError):
     """A configuration, mode or profile that cannot be used; the message says what to do."""
 
 
@@ -130,10 +131,10 @@ _BY_DIALECT = {
 
 
 def choose_profile(name: str | None, text: str, root: Path) -> tuple[Profile, str]:
-    """Return the profile to use and why: the one named, else the repository's, else the one of the dialect; raises ConfigError."""
+    """Return the profile and why: the one named, else the repository's, else the dialect's; raises ConfigError."""
     if name is not None:
         if name not in PROFILES:
-            raise ConfigError(f"no profile '{name}'; there are {', '.join(sorted(PROFILES))}")
+            raise ConfigError(unknown_choice("profile", name, sorted(PROFILES)))
         return PROFILES[name], "as asked for"
     dialect = dialect_of(text)
     if (root / "src" / "mezzo").is_dir() or (root / "test_tipc" / ".mezzo").exists():
@@ -146,9 +147,14 @@ def choose_profile(name: str | None, text: str, root: Path) -> tuple[Profile, st
         return PROFILES[found], "by the repository's script"
     if dialect in _BY_DIALECT:
         return PROFILES[_BY_DIALECT[dialect]], f"by the text's form ({dialect})"
-    what = {"ptq": "it is of the form of another script (post-training quantisation)", "mini-14": "it is of the 14-line form of two papers"}
+    what = {
+        "ptq": "it is of the form of another script (post-training quantisation)",
+        "mini-14": "it is of the 14-line form of two papers",
+    }
     why = what.get(dialect, "its headers stand at none of the known places")
-    raise ConfigError(f"cannot tell which profile the configuration needs: {why}; name one with --profile ({', '.join(sorted(PROFILES))})")
+    raise ConfigError(
+        f"cannot tell which profile the configuration needs: {why}; name one with --profile ({', '.join(sorted(PROFILES))})"
+    )
 
 
 # What only the script of one repository says; looked for in this order.
@@ -165,6 +171,7 @@ _FEATURES = (
     ("dbnet", "amp.scale_loss"),
     ("medseg", "best_model/model.pdparams"),
     ("seg", "deploy.yaml"),
+    ("parl", "xparl"),
     ("tutorial", "trainer_py"),
 )
 
@@ -181,7 +188,7 @@ def _of_repository(root: Path) -> str | None:
         return "yolo" if (root / "configs" / "yolov5").is_dir() else "det"
     for profile, feature in _FEATURES:
         if feature in text:
-            if profile == "tutorial" and './log/${model_name}' in text:
+            if profile == "tutorial" and "./log/${model_name}" in text:
                 return "tutorial-early"
             if profile == "seg" and "-le 26" in text:
                 return "seg-2022-04"

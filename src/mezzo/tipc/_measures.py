@@ -3,10 +3,10 @@
 Logs are foreign text. What is not found in them is empty; nothing here raises on what a program has printed.
 """
 
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from mezzo.infer import parse_reports
 from mezzo.tipc._record import Record
@@ -16,7 +16,7 @@ MAX_POINTS = 400
 
 MAX_REPORTS = 64
 
-_LARGEST = 3.4e38  # of float32: a larger loss is as good as infinite
+_LARGEST = 3.4e38  # of float32: what is larger is as good as infinite
 
 _NUMBER = r"(-?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?(?:e[-+]?[0-9]{1,3})?|nan|inf(?:inity)?))(?![\w.])"
 _LOSS = re.compile(rf"(?<![\w.])loss: ?{_NUMBER}", re.I)
@@ -167,9 +167,9 @@ def operator_table(text: str) -> OperatorTable | None:
 
 def latencies(text: str) -> list[Latency]:
     """Return the benchmark reports of an inference's log, ours and AutoLog's; those without an inference time left out."""
-    starts = [match.start() for match in _REPORT.finditer(text)][:MAX_REPORTS]
-    pieces = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
-    return [found for piece in pieces for found in _latency(piece)]
+    starts = [match.start() for match in _REPORT.finditer(text)]
+    pieces = [text[start:end] for start, end in pairwise([*starts, len(text)])]
+    return [found for piece in pieces[:MAX_REPORTS] for found in _latency(piece)]
 
 
 def _latency(piece: str) -> Iterator[Latency]:
@@ -194,11 +194,9 @@ def _latency(piece: str) -> Iterator[Latency]:
 
 
 def _finite(value: object) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    try:
-        return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]
-    except OverflowError:  # a whole number of 300 digits
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
+    return float(value) if abs(value) < _LARGEST else None
 
 
 def _word(value: object) -> str:

@@ -1,7 +1,7 @@
 """Whose commands: for each repository the places of its lines and the templates of its commands, as data.
 
-A template is a tuple of slots that are joined by one blank: `<name>` is computed by the planner, everything else is meant literally
-(`{gpu}` and `{ips}` are filled in); an empty slot leaves the extra blank that the original's texts have.
+A template is a tuple of slots that are joined by one blank: `<name>` is computed by the planner, everything else is
+meant literally (`{gpu}` and `{ips}` are filled in); an empty slot leaves the extra blank that the original's texts have.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,8 @@ def _places(names: str, start: int = 1) -> dict[str, int]:
 _HEAD = "model_name python gpu_list use_gpu autocast epoch save batch pretrain train_model train_img param1"
 _TRAINERS = "trainer norm pact fpgm distill key1 key2"
 _EXPORTS = "norm_export pact_export fpgm_export distill_export export1 export2"
-_INFER = "infer_model infer_export infer_quant inference i_gpu i_mkldnn i_threads i_batch i_trt i_prec i_model i_img i_savelog i_bench i1"
+_MATRIX = "i_gpu i_mkldnn i_threads i_batch i_trt i_prec i_model"
+_INFER = f"infer_model infer_export infer_quant inference {_MATRIX} i_img i_savelog i_bench i1"
 
 _STANDARD = {
     **_places(f"{_HEAD} . {_TRAINERS} . . eval eval1"),
@@ -30,8 +31,8 @@ LAYOUTS: Mapping[str, Mapping[str, int]] = MappingProxyType(
         "standard-51": _STANDARD,
         "seg-52": {**_STANDARD, "i2": 51},
         "tutorial-32": _places(
-            "model_name python gpu_list use_gpu epoch save batch pretrain train_model data . trainer norm . . eval . . save_infer weight"
-            " norm_export . infer_model infer_export . inference i_gpu i_batch i_model i_img i_bench"
+            "model_name python gpu_list use_gpu epoch save batch pretrain train_model data . trainer norm . . eval . ."
+            " save_infer weight norm_export . infer_model infer_export . inference i_gpu i_batch i_model i_img i_bench"
         ),
         "rs-53": {
             **_places(
@@ -40,7 +41,7 @@ LAYOUTS: Mapping[str, Mapping[str, int]] = MappingProxyType(
             ),
             **_places(
                 f"save_infer weight shape {_EXPORTS} infer_dir infer_model infer_export infer_quant inference"
-                " i_gpu i_mkldnn i_threads i_batch i_trt i_prec i_model i_config i_savelog i_bench i1 i2",
+                f" {_MATRIX} i_config i_savelog i_bench i1 i2",
                 27,
             ),
         },
@@ -50,7 +51,7 @@ LAYOUTS: Mapping[str, Mapping[str, int]] = MappingProxyType(
                 f" . {_TRAINERS} . . eval eval1"
             ),
             **_places(
-                f"save_infer weight shape xconfig {_EXPORTS} . infer_model i_gpu i_mkldnn i_threads i_batch i_trt i_prec i_model i_img"
+                f"save_infer weight shape xconfig {_EXPORTS} . infer_model {_MATRIX} i_img"
                 " i_savelog i_bench inference infer_export infer_quant i1 i2",
                 28,
             ),
@@ -60,8 +61,7 @@ LAYOUTS: Mapping[str, Mapping[str, int]] = MappingProxyType(
             **_places(f"save_infer weight {_EXPORTS} . {_INFER}", 33),
         },
         "kl-20": _places(
-            "model_name python weight save_infer infer_model infer_export infer_quant inference i_gpu i_mkldnn i_threads i_batch i_trt"
-            " i_prec i_model i_img"
+            f"model_name python weight save_infer infer_model infer_export infer_quant inference {_MATRIX} i_img"
         ),
         "supplementary": _places(
             "model_name python gpu_list use_gpu autocast epoch save batch pretrain checkpoints list1 list2 list3 norm"
@@ -80,6 +80,15 @@ _TAIL_2 = " - {model} - {cmd}!  "
 _TAIL_3 = " - {model} - {cmd} - {log} "
 _CPU_LOG = "usemkldnn_{mkldnn}_threads_{threads}_precision_{prec}_batchsize_{batch}"
 _GPU_LOG = "usetrt_{trt}_precision_{prec}_batchsize_{batch}.log"
+
+
+@dataclass(frozen=True)
+class Trainings:
+    """The three templates of a training: without launcher, with one, over several hosts. An empty one runs nothing."""
+
+    plain: Slots = ()
+    launch: Slots = ()
+    hosts: Slots = ()
 
 
 @dataclass(frozen=True)
@@ -102,9 +111,7 @@ class Profile:
     save_suffix: str = "hosts"  # hosts | always | log | early
     # training
     hosts_above: int = 15  # a longer list of addresses means several hosts
-    plain: Slots = ()
-    launch: Slots = ()
-    hosts: Slots = ()
+    train: Trainings = field(default_factory=Trainings)
     amp: Mapping[str, str] = field(default_factory=dict)
     amp_otherwise: str = " "
     amp_level: Mapping[str, str] = field(default_factory=dict)
@@ -124,6 +131,7 @@ class Profile:
     time_limit: float | None = None
     judged_by: str = ""  # the training log whose copying decides; empty: the exit status
     before_training: Slots = ()  # commands of the script itself
+    afterwards: Mapping[str, Slots] = field(default_factory=dict)  # by model; "" for all
     pauses: bool = False
     checkpoint_sub: str = ""  # "" | model | clas
     checkpoint_fallback: str = ""
@@ -134,7 +142,9 @@ class Profile:
     export_redirect: str | None = None  # where it differs
     outside: str = ""  # "" | tee | file: where their output goes besides
     # inference
-    model_dir: str = "sub"  # sub | deploy | plain | model | sub-unless-empty | as-written | video | static | static-deploy
+    model_dir: str = (
+        "sub"  # sub | deploy | plain | model | sub-unless-empty | as-written | video | static | static-deploy
+    )
     data: str = "train_img"  # train_img | i_img | none
     cpu_loops: tuple[str, ...] = ("mkldnn", "threads", "batch", "prec")
     cpu_skip: tuple[str, ...] = ()
@@ -163,16 +173,14 @@ def _slots(head: Slots, tail: str) -> Slots:
 _OLD_ARGS = "<use_gpu> {gap}<save> {first} <autocast> <batch> <param1> <amp>"
 
 
-def _trainings(args: str, gap: str = "_ ", end: str = "", heads: tuple[Slots, Slots] = (_LAUNCH, _HOSTS)) -> dict[str, Slots]:
+def _trainings(args: str, gap: str = "_ ", end: str = "", heads: tuple[Slots, Slots] = (_LAUNCH, _HOSTS)) -> Trainings:
     """Make the three templates: {gap} is an extra blank of plain ones, {first} the order of epoch and pretrain."""
     plain = args.format(gap=gap, first="<epoch> <pretrain>") + end
     launch = args.format(gap="", first="<epoch> <pretrain>")
     hosts = args.format(gap="", first="<pretrain> <epoch>")
-    return {
-        "plain": _slots(("<python>", "<run>"), plain),
-        "launch": _slots((*heads[0], "<run>"), launch),
-        "hosts": _slots((*heads[1], "<run>"), hosts),
-    }
+    return Trainings(
+        _slots(("<python>", "<run>"), plain), _slots((*heads[0], "<run>"), launch), _slots((*heads[1], "<run>"), hosts)
+    )
 
 
 _INFER_HEAD: Slots = ("<python>", "<script>")
@@ -188,7 +196,7 @@ _OCR_2022 = Profile(
     log_dir="./test_tipc/output/{model}",
     tail=_TAIL_1,
     hosts_above=26,
-    **_trainings(_OLD_ARGS, end=" _"),
+    train=_trainings(_OLD_ARGS, end=" _"),
     amp={"amp": _GLOBAL_AMP},
     env_before_plain=True,
     env_before_eval=True,
@@ -207,7 +215,7 @@ _OCR = replace(
     log_dir="./test_tipc/output/{model}/{mode}",
     tail=_TAIL_3,
     hosts_above=15,
-    **_trainings("<use_gpu> {gap}<save> {first} _ <batch> <amp> <param1>"),
+    train=_trainings("<use_gpu> {gap}<save> {first} _ <batch> <amp> <param1>"),
     env_before_plain=False,
     trainers=("pact", "fpgm", "distill", "static2", "key2"),
     judged_by="{save}/train.log",
@@ -245,7 +253,7 @@ _SEG = Profile(
     "seg-52",
     tail=_TAIL_3 + " ",
     banner=True,
-    **_trainings(_OLD_ARGS, heads=(_LAUNCH_DEVICES, _HOSTS_DEVICES)),
+    train=_trainings(_OLD_ARGS, heads=(_LAUNCH_DEVICES, _HOSTS_DEVICES)),
     amp={"amp": _GLOBAL_AMP},
     env_on_entry=True,
     trainers=("pact", "fpgm", "distill", "key1", "key2", "static1"),
@@ -271,7 +279,7 @@ _SEG_2022_04 = replace(
     log_dir="./test_tipc/output/{model}",
     tail=_TAIL_1,
     hosts_above=26,
-    **_trainings(_OLD_ARGS, end=" _"),
+    train=_trainings(_OLD_ARGS, end=" _"),
     trainers=("pact", "fpgm", "distill", "key1", "key2"),
     output="inherited",
     outside="",
@@ -285,7 +293,7 @@ _MEDSEG = replace(
     log_dir="./test_tipc/output/{model}/{mode}",
     tail=_TAIL_2,
     hosts_above=15,
-    **_trainings(_OLD_ARGS.replace("<autocast>", "_")),
+    train=_trainings(_OLD_ARGS.replace("<autocast>", "_")),
     output="tee",
     outside="tee",
     before_training=("pip install -r requirements.txt",),
@@ -303,9 +311,9 @@ _CLAS = Profile(
     log_dir="{root}/test_tipc/output/{model}/{mode}",
     tail=_TAIL_3 + "! ",
     save_suffix="always",
-    plain=_CLAS_TRAININGS["plain"],
-    launch=_CLAS_TRAININGS["launch"] + _CLAS_LAUNCHED,
-    hosts=_CLAS_TRAININGS["hosts"] + _CLAS_LAUNCHED,
+    train=Trainings(
+        _CLAS_TRAININGS.plain, _CLAS_TRAININGS.launch + _CLAS_LAUNCHED, _CLAS_TRAININGS.hosts + _CLAS_LAUNCHED
+    ),
     amp={"fp16": _CLAS_AMP + "O2", "amp": _CLAS_AMP + "O1"},
     amp_otherwise="-o AMP.use_amp=False",
     use_gpu="whole",
@@ -326,15 +334,18 @@ _CLAS = Profile(
     infer_cwd="deploy",
     whole="clas",
 )
-_DET_ARGS = "log_iter=1 <use_gpu> <save> <epoch> <pretrain> <batch> <filename> <shuffle> <amp_level> <ce> <amp> <to_static> <param1>"
+_DET_ARGS = "log_iter=1 <use_gpu> <save> <epoch> <pretrain> <batch> <filename> <shuffle> <amp_level> <ce> <amp>"
+_DET_ARGS += " <to_static> <param1>"
 _DET = Profile(
     "det",
     "standard-51",
     first_colon=True,
     tail=_TAIL_3 + " ",
-    plain=_slots(("<python>", "<run>", "LearningRate.base_lr=0.0001"), _DET_ARGS),
-    launch=_slots((*_LAUNCH, "<run>"), _DET_ARGS),
-    hosts=_slots((*_HOSTS, "<run>"), _DET_ARGS),
+    train=Trainings(
+        _slots(("<python>", "<run>", "LearningRate.base_lr=0.0001"), _DET_ARGS),
+        _slots((*_LAUNCH, "<run>"), _DET_ARGS),
+        _slots((*_HOSTS, "<run>"), _DET_ARGS),
+    ),
     amp={"amp": "--amp", "fp16": "--amp"},
     amp_level={"amp": "amp_level=O1", "fp16": "amp_level=O2"},
     use_gpu="whole-or-false",
@@ -362,18 +373,17 @@ _DET = Profile(
 _YOLO = replace(
     _DET,
     name="yolo",
-    hosts=(*_DET.hosts[:-2], "<to_static><param1>"),
+    train=replace(_DET.train, hosts=(*_DET.train.hosts[:-2], "<to_static><param1>")),
     amp_level={"amp": "amp_level=O2", "fp16": "amp_level=O2"},
 )
+_TUTORIAL_ARGS: Slots = ("<run>", "<save>", "<epoch>", "<pretrain>", "<batch>")
 _TUTORIAL = Profile(
     "tutorial",
     "tutorial-32",
     keep=32,
     tail=_TAIL_2,
     save_suffix="log",
-    plain=("<python>", "<run>", "<save>", "<epoch>", "<pretrain>", "<batch>"),
-    launch=(*_LAUNCH, "<run>", "<save>", "<epoch>", "<pretrain>", "<batch>"),
-    hosts=(*_HOSTS, "<run>", "<save>", "<epoch>", "<pretrain>", "<batch>"),
+    train=Trainings(("<python>", *_TUTORIAL_ARGS), (*_LAUNCH, *_TUTORIAL_ARGS), (*_HOSTS, *_TUTORIAL_ARGS)),
     use_gpu="never",
     hosts_env="first",
     env_before_eval=True,
@@ -390,13 +400,42 @@ _TUTORIAL = Profile(
     gpu_log="python_infer_gpu_batchsize_{batch}.log",
     whole="tutorial",
 )
-_TUTORIAL_EARLY = replace(_TUTORIAL, name="tutorial-early", log_dir="./log/{model}/{mode}", tail=_TAIL_1, save_suffix="early", redirect="")
+_TUTORIAL_EARLY = replace(
+    _TUTORIAL, name="tutorial-early", log_dir="./log/{model}/{mode}", tail=_TAIL_1, save_suffix="early", redirect=""
+)
+_UNINSTALLED = {
+    "A2C": "gym atari-py opencv-python",
+    "CQL": "gym mujoco-py d4rl",
+    "DDPG": "gym mujoco-py",
+    "DQN": "gym pygame",
+    "DQN_variant": "gym tqdm atari-py",
+    "ES": "gym mujoco-py",
+    "MADDPG": "PettingZoo gym",
+    "OAC": "gym mujoco-py",
+    "PPO": "gym mujoco-py",
+    "QuickStart": "gym",
+    "SAC": "gym mujoco-py",
+}
+_PARL = replace(
+    _TUTORIAL_EARLY,
+    name="parl",
+    afterwards={
+        "": ("{python} -m pip install --upgrade pip",),
+        **{
+            model: (
+                *(("xparl stop",) if model in ("A2C", "ES") else ()),
+                *(f"{{python}} -m pip uninstall {package} -y" for package in packages.split()),
+            )
+            for model, packages in _UNINSTALLED.items()
+        },
+    },
+)
 _GAN_ARGS = "<use_gpu> {gap}<save> {first} <batch> <amp> <amp_level> <param1>"
 _GAN = Profile(
     "gan",
     "standard-51",
     hosts_above=26,
-    **_trainings(_GAN_ARGS, end=" _"),
+    train=_trainings(_GAN_ARGS, end=" _"),
     amp={"fp16": "--amp"},
     amp_level={"fp16": "--amp_level=O2"},
     use_gpu="never",
@@ -420,8 +459,10 @@ _3D = replace(
     _GAN,
     name="3d",
     tail=_TAIL_1,
-    plain=_slots(("<python>", "<run>"), _GAN_ARGS.format(gap="_ ", first="<epoch> <pretrain>")),
-    launch=_slots((*_LAUNCH, "<run>"), "<use_gpu> <param1> <epoch> <pretrain> <batch> <amp> <amp_level> <param1>"),
+    train=replace(
+        _trainings(_GAN_ARGS),
+        launch=_slots((*_LAUNCH, "<run>"), "<use_gpu> <param1> <epoch> <pretrain> <batch> <amp> <amp_level> <param1>"),
+    ),
     judged_by="{save}/log.txt",
     before_training=("rm -rf {save}",),
 )
@@ -432,7 +473,7 @@ _NLP = replace(
     log_dir="{root}/test_tipc/output/{model}/{mode}",
     tail=_TAIL_3,
     save_suffix="always",
-    **_trainings(_OLD_ARGS),
+    train=_trainings(_OLD_ARGS),
     env_before_plain=False,
     trainers=("pact", "fpgm", "distill", "key1", "key2", "static2"),
     output="text",
@@ -449,7 +490,9 @@ _VIDEO = Profile(
     epoch="plain",
     batch="plain",
     save_suffix="always",
-    **_trainings("<amp> <use_gpu> {gap}<save> {first} <batch> <param1> <param2>", heads=(_VIDEO_LAUNCH, _VIDEO_HOSTS)),
+    train=_trainings(
+        "<amp> <use_gpu> {gap}<save> {first} <batch> <param1> <param2>", heads=(_VIDEO_LAUNCH, _VIDEO_HOSTS)
+    ),
     amp={"fp16": "--amp --amp_level 'O2'"},
     env_on_entry=True,
     trainers=("pact", "fpgm", "distill", "amp19", "key2", "static2"),
@@ -479,8 +522,7 @@ _REC = replace(
     status_file="results.log",
     tail=" - {model} - {cmd} - {log}!  ",
     save_suffix="log",
-    launch=(),
-    hosts=_trainings(_OLD_ARGS, heads=(_LAUNCH, _HOSTS_DEVICES))["hosts"],
+    train=replace(_trainings(_OLD_ARGS, end=" _", heads=(_LAUNCH, _HOSTS_DEVICES)), launch=()),
     output="rec",
     cpu=_REC_CPU,
     cpu_log=f"python_infer_cpu_gpus_{{device}}_{_CPU_LOG}.log",
@@ -495,7 +537,7 @@ _RS = Profile(
     log_dir="./test_tipc/output/{task}/{model}/{mode}",
     tail=_TAIL_2,
     banner=True,
-    **_trainings(_RS_ARGS),
+    train=_trainings(_RS_ARGS),
     amp={"amp": _GLOBAL_AMP},
     amp_otherwise="",
     env_on_entry=True,
@@ -518,7 +560,7 @@ _PANOPTIC = replace(
     name="panoptic",
     layout="panoptic-55",
     log_dir="./test_tipc/output/{model}/{mode}",
-    **_trainings(_RS_ARGS, heads=(_LAUNCH_DEVICES, _HOSTS_DEVICES)),
+    train=_trainings(_RS_ARGS, heads=(_LAUNCH_DEVICES, _HOSTS_DEVICES)),
     env_removed="trainer",
     export=("<python>", "<export>", "<export config>", "<weight pdparams>", "<save_infer static>", "<shape apart>"),
     model_dir="static-deploy",
@@ -541,7 +583,7 @@ _PASSL = replace(
     tail=_TAIL_2,
     save_suffix="hosts",
     hosts_above=26,
-    **_trainings("<use_gpu> {gap}<save> {first} <autocast> <batch> <param1>", end=" _"),
+    train=_trainings("<use_gpu> {gap}<save> {first} <autocast> <batch> <param1>", end=" _"),
     amp={},
     amp_otherwise=" ",
     env_removed_before_training=True,
@@ -563,21 +605,32 @@ _SUPPLEMENTARY = Profile(
     log_dir="./test_tipc/extra_output",
     tail=_TAIL_1,
     hosts_above=26,
-    **_trainings("<use_gpu> <unset> <unset> <epoch> <pretrain> <checkpoints> <unset> <autocast> <batch> _ <list1> <list2> <list3> <amp>", gap=""),
+    train=_trainings(
+        "<use_gpu> <unset> <unset> <epoch> <pretrain> <checkpoints> <unset> <autocast> <batch> _ <list1> <list2> <list3> <amp>",
+        gap="",
+    ),
     amp={"amp": "AMP.use_amp=True"},
     env_removed_before_training=True,
     trainers=(),
     whole="none",
 )
 _MEZZO_LAUNCH: Slots = ("<python>", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node={count}")
-_MEZZO_HOSTS: Slots = ("<python>", "-m", "torch.distributed.run", "--nnodes={nodes}", "--nproc_per_node={count}", "--rdzv_backend=c10d")
+_MEZZO_HOSTS: Slots = (
+    "<python>",
+    "-m",
+    "torch.distributed.run",
+    "--nnodes={nodes}",
+    "--nproc_per_node={count}",
+    "--rdzv_backend=c10d",
+)
 _MEZZO_HOSTS = (*_MEZZO_HOSTS, "--rdzv_endpoint={master}:29400")
-_MEZZO = replace(_SEG, name="mezzo", **_trainings(_OLD_ARGS, heads=(_MEZZO_LAUNCH, _MEZZO_HOSTS)), launcher="torchrun")
+_MEZZO = replace(
+    _SEG, name="mezzo", train=_trainings(_OLD_ARGS, heads=(_MEZZO_LAUNCH, _MEZZO_HOSTS)), launcher="torchrun"
+)
 _MEZZO_TUTORIAL = replace(
     _TUTORIAL,
     name="mezzo-tutorial",
-    launch=(*_MEZZO_LAUNCH, *_TUTORIAL.launch[4:]),
-    hosts=(*_MEZZO_HOSTS, *_TUTORIAL.hosts[5:]),
+    train=Trainings(("<python>", *_TUTORIAL_ARGS), (*_MEZZO_LAUNCH, *_TUTORIAL_ARGS), (*_MEZZO_HOSTS, *_TUTORIAL_ARGS)),
     launcher="torchrun",
 )
 
@@ -599,6 +652,7 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
             _YOLO,
             _TUTORIAL,
             _TUTORIAL_EARLY,
+            _PARL,
             _GAN,
             _3D,
             _NLP,

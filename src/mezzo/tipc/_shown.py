@@ -12,7 +12,7 @@ from mezzo.tipc._measures import Latency, LossCurve, OperatorTable, is_mixed, la
 from mezzo.tipc._record import Record
 
 BAD = ("failed", "timeout", "interrupted")
-SYMBOLS: dict[str, str] = {"failed": "✗", "timeout": "⧖", "interrupted": "⊘", "passed": "✓", "skipped": "○"}
+SYMBOLS: dict[str, str] = {"failed": "✗", "timeout": "!", "interrupted": "■", "passed": "✓", "skipped": "○"}
 """Also the order of severity."""
 
 _GROUP = ("trainer", "devices", "nodes", "autocast", "model")

@@ -1,13 +1,14 @@
 """The shell's small rules: how a line becomes key and value, a value a list, and a pair an argument.
 
-Nothing is trimmed and nothing is an error here: what the shell scripts do with odd text is the measure, and the lint says what is odd.
+Nothing is trimmed and nothing is an error here: what the shell scripts do with odd text is the measure; the lint says
+what is odd.
 """
 
 from fnmatch import fnmatchcase
 
 
 def kept_lines(text: str, first: int | None = None) -> tuple[str, ...]:
-    """Cut the text into lines; the limit counts physical lines, empty lines are dropped after it. CR and a byte order mark go."""
+    """Cut the text into lines; the limit counts physical lines, empty ones are dropped after it. CR and a BOM go."""
     lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
     return tuple(line for line in lines[:first] if line)
 

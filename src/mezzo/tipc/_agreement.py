@@ -1,0 +1,35 @@
+"""What one exported model predicts on two devices."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from mezzo.infer import EngineOptions, load_engine, read_deployed
+from mezzo.tipc._record import Record
+
+_IMAGES = 4
+_SIDE = 256  # where the export leaves height and width free
+_SAVED = re.compile(r"--save[_-](?:inference[_-])?dir[= ](\S+)")
+
+
+def exported_folder(record: Record) -> Path | None:
+    """Return the folder an export command has written, None if there is no model in it."""
+    found = _SAVED.search(record.command)
+    folder = Path(record.cwd) / found[1] if found else None
+    return folder if folder is not None and (folder / "deploy.yaml").is_file() else None
+
+
+def agreement(folder: Path) -> tuple[float, int]:
+    """Return the share of equal classes on the CPU and on the first GPU, for smooth random images, and their number."""
+    model = read_deployed(folder)
+    shape = [side if side > 0 else _SIDE for side in model.input_shape[2:]]
+    draws = np.random.default_rng(0).standard_normal((_IMAGES, 3, *shape), dtype=np.float32)
+    images = np.cumsum(np.cumsum(draws, -1), -2) / 50
+    labels = []
+    for device in ("cpu", "cuda:0"):
+        engine, _ = load_engine(model, EngineOptions(device=device))
+        outputs = [np.asarray(engine.run(images[index : index + 1].astype(np.float32))) for index in range(_IMAGES)]
+        labels.append([output if output.dtype.kind in "iu" else output.argmax(1) for output in outputs])
+    equal = [float((one == other).mean()) for one, other in zip(*labels, strict=True)]
+    return float(np.mean(equal)), _IMAGES

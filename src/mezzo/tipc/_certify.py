@@ -1,0 +1,112 @@
+"""A configuration from its text to its report: what `mezzo tipc run` does."""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mezzo.tipc._compat import run_as_scripts
+from mezzo.tipc._config import choose_profile, read_config
+from mezzo.tipc._machine import this_machine
+from mezzo.tipc._mend import Allowances, mend
+from mezzo.tipc._plan import Plan
+from mezzo.tipc._planner import make_plan
+from mezzo.tipc._print import as_text
+from mezzo.tipc._run import FAILED, NOTHING, PASSED, RunOptions, Stop, run_plan
+from mezzo.tipc._view import Lines, view_for
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for."""
+
+    config: Path
+    mode: str
+    profile: str | None = None
+    gpu_id: str = ""
+    allow: Allowances = field(default_factory=Allowances)
+    options: RunOptions = field(default_factory=RunOptions)
+    check: bool = False
+
+
+def run_folder(plan: Plan, config: Path, root: Path) -> Path:
+    """Return where the records of a configuration go: two configurations of one model share their logs' folder."""
+    return root / plan.log_dir / config.stem
+
+
+def run_compat(config: Path, mode: str, profile: str | None, gpu_id: str) -> int:
+    """Run exactly the commands of the shell script, and return 0 all passed, 1 one failed, 3 there was none."""
+    root = Path.cwd()
+    text = read_config(config)
+    chosen, _ = choose_profile(profile, text, root)
+
+    def planned(missing_after: str = "") -> Plan:
+        return make_plan(text, mode, chosen, str(root), gpu_id, missing_after)
+
+    plan = planned()
+    if plan.failure and not plan.steps:
+        print(plan.failure)
+        return FAILED
+    stop = Stop(None)
+    with stop.on_signals():
+        done = run_as_scripts(plan, root, planned, stop)
+    if stop.signal is not None:
+        return 128 + stop.signal
+    if plan.failure:
+        print(plan.failure)
+    if plan.failure or any(ended.code != 0 for _, ended, _ in done):
+        return FAILED
+    return PASSED if done else NOTHING
+
+
+def certify(
+    request: Request, root: Path, *, dry_run: bool = False, as_json: bool = False, view: Lines | None = None
+) -> int:
+    """Plan, mend, run and report; returns the exit status.
+
+    Raises:
+        ConfigError: The configuration cannot or must not be run.
+
+    """
+    text = read_config(request.config)
+    profile, why = choose_profile(request.profile, text, root)
+    machine = this_machine()
+    plan = make_plan(text, request.mode, profile, str(root), request.gpu_id)
+    plan = mend(plan, root=root, gpus=machine.gpus, allow=request.allow)
+    if request.check:
+        from mezzo.tipc._checks import with_checks
+
+        plan = with_checks(plan)
+    if dry_run:
+        print(as_text(plan, why))
+        return PASSED if plan.steps else NOTHING
+    if plan.failure:
+        print(f"mezzo: {request.config}: {plan.failure}", file=sys.stderr)
+        return FAILED
+    if not plan.steps:
+        print(
+            f"mezzo: {request.config}: nothing is planned in mode {request.mode}; 'mezzo tipc lint' says why",
+            file=sys.stderr,
+        )
+        return NOTHING
+    folder = run_folder(plan, request.config, root)
+    with view or view_for(plan.steps, as_json) as shown:
+        shown.say(f"{plan.model}, {plan.mode}: {len(plan.steps)} steps, profile {profile.name} ({why})")
+        result = run_plan(
+            plan,
+            root=root,
+            folder=folder,
+            config=request.config,
+            config_text=text,
+            machine=machine,
+            options=request.options,
+            view=shown,
+        )
+        if request.check:
+            from mezzo.tipc._checks import write_certificate
+
+            result = max(result, write_certificate(folder, shown.say)) if result in (PASSED, FAILED) else result
+        from mezzo.tipc._report import write_reports
+
+        _, page = write_reports(folder)
+        shown.say(f"report: {page}")
+    return result

@@ -1,0 +1,115 @@
+"""A plan run as the shell scripts run it: their commands, one after the other, with their verdicts, whatever fails."""
+
+import glob
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from mezzo.tipc._plan import Plan, Step
+from mezzo.tipc._process import Ended, run_command
+from mezzo.tipc._status import append_line, banner, status_line
+from mezzo.tipc._text import evaluated
+
+Replan = Callable[[str], Plan]
+
+
+def run_as_scripts(
+    plan: Plan, root: Path, replan: Replan, stop: Callable[[], str] = lambda: ""
+) -> list[tuple[Step, Ended, bool]]:
+    """Run a plan from `root` and return what was run, how it ended and what the script makes of it.
+
+    Args:
+        plan: The plan.
+        root: The working directory at the start.
+        replan: Gives the plan that follows from weights that are missing after the training of that name.
+        stop: A text ends the run.
+
+    """
+    done: list[tuple[Step, Ended, bool]] = []
+    status_file = root / plan.status_file
+    if plan.banner:
+        append_line(status_file, banner(plan))
+    elif plan.model or plan.steps:
+        status_file.parent.mkdir(parents=True, exist_ok=True)
+    folder, index = root, 0
+    while index < len(plan.steps) and not stop():
+        step = _expanded(plan.steps[index], folder)
+        for change in step.enter:  # a change that fails leaves the script where it is
+            if (folder / change).is_dir():
+                folder = Path(os.path.normpath(folder / change))
+        ended = _run(step, folder, stop)
+        passed = _judged(step, ended, folder)
+        if step.status is not None:
+            line = status_line(step, passed)
+            print(line, flush=True)
+            append_line(status_file, line)
+        done.append((step, ended, passed))
+        if step.fallback and not (folder / step.checkpoint).is_file():
+            plan = replan(step.name)
+        index += 1
+    return done
+
+
+def _expanded(step: Step, folder: Path) -> Step:
+    """Expand the wildcards that the script expands when it composes the command."""
+    if not step.pattern:
+        return step
+    found = sorted(glob.glob(step.pattern, root_dir=folder))
+    return step.reworded(step.pattern, " ".join(found)) if found else step
+
+
+def _environment(env: Mapping[str, str | None]) -> dict[str, str]:
+    merged = dict(os.environ)
+    for name, value in env.items():
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = value
+    return merged
+
+
+def _run(step: Step, folder: Path, stop: Callable[[], str]) -> Ended:
+    command = evaluated(step.text)
+    log = folder / step.log if step.output in ("tee", "file") else None
+    echo = sys.stdout.buffer if step.output == "tee" else None
+    if step.output == "file":
+        command, log = f"{command} > {step.log} 2>&1", None
+    sys.stdout.flush()
+    ended = run_command(
+        command, env=_environment(step.env), cwd=folder, log=log, limit=step.time_limit, stop=stop, echo=echo
+    )
+    if step.output in ("text", "file") and step.log:
+        _show(folder / step.log)
+    if ended.stopped and step.time_limit is not None and ended.code is None:
+        ended = replace(ended, code=124 if ended.stopped.startswith("longer") else 128 + signal.SIGTERM)
+    return ended
+
+
+def _show(log: Path) -> None:
+    """Print a log, as the scripts do after the command."""
+    try:
+        data = log.read_bytes()
+    except OSError:
+        return  # the command has written none; the scripts' `cat` fails too
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def _judged(step: Step, ended: Ended, folder: Path) -> bool:
+    """Return the scripts' own verdict: of some, the exit status of copying a training log."""
+    if not step.judged_by:
+        return ended.code == 0
+    found = sorted(glob.glob(step.judged_by, root_dir=folder)) if "*" in step.judged_by else [step.judged_by]
+    try:
+        text = b"".join((folder / name).read_bytes() for name in found)
+        if not found:
+            return False
+        if step.copied_to:
+            with (folder / step.copied_to).open("ab") as file:
+                file.write(text)
+    except OSError:
+        return False
+    return True

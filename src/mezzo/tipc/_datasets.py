@@ -1,0 +1,140 @@
+"""Which data set a network is certified on, where texts and YAML files look for it, and how a folder of it looks."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mezzo.data import DataError
+from mezzo.data._images import SUFFIXES
+from mezzo.data._lists import file_under, list_lines
+
+VAL_LIST = "cityscapes_val_5.list"
+VAL_IMAGES = 5
+DEMO = "test/demo.jpg"
+
+
+def _nothing(folder: Path) -> None:
+    """Leave a set as it is."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataSet:
+    """A data set of the certification."""
+
+    name: str
+    folder: str
+    """From the root of the repository."""
+
+    generator: str
+    """One of `mezzo.data.LITE`: draws a small set of the same form."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the generator, where its own are too much for a run of seconds."""
+
+    models: tuple[str, ...]
+    """TIPC configuration directories."""
+
+    forms: tuple[tuple[str, ...], ...]
+    """Patterns of files. A folder that has a match for each pattern of one form is such a set."""
+
+    complete: Callable[[Path], None] = _nothing
+    """Adds to a real set, in a folder of ours, what inference looks for and the set does not have."""
+
+    def lacks(self, folder: Path) -> str | None:
+        """Return the first pattern that a folder has no match for, None if it looks like this set."""
+        missing = [_first_missing(folder, form) for form in self.forms]
+        return None if None in missing else missing[0]
+
+    def needs(self) -> str:
+        """Return the files that make a folder such a set, for messages."""
+        return " or ".join(", ".join(form) for form in self.forms)
+
+
+def _first_missing(folder: Path, patterns: tuple[str, ...]) -> str | None:
+    return next((pattern for pattern in patterns if next(folder.glob(pattern), None) is None), None)
+
+
+def _add_val_list(folder: Path) -> None:
+    """Write the list of five images for inference, as the small set of the documents has it."""
+    if (folder / VAL_LIST).exists():
+        return
+    images = sorted(path.relative_to(folder) for path in (folder / "leftImg8bit/val").glob("*/*_leftImg8bit.png"))
+    lines = []
+    for image in images[:VAL_IMAGES]:
+        label = image.as_posix().replace("leftImg8bit/", "gtFine/", 1)
+        lines.append(f"{image.as_posix()} {label.replace('_leftImg8bit.png', '_gtFine_labelTrainIds.png')}\n")
+    (folder / VAL_LIST).write_text("".join(lines), encoding="utf-8")
+
+
+def _add_demo(folder: Path) -> None:
+    """Put an image of the validation set where inference looks for its image."""
+    demo = folder / DEMO
+    if demo.exists():
+        return
+    image = _first_image(folder)
+    if demo.parent.is_symlink():  # the real set's own test images: not ours to write to, and not needed
+        demo.parent.unlink()
+    demo.parent.mkdir(exist_ok=True)
+    shutil.copyfile(image, demo)
+
+
+def _first_image(folder: Path) -> Path:
+    if (folder / "val_list.txt").is_file():
+        where, line = next(list_lines(folder / "val_list.txt"), ("", ""))
+        return Path(file_under(str(folder), line.rsplit(None, 1)[0] if line else "", where or "val_list.txt"))
+    for path in (folder / "val").glob("*/*"):
+        if path.suffix.lower() in SUFFIXES:
+            return path
+    raise DataError(f"{folder / 'val'}: no image in it")
+
+
+DATASETS = (
+    DataSet(
+        name="mini_supervisely",
+        folder="test_tipc/data/mini_supervisely",
+        generator="mini_supervisely",
+        models=("pphumanseg_lite", "fcn_hrnetw18_small", "deeplabv3p_resnet50"),
+        forms=(("train.txt", "val.txt", "test.txt"),),
+    ),
+    DataSet(
+        name="Cityscapes",
+        folder="test_tipc/data/cityscapes",
+        generator="cityscapes",
+        models=("pp_liteseg_stdc1", "pp_liteseg_stdc2", "fcn_hrnetw18", "ocrnet_hrnetw18", "ocrnet_hrnetw48"),
+        forms=(
+            (
+                "leftImg8bit/train/*/*_leftImg8bit.png",
+                "leftImg8bit/val/*/*_leftImg8bit.png",
+                "gtFine/train/*/*_gtFine_labelTrainIds.png",
+                "gtFine/val/*/*_gtFine_labelTrainIds.png",
+            ),
+        ),
+        complete=_add_val_list,
+    ),
+    DataSet(
+        name="ImageNet",
+        folder="test_tipc/data/lite_data",
+        generator="imagenet_lite",
+        options={"count": (8, 2)},  # five epochs of 32 steps at the documented batch of 4
+        models=("mobilenet_v3_small",),
+        forms=(("train/*/*", "val/*/*"), ("train_list.txt", "val_list.txt")),
+        complete=_add_demo,
+    ),
+)
+
+
+def dataset_of(*names: str) -> DataSet | None:
+    """Return the data set of a network, by the first of its names (model name, configuration directory) that is known.
+
+    >>> dataset_of("my_net", "pp_liteseg_stdc1").name
+    'Cityscapes'
+    """
+    for name in names:
+        for dataset in DATASETS:
+            if name in dataset.models:
+                return dataset
+    return None

@@ -1,0 +1,156 @@
+"""What is odd about a configuration text: found before anything is run, each finding with its line."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mezzo.tipc._config import MODES, dialect_of, parse
+from mezzo.tipc._plan import Plan
+from mezzo.tipc._profiles import LAYOUTS, Profile
+from mezzo.tipc._shell import dangerous
+from mezzo.tipc._text import for_mode, items
+
+_EXACT = (
+    "model_name",
+    "python",
+    "gpu_list",
+    "train_model",
+    "train_img",
+    "infer_model",
+    "i_img",
+    "i_batch",
+    "i_threads",
+)
+_LENGTHS = {"tutorial-32": 32, "standard-51": 51, "seg-52": 52, "rs-53": 53, "panoptic-55": 55, "passl": 56}
+_FORMS = {"clas-52": "standard-51"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong, or not what its writer thinks."""
+
+    line: int  # of the file, from 1; 0: the text as a whole
+    serious: bool
+    text: str
+
+    def __str__(self) -> str:
+        """Return it in one line."""
+        where = f"line {self.line}: " if self.line else ""
+        return f"{'error' if self.serious else 'warning'}: {where}{self.text}"
+
+
+def lint(text: str, mode: str, profile: Profile, plan: Plan) -> list[Finding]:
+    """Return the findings of a text in a mode, by line."""
+    findings = [*_about_text(text, profile), *_about_fields(text, mode, profile), *_about_plan(plan)]
+    return sorted(dict.fromkeys(findings), key=lambda finding: finding.line)
+
+
+def _numbered(text: str, profile: Profile) -> list[tuple[int, str]]:
+    """Return the lines that count, each with its number in the file."""
+    physical = enumerate(text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n"), 1)
+    return [(number, line) for number, line in list(physical)[: profile.keep] if line]
+
+
+def _about_text(text: str, profile: Profile) -> Iterator[Finding]:
+    if "\r" in text:
+        yield Finding(
+            0,
+            False,
+            "CR at the ends of lines: the shell scripts keep it in every value and find no interpreter; left out here",
+        )
+    if text.startswith("\ufeff"):
+        yield Finding(1, False, "the text begins with a byte order mark; left out here")
+    physical = text.replace("\r\n", "\n").split("\n")
+    lines = _numbered(text, profile)
+    last = max(LAYOUTS[profile.layout].values())
+    used = lines[: last + 1]
+    for number, line in enumerate(physical[: used[-1][0] if used else 0], 1):
+        if not line:
+            yield Finding(number, False, "an empty line does not count: all lines below move up by one")
+        elif line.startswith("#") and line.strip("#").strip():
+            yield Finding(number, False, "there are no comments: this line takes the place of a field")
+    dialect = dialect_of(text)
+    form = _FORMS.get(dialect, dialect)
+    if form != profile.layout:
+        what = "its headers stand at none of the known places" if dialect == "unknown" else f"it looks like {dialect}"
+        yield Finding(
+            0, True, f"the text does not have the form of profile '{profile.name}' ({profile.layout}): {what}"
+        )
+    elif len(lines) < _LENGTHS.get(form, 0):
+        yield Finding(
+            0, False, f"{len(lines)} lines that count, the form has {_LENGTHS[form]}: the missing fields are empty"
+        )
+    if profile.keep is not None and len(physical) > profile.keep and len(lines) <= last:
+        yield Finding(
+            0, True, f"only the first {profile.keep} lines of the file are read, empty ones among them: the end is lost"
+        )
+
+
+def _about_fields(text: str, mode: str, profile: Profile) -> Iterator[Finding]:
+    lines, config = _numbered(text, profile), parse(text, profile)
+    places = {name: lines[place] for name, place in LAYOUTS[profile.layout].items() if place < len(lines)}
+    for name, (number, line) in places.items():
+        value = config[name].value
+        if name in _EXACT and value != value.strip():
+            yield Finding(
+                number, name in ("model_name", "python"), f"blanks around the value {value!r}: they are part of it"
+            )
+        if not profile.first_colon and line.count(":") > 1 and name != "model_name":
+            yield Finding(number, False, f"only what stands before the second colon is read: {value!r}")
+        if ":" not in line and name not in ("save", "save_infer") and not line.startswith(("=", "#")):
+            yield Finding(number, False, f"no colon: the whole line {line!r} is a key without value")
+    for name, what in (("epoch", "epochs or iterations"), ("batch", "batch size")):
+        rule = profile.epoch if name == "epoch" else profile.batch
+        if rule == "mode" and name in places and config[name].key != "null" and "train" in mode:
+            if not for_mode(config[name].value, mode):
+                yield Finding(
+                    places[name][0],
+                    False,
+                    f"no {what} for mode {mode}: the script's own default is used, often a full run",
+                )
+        elif rule == "clas":
+            yield Finding(
+                places[name][0] if name in places else 0,
+                False,
+                f"this repository's script ignores the {what} of the text",
+            )
+    if mode not in MODES:
+        yield Finding(0, True, f"unknown mode '{mode}'; known are {', '.join(MODES)}")
+    for name, rest in (("data", "--data-path"), ("use_gpu", "use-gpu")):
+        if profile.layout == "tutorial-32" and name in places and config[name].value not in ("", "null"):
+            yield Finding(places[name][0], False, f"{rest} is read by nobody: put it into the training command")
+    if profile.data == "none" and "i_img" in places and config["i_img"].value not in ("", "null"):
+        yield Finding(places["i_img"][0], False, "the image is passed in whole_infer only, not after training")
+    if "gpu_list" in places:
+        yield from _about_devices(places["gpu_list"][0], config["gpu_list"].value, profile)
+    if "i_savelog" in places and config["i_savelog"].value not in ("", "null"):
+        yield Finding(places["i_savelog"][0], False, "this value is never passed on")
+
+
+def _about_devices(number: int, value: str, profile: Profile) -> Iterator[Finding]:
+    for text in items(value):
+        looks_like_hosts = ";" in text
+        taken_for_hosts = len(text) > 15
+        if looks_like_hosts != taken_for_hosts:
+            yield Finding(
+                number,
+                True,
+                f"'{text}' is taken for {'hosts' if taken_for_hosts else 'cards'} because of its length alone",
+            )
+        elif looks_like_hosts and len(text.split(";")[0]) <= profile.hosts_above:
+            yield Finding(
+                number, False, f"the addresses of '{text}' are too short for this script: it is run on one host"
+            )
+
+
+def _about_plan(plan: Plan) -> Iterator[Finding]:
+    if plan.failure:
+        yield Finding(0, True, plan.failure)
+    elif not any(step.kind != "shell" for step in plan.steps):
+        yield Finding(0, True, f"nothing is planned in mode {plan.mode}")
+    for step in plan.steps:
+        if found := dangerous(step.bare):
+            yield Finding(
+                0, True, f"the command of {step.name} holds an unquoted {found[0]!r}: {step.bare.strip()[:120]}"
+            )
+    for combination in plan.left_out:
+        yield Finding(0, False, f"left out: {combination}")

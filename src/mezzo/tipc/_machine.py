@@ -1,0 +1,82 @@
+"""What the machine has, for plans and for reports."""
+
+import hashlib
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mezzo._version import version_of
+
+_SKIPPED = {"node_modules", "build", "output", "data", "site-packages", "__pycache__"}
+_HASHED = {".py", ".yml", ".yaml", ".sh", ".txt", ".cpp", ".cu"}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Devices and versions."""
+
+    gpus: int
+    cores: int
+    facts: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+def this_machine() -> Machine:
+    """Look at this machine; imports torch."""
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    names = [torch.cuda.get_device_name(index) for index in range(gpus)]
+    facts = {
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": str(cores),
+        "GPUs": ", ".join(names) or "none",
+    }
+    versions = {
+        "mezzo": version_of() or "from its sources",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "CUDA": torch.version.cuda or "none",
+    }
+    for package in ("onnxruntime", "openvino", "numpy"):
+        if (version := version_of(package)) is not None:
+            versions[package] = version
+    return Machine(gpus, cores, facts, versions)
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass  # other systems say it elsewhere
+    return platform.processor() or platform.machine()
+
+
+def text_hash(text: str) -> str:
+    """Return the SHA-256 of a text."""
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def code_hash(root: Path) -> str:
+    """Return one hash of all sources below a folder: results, data and hidden folders do not count."""
+    total = hashlib.sha256()
+    for path in sorted(_sources(root)):
+        total.update(str(path.relative_to(root)).encode())
+        total.update(hashlib.sha256(path.read_bytes()).digest())
+    return total.hexdigest()
+
+
+def _sources(root: Path) -> Iterator[Path]:
+    for folder, folders, names in os.walk(root):
+        kept = (name for name in folders if not name.startswith(".") and name not in _SKIPPED)
+        folders[:] = [name for name in kept if not (Path(folder) / name / "pyvenv.cfg").exists()]
+        for name in names:
+            path = Path(folder) / name
+            if path.suffix in _HASHED and path.is_file():
+                yield path

@@ -1,0 +1,56 @@
+"""A plan as text for people and as a shell script."""
+
+import shlex
+
+from mezzo.tipc._plan import CVD, Plan, Step
+from mezzo.tipc._text import evaluated
+
+
+def as_text(plan: Plan, why: str) -> str:
+    """Return the plan for reading: one paragraph a step."""
+    lines = [f"{plan.model}, mode {plan.mode}, profile {plan.profile} ({why}): {len(plan.steps)} steps"]
+    for step in plan.steps:
+        needs = f", after {', '.join(step.needs)}" if step.needs else ""
+        labels = ", ".join(f"{name} {value}" for name, value in step.labels.items() if value)
+        lines += ["", f"{step.name}{needs}{f' ({labels})' if labels else ''}"]
+        lines += [
+            f"  {part}" for part in (_environment(step), f"in {'/'.join(step.enter)}" if step.enter else "") if part
+        ]
+        lines.append(f"  {evaluated(step.text).strip()}")
+        lines += [f"  ! {notice}" for notice in step.notices]
+        if step.skip:
+            lines.append(f"  skipped: {step.skip}")
+    if plan.left_out:
+        lines += ["", "left out:", *(f"  {combination}" for combination in plan.left_out)]
+    if plan.failure:
+        lines += ["", f"ends with status 1: {plan.failure}"]
+    return "\n".join(lines)
+
+
+def as_shell(plan: Plan) -> str:
+    """Return the plan as a script that runs the same commands in the same order."""
+    lines = [
+        "#!/bin/bash",
+        f"# {plan.model}, mode {plan.mode}, profile {plan.profile}",
+        f"mkdir -p {shlex.quote(plan.log_dir)}",
+    ]
+    value: str | None = "unknown"
+    for step in plan.steps:
+        lines += [f"cd {shlex.quote(change)}" for change in step.enter]
+        if step.skip:
+            lines.append(f"# {step.name} skipped: {step.skip}")
+            continue
+        if CVD in step.env and step.env[CVD] != value:
+            value = step.env[CVD]
+            lines.append(f"unset {CVD}" if value is None else f"export {CVD}={shlex.quote(value)}")
+        lines += [f"export {name}={shlex.quote(given or '')}" for name, given in step.env.items() if name != CVD]
+        command = evaluated(step.text).strip()
+        if step.output in ("tee", "file"):
+            log = shlex.quote(step.log)
+            command += f" 2>&1 | tee {log}" if step.output == "tee" else f" > {log} 2>&1"
+        lines.append(command)
+    return "\n".join(lines)
+
+
+def _environment(step: Step) -> str:
+    return " ".join(f"{name}={value}" for name, value in step.env.items() if value is not None)

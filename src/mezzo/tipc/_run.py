@@ -1,0 +1,403 @@
+"""A mended plan run: what is ready starts as soon as its devices are free, and every end leaves a record at once."""
+
+import datetime
+import fcntl
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+
+from mezzo._errors import MezzoError, RunError
+from mezzo._files import explained, write_text
+from mezzo.tipc._load import load_run
+from mezzo.tipc._machine import Machine, code_hash, text_hash
+from mezzo.tipc._plan import Plan, Step
+from mezzo.tipc._process import Ended, end_all_of, run_command
+from mezzo.tipc._record import RECORDS, RUN, Record, RunInfo, Status
+from mezzo.tipc._shell import words
+from mezzo.tipc._status import append_line, banner, status_line
+from mezzo.tipc._view import View
+
+PASSED, FAILED, NOTHING = 0, 1, 3
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a plan is run."""
+
+    keep_going: bool = False
+    step_limit: float | None = None
+    total_limit: float | None = None
+    jobs: int = 1
+    resume: bool = False
+
+
+@dataclass
+class _State:
+    records: dict[str, Record] = field(default_factory=dict)
+    shown: int = 0  # steps whose status lines are written
+    renamed: dict[str, tuple[str, str]] = field(default_factory=dict)  # trainings whose weights have another name
+
+
+class Stop:
+    """Why a run has to end: a signal, or its time is over."""
+
+    def __init__(self, limit: float | None) -> None:
+        self.deadline = None if limit is None else time.monotonic() + limit
+        self.limit = limit
+        self.signal: int | None = None
+
+    def __call__(self) -> str:
+        """Return the reason, empty if there is none."""
+        if self.signal is not None:
+            return f"interrupted by {signal.Signals(self.signal).name}"
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            return f"the run's {self.limit:g} s are over"
+        return ""
+
+    @contextmanager
+    def on_signals(self) -> Iterator[None]:
+        """Take note of Ctrl-C and SIGTERM instead of dying of them."""
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self.signal = number
+
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def run_plan(
+    plan: Plan,
+    *,
+    root: Path,
+    folder: Path,
+    config: Path,
+    config_text: str,
+    machine: Machine,
+    options: RunOptions,
+    view: View,
+) -> int:
+    """Run a mended plan and return the exit status: 0 all passed, 1 something failed, 3 nothing to do, 130 or 143 ended.
+
+    Args:
+        plan: The plan.
+        root: The folder its commands run in.
+        folder: Records go there: `steps.jsonl`, `run.json`.
+        config: The configuration's path, for the record.
+        config_text: Its text.
+        machine: Where it is run.
+        options: How.
+        view: Who is told.
+
+    """
+    with _only_one(folder):
+        if left := end_all_of(str(folder)):
+            view.say(f"ended {left} process{'es' if left > 1 else ''} of an earlier run that was killed")
+        return _run_alone(plan, root, folder, config, config_text, machine, options, view)
+
+
+@contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """Hold a folder for one runner; raises RunError if there is another."""
+    with explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"another run is writing to {folder}; wait for its end, or end it") from None
+        yield
+
+
+def _run_alone(
+    plan: Plan,
+    root: Path,
+    folder: Path,
+    config: Path,
+    config_text: str,
+    machine: Machine,
+    options: RunOptions,
+    view: View,
+) -> int:
+    hashes = {"config": text_hash(config_text), "code": code_hash(root)}
+    earlier = _earlier(folder) if options.resume else {}
+    info = RunInfo(
+        config=str(config),
+        mode=plan.mode,
+        profile=plan.profile,
+        model=plan.model,
+        command_line=tuple(sys.argv),
+        start=_now(),
+        end="",
+        result=None,
+        machine=machine.facts,
+        versions=machine.versions,
+        hashes=hashes,
+        skipped_combinations=plan.left_out,
+    )
+    write_text(folder / RUN, info.text())
+    write_text(folder / RECORDS, "")
+    if plan.banner:
+        append_line(root / plan.status_file, banner(plan))
+    stop = Stop(options.total_limit)
+    runner = _Runner(plan, root, folder, hashes, options, view, stop, earlier, machine)
+    with stop.on_signals():
+        runner.run()
+    records = [runner.state.records[step.name] for step in plan.steps]
+    bad = any(record.status in ("failed", "timeout", "interrupted") for record in records)
+    result = FAILED if bad else PASSED if any(record.status == "passed" for record in records) else NOTHING
+    if stop.signal is not None:
+        result = 128 + stop.signal
+    write_text(folder / RUN, replace(info, end=_now(), result=result).text())
+    return result
+
+
+def _now() -> str:
+    return datetime.datetime.now().astimezone().isoformat(timespec="milliseconds")
+
+
+def _earlier(folder: Path) -> dict[str, Record]:
+    """Return what passed in the run whose records lie in the folder, by the hash of the command."""
+    if not (folder / RECORDS).is_file() or not (folder / RUN).is_file():
+        return {}
+    run = load_run(folder)
+    return {record.hashes.get("command", ""): record for record in run.records if record.status == "passed"}
+
+
+class _Runner:
+    def __init__(
+        self,
+        plan: Plan,
+        root: Path,
+        folder: Path,
+        hashes: Mapping[str, str],
+        options: RunOptions,
+        view: View,
+        stop: Stop,
+        earlier: Mapping[str, Record],
+        machine: Machine,
+    ) -> None:
+        self.plan, self.root, self.folder, self.hashes = plan, root, folder, hashes
+        self.options, self.view, self.stop, self.earlier = options, view, stop, earlier
+        self.state = _State()
+        self.ended: queue.Queue[Record] = queue.Queue()
+        self.slots = _Slots(machine.gpus, machine.cores, options.jobs)
+
+    def run(self) -> None:
+        """Run all steps: in the plan's order, those side by side whose devices are free."""
+        waiting = list(self.plan.steps)
+        running: dict[str, Step] = {}
+        while waiting or running:
+            for step in list(waiting):
+                record = self._decided(step)
+                if record is not None:
+                    waiting.remove(step)
+                    self._finish(record)
+                elif self._ready(step) and self.slots.take(step):
+                    waiting.remove(step)
+                    running[step.name] = step
+                    self._start(step)
+            if running:
+                record = self.ended.get()
+                self.slots.give_back(running.pop(record.step))
+                self._finish(record)
+
+    def _ready(self, step: Step) -> bool:
+        return all(name in self.state.records for name in step.needs)
+
+    def _decided(self, step: Step) -> Record | None:
+        """Return the record of a step that is not run: skipped, or done before."""
+        if reason := self.stop():
+            return self._record(step, "skipped", reason)
+        if step.skip:
+            return self._record(step, "skipped", step.skip)
+        if not self._ready(step):
+            return None
+        for name in step.needs:
+            before = self.state.records[name]
+            if before.status != "passed" and not self.options.keep_going:
+                what = "skipped" if before.status == "skipped" else before.status
+                return self._record(step, "skipped", f"{name} {what}")
+        known = self.earlier.get(self._hash(step))
+        if known is not None and self._results_exist(step):
+            return replace(known, step=step.name, resumed=True)
+        return None
+
+    def _results_exist(self, step: Step) -> bool:
+        if step.kind != "train" or not step.checkpoint:
+            return True
+        save = step.checkpoint
+        other = (
+            f"{save[: save.index('/best_model')]}/{step.fallback}" if step.fallback and "/best_model" in save else save
+        )
+        return self._weights(save) or self._weights(other)
+
+    def _weights(self, path: str) -> bool:
+        full = self.root / path
+        return full.exists() or full.parent.is_dir()
+
+    def _hash(self, step: Step) -> str:
+        env = sorted((name, value or "") for name, value in step.env.items())
+        return text_hash(repr((step.bare, env, step.enter, self.hashes["config"], self.hashes["code"])))
+
+    def _record(
+        self, step: Step, status: Status, reason: str = "", ended: Ended | None = None, start: str = ""
+    ) -> Record:
+        return Record(
+            step=step.name,
+            kind=step.kind,
+            model=self.plan.model,
+            mode=self.plan.mode,
+            labels=dict(step.labels),
+            command=step.text,
+            status=status,
+            reason=reason,
+            argv=words(step.bare) if ended else (),
+            env={name: value for name, value in step.env.items() if value is not None},
+            cwd=str(self._folder(step)),
+            start=start,
+            end=_now() if ended else "",
+            seconds=round(ended.seconds, 3) if ended else 0.0,
+            code=ended.code if ended else None,
+            log=self._log_name(step) if ended else "",
+            needs=step.needs,
+            notices=step.notices,
+            hashes={**self.hashes, "command": self._hash(step)},
+        )
+
+    def _folder(self, step: Step) -> Path:
+        return self.root / step.enter[0] if step.enter else self.root
+
+    def _log_name(self, step: Step) -> str:
+        return os.path.relpath(self.root / step.log, self._folder(step)) if not step.log.startswith("/") else step.log
+
+    def _start(self, step: Step) -> None:
+        self.view.started(step, self.root / step.log)
+        threading.Thread(target=self._work, args=(step,), daemon=True).start()
+
+    def _work(self, step: Step) -> None:
+        """Run one step in a thread of its own; whatever happens ends in a record."""
+        try:
+            self.ended.put(self._executed(step))
+        except OSError as error:
+            self.ended.put(self._record(step, "failed", f"could not be started: {error.strerror or error}"))
+
+    def _executed(self, step: Step) -> Record:
+        start, folder = _now(), self._folder(step)
+        if not folder.is_dir():
+            return self._record(step, "failed", f"there is no folder {folder}")
+        command = step.bare
+        for old, new in self.state.renamed.values():
+            command = command.replace(old, new)
+        env = {**os.environ, **{name: value for name, value in step.env.items() if value is not None}}
+        for name, value in step.env.items():
+            if value is None:
+                env.pop(name, None)
+        log = self.root / step.log
+        limit, owner = self.options.step_limit, str(self.folder)
+        ended = run_command(command, env=env, cwd=folder, log=log, limit=limit, stop=self.stop, owner=owner)
+        status, reason = _verdict(ended)
+        record = self._record(step, status, reason, ended, start)
+        if ended.left_behind:
+            notice = (
+                f"left {ended.left_behind} process{'es' if ended.left_behind > 1 else ''} running, which were ended"
+            )
+            record = replace(record, notices=(*record.notices, notice))
+        if status == "passed" and step.fallback and not (self.root / step.checkpoint).exists():
+            self._look_elsewhere(step)
+        return record
+
+    def _look_elsewhere(self, step: Step) -> None:
+        """Let followers take the weights under the name that the scripts fall back to."""
+        base = self.root / step.checkpoint
+        for parent in base.parents:
+            if (parent / step.fallback).exists() or (parent / step.fallback).parent.is_dir():
+                self.state.renamed[step.name] = (step.checkpoint, os.path.relpath(parent / step.fallback, self.root))
+                return
+
+    def _finish(self, record: Record) -> None:
+        self.state.records[record.step] = record
+        try:
+            append_line(self.folder / RECORDS, record.line())
+            self._write_status()
+        except MezzoError as error:
+            self.view.say(f"mezzo: {error}")
+        self.view.ended(record)
+
+    def _write_status(self) -> None:
+        """Write the old lines in the plan's order, as far as steps have ended."""
+        for step in self.plan.steps[self.state.shown :]:
+            record = self.state.records.get(step.name)
+            if record is None:
+                return
+            self.state.shown += 1
+            if step.status is not None and record.status != "skipped" and not record.resumed:
+                line = status_line(step, record.status == "passed")
+                append_line(self.root / self.plan.status_file, line)
+                self.view.say(line)
+
+
+def _verdict(ended: Ended) -> tuple[Status, str]:
+    if ended.stopped.startswith("longer"):
+        return "timeout", ended.stopped
+    if ended.stopped:
+        return "interrupted", ended.stopped
+    if ended.log_error:
+        return "failed", f"its log could not be written: {ended.log_error}"
+    if ended.code == 0:
+        return "passed", ""
+    number = -ended.code if ended.code is not None and ended.code < 0 else (ended.code or 0) - 128
+    if number in {each.value for each in signal.Signals}:
+        return "failed", f"ended by {signal.Signals(number).name}"
+    return "failed", f"exit status {ended.code}"
+
+
+class _Slots:
+    """Devices that steps take and give back: cards one by one, cores by number."""
+
+    def __init__(self, gpus: int, cores: int, jobs: int) -> None:
+        self.cards, self.cores, self.jobs, self.all_cores = set(range(gpus)), cores, jobs, cores
+        self.held: dict[str, tuple[set[int], int]] = {}
+
+    def take(self, step: Step) -> bool:
+        """Take what a step needs, if it is free."""
+        if len(self.held) >= self.jobs:
+            return False
+        cards, cores = self._needed(step)
+        if self.held and (not cards <= self.cards or cores > self.cores):
+            return False
+        self.cards -= cards
+        self.cores -= cores
+        self.held[step.name] = (cards, cores)
+        return True
+
+    def give_back(self, step: Step) -> None:
+        """Give back what it held."""
+        cards, cores = self.held.pop(step.name)
+        self.cards |= cards
+        self.cores += cores
+
+    def _needed(self, step: Step) -> tuple[set[int], int]:
+        visible = step.env.get("CUDA_VISIBLE_DEVICES") or ""
+        cards = {int(card) for card in visible.split(",") if card.isdigit()}
+        if step.labels.get("device") == "cpu":
+            threads = step.labels.get("threads", "1")
+            return set(), min(int(threads) if threads.isdigit() else 1, self.all_cores)
+        if cards:
+            return cards, 1
+        return set(), self.all_cores

@@ -1,0 +1,44 @@
+"""Looking at a command text as a shell would, without a shell."""
+
+import shlex
+
+
+def dangerous(text: str) -> list[str]:
+    """Return the words that would make a shell run more than the command: unquoted `;`, `&`, backquote, `$(` and newline.
+
+    >>> dangerous("python a.py --x '1;2' --y \\"3;4\\" > log 2>&1")
+    []
+    >>> dangerous("python a.py; rm -rf x")
+    [';']
+    """
+    found: list[str] = []
+    quote = ""
+    place = 0
+    while place < len(text):
+        char, after = text[place], text[place + 1 : place + 2]
+        if char == "\\" and quote != "'":
+            place += 2
+            continue
+        if quote:
+            if char == quote:
+                quote = ""
+            elif quote == '"' and (char == "`" or (char == "$" and after == "(")):
+                found.append("$(" if char == "$" else char)
+        elif char in "'\"":
+            quote = char
+        elif char == "&" and place and text[place - 1] in "<>":
+            pass  # 2>&1
+        elif char in ";&`\n":
+            found.append("newline" if char == "\n" else char)
+        elif char == "$" and after == "(":
+            found.append("$(")
+        place += 1
+    return found
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Return the words of a command, as far as that can be told without running a shell; empty if quotes do not close."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError:
+        return ()

@@ -1,0 +1,144 @@
+"""A browser without a window, driven over the pipe of Chromium's DevTools protocol."""
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+# Chromium reads commands from file descriptor 3 and writes answers to 4.
+_LAUNCH = """
+import fcntl, os, sys
+ours = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3]]
+os.dup2(ours[0], 3)
+os.dup2(ours[1], 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+_OPTIONS = (
+    "--headless=new --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-dev-shm-usage "
+    "--disable-component-update --disable-extensions --remote-debugging-pipe"
+).split()
+
+
+def find_browser() -> str | None:
+    """Return the path of a Chromium, None if there is none."""
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+class Browser:
+    """One page; a context manager. `events` has all that the browser has told: requests, console, exceptions.
+
+    Args:
+        program: Path of the browser.
+        home: An empty folder for its profile.
+        width: Of the window, in pixels.
+    """
+
+    def __init__(self, program: str, home: Path, *, width: int = 1200) -> None:
+        their_input, self._commands = os.pipe()
+        self._answers, their_output = os.pipe()
+        options = [*_OPTIONS, f"--user-data-dir={home}", f"--window-size={width},900", "about:blank"]
+        launch = [sys.executable, "-c", _LAUNCH, str(their_input), str(their_output), program, *options]
+        environment = {**os.environ, "HOME": str(home)}
+        self._log = (home / "stderr.log").open("wb")
+        self._process = subprocess.Popen(
+            launch, pass_fds=(their_input, their_output), stdout=self._log, stderr=self._log, env=environment
+        )
+        os.close(their_input)
+        os.close(their_output)
+        self._buffer, self._number, self._session = b"", 0, ""
+        self.events: list[dict[str, Any]] = []
+
+    def __enter__(self) -> "Browser":
+        self.wait(self._attach)
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.terminate()
+        self._process.wait(timeout=20)
+        self._log.close()
+        for number in (self._commands, self._answers):
+            os.close(number)
+
+    def call(self, method: str, **arguments: Any) -> dict[str, Any]:
+        """Send a command and return its result."""
+        self._number += 1
+        message: dict[str, Any] = {"id": self._number, "method": method, "params": arguments}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._commands, json.dumps(message).encode() + b"\0")
+        while (answer := self._read()).get("id") != self._number:
+            self.events.append(answer)
+        assert "error" not in answer, f"{method}: {answer['error']}"
+        result: dict[str, Any] = answer["result"]
+        return result
+
+    def evaluate(self, expression: str) -> Any:
+        """Return the value of a JavaScript expression on the page."""
+        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
+
+    def open(self, url: str) -> None:
+        """Go to an address and wait until it is loaded."""
+        self.call("Page.navigate", url=url)
+        self.wait(lambda: self.evaluate("document.readyState") == "complete" and self.address() != "about:blank")
+
+    def address(self) -> str:
+        """Return the address of the page."""
+        return str(self.evaluate("location.href"))
+
+    def click(self, selector: str) -> None:
+        """Click on the middle of an element with the mouse."""
+        x, y = self.evaluate(
+            f"(() => {{ const it = document.querySelector({json.dumps(selector)}); it.scrollIntoView({{block: 'center'}});"
+            "const box = it.getClientRects()[0]; return [box.x + box.width / 2, box.y + box.height / 2]; })()"
+        )
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def wait(self, until: Callable[[], Any], seconds: float = 20.0) -> None:
+        """Wait until something is true."""
+        end = time.monotonic() + seconds
+        while not until():
+            assert time.monotonic() < end, f"waited {seconds} s"
+            time.sleep(0.02)
+
+    def requests(self) -> list[str]:
+        """Return the addresses that were asked for."""
+        sent = [event["params"] for event in self.events if event.get("method") == "Network.requestWillBeSent"]
+        return [each["request"]["url"] for each in sent]
+
+    def complaints(self) -> list[dict[str, Any]]:
+        """Return what the console shows: errors, warnings, exceptions."""
+        methods = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
+        return [event for event in self.events if event.get("method") in methods]
+
+    def _attach(self) -> bool:
+        pages = [each for each in self.call("Target.getTargets")["targetInfos"] if each["type"] == "page"]
+        if pages:
+            result = self.call("Target.attachToTarget", targetId=pages[0]["targetId"], flatten=True)
+            self._session = result["sessionId"]
+        return bool(pages)
+
+    def _read(self) -> dict[str, Any]:
+        while b"\0" not in self._buffer:
+            ready, _, _ = select.select([self._answers], [], [], 20)
+            piece = os.read(self._answers, 1 << 16) if ready else b""
+            assert piece, "the browser does not answer"
+            self._buffer += piece
+        message, _, self._buffer = self._buffer.partition(b"\0")
+        parsed: dict[str, Any] = json.loads(message)
+        return parsed

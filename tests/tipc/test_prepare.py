@@ -1,0 +1,704 @@
+"""Preparation: data in their place whole or not at all, real sets linked or fetched, hostile archives refused."""
+
+import hashlib
+import http.server
+import io
+import json
+import re
+import stat
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mezzo._errors import MezzoError, RunError
+from mezzo.config import ConfigError, load_recipe
+from mezzo.data import DataError
+from mezzo.data import prepare as generate
+from mezzo.tipc import _datasets, _fetch, _prepare
+from mezzo.tipc._datasets import DATASETS, dataset_of
+from mezzo.tipc._fetch import Bounds
+from mezzo.tipc._prepare import Prepared, prepare
+
+REPOSITORY = Path(__file__).parents[2]
+LITE, WHOLE, INFER = "lite_train_lite_infer", "whole_train_whole_infer", "whole_infer"
+SMALL = {
+    "imagenet_lite": {"count": (2, 1), "size": (32, 32)},
+    "mini_supervisely": {"count": (3, 2, 2), "size": (64, 48)},
+    "cityscapes": {"count": (3,), "size": (128, 64)},
+}
+MODEL_OF = {"imagenet_lite": "mobilenet_v3_small", "mini_supervisely": "pphumanseg_lite", "cityscapes": "fcn_hrnetw18"}
+FOLDER_OF = {dataset.generator: dataset.folder for dataset in DATASETS}
+MINI = FOLDER_OF["mini_supervisely"]
+
+TEXT = """\
+===========================train_params===========================
+model_name:{model}
+norm_train:tools/train.py --config configs/net.yml --do_eval
+norm_export:tools/export.py --config configs/net.yml
+infer_model:./weights/a.pdparams|null|./weights/b.pdparams
+"""
+RECIPE = """\
+batch_size: 4
+iters: 100
+train_dataset:
+  type: Cityscapes
+  dataset_root: test_tipc/data/cityscapes
+  mode: train
+  transforms:
+    - type: RandomPaddingCrop
+      crop_size: [1024, 512]
+    - type: Normalize
+model: {type: PPLiteSeg, backbone: {type: STDC1}}
+loss: {types: [{type: CrossEntropyLoss}], coef: [1, 1, 1]}
+optimizer: {type: sgd}
+lr_scheduler: {type: PolynomialDecay, learning_rate: 0.01}
+"""
+
+
+@pytest.fixture(autouse=True)
+def small_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets of a few images, so that a test takes no time."""
+    small = tuple(replace(dataset, options=SMALL[dataset.generator]) for dataset in DATASETS)
+    monkeypatch.setattr(_datasets, "DATASETS", small)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Prepared]:
+    """Prepare in an empty repository."""
+
+    def call(model: str = "pphumanseg_lite", mode: str = LITE, **options) -> Prepared:
+        config = Path("configs") / "text.txt"
+        (tmp_path / "configs").mkdir(exist_ok=True)
+        (tmp_path / config).write_text(TEXT.format(model=model))
+        (tmp_path / "configs/net.yml").write_text(RECIPE)
+        return prepare(config, mode, **{"root": tmp_path, "model_name": model, "has_gpu": True, **options})
+
+    return call
+
+
+def fingerprint(root: Path) -> dict[str, tuple[str, int]]:
+    """Return what every file holds, and when it was written."""
+    return {
+        str(path.relative_to(root)): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns)
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
+
+
+def hidden(folder: Path) -> list[str]:
+    """Return what lies beside the sets and is no lock."""
+    return sorted(path.name for path in folder.glob(".*") if not path.name.endswith(".lock"))
+
+
+# Generated data
+
+
+@pytest.mark.parametrize("generator", SMALL)
+def test_every_form_of_data_is_generated_and_looks_like_the_set(tmp_path, run, generator):
+    said: list[str] = []
+    prepared = run(MODEL_OF[generator], report=said.append)
+    folder = tmp_path / FOLDER_OF[generator]
+    dataset = dataset_of(MODEL_OF[generator])
+    assert prepared.folders == (folder,)
+    assert dataset is not None
+    assert dataset.lacks(folder) is None
+    (notice,) = prepared.notices
+    assert "generated data" in notice
+    assert "--data DIR" in notice
+    assert said[-1] == notice
+    assert hidden(folder.parent) == []
+
+
+def test_documented_files_for_inference_are_there(tmp_path, run):
+    for model in MODEL_OF.values():
+        run(model)
+    for file in ("mini_supervisely/test.txt", "cityscapes/cityscapes_val_5.list", "lite_data/test/demo.jpg"):
+        assert (tmp_path / "test_tipc/data" / file).is_file()
+
+
+def test_second_run_touches_nothing(tmp_path, run):
+    run()
+    before = fingerprint(tmp_path / MINI)
+    again = run()
+    assert again.folders == ()
+    assert len(again.notices) == 1
+    assert fingerprint(tmp_path / MINI) == before
+
+
+def test_folder_name_counts_where_the_model_name_is_a_variant(tmp_path):
+    config = tmp_path / "test_tipc/configs/pphumanseg_lite/x.txt"
+    config.parent.mkdir(parents=True)
+    config.write_text("model_name:pphumanseg_lite_amp_o2\n")
+    prepared = prepare(config, LITE, root=tmp_path, model_name="pphumanseg_lite_amp_o2", has_gpu=True)
+    assert prepared.folders == (tmp_path / MINI,)
+
+
+def test_what_a_killed_run_left_is_removed_and_made_anew(tmp_path, run):
+    left = tmp_path / "test_tipc/data/.mini_supervisely.unfinished/set/Images"
+    left.mkdir(parents=True)
+    (left / "half.png").write_bytes(b"half")
+    run()
+    assert hidden(tmp_path / "test_tipc/data") == []
+    assert not list((tmp_path / MINI).rglob("half.png"))
+
+
+def test_failure_while_drawing_leaves_nothing(tmp_path, run, monkeypatch):
+    def fail(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_prepare, "generate", fail)
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert not (tmp_path / MINI).exists()
+    assert hidden(tmp_path / "test_tipc/data") == []
+
+
+def test_generated_set_with_files_missing_is_made_anew(tmp_path, run):
+    run()
+    before = {name: value for name, (value, _) in fingerprint(tmp_path / MINI).items()}
+    (tmp_path / MINI / "val.txt").unlink()
+    assert run().folders == (tmp_path / MINI,)
+    assert {name: value for name, (value, _) in fingerprint(tmp_path / MINI).items()} == before
+
+
+def test_empty_folder_is_filled(tmp_path, run):
+    (tmp_path / MINI).mkdir(parents=True)
+    assert run().folders == (tmp_path / MINI,)
+
+
+def test_set_of_the_user_is_used_and_never_changed(tmp_path, run):
+    generate("mini_supervisely", tmp_path / MINI, **SMALL["mini_supervisely"])
+    (tmp_path / MINI / ".mezzo-lite.json").unlink()
+    before = fingerprint(tmp_path / MINI)
+    for mode in (LITE, WHOLE):
+        assert run(mode=mode).notices == (f"{MINI}: the set that is there is used",)
+    assert fingerprint(tmp_path / MINI) == before
+
+
+def test_folder_with_something_else_is_refused(tmp_path, run):
+    (tmp_path / MINI).mkdir(parents=True)
+    (tmp_path / MINI / "thesis.txt").write_text("mine")
+    with pytest.raises(DataError, match=f"{MINI}: was not made by this command, and is no .*: no train.txt; move it"):
+        run()
+    assert (tmp_path / MINI / "thesis.txt").read_text() == "mine"
+
+
+@pytest.mark.slow
+def test_two_processes_make_one_set(tmp_path):
+    config = tmp_path / "x.txt"
+    config.write_text("model_name:pphumanseg_lite\n")
+    code = (
+        "from pathlib import Path; from mezzo.tipc._prepare import prepare; import sys\n"
+        "root = Path(sys.argv[1])\n"
+        "made = prepare(root / 'x.txt', 'whole_infer', root=root, model_name='pphumanseg_lite', has_gpu=True)\n"
+        "print(len(made.folders))"
+    )
+    both = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    assert sorted(process.communicate()[0].strip() for process in both) == ["0", "1"]
+
+
+def test_unknown_network_is_a_notice_and_with_a_source_an_error(tmp_path, run):
+    (notice,) = run("my_net").notices
+    assert notice.startswith("my_net: which data set it needs is not known here: nothing is made")
+    with pytest.raises(DataError, match="my_net: which data set it needs is not known here; put it in place yourself"):
+        run("my_net", data=tmp_path)
+
+
+def test_text_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"gone\.txt: cannot be read as text: No such file"):
+        prepare(Path("gone.txt"), LITE, root=tmp_path, model_name="pphumanseg_lite", has_gpu=True)
+
+
+# The real set, pointed to
+
+
+def make_real(generator: str, folder: Path) -> Path:
+    """Make a folder that passes for a user's real set."""
+    generate(generator, folder, **SMALL[generator])
+    (folder / ".mezzo-lite.json").unlink()
+    return folder
+
+
+@pytest.mark.parametrize("mode", [LITE, WHOLE])
+def test_real_set_is_linked_and_not_written_to(tmp_path, run, mode):
+    real = make_real("cityscapes", tmp_path / "real")
+    (real / "cityscapes_val_5.list").unlink()
+    before = fingerprint(real)
+    prepared = run("fcn_hrnetw18", mode, data=real)
+    folder = tmp_path / FOLDER_OF["cityscapes"]
+    assert prepared.notices == (f"{FOLDER_OF['cityscapes']}: Cityscapes of {real}",)
+    assert (folder / "leftImg8bit").resolve() == real / "leftImg8bit"
+    lines = (folder / "cityscapes_val_5.list").read_text().splitlines()
+    assert len(lines) == 5
+    assert all((folder / name).is_file() for line in lines for name in line.split())
+    assert fingerprint(real) == before
+
+
+def test_imagenet_gets_a_demo_image_beside_its_own_test_images(tmp_path, run):
+    real = make_real("imagenet_lite", tmp_path / "real")
+    (real / "test/demo.jpg").rename(real / "test/ILSVRC2012_test_1.JPEG")
+    before = fingerprint(real)
+    run("mobilenet_v3_small", WHOLE, data=real)
+    demo = tmp_path / FOLDER_OF["imagenet_lite"] / "test/demo.jpg"
+    assert demo.read_bytes() in [path.read_bytes() for path in (real / "val").rglob("*.JPEG")]
+    assert fingerprint(real) == before
+
+
+def test_imagenet_by_lists_gets_its_demo_image_from_the_list(tmp_path, run):
+    real = make_real("imagenet_lite", tmp_path / "real")
+    image = next((real / "train").rglob("*.JPEG"))
+    (real / "images").mkdir()
+    image.rename(real / "images/a b.JPEG")
+    for folder in ("train", "val", "test"):
+        (real / folder).rename(tmp_path / f"away_{folder}")
+    for split in ("train", "val"):
+        (real / f"{split}_list.txt").write_text("images/a b.JPEG 3\n")
+    run("mobilenet_v3_small", WHOLE, data=real)
+    demo = tmp_path / FOLDER_OF["imagenet_lite"] / "test/demo.jpg"
+    assert demo.read_bytes() == (real / "images/a b.JPEG").read_bytes()
+
+
+def test_imagenet_without_a_single_image_is_refused(tmp_path, run):
+    for split in ("train", "val"):
+        (tmp_path / "real" / split / "a").mkdir(parents=True)
+        (tmp_path / "real" / split / "a/readme.md").write_text("no image")
+    with pytest.raises(DataError, match="val: no image in it"):
+        run("mobilenet_v3_small", WHOLE, data=tmp_path / "real")
+    assert not (tmp_path / FOLDER_OF["imagenet_lite"]).exists()
+
+
+def test_real_set_replaces_a_generated_one_and_stays_for_lite_runs(tmp_path, run):
+    run()
+    real = make_real("mini_supervisely", tmp_path / "real")
+    assert run(mode=WHOLE, data=real).folders == (tmp_path / MINI,)
+    assert (tmp_path / MINI / "Images").is_symlink()
+    assert run(mode=WHOLE, data=real).folders == ()  # it is there
+    assert run(mode=WHOLE).notices == run(mode=LITE).notices == (f"{MINI}: the set that is there is used",)
+    assert hidden(tmp_path / "test_tipc/data") == []
+    assert len(list((real / "Images").iterdir())) == 7  # links were replaced, not what they lead to
+
+
+def test_links_to_a_set_that_is_gone_give_way_to_generated_data(tmp_path, run):
+    real = make_real("mini_supervisely", tmp_path / "real")
+    run(data=real)
+    real.rename(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match="in test_tipc/data/mini_supervisely there is no such set"):
+        run(mode=WHOLE)
+    assert run(mode=LITE).folders == (tmp_path / MINI,)
+
+
+def test_set_that_lies_where_it_belongs_is_accepted_as_source(tmp_path, run):
+    real = make_real("mini_supervisely", tmp_path / MINI)
+    before = fingerprint(real)
+    assert run(mode=WHOLE, data=real).folders == ()
+    assert fingerprint(real) == before
+
+
+def test_set_of_the_user_does_not_give_way_to_another(tmp_path, run):
+    make_real("mini_supervisely", tmp_path / MINI)
+    real = make_real("mini_supervisely", tmp_path / "real")
+    with pytest.raises(DataError, match=f"{MINI}: holds a set that was not made by this command; move it away"):
+        run(data=real)
+
+
+@pytest.mark.parametrize(
+    ("generator", "gone", "message"),
+    [
+        ("mini_supervisely", "val.txt", "does not look like mini_supervisely: no val.txt; needed are train.txt, val"),
+        ("cityscapes", "gtFine", "does not look like Cityscapes: no gtFine/train/*/*_gtFine_labelTrainIds.png; needed"),
+        (
+            "imagenet_lite",
+            "val",
+            "does not look like ImageNet: no val/*/*; needed are train/*/*, val/*/* or train_list",
+        ),
+    ],
+)
+def test_real_set_that_lacks_something_is_refused(tmp_path, run, generator, gone, message):
+    real = make_real(generator, tmp_path / "real")
+    (real / gone).rename(tmp_path / "away")
+    with pytest.raises(DataError, match=re.escape(message)):
+        run(MODEL_OF[generator], data=real)
+    assert not (tmp_path / FOLDER_OF[generator]).exists()
+
+
+def test_whole_training_without_the_real_set_says_what_to_pass(tmp_path, run):
+    expected = (
+        "whole_train_whole_infer needs the whole of mini_supervisely, in test_tipc/data/mini_supervisely there is {}; "
+        "pass --data DIR with the set, or --url URL --sha256 SUM of an archive of it"
+    )
+    with pytest.raises(DataError, match=re.escape(expected.format("no such set"))):
+        run(mode=WHOLE)
+    run(mode=LITE)
+    with pytest.raises(DataError, match=re.escape(expected.format("generated data"))):
+        run(mode=WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data": Path("."), "url": "https://x/y"}, "both --data and --url: give one of them"),
+        ({"sha256": "0" * 64}, "--sha256 without --url: it is the checksum of an archive that is fetched"),
+        ({"data": Path("/no/such")}, "--data /no/such: no such folder"),
+        ({"url": "https://x/y"}, "https://x/y: needs its checksum too; pass --sha256 SUM"),
+        ({"url": "https://x/y", "sha256": "12"}, "sha256 '12': must be 64 hexadecimal digits"),
+        ({"url": "http://[/x", "sha256": "0" * 64}, "url 'http://[/x': must begin with"),
+        ({"url": "ftp://x/y", "sha256": "0" * 64}, "url 'ftp://x/y': must begin with https:, http:, file:"),
+    ],
+)
+def test_sources_that_are_none_are_refused_before_anything_is_made(tmp_path, run, options, message):
+    with pytest.raises(DataError, match=re.escape(message)):
+        run(**options)
+    assert not (tmp_path / "test_tipc").exists()
+
+
+def test_folder_that_cannot_be_written_is_named(tmp_path, run):
+    (tmp_path / "test_tipc").write_text("a file where a folder belongs")
+    with pytest.raises(RunError, match=r"test_tipc/data: cannot be written: .*; check space and permissions"):
+        run()
+
+
+# The real set, fetched
+
+
+@pytest.fixture
+def files() -> dict[str, bytes]:
+    """The smallest mini_supervisely that passes."""
+    return {name: b"Images/a.png Annotations/a.png\n" for name in ("train.txt", "val.txt", "test.txt")}
+
+
+def tar_of(files: dict[str, bytes], *special: tarfile.TarInfo, kind: str = "w:gz") -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=kind) as tar:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+        for info in special:
+            tar.addfile(info)
+    return buffer.getvalue()
+
+
+def zip_of(files: dict[str, bytes], **modes: int) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in files.items():
+            info = zipfile.ZipInfo(name)
+            info.compress_type = zipfile.ZIP_DEFLATED
+            info.external_attr = modes.get(name, stat.S_IFREG | 0o644) << 16
+            archive.writestr(info, content)
+    return buffer.getvalue()
+
+
+def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info
+
+
+@pytest.fixture
+def fetch(tmp_path: Path, run: Callable[..., Prepared]) -> Callable[..., Prepared]:
+    """Prepare from an archive behind a file: URL."""
+
+    def call(archive: bytes, **options) -> Prepared:
+        (tmp_path / "served").write_bytes(archive)
+        known = {"url": (tmp_path / "served").as_uri(), "sha256": hashlib.sha256(archive).hexdigest()}
+        return run(**{"mode": WHOLE, **known, **options})
+
+    return call
+
+
+def assert_nothing_was_made(tmp_path: Path) -> None:
+    assert not (tmp_path / MINI).exists()
+    assert hidden(tmp_path / "test_tipc/data") == []
+
+
+@pytest.mark.parametrize("place", ["", "mini_supervisely/", "./download/mini_supervisely/"])
+@pytest.mark.parametrize(
+    "pack", [zip_of, tar_of, lambda files: tar_of(files, kind="w"), lambda f: tar_of(f, kind="w:xz")]
+)
+def test_archive_is_unpacked_and_its_set_found(tmp_path, fetch, files, pack, place):
+    prepared = fetch(pack({place + name: content for name, content in files.items()}))
+    assert prepared.folders == (tmp_path / MINI,)
+    assert (tmp_path / MINI / "val.txt").read_bytes() == files["val.txt"]
+    assert prepared.notices == (f"{MINI}: mini_supervisely of {(tmp_path / 'served').as_uri()}",)
+    assert hidden(tmp_path / "test_tipc/data") == []
+
+
+def test_same_archive_is_not_fetched_twice(tmp_path, fetch, files):
+    archive = zip_of(files)
+    fetch(archive)
+    assert (
+        json.loads((tmp_path / MINI / ".mezzo-source.json").read_text())["sha256"]
+        == hashlib.sha256(archive).hexdigest()
+    )
+    (tmp_path / "served").write_bytes(b"gone")
+    url, sha256 = (tmp_path / "served").as_uri(), hashlib.sha256(archive).hexdigest()
+    assert fetch(b"gone", url=url, sha256=sha256.upper()).folders == ()
+
+
+def test_archive_with_another_checksum_is_not_opened(tmp_path, fetch, files, monkeypatch):
+    monkeypatch.setattr(_prepare, "unpack", lambda *args: pytest.fail("it was opened"))
+    archive = zip_of(files)
+    found = hashlib.sha256(archive).hexdigest()
+    with pytest.raises(DataError, match=f"has the SHA-256 {found}, expected is {'0' * 64}; it was not opened"):
+        fetch(archive, sha256="0" * 64)
+    assert_nothing_was_made(tmp_path)
+
+
+def test_generated_data_stay_when_the_archive_is_refused(tmp_path, run, fetch):
+    run()
+    before = fingerprint(tmp_path / MINI)
+    with pytest.raises(DataError):
+        fetch(b"no archive")
+    assert fingerprint(tmp_path / MINI) == before
+
+
+HOSTILE = {
+    "dots": (tar_of({"a/../../evil": b"x"}), "'a/../../evil' leads out by '..'"),
+    "dots in zip": (zip_of({"../evil": b"x"}), "'../evil' leads out by '..'"),
+    "absolute": (tar_of({"/tmp/evil": b"x"}), "'/tmp/evil' is an absolute path"),
+    "absolute in zip": (zip_of({"/tmp/evil": b"x"}), "'/tmp/evil' is an absolute path"),
+    "link out": (tar_of({}, special("val.txt", tarfile.SYMTYPE, "/etc/passwd")), "'val.txt' is a link"),
+    "link in": (tar_of({"a": b""}, special("b", tarfile.SYMTYPE, "a")), "'b' is a link"),
+    "hard link out": (tar_of({}, special("val.txt", tarfile.LNKTYPE, "../../x")), "'val.txt' is a link"),
+    "link in zip": (zip_of({"val.txt": b"/etc/passwd"}, **{"val.txt": stat.S_IFLNK | 0o777}), "'val.txt' is a link"),
+    "device": (tar_of({}, special("null", tarfile.CHRTYPE)), "'null' is a device or a pipe"),
+    "pipe": (tar_of({}, special("pipe", tarfile.FIFOTYPE)), "'pipe' is a device or a pipe"),
+    "device in zip": (zip_of({"null": b""}, null=stat.S_IFCHR | 0o666), "'null' is a device or a pipe"),
+}
+
+
+@pytest.mark.parametrize(("archive", "message"), HOSTILE.values(), ids=HOSTILE)
+def test_hostile_entry_is_refused_and_nothing_stays(tmp_path, fetch, files, archive, message):
+    with pytest.raises(DataError, match=re.escape(f"archive: {message}: refused, nothing is put in place")):
+        fetch(archive)
+    assert_nothing_was_made(tmp_path)
+    assert not list(tmp_path.rglob("evil"))
+    assert not Path("/tmp/evil").exists()
+
+
+@pytest.mark.parametrize("pack", [zip_of, tar_of])
+def test_bomb_is_stopped_at_the_bound(tmp_path, fetch, files, pack):
+    bomb = pack({**files, "zeros": bytes(4_000_000)})
+    assert len(bomb) < 50_000
+    with pytest.raises(
+        DataError, match="archive: unpacks to more than 1000000 bytes; unpack it yourself and pass --data"
+    ):
+        fetch(bomb, bounds=Bounds(unpacked_bytes=1_000_000))
+    assert_nothing_was_made(tmp_path)
+
+
+def test_archive_that_does_not_fit_on_the_disk_is_stopped(tmp_path, fetch, files, monkeypatch):
+    usage = _fetch.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(_fetch.shutil, "disk_usage", lambda path: usage._replace(free=10))
+    with pytest.raises(DataError, match="unpacks to more than 10 bytes"):
+        fetch(zip_of(files))
+    assert_nothing_was_made(tmp_path)
+
+
+def test_too_many_files_are_stopped(tmp_path, fetch):
+    with pytest.raises(DataError, match="archive: unpacks to more than 5 files"):
+        fetch(tar_of({str(number): b"" for number in range(6)}), bounds=Bounds(files=5))
+    assert_nothing_was_made(tmp_path)
+
+
+def test_archive_over_the_bound_is_not_fetched_to_its_end(tmp_path, fetch):
+    with pytest.raises(DataError, match="larger than 100 bytes; fetch it yourself and pass --data DIR"):
+        fetch(bytes(10_000), bounds=Bounds(archive_bytes=100))
+    assert_nothing_was_made(tmp_path)
+
+
+def encrypted_zip() -> bytes:
+    """Return a zip file whose entry says that it is encrypted."""
+    data = bytearray(zip_of({"val.txt": b"x"}))
+    data[6] |= 1
+    data[data.index(b"PK\x01\x02") + 8] |= 1
+    return bytes(data)
+
+
+def corrupt_zip() -> bytes:
+    data = bytearray(zip_of({"val.txt": bytes(range(256)) * 64}))
+    data[60] ^= 255
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("archive", "message"),
+    [
+        (b"no archive", "archive: neither a tar file (plain, gz, bz2, xz) nor a zip file"),
+        (b"", "archive: neither a tar file"),
+        (tar_of({"x": b"y" * 99_999}, kind="w")[:50_000], "archive: damaged or encrypted: unexpected end of data"),
+        (encrypted_zip(), "archive: damaged or encrypted: "),
+        (corrupt_zip(), "archive: damaged or encrypted: "),
+        (tar_of({"a": b"", "a/b": b""}), "archive: cannot be unpacked: "),
+        (tar_of({"n" * 300: b""}), "archive: cannot be unpacked: File name too long"),
+        (
+            tar_of({"other.txt": b"x"}),
+            "does not look like mini_supervisely: no train.txt in it; needed are train.txt, val",
+        ),
+    ],
+)
+def test_what_is_no_archive_of_the_set_is_named(tmp_path, fetch, archive, message):
+    with pytest.raises(DataError, match=re.escape(message)):
+        fetch(archive)
+    assert_nothing_was_made(tmp_path)
+
+
+def test_file_twice_in_an_archive_is_refused(tmp_path, fetch):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for _ in range(2):
+            tar.addfile(tarfile.TarInfo("train.txt"))
+    with pytest.raises(DataError, match="archive: cannot be unpacked: File exists"):
+        fetch(buffer.getvalue())
+    assert_nothing_was_made(tmp_path)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """Serve tmp_path/served on this machine; /broken breaks off."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/missing":
+                self.send_error(404)
+                return
+            self.send_response(200)
+            if self.path == "/broken":
+                self.send_header("Transfer-Encoding", "chunked")
+                self.end_headers()
+                self.wfile.write(b"ff\r\nshort")
+                return
+            self.end_headers()
+            self.wfile.write((tmp_path / "served").read_bytes())
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{running.server_address[1]}"
+        running.shutdown()
+        thread.join()
+
+
+def test_archive_comes_by_http(tmp_path, fetch, files, server):
+    said: list[str] = []
+    fetch(zip_of(files), url=f"{server}/set.zip", report=said.append)
+    assert (tmp_path / MINI / "train.txt").is_file()
+    assert said[:2] == [f"{MINI}: fetching {server}/set.zip", f"{MINI}: the checksum is right, unpacking"]
+
+
+@pytest.mark.parametrize("path", ["/missing", "/broken"])
+def test_answer_that_is_no_archive_is_a_failed_run(tmp_path, fetch, server, path):
+    with pytest.raises(RunError, match=f"{server}{path}: cannot be fetched: "):
+        fetch(b"", url=server + path)
+    assert_nothing_was_made(tmp_path)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/x", "file:///no/such/file", "file:///tmp"])
+def test_url_that_leads_nowhere_is_one_line(tmp_path, fetch, url):
+    with pytest.raises(MezzoError, match=re.escape(url)):
+        fetch(b"", url=url)
+    assert_nothing_was_made(tmp_path)
+
+
+# The recipe for a machine without GPU
+
+
+def test_smaller_recipe_is_written_without_gpu_in_lite_modes_alone(tmp_path, run):
+    file = tmp_path / "configs/lite_cpu.yml"
+    make_real("mini_supervisely", tmp_path / MINI)
+    for mode, has_gpu in ((LITE, True), (WHOLE, False), (INFER, False)):
+        assert run(mode=mode, has_gpu=has_gpu).files == ()
+    prepared = run(mode=LITE, has_gpu=False)
+    assert prepared.files == (file,)
+    assert prepared.notices[-1].startswith(
+        "no GPU here: configs/lite_cpu.yml builds on net.yml with crops of 128x64, so that a run takes minutes"
+    )
+    assert run(mode=LITE, has_gpu=False).files == (file,)
+
+
+def test_smaller_recipe_changes_sizes_and_nothing_else(run, tmp_path):
+    run(has_gpu=False)
+    small, documented = (load_recipe(tmp_path / "configs" / name).resolved for name in ("lite_cpu.yml", "net.yml"))
+    assert small["train_dataset"]["transforms"][0]["crop_size"] == [128, 64]
+    small["train_dataset"]["transforms"][0]["crop_size"] = [1024, 512]
+    assert small == documented
+
+
+@pytest.mark.parametrize("directory", [model for dataset in DATASETS for model in dataset.models])
+def test_smaller_recipe_of_each_network_loads(tmp_path, directory):
+    """Beside a copy of the configurations: the working tree is not written to."""
+    for source in (REPOSITORY / "test_tipc/configs").rglob("*"):
+        if source.is_file() and source.parent.name in ("_base_", directory) and source.name != "lite_cpu.yml":
+            target = tmp_path / source.relative_to(REPOSITORY)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(source.read_bytes())
+    text = Path("test_tipc/configs", directory, "train_infer_python.txt")
+    prepared = prepare(text, LITE, root=tmp_path, model_name=directory, has_gpu=False)
+    if directory == "mobilenet_v3_small":
+        assert prepared.files == ()
+        return
+    (file,) = prepared.files
+    assert file.name == "lite_cpu.yml"
+    sizes = [
+        transform[key]
+        for split in ("train_dataset", "val_dataset")
+        for transform in load_recipe(file).resolved[split]["transforms"]
+        for key in ("crop_size", "target_size")
+        if key in transform
+    ]
+    assert sizes
+    assert all(size == [128, 64] for size in sizes)
+    assert "_base_" in yaml.safe_load(file.read_text())
+
+
+def test_broken_recipe_is_named(tmp_path, run):
+    config = tmp_path / "x.txt"
+    config.write_text("norm_train:train.py --config gone.yml\n")
+    with pytest.raises(ConfigError, match=r"gone\.yml.*cannot be read"):
+        prepare(config, LITE, root=tmp_path, model_name="pphumanseg_lite", has_gpu=False)
+
+
+# Weights
+
+
+def test_missing_weights_are_noticed_where_nothing_is_trained(tmp_path, run):
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights/b.pdparams").write_bytes(b"")
+    notices = run(mode=INFER).notices
+    assert [line for line in notices if "weights" in line] == [
+        "./weights/a.pdparams: no such weights; this mode does not train, so put published weights there, or "
+        "best_model/model.pdparams of a training of yours"
+    ]
+    assert not [line for line in run(mode=LITE).notices if "weights" in line]
+
+
+def test_lock_waits_for_the_other(tmp_path):
+    held: list[str] = []
+
+    def second() -> None:
+        with _prepare._locked(tmp_path / "lock"):
+            held.append("second")
+
+    thread = threading.Thread(target=second)
+    with _prepare._locked(tmp_path / "lock"):
+        thread.start()
+        time.sleep(0.05)
+        held.append("first")
+    thread.join()
+    assert held == ["first", "second"]

@@ -1,0 +1,185 @@
+import dataclasses
+import json
+import os
+import re
+
+import pytest
+from report_runs import info, record, write_run
+
+from mezzo.tipc._load import find_runs, load_run
+from mezzo.tipc._record import RECORDS, RUN
+
+
+def test_a_run_is_read_back(tmp_path):
+    records = (record("train-1"), record("eval-1", "failed", reason="exit status 1"))
+    run = load_run(write_run(tmp_path, records))
+    assert (run.info, run.records, run.checks, run.notes) == (info(), records, (), ())
+
+
+def test_the_last_record_of_a_step_wins_at_the_place_of_the_first(tmp_path):
+    records = [record("train-1", "interrupted"), record("eval-1", "skipped"), record("train-1", resumed=True)]
+    run = load_run(write_run(tmp_path, records))
+    assert [(each.step, each.status) for each in run.records] == [("train-1", "passed"), ("eval-1", "skipped")]
+
+
+@pytest.mark.parametrize("cut", [1, 20, 40, -1])
+def test_a_last_record_that_is_cut_off_is_noted(tmp_path, cut):
+    path = write_run(tmp_path, [record("train-1")]) / RECORDS
+    path.write_bytes(path.read_bytes() + record("eval-1").line().encode()[:cut])
+    run = load_run(tmp_path)
+    assert [each.step for each in run.records] == ["train-1"]
+    assert run.notes == ("steps.jsonl, line 2: the record is cut off and left out; the runner was killed",)
+
+
+def test_a_last_record_cut_within_a_character_is_noted(tmp_path):
+    path = write_run(tmp_path, []) / RECORDS
+    path.write_bytes('{"step": "é'.encode()[:-1])
+    assert load_run(tmp_path).notes
+
+
+def test_a_whole_last_record_needs_no_newline(tmp_path):
+    path = write_run(tmp_path, [record("train-1")]) / RECORDS
+    path.write_bytes(path.read_bytes().rstrip())
+    assert len(load_run(tmp_path).records) == 1
+    assert load_run(tmp_path).notes == ()
+
+
+def changed(**values: object) -> str:
+    return json.dumps({**json.loads(record().line()), **values})
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"step": ', "not a line of JSON: "),
+        ("{}", "a record needs step, kind, model, mode, labels, command and status"),
+        (changed(status="great"), "status 'great' is none of passed, failed, "),
+        (changed(step=3), "'step' is 3, not a text"),
+        (changed(labels=[]), "'labels' is no object"),
+        (changed(labels={"batch": 1}), "'labels' is not an object of texts"),
+        (changed(notices=[1]), "'notices' is not a list of texts"),
+        (changed(code="1"), "'code' is '1', not a whole number"),
+        (changed(seconds="long"), "'seconds' is 'long', not a number"),
+        (changed(seconds=float("nan")), "'seconds' is nan, not a number"),
+    ],
+)
+def test_a_damaged_record_is_named_by_file_and_line(tmp_path, line, message):
+    path = write_run(tmp_path, [record("train-1")]) / RECORDS
+    path.write_text(f"{path.read_text()}{line}\n{record('eval-1').line()}\n")
+    with pytest.raises(ValueError, match=re.escape(f"{path}, line 2: {message}")):
+        load_run(tmp_path)
+
+
+def test_a_record_that_is_not_utf_8(tmp_path):
+    path = write_run(tmp_path, []) / RECORDS
+    path.write_bytes(b'{"step": "\xff"}\n')
+    with pytest.raises(ValueError, match=re.escape(f"{path}, line 1: not UTF-8: invalid start byte at byte 10")):
+        load_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not JSON: "),
+        ("{}", "a run needs "),
+        (info(model=3).text(), "'model' is 3, not a text"),
+        (info(machine=["x"]).text(), "'machine' is not an object of texts"),
+        (info(versions={"cuda": None}).text(), "'versions' is not an object of texts"),
+        (info(result="0").text(), "'result' is '0', not a whole number"),
+        (info().text().replace('"notices": []', '"notices": 3'), "'int' object is not iterable"),
+        (b"\xff", "not UTF-8: invalid start byte at byte 0"),
+    ],
+)
+def test_a_damaged_run_file_is_named(tmp_path, text, message):
+    path = write_run(tmp_path, []) / RUN
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ValueError, match=re.escape(f"{path}: {message}")):
+        load_run(tmp_path)
+
+
+@pytest.mark.parametrize("name", [RUN, RECORDS])
+def test_a_missing_file_is_named(tmp_path, name):
+    path = write_run(tmp_path, []) / name
+    path.unlink()
+    with pytest.raises(
+        ValueError, match=re.escape(f"{path}: missing; a run's directory holds run.json and steps.jsonl")
+    ):
+        load_run(tmp_path)
+
+
+@pytest.mark.parametrize("name", [RUN, RECORDS])
+def test_what_cannot_be_read_is_named(tmp_path, name):
+    path = write_run(tmp_path, []) / name
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ValueError, match=re.escape(f"{path}: cannot be read: Is a directory")):
+        load_run(tmp_path)
+
+
+def test_checks_of_a_certificate(tmp_path):
+    check = {"name": "loss", "passed": True, "measured": 0.123456789, "limit": [1, 2], "text": "close"}
+    (write_run(tmp_path, []) / "certificate.json").write_text(json.dumps({"checks": [check, {"name": "gpu"}]}))
+    first, second = (dataclasses.astuple(each) for each in load_run(tmp_path).checks)
+    assert first == ("loss", True, "0.123457", "[1, 2]", "close")
+    assert second == ("gpu", None, "", "", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "Expecting property name"),
+        ("[]", "a certificate needs a list of checks"),
+        ('{"checks": [{}]}', "a check needs a name"),
+        ('{"checks": [{"name": "x", "passed": 1}]}', "check 'x': passed is 1, neither true, false nor null"),
+    ],
+)
+def test_a_damaged_certificate_is_named(tmp_path, text, message):
+    path = write_run(tmp_path, []) / "certificate.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=re.escape(f"{path}: {message}")):
+        load_run(tmp_path)
+
+
+def test_runs_are_found_below_directories_each_once(tmp_path):
+    places = [write_run(tmp_path / name, []) for name in ("b/lite", "a/lite", "a")]
+    assert find_runs([tmp_path, tmp_path / "a", os.path.relpath(tmp_path)]) == sorted(places)
+
+
+def test_where_there_is_no_run(tmp_path):
+    looked = re.escape(f"{tmp_path}: no run in it; looked for files named steps.jsonl here and in all folders below")
+    with pytest.raises(ValueError, match=looked):
+        find_runs([tmp_path])
+    with pytest.raises(
+        ValueError, match=re.escape(f"{tmp_path / 'none'}: no such directory; give directories of runs")
+    ):
+        find_runs([tmp_path / "none"])
+    with pytest.raises(ValueError, match="no directory given; give directories with runs"):
+        find_runs([])
+
+
+def test_a_log_is_found_where_it_was_recorded_and_after_the_directory_has_moved(tmp_path):
+    work = tmp_path / "work"
+    steps = [
+        record("train-1", cwd=str(work), log="out/lite/deep/train.log"),
+        record("eval-1", cwd=str(work), log="elsewhere.log"),
+        record("export-1", cwd=str(work), log="out/lite/none.log"),
+        record("infer-1"),
+        record("infer-2", cwd=str(work), log="out/lite/" + "x" * 5000),
+    ]
+    here = write_run(work / "out" / "lite", steps)
+    (here / "deep").mkdir()
+    for path in (here / "deep" / "train.log", here / "train.log", work / "elsewhere.log"):
+        path.write_text("")
+    run = load_run(here)
+    expected = [here / "deep" / "train.log", work / "elsewhere.log", None, None, None]
+    assert [run.log_of(each) for each in run.records] == expected
+
+    moved = tmp_path / "artefacts" / "lite"
+    moved.parent.mkdir()
+    (work / "out" / "lite").rename(moved)
+    run = load_run(moved)
+    assert run.log_of(run.records[0]) == moved / "deep" / "train.log"
+
+    renamed = moved.rename(tmp_path / "other")
+    run = load_run(renamed)
+    assert run.log_of(run.records[0]) == renamed / "train.log"
