@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mezzo._errors import RunError
 from mezzo.export import Description, ExportError, ExportOptions, export_model
 from mezzo.export._network import Deployable
-from mezzo.export._verify import distance, verify
+from mezzo.export._verify import MAX_ERROR, distance, own_rounding, verify
 from mezzo.infer import Deployed, EngineOptions, find_images, load_engine, read_deployed
 from tiny_nets import TinySegmenter, tiny_segmenter
 
@@ -256,6 +256,42 @@ def test_verification_sees_another_network(segmenter: Deployed) -> None:
     checks = verify(other, segmenter, "fp32", [("x", [x])])
     assert [check.is_fine for check in checks] == [False, False]
     assert "BEYOND TOLERANCE" in str(checks[0])
+
+
+class Enlarger(nn.Module):
+    """Classes by large angles: float32 leaves four digits of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 2, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x)
+        return (y + 3000.0).sin().exp() * (y * 1000.0).cos()
+
+
+def test_a_network_that_enlarges_roundings_is_judged_by_its_own(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = Deployable(Enlarger(), "none")
+    x = np.random.default_rng(0).standard_normal((1, 3, 32, 32), dtype=np.float32)
+    logits = network.logits(torch.from_numpy(x))
+    own = own_rounding(network, x, logits)
+    assert own > MAX_ERROR  # a case for it
+    report = export_model(Enlarger(), DESCRIBED, ExportOptions(save_dir=tmp_path, output_op="none"))
+    assert all(check.is_fine for check in report.checks)
+    above = [check for check in report.checks if check.error > MAX_ERROR]
+    assert all("the network's own rounding" in str(check) for check in above)
+
+
+def test_roundings_excuse_no_wrong_export(segmenter: Deployed) -> None:
+    """Off by far more than its rounding, and off where the rounding is not finite."""
+    torch.manual_seed(5)
+    x = np.random.default_rng(0).standard_normal((1, 3, 32, 32), dtype=np.float32)
+    network = Deployable(TinySegmenter(), "argmax")
+    check = verify(network, segmenter, "fp32", [("x", [x])])[0]
+    assert 0 < check.own_rounding < 1e-5
+    assert not check.is_fine
+    assert own_rounding(network, x * np.float32(np.inf), network.logits(torch.from_numpy(x))) == 0.0
 
 
 RELOAD = """

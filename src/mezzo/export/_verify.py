@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,10 @@ from mezzo.infer import Deployed, EngineOptions, OutputOp, load_engine
 
 #: Largest error of a float32 export: rounding in another order.
 MAX_ERROR = 1e-4
+#: Networks that enlarge roundings (batch norms after a few steps of training) differ from themselves in float64 by more than
+#: that. Their exports may differ by as many times this: folded batch norms round every weight once more, and then all the
+#: sums. Measured: 8 times for a PP-LiteSeg after 20 steps, whose own rounding is 7e-4.
+OWN_ROUNDINGS = 16
 #: Smallest share of equal classes that a lowered variant may have.
 MIN_AGREEMENT = {"fp16": 0.98, "bf16": 0.95, "int8": 0.9}
 
@@ -35,9 +40,12 @@ class Check:
     agreement: float
     """Share of equal classes."""
     is_fine: bool
+    own_rounding: float = 0.0
+    """How far the network in float32 is from itself in float64; measured where the error is above MAX_ERROR."""
 
     def __str__(self) -> str:
-        verdict = "" if self.is_fine else "  BEYOND TOLERANCE"
+        own = f" (the network's own rounding: {self.own_rounding:.2e})" if self.own_rounding else ""
+        verdict = own if self.is_fine else f"{own}  BEYOND TOLERANCE"
         return (
             f"{self.precision} {self.engine:12s} {self.inputs:22s} "
             f"max error {self.error:.2e}, same class {self.agreement:8.4%}{verdict}"
@@ -69,17 +77,36 @@ def verify(
             continue
         engine, _ = load_engine(model, EngineOptions(precision=precision, device=_device(precision, kind)), name)
         for what, batches in inputs:
-            error, same = 0.0, []
+            error, own, same = 0.0, 0.0, []
+            is_fine = True
             for images in batches:
                 logits = _logits(network, images)
                 output = torch.from_numpy(engine.run(images))
-                error = max(error, distance(output, logits, model.output_op))
+                off = distance(output, logits, model.output_op)
+                error = max(error, off)
                 same.append(_agreement(output, logits))
+                if precision == "fp32" and off > MAX_ERROR:
+                    own = max(own, own_rounding(network, images, logits))
+                    is_fine = is_fine and off <= OWN_ROUNDINGS * own
             agreement = float(np.mean(same))
             # In float32 the error decides: classes whose logits are all but equal may change places.
-            is_fine = error <= MAX_ERROR if precision == "fp32" else agreement >= needed and math.isfinite(error)
-            checks.append(Check(precision, name, what, error, agreement, is_fine))
+            if precision != "fp32":
+                is_fine = agreement >= needed and math.isfinite(error)
+            checks.append(Check(precision, name, what, error, agreement, is_fine, own))
     return checks
+
+
+def own_rounding(network: Deployable, images: Images, logits: torch.Tensor) -> float:
+    """Return how far the network's logits in float32 are from those in float64, over their standard deviation.
+
+    Not finite logits have no rounding: nothing is excused by them.
+    """
+    exact = copy.deepcopy(network.network).double()
+    with torch.inference_mode():
+        outputs = exact(torch.from_numpy(images).double())
+    right = outputs[0] if isinstance(outputs, list | tuple) else outputs
+    ratio = _over((logits.double() - right).abs().max(), right.std())
+    return ratio if math.isfinite(ratio) else 0.0
 
 
 def _device(precision: str, kind: str) -> str:

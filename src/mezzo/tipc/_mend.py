@@ -74,7 +74,7 @@ def _devices(step: Step, profile: Profile, gpus: int, allow: Allowances) -> Step
     here = f"this machine has {gpus or 'none'}" if gpus != 1 else "this machine has one GPU"
     if step.kind in ("train", "linear") and lacking:
         what = f"GPU{'s' if len(cards) > 1 else ''} {','.join(cards)} asked for, {here}"
-        if allow.strict_devices:
+        if allow.strict_devices or gpus:  # recipes for GPUs are small enough for a CPU where there is no GPU only
             return replace(step, env=env, skip=what)
         if len(cards) > 1 and profile.launcher != "torchrun":
             return replace(step, env=env, skip=f"{what}, and this launcher starts no CPU processes")

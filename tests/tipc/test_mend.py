@@ -1,0 +1,180 @@
+"""What is set right before a plan is run, and what is refused."""
+
+import sys
+
+import pytest
+from tipc_plans import plan_of, step
+
+from mezzo.tipc import PROFILES, Allowances, ConfigError, make_plan, mend
+from mezzo.tipc._mend import interpreter_works
+
+CONFIG = "\n".join(
+    """===train_params===
+model_name:net
+python:python3.7
+gpu_list:0|0,1
+use_gpu:null|null
+cast:null
+--iters:lite_train_lite_infer=5
+--save_dir:
+--batch_size:lite_train_lite_infer=2
+--model_path:null
+train_model_name:best_model/model.pdparams
+train_infer_img_dir:img
+null:null
+##
+trainer:amp_train
+amp_train:tools/train.py --config configs/net/net.yml --precision fp16 --amp_level O1
+pact_train:null
+fpgm_train:null
+distill_train:null
+null:null
+null:null
+##
+===eval_params===
+eval:null
+null:null
+##
+===export_params===
+--save_dir:
+--model_path:
+norm_export:tools/export.py --config configs/net/net.yml
+quant_export:null
+fpgm_export:null
+distill_export:null
+export1:null
+export2:null
+===infer_params===
+infer_model:null
+infer_export:null
+infer_quant:False
+inference:deploy/python/infer.py
+--device:cpu|gpu
+--enable_mkldnn:True
+--cpu_threads:6
+--batch_size:1
+--use_trt:False
+--precision:fp32|fp16
+--config:
+--image_path:img
+--save_log_path:null
+--benchmark:True
+--save_dir:
+--model_name:net
+""".split("\n")
+)
+MODE = "lite_train_lite_infer"
+
+
+def mended(profile="mezzo", gpus=0, text=CONFIG, root=None, works=lambda word, ours: True, mode=MODE, **allow):
+    plan = make_plan(text, mode, PROFILES[profile], "/root")
+    return mend(plan, root=root, gpus=gpus, allow=Allowances(**allow), works=works)
+
+
+def by_name(plan):
+    return {step.name: step for step in plan.steps}
+
+
+def test_a_machine_without_gpu_trains_on_the_cpu_and_skips_gpu_inference(tmp_path):
+    steps = by_name(mended(root=tmp_path))
+    assert steps["train-1"].notices == ("GPU 0 asked for, this machine has none: trained on the CPU",)
+    assert steps["train-2"].notices == ("GPUs 0,1 asked for, this machine has none: trained as 2 CPU processes",)
+    assert "--nproc_per_node=2 tools/train.py" in steps["train-2"].bare
+    assert steps["train-2"].env == {"CUDA_VISIBLE_DEVICES": ""}
+    assert steps["infer-2"].skip == "no GPU"
+    assert steps["infer-1"].skip == ""
+
+
+def test_strict_devices_skip_instead(tmp_path):
+    steps = by_name(mended(root=tmp_path, strict_devices=True))
+    assert steps["train-1"].skip == "GPU 0 asked for, this machine has none"
+    steps = by_name(mended(root=tmp_path, gpus=1))
+    assert steps["train-1"].skip == ""
+    assert steps["train-2"].skip == "GPUs 0,1 asked for, this machine has one GPU"
+
+
+def test_each_command_gets_its_own_cards(tmp_path):
+    steps = by_name(mended(root=tmp_path, gpus=2))
+    assert [steps[name].env.get("CUDA_VISIBLE_DEVICES") for name in ("train-1", "export-1", "train-2", "infer-3")] == [
+        "0",
+        "0",
+        "0,1",
+        "0",
+    ]
+    assert not any(step.skip for step in steps.values())
+
+
+def test_launchers_of_others_cannot_start_cpu_processes(tmp_path):
+    steps = by_name(mended("seg", root=tmp_path))
+    assert (
+        steps["train-2"].skip == "GPUs 0,1 asked for, this machine has none, and this launcher starts no CPU processes"
+    )
+
+
+def test_several_hosts_are_left_to_a_scheduler(tmp_path):
+    text = CONFIG.replace("gpu_list:0|0,1", "gpu_list:192.168.0.1,192.168.0.2;0,1")
+    step = mended(root=tmp_path, gpus=2, text=text).steps[0]
+    assert step.skip == "several hosts: start it there through your scheduler"
+    assert "--nnodes=2 --nproc_per_node=2 --rdzv_backend=c10d --rdzv_endpoint=192.168.0.1:29400" in step.bare
+
+
+def test_an_interpreter_that_is_not_there_is_replaced(tmp_path):
+    steps = by_name(mended(root=tmp_path, works=lambda word, ours: False))
+    assert steps["export-1"].bare.startswith(f"{sys.executable} tools/export.py")
+    assert f"{sys.executable} tools/export.py" in steps["export-1"].status
+    assert steps["export-1"].notices[0].startswith("python3.7 is not installed with mezzo: run by ")
+    assert not interpreter_works("python3.99", False)
+    assert not interpreter_works("no-python", True)
+    assert interpreter_works(sys.executable, False)
+
+
+def test_small_crops_where_prepare_has_put_them(tmp_path):
+    (tmp_path / "configs/net").mkdir(parents=True)
+    assert "net.yml" in mended(root=tmp_path).steps[0].bare
+    (tmp_path / "configs/net/lite_cpu.yml").write_text("")
+    step = mended(root=tmp_path).steps[0]
+    assert "--config configs/net/lite_cpu.yml --precision" in step.bare
+    assert step.notices[-1] == "no GPU: lite_cpu.yml (crops of 128x64) in place of net.yml"
+    assert "net/net.yml" in mended(root=tmp_path, gpus=1).steps[0].bare
+    assert "net/net.yml" in mended(root=tmp_path, mode="whole_train_whole_infer").steps[0].bare
+
+
+def test_every_step_has_a_log_of_its_own(tmp_path):
+    head = "== model_name:m python:python gpu_list:0|1 x:y --epochs:1 --out: --b:1 --p:null latest d:d ##".split()
+    rest = (
+        "trainer:norm_train norm_train:train.py ## == eval:null ## == --s:./x --p: norm_export:e.py ## m:null e:null ##"
+    )
+    text = "\n".join([*head, *rest.split(), *"inference:i.py --g:False --b:1 --m: --i:x --bench:True".split()])
+    plan = mended("tutorial", gpus=2, root=tmp_path, text=text)
+    logs = [step.log for step in plan.steps]
+    assert len(set(logs)) == len(logs) == 6
+    assert plan.steps[2].log in plan.steps[2].text
+
+
+def test_commands_of_the_scripts_themselves_are_left_out_and_named(tmp_path):
+    plan = mended("3d", gpus=1, root=tmp_path)
+    assert all(step.kind != "shell" for step in plan.steps)
+    assert any("rm -rf" in line for line in plan.left_out)
+
+
+def test_unknown_modes_are_refused(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"unknown mode 'lite': the scripts would train at full length; known are lite_train"
+    ):
+        mended(root=tmp_path, mode="lite")
+    assert mended(root=tmp_path, mode="lite", unknown_mode=True).steps
+
+
+def test_texts_that_would_run_more_are_refused(tmp_path):
+    text = CONFIG.replace("tools/train.py --config", "tools/train.py; rm -rf x --config")
+    with pytest.raises(
+        ConfigError, match=r"the command of train-1 holds an unquoted ';', which would run more than one command"
+    ):
+        mended(root=tmp_path, text=text)
+    assert mended(root=tmp_path, text=text, shell=True).steps
+
+
+def test_changes_of_folder_become_one(tmp_path):
+    plan = plan_of(step("train-1", "a"), step("infer-1", "b", enter=("deploy",)), step("train-2", "c", enter=("..",)))
+    done = mend(plan, root=tmp_path, gpus=0, allow=Allowances(), works=lambda word, ours: True)
+    assert [step.enter for step in done.steps] == [(), ("deploy",), ()]

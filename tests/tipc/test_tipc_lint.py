@@ -1,0 +1,83 @@
+"""Findings about configuration texts: each has a text that it is about."""
+
+import pytest
+from test_mend import CONFIG, MODE
+
+from mezzo.tipc import PROFILES, lint, make_plan
+
+
+def findings(text, profile="seg", mode=MODE):
+    return [str(each) for each in lint(text, mode, PROFILES[profile], make_plan(text, mode, PROFILES[profile]))]
+
+
+def test_a_good_text_has_none_but_what_the_matrix_leaves_out():
+    assert all("left out" in line for line in findings(CONFIG))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("\n", "\r\n", "warning: CR at the ends of lines"),
+        ("===train_params===", "\ufeff===train_params===", "warning: line 1: the text begins with a byte order mark"),
+        ("python:python3.7", "\npython:python3.7", "warning: line 3: an empty line does not count"),
+        ("null:null\n##\ntrainer", "# a comment\ntrainer", "warning: line 13: there are no comments"),
+        ("python:python3.7", "python:python3.7 ", "error: line 3: blanks around the value 'python3.7 '"),
+        (
+            "--model_path:null",
+            "--model_path:https://x.y",
+            "warning: line 10: only what stands before the second colon is read: 'https'",
+        ),
+        ("eval:null", "eval", "warning: line 24: no colon: the whole line 'eval' is a key without value"),
+        ("--iters:lite_train_lite_infer=5", "--iters:5", "warning: line 7: no epochs or iterations for mode"),
+        ("--batch_size:lite_train_lite_infer=2", "--batch_size:x=2", "warning: line 9: no batch size for mode"),
+        (
+            "gpu_list:0|0,1",
+            "gpu_list:0,1,2,3,4,5,6,7,8",
+            "error: line 4: '0,1,2,3,4,5,6,7,8' is taken for hosts because of its length",
+        ),
+        (
+            "gpu_list:0|0,1",
+            "gpu_list:1.1.1.1,2.2.2.2;0,1",
+            "warning: line 4: the addresses of '1.1.1.1,2.2.2.2;0,1' are too short",
+        ),
+        ("--save_log_path:null", "--save_log_path:x", "warning: line 49: this value is never passed on"),
+        ("tools/train.py", "tools/train.py; rm", "error: the command of train-1 holds an unquoted ';'"),
+        ("trainer:amp_train", "trainer:", "error: nothing is planned in mode"),
+    ],
+)
+def test_what_is_found(old, new, expected):
+    assert old in CONFIG
+    lines = findings(CONFIG.replace(old, new) if old == "\n" else CONFIG.replace(old, new, 1))
+    assert any(line.startswith(expected) for line in lines), lines
+
+
+def test_forms_that_do_not_fit():
+    assert any(
+        "does not have the form of profile 'ocr' (standard-51): it looks like seg-52" in line
+        for line in findings(CONFIG, "ocr")
+    )
+    cut = "\n".join(CONFIG.split("\n")[:40])
+    assert any(line.startswith("warning: 40 lines that count, the form has 52") for line in findings(cut))
+    late = CONFIG.replace("model_name", "\n\n\nmodel_name", 1)
+    assert any("only the first 51 lines of the file are read" in line for line in findings(late, "seg-2022-04"))
+    assert any("unknown mode 'x'" in line for line in findings(CONFIG, mode="x"))
+
+
+def test_what_repositories_ignore():
+    assert any("ignores the epochs" in line for line in findings(CONFIG, "clas"))
+    text = "\n".join(
+        ["=="] + [f"k{i}:v" for i in range(11)] + ["trainer:n", "n:t.py", "##", "==", "e:n", "##", "=="] + ["k:v"] * 14
+    )
+    lines = findings(text, "tutorial")
+    assert any("--data-path is read by nobody" in line for line in lines)
+    assert any("use-gpu is read by nobody" in line for line in lines)
+    assert any("the image is passed in whole_infer only" in line for line in lines)
+
+
+def test_failures_of_the_script_itself():
+    text = CONFIG.replace("infer_export:null", "infer_export:strange")
+    assert any("unknown inference mode 'strange' in line 38" in line for line in findings(text, "det", "whole_infer"))
+    assert any(
+        "no inference model is named" in line
+        for line in findings("\n".join(["=="] + ["k:null"] * 55), "rs", "whole_infer")
+    )
