@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.export import ExportedProgram
 
 from mezzo.infer import Deployed, DeployError
 from mezzo.infer._program import checked_archive, is_arithmetic, load_program
@@ -225,3 +226,20 @@ def test_whatever_passes_cannot_do_more_than_compute(text: str) -> None:
         except Exception:  # noqa: BLE001  # sizes that are not there, a division by zero: harmless
             return
         assert not callable(value) or value in names.values()
+
+
+def test_sizes_of_results_are_read_only_where_they_are_needed(segmenter: Deployed) -> None:
+    """They are expressions that torch takes minutes to read for a large network; running needs none of them."""
+    path = segmenter.folder / "model.pt2"
+    quick, whole = load_program(path), load_program(path, keep_sizes=True)
+
+    def free_sizes(program: ExportedProgram) -> int:
+        values = (node.meta.get("val") for node in program.graph.nodes if node.op == "call_function")
+        return sum(
+            isinstance(size, torch.SymInt) for value in values if hasattr(value, "shape") for size in value.shape
+        )
+
+    assert free_sizes(quick) == 0 < free_sizes(whole)
+    for size in ((1, 3, 16, 16), (2, 3, 24, 40), (1, 3, 17, 23)):
+        images = torch.randn(size)
+        assert torch.equal(quick.module()(images), whole.module()(images))

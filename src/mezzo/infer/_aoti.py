@@ -66,7 +66,7 @@ def _built(program: Path) -> Path:
         package.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         part = package.with_name(f"{package.stem}-{os.getpid()}.pt2")
         try:
-            torch._inductor.aoti_compile_and_package(load_program(program), package_path=str(part))
+            torch._inductor.aoti_compile_and_package(load_program(program, keep_sizes=True), package_path=str(part))
             os.replace(part, package)
         except Exception as error:  # a compiler fails in many ways; all mean: not here
             reason = " ".join(str(error).split())[:300]

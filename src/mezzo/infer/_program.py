@@ -66,15 +66,20 @@ _ALLOWED = (
 _CONTAINERS = (None, "builtins.tuple", "builtins.list", "builtins.dict")
 
 
-def load_program(path: Path) -> ExportedProgram:
+def load_program(path: Path, *, keep_sizes: bool = False) -> ExportedProgram:
     """Return a program after `checked_archive`.
+
+    Args:
+        path: The file.
+        keep_sizes: Read the sizes of all results between inputs and outputs as expressions of the inputs' sizes. Whoever
+            compiles the program for any size needs them; nobody who runs it does, and torch takes minutes for an OCRNet.
 
     Raises:
         DeployError: It is damaged, or holds what a program of ours does not.
     """
     import torch
 
-    archive = checked_archive(path)
+    archive = checked_archive(path, keep_sizes=keep_sizes)
     try:
         with warnings.catch_warnings():
             # torch 2.11 reads weights in place, from bytes that no one writes to
@@ -85,7 +90,7 @@ def load_program(path: Path) -> ExportedProgram:
         raise DeployError(f"{path}: torch cannot load the program: {reason}; export again with this torch") from error
 
 
-def checked_archive(path: Path) -> io.BytesIO:
+def checked_archive(path: Path, *, keep_sizes: bool = True) -> io.BytesIO:
     """Return an archive of the parts that were looked at, and of nothing else.
 
     A copy, because two readers may see different files in one archive, and a file may change after it was looked at.
@@ -97,7 +102,7 @@ def checked_archive(path: Path) -> io.BytesIO:
     try:
         with zipfile.ZipFile(path) as archive, zipfile.ZipFile(copied, "w", zipfile.ZIP_STORED) as kept:
             for info in archive.infolist():
-                kept.writestr(info.filename, _checked(archive.read(info), info, path))
+                kept.writestr(info.filename, _checked(archive.read(info), info, path, keep_sizes))
     except DeployError:
         raise
     except Exception as error:  # a damaged archive raises what its damage leads to
@@ -107,7 +112,7 @@ def checked_archive(path: Path) -> io.BytesIO:
     return copied
 
 
-def _checked(data: bytes, info: zipfile.ZipInfo, path: Path) -> bytes:
+def _checked(data: bytes, info: zipfile.ZipInfo, path: Path, keep_sizes: bool) -> bytes:
     """Return a part of an archive as it may be loaded."""
     top, _, part = info.filename.partition("/")
     if not _KNOWN.fullmatch(part) or not _NAME.fullmatch(top):
@@ -122,6 +127,8 @@ def _checked(data: bytes, info: zipfile.ZipInfo, path: Path) -> bytes:
         tree = json.loads(data)
         if _GRAPH.fullmatch(part):
             _forget_metadata(tree)
+            if not keep_sizes:
+                _forget_sizes(tree["graph_module"]["graph"])
         _check_json(tree, path)
         return json.dumps(tree).encode()
     return data
@@ -131,6 +138,20 @@ def _forget_metadata(tree: Any) -> None:
     """Take out where each operator came from: no one needs it, and torch looks names up by it."""
     for node in tree["graph_module"]["graph"]["nodes"]:
         node["metadata"] = {}
+
+
+def _forget_sizes(graph: Any) -> None:
+    """Put the sizes that the network was traced with in place of expressions, for all tensors but the inputs."""
+    inputs = {entry["as_tensor"]["name"] for entry in graph["inputs"] if "as_tensor" in entry}
+    for name, tensor in graph["tensor_values"].items():
+        if name not in inputs:
+            for key in ("sizes", "strides"):
+                tensor[key] = [_as_traced(size) for size in tensor[key]]
+
+
+def _as_traced(size: Any) -> Any:
+    hint = size["as_expr"]["hint"] if "as_expr" in size else None
+    return hint or size
 
 
 def _check_samples(data: bytes, path: Path) -> None:

@@ -1,0 +1,159 @@
+"""`mezzo tipc`: the commands, their exit codes, and every line they complain with."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_mend import CONFIG, MODE
+
+from mezzo.cli._app import run
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with a configuration whose commands are small scripts of its own."""
+    monkeypatch.chdir(tmp_path)
+    config = CONFIG.replace("python3.7", Path(sys.executable).name).replace("gpu_list:0|0,1", "gpu_list:-1")
+    (tmp_path / "c.txt").write_text(config)
+    for name in ("tools/train.py", "tools/export.py", "deploy/python/infer.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("import sys; print(sys.argv)")
+    return tmp_path
+
+
+def test_a_plan_as_text_json_and_shell(here, capsys):
+    assert run(["tipc", "plan", "c.txt", MODE, "--profile", "seg"]) == 0
+    text = capsys.readouterr().out
+    assert "net, mode lite_train_lite_infer, profile seg (as asked for): 4 steps" in text
+    assert "skipped: no GPU" in text or "infer-2" in text
+    assert run(["tipc", "plan", "c.txt", MODE, "--compat", "--format", "json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert [step["kind"] for step in plan["steps"]] == ["train", "export", "infer", "infer"]
+    assert run(["tipc", "plan", "c.txt", MODE, "--compat", "--format", "shell"]) == 0
+    script = capsys.readouterr().out
+    checked = subprocess.run(["bash", "-n", "-c", script], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_a_run_ends_with_its_status_and_a_page(here, capsys):
+    assert run(["tipc", "run", "c.txt", MODE, "--profile", "seg"]) == 0
+    out = capsys.readouterr().out
+    assert "Run successfully with command - net - " in out
+    page = here / f"test_tipc/output/net/{MODE}/c/report.html"
+    assert f"report: {page}" in out
+    assert page.with_suffix(".xml").is_file()
+    (here / "tools/export.py").write_text("raise SystemExit(4)")
+    assert run(["tipc", "run", "c.txt", MODE, "--profile", "seg", "--json"]) == 1
+    captured = capsys.readouterr()
+    records = [json.loads(line) for line in captured.out.splitlines()]
+    assert {record["step"]: record["status"] for record in records}["export-1"] == "failed"
+    assert [record["reason"] for record in records if record["step"] == "infer-1"] == ["export-1 failed"]
+
+
+def test_a_dry_run_runs_nothing(here, capsys):
+    assert run(["tipc", "run", "c.txt", MODE, "--profile", "seg", "--dry-run"]) == 0
+    assert "train-1" in capsys.readouterr().out
+    assert not (here / "test_tipc").exists()
+    assert run(["tipc", "run", "c.txt", MODE, "--profile", "seg", "--compat", "--dry-run"]) == 0
+    assert "tools/train.py" in capsys.readouterr().out
+
+
+def test_nothing_to_do_is_three(here, capsys):
+    (here / "c.txt").write_text(CONFIG.replace("trainer:amp_train", "trainer:"))
+    assert run(["tipc", "run", "c.txt", MODE, "--profile", "seg"]) == 3
+    assert "nothing is planned in mode lite_train_lite_infer; 'mezzo tipc lint' says why" in capsys.readouterr().err
+    assert run(["tipc", "run", "c.txt", MODE, "--profile", "seg", "--compat"]) == 3
+
+
+def test_a_script_that_ends_by_itself_is_one(here, capsys):
+    (here / "c.txt").write_text("\n".join(["=="] + ["k:null"] * 55))
+    assert run(["tipc", "run", "c.txt", "whole_infer", "--profile", "rs"]) == 1
+    assert "no inference model is named in the configuration" in capsys.readouterr().err
+    assert run(["tipc", "run", "c.txt", "whole_infer", "--profile", "rs", "--compat"]) == 1
+    assert "no inference model is named in the configuration" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "none.txt", MODE], "cannot read configuration 'none.txt': No such file or directory"),
+        (["run", "c.txt", "lite"], "unknown mode 'lite'"),
+        (["run", "c.txt", MODE, "--jobs", "0"], "--jobs 0: must be at least 1"),
+        (["run", "c.txt", MODE, "--step-limit", "0"], "--step-limit 0: must be more than 0 seconds"),
+        (["run", "c.txt", MODE, "--total-limit", "-1"], "--total-limit -1: must be more than 0 seconds"),
+        (["plan", "c.txt", MODE, "--format", "xml"], "unknown --format 'xml'"),
+        (["lint", "c.txt", MODE, "--profile", "x"], "unknown profile 'x'"),
+        (["report", "nowhere"], "nowhere"),
+        (["matrix", "c.txt", "--slurm", "--ray"], "--slurm and --ray: give one of them"),
+        (["prepare", "c.txt", MODE], "net"),
+    ],
+)
+def test_bad_input_is_two_and_one_line(words, message, here, capsys):
+    assert run(["tipc", *words]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_lint_says_what_is_odd(here, capsys):
+    assert run(["tipc", "lint", "c.txt", MODE]) == 0
+    assert "profile seg, by the text's form (seg-52)" in capsys.readouterr().out
+    (here / "c.txt").write_text(CONFIG.replace("python3.7", "python3.7 "))
+    assert run(["tipc", "lint", "c.txt", MODE]) == 1
+    assert "error: line 3: blanks around the value" in capsys.readouterr().out
+
+
+def test_many_configurations_one_page(here, capsys):
+    (here / "bad.txt").write_text("nothing\n")
+    assert run(["tipc", "matrix", "bad.txt", "c.txt", "--out", "page"]) == 2
+    out = capsys.readouterr().out
+    assert "[1/2] bad.txt" in out
+    assert "cannot tell which profile" in out
+    assert f"report: {here}/page/report.html" in out
+    assert (here / "page/report.html").is_file()
+    (here / "tools/train.py").write_text("raise SystemExit(4)")
+    assert run(["tipc", "matrix", "c.txt", "--out", "page"]) == 1
+    assert run(["tipc", "report", "test_tipc/output", "--out", "all.html"]) == 0
+    assert (here / "all.xml").is_file()
+
+
+def test_a_job_array_for_slurm(here, capsys):
+    (here / "with blank.txt").write_text("==\n")
+    assert (
+        run(["tipc", "matrix", "c.txt", "with blank.txt", "--slurm", "--prepare", "--check", "--step-limit", "60"]) == 0
+    )
+    script = capsys.readouterr().out
+    assert "#SBATCH --array=0-1\n" in script
+    assert "configs=(c.txt 'with blank.txt')" in script
+    assert '-m mezzo tipc prepare "$config" lite_train_lite_infer || exit' in script
+    assert '-m mezzo tipc run --check --step-limit 60 --jobs 1 "$config" lite_train_lite_infer' in script
+    assert subprocess.run(["bash", "-n", "-c", script]).returncode == 0
+
+
+def test_ray_is_asked_for_where_it_is_missing(here, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert run(["tipc", "matrix", "c.txt", "--ray"]) == 2
+    assert "this command needs ray: pip install 'mezzo[ray]'" in capsys.readouterr().err
+
+
+def test_the_scripts_of_the_documents_are_calls_of_it(tmp_path):
+    for script, word in (("prepare.sh", "prepare"), ("test_train_inference_python.sh", "run")):
+        stub = tmp_path / "python"
+        stub.write_text('#!/bin/bash\necho "$@"\n')
+        stub.chmod(0o755)
+        command = ["bash", f"test_tipc/{script}", "a.txt", MODE, "--jobs", "2"]
+        result = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, env={"MEZZO_PYTHON": str(stub), "PATH": "/usr/bin:/bin"}
+        )
+        assert result.stdout == f"-m mezzo tipc {word} a.txt {MODE} --jobs 2\n"
+
+
+def test_python_m_mezzo_is_the_command():
+    result = subprocess.run([sys.executable, "-m", "mezzo", "tipc", "--help"], capture_output=True, text=True)
+    assert result.returncode == 0
+    assert "matrix" in result.stdout
