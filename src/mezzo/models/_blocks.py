@@ -13,8 +13,13 @@ Padding = int | Literal["same"]
 
 
 def _missing(size: int, kernel: int, stride: int) -> int:
-    """Return by how much a side has to grow; written so that free sizes stay short expressions in an export."""
-    return kernel - stride + -size % stride if kernel >= stride else max(-size % stride + kernel - stride, 0)
+    """Return by how much a side has to grow.
+
+    Written so that in an export the padded side is an expression in which a free size stands once, not twice: sizes of
+    deep networks would double with every stride.
+    """
+    grown = (size + stride - 1) // stride * stride + kernel - stride - size
+    return grown if kernel >= stride else max(grown, 0)
 
 
 def pad_same(x: Tensor, kernel: int, stride: int) -> Tensor:
