@@ -102,6 +102,34 @@ def test_a_cpu_without_half_arithmetic_is_no_failure_but_no_proof(tmp_path):
     assert result[1]["white operators of train-1 in half"]["passed"] is False
 
 
+def test_a_comparison_that_cannot_be_made_costs_nothing_else(tmp_path, monkeypatch):
+    from mezzo.tipc import _agreement
+
+    def broken(folder):
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(_agreement, "exported_folder", lambda record: tmp_path)
+    monkeypatch.setattr(_agreement, "agreement", broken)
+    _, checks, _, _ = certificate(tmp_path, training(FALLING), training(FALLING), gpus="one")
+    assert checks["CPU against GPU of export-1"]["text"] == "could not be compared: CUDA out of memory"
+    assert checks["loss curve of train-1"]["passed"]
+
+
+def test_exports_are_found_where_their_command_put_them(tmp_path):
+    from mezzo.tipc import Record
+    from mezzo.tipc._agreement import exported_folder
+
+    def record(command):
+        return Record("export-1", "export", "m", MODE, {}, command, "passed", cwd=str(tmp_path))
+
+    (tmp_path / "e").mkdir()
+    assert exported_folder(record("x --save_dir=e")) is None
+    (tmp_path / "e/deploy.yaml").touch()
+    for option in ("--save_dir=e", "--save-inference-dir e"):
+        assert exported_folder(record(f"x {option} --y")) == tmp_path / "e"
+    assert exported_folder(record("x")) is None
+
+
 def test_memory_is_reported_where_the_log_has_it(tmp_path):
     memory = "max_mem: {} MiB"
     mixed, full = (training(FALLING, more=memory.format(n)) for n in (60, 100))

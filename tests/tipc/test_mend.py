@@ -1,12 +1,15 @@
 """What is set right before a plan is run, and what is refused."""
 
+import json
 import sys
+from pathlib import Path
 
 import pytest
 from tipc_plans import plan_of, step
 
 from mezzo.tipc import PROFILES, Allowances, ConfigError, make_plan, mend
 from mezzo.tipc._mend import interpreter_works
+from mezzo.tipc._print import as_shell
 
 CONFIG = "\n".join(
     """===train_params===
@@ -66,9 +69,25 @@ inference:deploy/python/infer.py
 MODE = "lite_train_lite_infer"
 
 
-def mended(profile="mezzo", gpus=0, text=CONFIG, root=None, works=lambda word, ours: True, mode=MODE, **allow):
-    plan = make_plan(text, mode, PROFILES[profile], "/root")
-    return mend(plan, root=root, gpus=gpus, allow=Allowances(**allow), works=works)
+def always(word, ours):
+    return True
+
+
+def mended(
+    profile="mezzo",
+    gpus=0,
+    text=CONFIG,
+    root=None,
+    works=always,
+    mode=MODE,
+    gpu_id="",
+    folder="",
+    visible=None,
+    **allow,
+):
+    plan = make_plan(text, mode, PROFILES[profile], "/root", gpu_id)
+    given = {"folder": folder, "visible": visible, "works": works}
+    return mend(plan, root=root, gpus=gpus, allow=Allowances(**allow), **given)
 
 
 def by_name(plan):
@@ -131,7 +150,9 @@ def test_an_interpreter_that_is_not_there_is_replaced(tmp_path):
 def test_small_crops_where_prepare_has_put_them(tmp_path):
     (tmp_path / "configs/net").mkdir(parents=True)
     assert "net.yml" in mended(root=tmp_path).steps[0].bare
-    (tmp_path / "configs/net/lite_cpu.yml").write_text("")
+    (tmp_path / "configs/net/lite_cpu.yml").write_text("_base_: other.yml")  # of another recipe in the folder
+    assert "net/net.yml" in mended(root=tmp_path).steps[0].bare
+    (tmp_path / "configs/net/lite_cpu.yml").write_text("_base_: net.yml")
     step = mended(root=tmp_path).steps[0]
     assert "--config configs/net/lite_cpu.yml --precision" in step.bare
     assert step.notices[-1] == "no GPU: lite_cpu.yml (crops of 128x64) in place of net.yml"
@@ -172,6 +193,63 @@ def test_texts_that_would_run_more_are_refused(tmp_path):
     ):
         mended(root=tmp_path, text=text)
     assert mended(root=tmp_path, text=text, shell=True).steps
+
+
+def test_a_bar_is_a_blank_and_never_a_pipe(tmp_path):
+    text = CONFIG.replace("tools/train.py --config", "tools/train.py | touch x --config")
+    step = mended(root=tmp_path, text=text).steps[0]
+    assert "tools/train.py   touch x --config" in step.bare
+    assert "|" not in step.bare + step.text + step.status
+
+
+def test_the_card_of_the_command_line_is_kept(tmp_path):
+    text = CONFIG.replace("infer_model:null", "infer_model:m")
+    plan = mended(root=tmp_path, text=text, mode="whole_infer", gpus=4, gpu_id="3")
+    assert {step.env["CUDA_VISIBLE_DEVICES"] for step in plan.steps} == {"3"}
+
+
+def test_cards_are_counted_among_those_a_scheduler_has_given(tmp_path):
+    steps = by_name(mended(root=tmp_path, gpus=2, visible="5,GPU-ab"))
+    assert [steps[name].env["CUDA_VISIBLE_DEVICES"] for name in ("train-1", "train-2", "infer-3")] == [
+        "5",
+        "5,GPU-ab",
+        "5",
+    ]
+
+
+def test_logs_lie_in_the_run_s_own_folder_and_have_their_documented_names(tmp_path):
+    plan = mended(root=tmp_path, gpus=2, folder="./runs/c")
+    assert all(step.log.startswith("./runs/c/") for step in plan.steps)
+    step = by_name(plan)["infer-1"]
+    name = "python_infer_cpu_gpu_0_usemkldnn_True_threads_6_precision_fp32_batchsize_1.log"
+    assert step.known_as == f"./test_tipc/output/net/{MODE}/{name}"
+    assert f"> ./runs/c/{name} 2>&1" in step.text
+    assert step.status.endswith(f" - ./runs/c/{name}  ")
+
+
+def test_logs_of_commands_that_run_in_another_folder_are_seen_from_there(tmp_path):
+    examples = (Path(__file__).parent / "examples.jsonl").read_text().splitlines()
+    passl = next(each for each in map(json.loads, examples) if each["profile"] == "passl")
+    plan = mended("passl", root=tmp_path, gpus=1, text=passl["config"], folder="./runs/c")
+    step = next(step for step in plan.steps if step.kind == "infer")
+    assert step.enter == ("deploy",)
+    assert step.known_as.startswith("log/lvvit_tiny/")
+    assert f"> ../{step.log.removeprefix('./')} 2>&1" in step.text
+
+
+def test_interpreters_in_folders_with_blanks_are_quoted(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/my dir/python")
+    step = mended(root=tmp_path, works=lambda word, ours: False).steps[0]
+    assert step.bare.startswith("'/my dir/python' tools/train.py")
+
+
+def test_a_mended_plan_as_shell_starts_every_step_from_the_root(tmp_path):
+    examples = (Path(__file__).parent / "examples.jsonl").read_text().splitlines()
+    clas = next(each for each in map(json.loads, examples) if each["profile"] == "clas" and each["mode"] == MODE)
+    script = as_shell(mended("clas", root=tmp_path, gpus=1, text=clas["config"]))
+    lines = [line for line in script.splitlines() if line.startswith("(")]
+    assert any(line.startswith("( export CUDA_VISIBLE_DEVICES=0; cd deploy; ") for line in lines)
+    assert all(line.endswith(" )") for line in lines)
 
 
 def test_changes_of_folder_become_one(tmp_path):

@@ -87,6 +87,8 @@ def test_a_script_that_ends_by_itself_is_one(here, capsys):
         (["run", "c.txt", MODE, "--total-limit", "-1"], "--total-limit -1: must be more than 0 seconds"),
         (["plan", "c.txt", MODE, "--format", "xml"], "unknown --format 'xml'"),
         (["lint", "c.txt", MODE, "--profile", "x"], "unknown profile 'x'"),
+        (["run", "c.txt", MODE, "--compat", "--resume"], "--compat and --resume: the scripts know nothing like it"),
+        (["run", "c.txt", MODE, "--compat", "--jobs", "2"], "--compat and --jobs: the scripts know nothing like it"),
         (["report", "nowhere"], "nowhere"),
         (["matrix", "c.txt", "--slurm", "--ray"], "--slurm and --ray: give one of them"),
         (["prepare", "c.txt", MODE], "net"),
@@ -119,6 +121,29 @@ def test_many_configurations_one_page(here, capsys):
     assert run(["tipc", "matrix", "c.txt", "--out", "page"]) == 1
     assert run(["tipc", "report", "test_tipc/output", "--out", "all.html"]) == 0
     assert (here / "all.xml").is_file()
+
+
+def test_one_status_for_many():
+    from mezzo.tipc._many import _worst
+
+    assert [_worst(each) for each in ([0, 3], [3, 3], [0, 1], [0, 2], [0, -9], [0, 137], [1, 143], [0, 130], [])] == [
+        0, 3, 1, 2, 1, 1, 143, 130, 0,
+    ]  # fmt: skip
+
+
+def test_configurations_of_all_models_and_modes_have_folders_of_their_own():
+    from mezzo.tipc import PROFILES, make_plan
+    from mezzo.tipc._certify import run_folder
+
+    for profile in ("mezzo", "template", "ocr-2022"):
+        plans = [
+            make_plan(CONFIG.replace("model_name:net", f"model_name:{model}"), mode, PROFILES[profile])
+            for model in ("a", "b")
+            for mode in (MODE, "whole_infer")
+        ]
+        folders = [run_folder(plan, Path(name)) for plan in plans for name in ("x/one.txt", "y/two.txt")]
+        assert len(set(folders)) == 8
+    assert run_folder(make_plan(CONFIG, MODE, PROFILES["mezzo"]), Path("c.txt")) == f"./test_tipc/output/net/{MODE}/c"
 
 
 def test_a_job_array_for_slurm(here, capsys):

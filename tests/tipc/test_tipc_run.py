@@ -2,11 +2,13 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -190,6 +192,93 @@ def test_resuming_skips_what_passed_and_nothing_else(tmp_path):
     assert not records["train-1"].resumed
 
 
+def test_resuming_runs_again_what_follows_a_step_that_ran_again(tmp_path):
+    """The training's folder is gone: its export is there still, of weights that are not."""
+    train = step("train-1", "mkdir -p save; touch save/w", checkpoint="save/w")
+    export = step("export-1", "echo x >> exported", needs=["train-1"])
+    plan = plan_of(train, export)
+    run_here(tmp_path, plan)
+    shutil.rmtree(tmp_path / "save")
+    _, records, _ = run_here(tmp_path, plan, resume=True)
+    assert [record.resumed for record in records.values()] == [False, False]
+    assert (tmp_path / "exported").read_text() == "x\nx\n"
+    (tmp_path / "out/export-1.log").unlink()
+    _, records, _ = run_here(tmp_path, plan, resume=True)
+    assert [record.resumed for record in records.values()] == [True, False]
+
+
+def test_an_export_whose_files_are_gone_is_run_again(tmp_path):
+    command = "mkdir -p output/e; touch output/e/deploy.yaml; echo --save_dir output/e"
+    plan = replace(plan_of(step("export-1", command)), profile="mezzo")
+    run_here(tmp_path, plan)
+    assert run_here(tmp_path, plan, resume=True)[1]["export-1"].resumed
+    (tmp_path / "output/e/deploy.yaml").unlink()
+    assert not run_here(tmp_path, plan, resume=True)[1]["export-1"].resumed
+
+
+def test_weights_under_the_other_name_are_taken_also_after_resuming(tmp_path):
+    train = step("train-1", "mkdir -p s/iter_5; touch s/iter_5/w", checkpoint="./s/best/w", fallback="iter_5/w")
+    plan = plan_of(
+        train, step("export-1", "test -e ./s/best/w", needs=["train-1"]), step("infer-1", "false", needs=["export-1"])
+    )
+    _, records, _ = run_here(tmp_path, plan)
+    assert records["export-1"].status == "passed"
+    assert records["export-1"].command == "test -e ./s/iter_5/w"
+    assert "test -e ./s/iter_5/w" in (tmp_path / "out/results_python.log").read_text()
+    _, records, _ = run_here(tmp_path, plan, resume=True)
+    assert records["export-1"].resumed
+
+
+def test_a_log_is_found_by_its_documented_name(tmp_path):
+    (tmp_path / "known").mkdir()
+    (tmp_path / "known/a.log").write_text("of another run")
+    run_here(tmp_path, plan_of(step("train-1", "echo new", known_as="known/a.log")))
+    assert (tmp_path / "known/a.log").is_symlink()
+    assert (tmp_path / "known/a.log").read_text() == "new\n"
+
+
+def test_the_script_s_own_verdict_is_kept_beside_ours(tmp_path):
+    plan = plan_of(
+        step("train-1", "mkdir s; touch s/train.log; exit 1", judged_by="s/train.log"),
+        step("train-2", "true", judged_by="s/none*.log"),
+        step("train-3", "true"),
+    )
+    _, records, _ = run_here(tmp_path, plan)
+    assert [(record.status, record.old_verdict) for record in records.values()] == [
+        ("failed", True),
+        ("passed", False),
+        ("passed", None),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("embedded null byte"), "could not be run: embedded null byte"),
+        (OSError(7, "Argument list too long"), "could not be run: Argument list too long"),
+        (RuntimeError("a defect"), "the runner itself failed, see its error output"),
+    ],
+)
+def test_whatever_happens_to_a_step_leaves_a_record(error, reason, tmp_path, monkeypatch):
+    def broken(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr("mezzo.tipc._run.run_command", broken)
+    result, records, _ = run_here(tmp_path, plan_of(step("train-1", "true")))
+    assert result == 1
+    assert records["train-1"].reason == reason
+
+
+def test_output_that_nobody_reads_any_more_stops_nothing(tmp_path):
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb", buffering=0) as echo:
+        ended = run_command("seq 99999", env=dict(os.environ), cwd=tmp_path, log=tmp_path / "log", echo=echo)
+    assert ended.code == 0
+    assert (tmp_path / "log").read_text().endswith("99999\n")
+
+
 def test_the_code_s_hash_knows_sources_not_results(tmp_path):
     (tmp_path / "a.py").write_text("1")
     first = code_hash(tmp_path)
@@ -226,7 +315,7 @@ def _wait_for(path):
     pytest.fail(f"{path} never came")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_leaves_a_complete_record_and_no_orphan(number, code, tmp_path):
     from mezzo.tipc._load import load_run
 

@@ -130,6 +130,9 @@ def test_unknown_profiles_and_files_are_refused(tmp_path):
         choose_profile("sge", "", tmp_path)
     with pytest.raises(ConfigError, match=r"cannot read configuration '.*nowhere.txt': No such file or directory"):
         read_config(tmp_path / "nowhere.txt")
+    (tmp_path / "nul").write_bytes(b"a\0b")
+    with pytest.raises(ConfigError, match="holds a NUL byte: it is no text"):
+        read_config(tmp_path / "nul")
     (tmp_path / "big").write_bytes(b"x" * (1 << 20) + b"y")
     with pytest.raises(ConfigError, match="larger than 1 MiB"):
         read_config(tmp_path / "big")
@@ -183,7 +186,7 @@ def test_a_plan_with_odd_steps_is_refused():
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.text("ab ;&`$()\"'\\", max_size=10))
+@given(st.text("ab ;&|`$()\"'\\", max_size=10))
 def test_texts_that_are_let_pass_run_one_command_only(text):
     """Independent judge: bash's own parser, asked for the number of commands of a text it does not run."""
     if dangerous(text) or any(char in text for char in "()<>") or not text.strip():
@@ -205,5 +208,8 @@ def test_dangerous_characters_count_outside_of_quotes_only():
     assert dangerous('a "$(b)"') == ["$("]
     assert dangerous("a `b`") == ["`", "`"]
     assert dangerous("a '`b`' \\; c") == []
+    assert dangerous("a | b") == ["|"]
+    assert dangerous("true $'\\''; touch x #'") != []
+    assert dangerous("cat <(b) >(c)") == ["<(", ">("]
     assert words("a 'b c' \"d\"") == ("a", "b c", "d")
     assert words("a 'b") == ()

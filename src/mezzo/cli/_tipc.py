@@ -97,6 +97,10 @@ def run(
     from mezzo.tipc._run import RunOptions
 
     if compat:
+        others = {"--resume": resume, "--check": check, "--json": as_json, "--strict-devices": strict_devices}
+        others |= {"--jobs": jobs > 1, "--step-limit": bool(step_limit), "--total-limit": bool(total_limit)}
+        if given := [name for name, value in others.items() if value]:
+            raise UsageError(f"--compat and {given[0]}: the scripts know nothing like it; leave one of them out")
         if dry_run:
             return plan(config, mode, gpu_id, profile, True, "shell")
         return run_compat(config, mode, profile, gpu_id)

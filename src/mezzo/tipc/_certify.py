@@ -1,5 +1,6 @@
 """A configuration from its text to its report: what `mezzo tipc run` does."""
 
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,7 +9,7 @@ from mezzo.tipc._compat import run_as_scripts
 from mezzo.tipc._config import choose_profile, read_config
 from mezzo.tipc._machine import this_machine
 from mezzo.tipc._mend import Allowances, mend
-from mezzo.tipc._plan import Plan
+from mezzo.tipc._plan import CVD, Plan
 from mezzo.tipc._planner import make_plan
 from mezzo.tipc._print import as_text
 from mezzo.tipc._run import FAILED, NOTHING, PASSED, RunOptions, Stop, run_plan
@@ -28,9 +29,11 @@ class Request:
     check: bool = False
 
 
-def run_folder(plan: Plan, config: Path, root: Path) -> Path:
-    """Return where the records of a configuration go: two configurations of one model share their logs' folder."""
-    return root / plan.log_dir / config.stem
+def run_folder(plan: Plan, config: Path) -> str:
+    """Return where records and logs of a configuration go, seen from the root: one folder for text, model and mode."""
+    parts = plan.log_dir.split("/")
+    missing = [part for part in (plan.model, plan.mode) if part and part not in parts]
+    return "/".join((plan.log_dir, *missing, config.stem))
 
 
 def run_compat(config: Path, mode: str, profile: str | None, gpu_id: str) -> int:
@@ -71,7 +74,9 @@ def certify(
     profile, why = choose_profile(request.profile, text, root)
     machine = this_machine()
     plan = make_plan(text, request.mode, profile, str(root), request.gpu_id)
-    plan = mend(plan, root=root, gpus=machine.gpus, allow=request.allow)
+    folder = run_folder(plan, request.config)
+    visible = os.environ.get(CVD)
+    plan = mend(plan, root=root, gpus=machine.gpus, allow=request.allow, folder=folder, visible=visible)
     if request.check:
         from mezzo.tipc._checks import with_checks
 
@@ -88,25 +93,24 @@ def certify(
             file=sys.stderr,
         )
         return NOTHING
-    folder = run_folder(plan, request.config, root)
     with view or view_for(plan.steps, as_json) as shown:
         shown.say(f"{plan.model}, {plan.mode}: {len(plan.steps)} steps, profile {profile.name} ({why})")
         result = run_plan(
             plan,
             root=root,
-            folder=folder,
+            folder=root / folder,
             config=request.config,
             config_text=text,
             machine=machine,
             options=request.options,
             view=shown,
         )
-        if request.check:
+        if request.check and result in (PASSED, FAILED):
             from mezzo.tipc._checks import write_certificate
 
-            result = max(result, write_certificate(folder, shown.say)) if result in (PASSED, FAILED) else result
+            result = max(result, write_certificate(root / folder, shown.say))
         from mezzo.tipc._report import write_reports
 
-        _, page = write_reports(folder)
+        _, page = write_reports(root / folder)
         shown.say(f"report: {page}")
     return result

@@ -4,12 +4,12 @@ import glob
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from mezzo.tipc._plan import Plan, Step
-from mezzo.tipc._process import Ended, run_command
+from mezzo.tipc._process import Ended, environment, run_command, training_logs
 from mezzo.tipc._status import append_line, banner, status_line
 from mezzo.tipc._text import evaluated
 
@@ -34,7 +34,7 @@ def run_as_scripts(
         append_line(status_file, banner(plan))
     elif plan.model or plan.steps:
         status_file.parent.mkdir(parents=True, exist_ok=True)
-    folder, index = root, 0
+    folder, index, replanned = root, 0, False
     while index < len(plan.steps) and not stop():
         step = _expanded(plan.steps[index], folder)
         for change in step.enter:  # a change that fails leaves the script where it is
@@ -47,8 +47,8 @@ def run_as_scripts(
             print(line, flush=True)
             append_line(status_file, line)
         done.append((step, ended, passed))
-        if step.fallback and not (folder / step.checkpoint).is_file():
-            plan = replan(step.name)
+        if step.fallback and not replanned and not (folder / step.checkpoint).is_file():
+            plan, replanned = replan(step.name), True  # the script keeps the other name from then on
         index += 1
     return done
 
@@ -61,16 +61,6 @@ def _expanded(step: Step, folder: Path) -> Step:
     return step.reworded(step.pattern, " ".join(found)) if found else step
 
 
-def _environment(env: Mapping[str, str | None]) -> dict[str, str]:
-    merged = dict(os.environ)
-    for name, value in env.items():
-        if value is None:
-            merged.pop(name, None)
-        else:
-            merged[name] = value
-    return merged
-
-
 def _run(step: Step, folder: Path, stop: Callable[[], str]) -> Ended:
     command = evaluated(step.text)
     log = folder / step.log if step.output in ("tee", "file") else None
@@ -79,7 +69,7 @@ def _run(step: Step, folder: Path, stop: Callable[[], str]) -> Ended:
         command, log = f"{command} > {step.log} 2>&1", None
     sys.stdout.flush()
     ended = run_command(
-        command, env=_environment(step.env), cwd=folder, log=log, limit=step.time_limit, stop=stop, echo=echo
+        command, env=environment(step), cwd=folder, log=log, limit=step.time_limit, stop=stop, echo=echo
     )
     if step.output in ("text", "file") and step.log:
         _show(folder / step.log)
@@ -99,17 +89,15 @@ def _show(log: Path) -> None:
 
 
 def _judged(step: Step, ended: Ended, folder: Path) -> bool:
-    """Return the scripts' own verdict: of some, the exit status of copying a training log."""
-    if not step.judged_by:
+    """Return the scripts' own verdict: of some, the exit status of copying a training log, which is done here."""
+    found = training_logs(step, folder)
+    if found is None:
         return ended.code == 0
-    found = sorted(glob.glob(step.judged_by, root_dir=folder)) if "*" in step.judged_by else [step.judged_by]
     try:
-        text = b"".join((folder / name).read_bytes() for name in found)
-        if not found:
-            return False
-        if step.copied_to:
+        text = b"".join(path.read_bytes() for path in found)
+        if found and step.copied_to:
             with (folder / step.copied_to).open("ab") as file:
                 file.write(text)
     except OSError:
         return False
-    return True
+    return bool(found)

@@ -13,6 +13,8 @@ LITE_MODES = ("lite_train_lite_infer", "lite_train_whole_infer")
 MODES = (*LITE_MODES, "whole_train_whole_infer", "whole_infer", "klquant_whole_infer", "benchmark_train")
 _TO_STATIC = re.compile(r"\bto_static_train_benchmark_params\b")
 _MOST_BYTES = 1 << 20
+LITE_CPU = "lite_cpu.yml"
+"""The small variant of a recipe that `prepare` writes beside it on a machine without GPU."""
 
 
 class ConfigError(MezzoError):
@@ -54,6 +56,8 @@ def read_config(path: Path) -> str:
         raise ConfigError(f"cannot read configuration '{path}': {error.strerror}") from None
     if len(data) > _MOST_BYTES:
         raise ConfigError(f"configuration '{path}' is larger than 1 MiB; a TIPC text has some fifty lines")
+    if b"\0" in data:
+        raise ConfigError(f"configuration '{path}' holds a NUL byte: it is no text")
     return data.decode("utf-8", "replace")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mezzo._version import version_of
 
-_SKIPPED = {"node_modules", "build", "output", "data", "site-packages", "__pycache__"}
+_SKIPPED = {"node_modules", "build", "output", "extra_output", "log", "data", "site-packages", "__pycache__"}
 _HASHED = {".py", ".yml", ".yaml", ".sh", ".txt", ".cpp", ".cu"}
 
 
@@ -78,5 +78,5 @@ def _sources(root: Path) -> Iterator[Path]:
         folders[:] = [name for name in kept if not (Path(folder) / name / "pyvenv.cfg").exists()]
         for name in names:
             path = Path(folder) / name
-            if path.suffix in _HASHED and path.is_file():
+            if path.suffix in _HASHED and path.is_file() and os.access(path, os.R_OK):
                 yield path

@@ -65,9 +65,11 @@ def _one(many: Many, config: Path, root: Path, say: Say) -> int:
 
 def _worst(results: list[int]) -> int:
     """Return one status for many: an interruption, a failure, bad input, nothing to do, or success."""
-    for worst in (130, 143, FAILED, 2):
+    for worst in (130, 143, 2):
         if worst in results:
             return worst
+    if any(result not in (0, NOTHING) for result in results):
+        return FAILED
     return NOTHING if results and all(result == NOTHING for result in results) else 0
 
 
@@ -79,7 +81,7 @@ def _report(many: Many, root: Path, say: Say) -> None:
             profile, _ = choose_profile(None, text, root)
         except MezzoError:
             continue  # said when it was its turn
-        folder = run_folder(make_plan(text, many.mode, profile, str(root)), config, root)
+        folder = root / run_folder(make_plan(text, many.mode, profile, str(root)), config)
         if (folder / RECORDS).is_file():
             folders.append(folder)
     if folders:
@@ -91,6 +93,11 @@ def _command(many: Many, config: str) -> list[str]:
     flags = [flag for flag, wanted in (("--check", many.check), ("--resume", many.resume)) if wanted]
     limit = ["--step-limit", f"{many.step_limit:g}"] if many.step_limit is not None else []
     return ["-m", "mezzo", "tipc", "run", *flags, *limit, "--jobs", str(many.jobs), config, many.mode]
+
+
+def _commands(many: Many, config: str) -> list[list[str]]:
+    prepare = [["-m", "mezzo", "tipc", "prepare", config, many.mode]] if many.prepare else []
+    return [*prepare, _command(many, config)]
 
 
 def slurm_array(many: Many) -> str:
@@ -121,13 +128,14 @@ def on_ray(many: Many, say: Say) -> int:
 
     root = str(Path.cwd())
 
-    def task(words: list[str]) -> int:
-        return subprocess.run([sys.executable, *words], cwd=root).returncode
+    def task(commands: list[list[str]]) -> int:
+        results = [subprocess.run([sys.executable, *words], cwd=root).returncode for words in commands]
+        return next((result for result in results if result), 0)
 
     ray.init(ignore_reinit_error=True)
     gpus = 1 if ray.cluster_resources().get("GPU", 0) else 0
     remote = ray.remote(num_gpus=gpus, num_cpus=1)(task)
-    results = ray.get([remote.remote(_command(many, str(config))) for config in many.configs])
+    results = ray.get([remote.remote(_commands(many, str(config))) for config in many.configs])
     for config, result in zip(many.configs, results, strict=True):
         say(f"{config}: exit status {result}")
     _report(many, Path(root), say)

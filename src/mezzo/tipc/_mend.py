@@ -2,6 +2,7 @@
 
 import functools
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -9,15 +10,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from posixpath import basename, normpath, relpath
 
-from mezzo.tipc._config import LITE_MODES, MODES, ConfigError
+from mezzo.tipc._config import LITE_CPU, LITE_MODES, MODES, ConfigError
 from mezzo.tipc._plan import CVD, Plan, Step
 from mezzo.tipc._profiles import PROFILES, Profile
 from mezzo.tipc._shell import dangerous
+from mezzo.tipc._text import evaluated
 
 Works = Callable[[str, bool], bool]
 _YAML = re.compile(r"(?<=--config[ =])(\S+)/([^/\s]+\.ya?ml)\b")
-LITE_CPU = "lite_cpu.yml"
 
 
 @dataclass(frozen=True)
@@ -29,38 +31,68 @@ class Allowances:
     strict_devices: bool = False
 
 
-def mend(plan: Plan, *, root: Path, gpus: int, allow: Allowances, works: Works | None = None) -> Plan:
-    """Return the plan as it is run here; raises ConfigError for what must not be run at all."""
+def mend(
+    plan: Plan,
+    *,
+    root: Path,
+    gpus: int,
+    allow: Allowances,
+    folder: str = "",
+    visible: str | None = None,
+    works: Works | None = None,
+) -> Plan:
+    """Return the plan as it is run here.
+
+    Args:
+        plan: What the script would do.
+        root: Where its commands run.
+        gpus: How many this machine shows us.
+        allow: What is let pass.
+        folder: Logs of this run go there, and are known by the documented names as well; empty: the documented ones alone.
+        visible: CUDA_VISIBLE_DEVICES of the runner: card 0 of a plan is the first of these.
+        works: Tells whether an interpreter can be used.
+
+    Raises:
+        ConfigError: It must not be run at all.
+
+    """
     works = works or interpreter_works
     if plan.mode not in MODES and not allow.unknown_mode:
         raise ConfigError(
             f"unknown mode '{plan.mode}': the scripts would train at full length; known are {', '.join(MODES)}"
             " (--allow-unknown-mode to go on)"
         )
+    profile = PROFILES[plan.profile]
+    placed = [_placed(step, plan.steps, index) for index, step in enumerate(plan.steps)]
+    steps = [step for step in placed if step.kind != "shell"]
     if not allow.shell:
-        for step in plan.steps:
+        for step in steps:
             if found := dangerous(step.bare):
                 raise ConfigError(
                     f"the command of {step.name} holds an unquoted {found[0]!r}, which would run more than one command: "
                     f"{step.bare.strip()[:200]} (--allow-shell to run it all the same)"
                 )
-    profile = PROFILES[plan.profile]
-    placed = [replace(step, enter=_folder(plan.steps, index), time_limit=None) for index, step in enumerate(plan.steps)]
-    steps = [step for step in placed if step.kind != "shell"]
-    notices = {
-        step.text: f"left out, as it is no part of the chain: {step.text}"
-        for step in plan.steps
-        if step.kind == "shell"
-    }
-    steps = [_devices(step, profile, gpus, allow) for step in steps]
+    own = dict.fromkeys(f"no part of the chain: {step.text}" for step in plan.steps if step.kind == "shell")
+    steps = [_devices(step, profile, gpus, allow, visible) for step in steps]
     steps = [_interpreter(step, works, profile.launcher == "torchrun") for step in steps]
     if gpus == 0 and plan.mode in LITE_MODES:
         steps = [_small_crops(step, root) for step in steps]
-    steps = _logs(steps, plan.log_dir)
-    return replace(plan, steps=tuple(steps), left_out=(*plan.left_out, *notices.values()))
+    steps = _logs(steps, folder or plan.log_dir)
+    return replace(plan, steps=tuple(steps), left_out=(*plan.left_out, *own), mended=True)
 
 
-def _devices(step: Step, profile: Profile, gpus: int, allow: Allowances) -> Step:
+def _placed(step: Step, steps: Sequence[Step], index: int) -> Step:
+    """Return a step that stands for itself: folder and log from the root, no bars, no limit of the script's."""
+    enter, log = _folder(steps, index), step.log
+    if enter and log and not log.startswith("/"):
+        log = normpath(f"{enter[0]}/{log}")
+        step = step.reworded(step.log, relpath(log, enter[0]))
+    text, bare = evaluated(step.text), evaluated(step.bare)
+    status = step.status if step.status is None else step.status.replace(step.text, text)
+    return replace(step, enter=enter, log=log, text=text, bare=bare, status=status, time_limit=None)
+
+
+def _devices(step: Step, profile: Profile, gpus: int, allow: Allowances, visible: str | None) -> Step:
     """Give a step the cards it needs, or say what it runs on instead."""
     devices = step.labels.get("devices", "")
     cards = [card for card in devices.split(",") if card.isdigit()]
@@ -80,11 +112,18 @@ def _devices(step: Step, profile: Profile, gpus: int, allow: Allowances) -> Step
             return replace(step, env=env, skip=f"{what}, and this launcher starts no CPU processes")
         instead = "trained on the CPU" if len(cards) == 1 else f"trained as {len(cards)} CPU processes"
         return replace(step, env={**env, CVD: ""}, notices=(*step.notices, f"{what}: {instead}"))
-    if cards and not lacking:
-        env[CVD] = devices if step.kind == "train" else cards[0]
-    elif lacking and gpus:
-        env[CVD] = "0"
+    if not cards and gpus and step.env.get(CVD):
+        cards = [step.env[CVD] or ""]  # the card that was asked for on the command line
+    if gpus and cards:
+        used = cards if step.kind == "train" and not lacking else ["0"] if lacking else cards[:1]
+        env[CVD] = ",".join(_shown(card, visible) for card in used)
     return replace(step, env=env)
+
+
+def _shown(card: str, visible: str | None) -> str:
+    """Return what a card of the plan is called here: a scheduler may have given us others than the first."""
+    masked = (visible or "").split(",")
+    return masked[int(card)] if visible and card.isdigit() and int(card) < len(masked) else card
 
 
 def _interpreter(step: Step, works: Works, ours: bool) -> Step:
@@ -93,7 +132,7 @@ def _interpreter(step: Step, works: Works, ours: bool) -> Step:
         return step
     what = f"{word} is not installed{' with mezzo' if ours else ''}"
     notice = f"{what}: run by {sys.executable} (Python {sys.version.split()[0]})"
-    return replace(step.reworded(word, sys.executable, once=True), notices=(*step.notices, notice))
+    return replace(step.reworded(word, shlex.quote(sys.executable), once=True), notices=(*step.notices, notice))
 
 
 @functools.cache
@@ -115,25 +154,32 @@ def interpreter_works(word: str, needs_mezzo: bool) -> bool:
 def _small_crops(step: Step, root: Path) -> Step:
     """Take the small variant of a YAML file that `prepare` has written beside it."""
     found = _YAML.search(step.bare)
-    if found is None or found[2] == LITE_CPU or not (root / found[1] / LITE_CPU).is_file():
+    small = root / found[1] / LITE_CPU if found is not None else None
+    if found is None or small is None or not small.is_file() or found[2] not in small.read_text("utf-8", "replace"):
         return step
     notice = f"no GPU: {LITE_CPU} (crops of 128x64) in place of {found[2]}"
     return replace(step.reworded(found[0], f"{found[1]}/{LITE_CPU}"), notices=(*step.notices, notice))
 
 
 def _logs(steps: list[Step], folder: str) -> list[Step]:
-    """Give every step a log, and every log one step."""
+    """Give every step a log in the run's own folder, and every log one step."""
     times = Counter(step.log for step in steps if step.log)
     done = []
     for step in steps:
-        if not step.log:
-            step = replace(step, log=f"{folder}/{step.name}.log")
-        elif times[step.log] > 1:
-            stem, dot, end = step.log.rpartition(".")
-            own = f"{stem}_{step.labels.get('trainer', '')}_gpus_{step.labels.get('devices', '')}_{step.name}{dot}{end}"
-            step = replace(step.reworded(step.log, own), log=own)
-        done.append(step)
+        stem, dot, end = basename(step.log).rpartition(".")
+        name = f"{step.name}.log" if not step.log else f"{stem}{dot}{end}"
+        if times[step.log] > 1:
+            name = f"{stem}_{step.name}{dot}{end}"
+        log, shown = f"{folder}/{name}", _from(f"{folder}/{name}", step)
+        if step.log and shown != _from(step.log, step):
+            step = replace(step.reworded(_from(step.log, step), shown), known_as=step.log)
+        done.append(replace(step, log=log))
     return done
+
+
+def _from(path: str, step: Step) -> str:
+    """Return a path as the command of a step writes it, which may run in another folder."""
+    return relpath(path, step.enter[0]) if step.enter and not path.startswith("/") else path
 
 
 def _folder(steps: Sequence[Step], index: int) -> tuple[str, ...]:
@@ -141,9 +187,11 @@ def _folder(steps: Sequence[Step], index: int) -> tuple[str, ...]:
     path: list[str] = []
     for step in steps[: index + 1]:
         for change in step.enter:
+            if change.startswith("/"):
+                path = [""]
             for part in change.split("/"):
                 if part == ".." and path and path[-1] != "..":
                     path.pop()
                 elif part not in ("", "."):
                     path.append(part)
-    return ("/".join(path),) if path else ()
+    return ("/".join(path),) if any(path) else ()

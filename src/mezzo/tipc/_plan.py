@@ -19,6 +19,7 @@ class Step:
     env: Mapping[str, str | None] = field(default_factory=dict)  # what the script sets; None: what it removes
     enter: tuple[str, ...] = ()  # changes of directory before it, one after the other, from where the last step was
     log: str = ""  # the file that holds its output, empty where it goes to the terminal only
+    known_as: str = ""  # where the documents look for that file
     output: str = "inherited"  # inherited | tee | file | text (the redirection is part of the text)
     status: str | None = None  # what follows 'Run successfully with command'; None: no line
     judged_by: str = ""  # pattern of the file whose copying the script takes for success; empty: the exit status
@@ -55,6 +56,7 @@ class Plan:
     steps: tuple[Step, ...]
     left_out: tuple[str, ...] = ()  # combinations that the matrix skips, with the rule
     failure: str = ""  # the script ends here with status 1 and this message
+    mended: bool = False  # every step stands for itself: its folder from the root, its whole environment
 
     def as_json(self) -> str:
         """Return the plan as JSON."""

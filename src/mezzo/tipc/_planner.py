@@ -124,10 +124,12 @@ class Planner(InferencePlanner):
         if "autocast" not in LAYOUTS[profile.layout]:
             autocast = "True" if trainer == "amp_train" else "False"
         nodes = devices.nodes(profile.hosts_above)
+        several = len(devices.ips) > profile.hosts_above
+        if profile.name in ("det", "yolo") and len(devices.text) <= 2:
+            nodes, several = 1, False  # their scripts count hosts where they launch on them
         base = f"{self.log}/{trainer}_gpus_{devices.text}_autocast_{autocast}"
         if profile.save_suffix == "early":
             base = f"{self.log}/{trainer}_gpus_{devices.text}"
-        several = len(devices.ips) > profile.hosts_above
         save = (
             base
             + {
@@ -143,8 +145,7 @@ class Planner(InferencePlanner):
         if profile.name == "video" and whole_train:
             slots.update({"<epoch>": "", "<batch>": " ", "<param1>": " ", "<param2>": " "})
         run = Training(devices, trainer, autocast, nodes, save, base, quantised, slots)
-        if not self._train(run):
-            return
+        self._train(run)
         self._after_training(run, export)
         if profile.env_removed == "trainer":
             self.env[CVD] = None
@@ -200,16 +201,21 @@ class Planner(InferencePlanner):
             "{master}": item(devices.ips.replace(",", "|"), 0),
         }
 
-    def _train(self, run: Training) -> bool:
+    def _template(self, devices: Devices) -> tuple[str, ...]:
+        """Return the template of a training; an empty one runs nothing."""
+        train = self.profile.train
+        if len(devices.text) <= 2:
+            return train.plain
+        return train.hosts if len(devices.ips) > self.profile.hosts_above else train.launch
+
+    def _train(self, run: Training) -> None:
         profile, devices = self.profile, run.devices
         plain = len(devices.text) <= 2
-        hosts = not plain and len(devices.ips) > profile.hosts_above
-        template = profile.train.plain if plain else profile.train.hosts if hosts else profile.train.launch
+        template = self._template(devices)
         if not template:
-            self.left_out.append(
-                f"training on {devices.text}: the multi-card branch of this repository's script runs nothing"
-            )
-            return False
+            what = "this repository's script trains nothing on several cards; what follows runs without weights"
+            self.left_out.append(f"training on {devices.text}: {what}")
+            return
         text = self.filled(template, run.slots)
         if profile.name in ("seg", "mezzo") and self.mode == "benchmark_train":
             for name in ("log_iters", "repeats"):
@@ -267,7 +273,6 @@ class Planner(InferencePlanner):
             self.add("shell", "sleep 5")
         if fallback and self.fallback_from == run.train:
             self.train_model = fallback
-        return True
 
     def _after_training(self, run: Training, export: str) -> None:
         profile, config = self.profile, self.config
@@ -376,6 +381,8 @@ class Planner(InferencePlanner):
             more: dict[str, Any] = {"needs": (needs,), "labels": self.labels(run)}
             self.add("export", text, redirect, log=onnx_log, output="text", shown=onnx_log, **more)
         run.last = self._follow("export", run, profile.export, log, needs)
+        if profile.name in ("det", "yolo"):
+            self.add("shell", f"cp {run.save}/{config.model}/* {run.save}/")
         self.export_env(run.devices)
         data = {"train_img": config["train_img"].value, "i_img": config["i_img"].value, "none": ""}[profile.data]
         log_dir = self.log
@@ -418,15 +425,7 @@ class Planner(InferencePlanner):
                 slots = self.training_slots(devices, autocast, config["norm"].value, "", "")
                 for name, value in zip(("list1", "list2", "list3"), others, strict=True):
                     slots[f"<{name}>"] = self.pair(name, value)
-                plain, hosts = len(devices.text) <= 2, len(devices.ips) > self.profile.hosts_above
-                template = (
-                    self.profile.train.plain
-                    if plain
-                    else self.profile.train.hosts
-                    if hosts
-                    else self.profile.train.launch
-                )
-                text = self.filled(template, slots)
+                text = self.filled(self._template(devices), slots)
                 self.env[CVD] = None
                 labels = {"devices": devices.text, "trainer": "norm_train", "autocast": autocast}
                 self.add("train", text, shown="", labels=labels)

@@ -126,9 +126,12 @@ class InferencePlanner(Builder):
                 labels = {"model": model}
                 needs = self.add("export", " ".join(words), redirect, log=log, output=output, shown=log, labels=labels)
             quantised = "True" if self.kl else item(config["infer_quant"].value, index)
+            gpu = profile.whole_gpu
             if profile.name in ("gan", "3d"):
                 quantised = ""
-            self.matrix(folder, self.log, config["i_img"].value, quantised, profile.whole_gpu, None, needs)
+            elif not quantised and gpu:
+                quantised, gpu = gpu, ""  # an empty word is no argument of the script's function: the next one moves up
+            self.matrix(folder, self.log, config["i_img"].value, quantised, gpu, None, needs)
 
     def _whole_detection(self) -> None:
         config = self.config
@@ -182,7 +185,10 @@ class InferencePlanner(Builder):
         log = f"{self.log}/export.log"
         text = f"{config['python'].value} {command}"
         needs = self.add("quantise", text, f" > {log} 2>&1", log=log, output="text", shown=log)
-        self.enter += [f"{model}/quant_post_static_model", "../../deploy"]
+        self.enter.append(f"{model}/quant_post_static_model")
+        self.add("shell", "ln -s model.pdmodel inference.pdmodel")
+        self.add("shell", "ln -s model.pdiparams inference.pdiparams")
+        self.enter.append("../../deploy")
         self.matrix(f"../{model}/quant_post_static_model", self.log, config["i_img"].value, "True", "0", None, needs)
         self.enter.append("..")
 
@@ -198,8 +204,6 @@ class InferencePlanner(Builder):
                 f"-o Global.pretrained_model={config.model}_pretrained",
             )
             needs = self.add("export", " ".join((*words, f"-o Global.save_inference_dir={folder}")))
-        if self.mode != "whole_infer":
-            return
         self.enter.append("deploy")
         for each in items(model):
             self.matrix(each, f"../{self.log}", config["i_img"].value, "", "0", None, needs)

@@ -20,10 +20,10 @@ from mezzo.config import load_recipe
 from mezzo.data import DataError
 from mezzo.data import prepare as generate
 from mezzo.data._lite import MARKER as GENERATED
+from mezzo.tipc._config import LITE_CPU
 from mezzo.tipc._datasets import DataSet, dataset_of
 from mezzo.tipc._fetch import Bounds, check_request, download, unpack
 
-LITE_CPU = "lite_cpu.yml"
 """Name of the smaller recipe, beside the documented one."""
 
 LITE_SIZE = (128, 64)

@@ -35,6 +35,8 @@ def as_shell(plan: Plan) -> str:
         f"mkdir -p {shlex.quote(plan.log_dir)}",
     ]
     value: str | None = "unknown"
+    if plan.mended:
+        return "\n".join([*lines, *map(_alone, plan.steps)])
     for step in plan.steps:
         lines += [f"cd {shlex.quote(change)}" for change in step.enter]
         if step.skip:
@@ -44,12 +46,25 @@ def as_shell(plan: Plan) -> str:
             value = step.env[CVD]
             lines.append(f"unset {CVD}" if value is None else f"export {CVD}={shlex.quote(value)}")
         lines += [f"export {name}={shlex.quote(given or '')}" for name, given in step.env.items() if name != CVD]
-        command = evaluated(step.text).strip()
-        if step.output in ("tee", "file"):
-            log = shlex.quote(step.log)
-            command += f" 2>&1 | tee {log}" if step.output == "tee" else f" > {log} 2>&1"
-        lines.append(command)
+        lines.append(_with_output(step))
     return "\n".join(lines)
+
+
+def _alone(step: Step) -> str:
+    """Return a step of a mended plan, which starts from the root with an environment of its own."""
+    if step.skip:
+        return f"# {step.name} skipped: {step.skip}"
+    settings = [f"export {name}={shlex.quote(value)}" for name, value in step.env.items() if value is not None]
+    settings += [f"unset {name}" for name, value in step.env.items() if value is None]
+    moves = [f"cd {shlex.quote(change)}" for change in step.enter]
+    return f"( {'; '.join((*settings, *moves, _with_output(step)))} )"
+
+
+def _with_output(step: Step) -> str:
+    limit = f"timeout {step.time_limit:g} " if step.time_limit is not None else ""
+    command = limit + evaluated(step.text).strip()
+    log = shlex.quote(step.log)
+    return command + {"tee": f" 2>&1 | tee {log}", "file": f" > {log} 2>&1"}.get(step.output, "")
 
 
 def _environment(step: Step) -> str:

@@ -1,5 +1,6 @@
 """One command run to its end: output into a log, a time limit, and nothing left behind."""
 
+import glob
 import os
 import signal
 import subprocess
@@ -11,8 +12,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from mezzo.tipc._plan import Step
+
 _MARK = "MEZZO_TIPC_STEP"  # in the environment of every process of a step, wherever it hides
 _GRACE = 5.0  # seconds between asking and killing
+
+
+def environment(step: Step) -> dict[str, str]:
+    """Return the whole environment of a step: ours, with what it sets and without what it removes."""
+    merged = {**os.environ, **{name: value for name, value in step.env.items() if value is not None}}
+    return {name: value for name, value in merged.items() if step.env.get(name, "") is not None}
+
+
+def training_logs(step: Step, folder: Path) -> list[Path] | None:
+    """Return the logs by which a script judges a training; None where it looks at the exit status."""
+    if not step.judged_by:
+        return None
+    found = sorted(glob.glob(step.judged_by, root_dir=folder)) if "*" in step.judged_by else [step.judged_by]
+    return [folder / name for name in found]
 
 
 @dataclass(frozen=True)
@@ -102,9 +119,12 @@ class _Pump(threading.Thread):
                     self.target.write(chunk)
             except OSError as error:
                 self.error = error.strerror or str(error)
-            if self.echo is not None:
-                self.echo.write(chunk)
-                self.echo.flush()
+            try:
+                if self.echo is not None:
+                    self.echo.write(chunk)
+                    self.echo.flush()
+            except (OSError, ValueError):
+                self.echo = None  # nobody listens any more; the command goes on
 
     def finish(self) -> str:
         """Wait for the rest and return what went wrong with the log."""

@@ -139,7 +139,6 @@ class Profile:
     evaluation: Slots = ("<python>", "<eval>", "<checkpoint>", "<use_gpu>", "<eval1>")
     export: Slots = ("<python>", "<export>", "<weight>", "<save_infer>")
     redirect: str = ""  # end of the text of evaluations and exports, {log} filled in
-    export_redirect: str | None = None  # where it differs
     outside: str = ""  # "" | tee | file: where their output goes besides
     # inference
     model_dir: str = (
@@ -159,7 +158,7 @@ class Profile:
     infer_cwd: str = ""
     # whole_infer
     whole: str = "standard"  # standard | detection | tutorial | clas | rs | panoptic | passl | none
-    whole_dir: str = "model"  # model | parent | klquant
+    whole_dir: str = "model"  # model | parent
     whole_log: bool = False
     whole_gpu: str = "0"
     kl: str = "train"  # what klquant_whole_infer does: train | whole | layout | nothing
@@ -285,6 +284,7 @@ _SEG_2022_04 = replace(
     outside="",
     cpu_log=f"python_infer_cpu_{_CPU_LOG}.log",
     gpu_log=f"python_infer_gpu_{_GPU_LOG}",
+    kl="nothing",
 )
 _MEDSEG = replace(
     _SEG_2022_04,

@@ -4,6 +4,7 @@ import datetime
 import fcntl
 import os
 import queue
+import re
 import signal
 import sys
 import threading
@@ -19,13 +20,15 @@ from mezzo._files import explained, write_text
 from mezzo.tipc._load import load_run
 from mezzo.tipc._machine import Machine, code_hash, text_hash
 from mezzo.tipc._plan import Plan, Step
-from mezzo.tipc._process import Ended, end_all_of, run_command
+from mezzo.tipc._process import Ended, end_all_of, environment, run_command, training_logs
+from mezzo.tipc._profiles import PROFILES
 from mezzo.tipc._record import RECORDS, RUN, Record, RunInfo, Status
 from mezzo.tipc._shell import words
 from mezzo.tipc._status import append_line, banner, status_line
 from mezzo.tipc._view import View
 
 PASSED, FAILED, NOTHING = 0, 1, 3
+_SAVED = re.compile(r"--save[_-](?:inference[_-])?dir[= ](\S+)")
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class RunOptions:
 class _State:
     records: dict[str, Record] = field(default_factory=dict)
     shown: int = 0  # steps whose status lines are written
-    renamed: dict[str, tuple[str, str]] = field(default_factory=dict)  # trainings whose weights have another name
+    renamed: dict[str, str] = field(default_factory=dict)  # weights that have another name than expected
 
 
 class Stop:
@@ -64,7 +67,7 @@ class Stop:
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Take note of Ctrl-C and SIGTERM instead of dying of them."""
+        """Take note of Ctrl-C, SIGTERM and a closed terminal instead of dying of them."""
 
         def note(number: int, frame: FrameType | None) -> None:
             self.signal = number
@@ -72,7 +75,7 @@ class Stop:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         try:
             yield
         finally:
@@ -211,7 +214,7 @@ class _Runner:
                 elif self._ready(step) and self.slots.take(step):
                     waiting.remove(step)
                     running[step.name] = step
-                    self._start(step)
+                    self._start(self._renamed(step))
             if running:
                 record = self.ended.get()
                 self.slots.give_back(running.pop(record.step))
@@ -231,25 +234,27 @@ class _Runner:
         for name in step.needs:
             before = self.state.records[name]
             if before.status != "passed" and not self.options.keep_going:
-                what = "skipped" if before.status == "skipped" else before.status
-                return self._record(step, "skipped", f"{name} {what}")
+                return self._record(step, "skipped", f"{name} {before.status}")
+        step = self._renamed(step)
         known = self.earlier.get(self._hash(step))
-        if known is not None and self._results_exist(step):
+        unchanged = all(self.state.records[name].resumed for name in step.needs)
+        if known is not None and unchanged and self._results_exist(step, known):
+            if step.kind == "train":
+                self._look_elsewhere(step)
             return replace(known, step=step.name, resumed=True)
         return None
 
-    def _results_exist(self, step: Step) -> bool:
-        if step.kind != "train" or not step.checkpoint:
-            return True
-        save = step.checkpoint
-        other = (
-            f"{save[: save.index('/best_model')]}/{step.fallback}" if step.fallback and "/best_model" in save else save
-        )
-        return self._weights(save) or self._weights(other)
-
-    def _weights(self, path: str) -> bool:
-        full = self.root / path
-        return full.exists() or full.parent.is_dir()
+    def _results_exist(self, step: Step, known: Record) -> bool:
+        """Tell whether what a step made is still there: its log, a training's weights, the folder of an export."""
+        there = [self._folder(step) / known.log] if known.log else []
+        if step.kind == "train" and step.checkpoint:
+            other = self._elsewhere(step)
+            there.append(self.root / step.checkpoint if other is None else other)
+        for found in _SAVED.finditer(step.bare) if step.kind == "export" else ():
+            there.append(
+                self._folder(step) / found[1] / "deploy.yaml" if PROFILES[self.plan.profile].launcher else self.root
+            )
+        return all(path.exists() or (path.parent.is_dir() and "*" in path.name) for path in there)
 
     def _hash(self, step: Step) -> str:
         env = sorted((name, value or "") for name, value in step.env.items())
@@ -292,46 +297,59 @@ class _Runner:
 
     def _work(self, step: Step) -> None:
         """Run one step in a thread of its own; whatever happens ends in a record."""
+        record = self._record(step, "failed", "the runner itself failed, see its error output")
         try:
-            self.ended.put(self._executed(step))
-        except OSError as error:
-            self.ended.put(self._record(step, "failed", f"could not be started: {error.strerror or error}"))
+            record = self._executed(step)
+        except (OSError, ValueError) as error:
+            record = self._record(step, "failed", f"could not be run: {getattr(error, 'strerror', None) or error}")
+        finally:  # a thread that dies without a record would let the run wait for ever
+            self.ended.put(record)
 
     def _executed(self, step: Step) -> Record:
         start, folder = _now(), self._folder(step)
         if not folder.is_dir():
             return self._record(step, "failed", f"there is no folder {folder}")
-        command = step.bare
-        for old, new in self.state.renamed.values():
-            command = command.replace(old, new)
-        env = {**os.environ, **{name: value for name, value in step.env.items() if value is not None}}
-        for name, value in step.env.items():
-            if value is None:
-                env.pop(name, None)
         log = self.root / step.log
         limit, owner = self.options.step_limit, str(self.folder)
-        ended = run_command(command, env=env, cwd=folder, log=log, limit=limit, stop=self.stop, owner=owner)
+        ended = run_command(
+            step.bare, env=environment(step), cwd=folder, log=log, limit=limit, stop=self.stop, owner=owner
+        )
+        _link(self.root / step.known_as if step.known_as else None, log)
         status, reason = _verdict(ended)
         record = self._record(step, status, reason, ended, start)
+        if (logs := training_logs(step, folder)) is not None:
+            record = replace(record, old_verdict=bool(logs) and all(path.is_file() for path in logs))
         if ended.left_behind:
             notice = (
                 f"left {ended.left_behind} process{'es' if ended.left_behind > 1 else ''} running, which were ended"
             )
             record = replace(record, notices=(*record.notices, notice))
-        if status == "passed" and step.fallback and not (self.root / step.checkpoint).exists():
-            self._look_elsewhere(step)
         return record
+
+    def _elsewhere(self, step: Step) -> Path | None:
+        """Return the weights under the name that the scripts fall back to; None where the expected ones are there."""
+        expected = self.root / step.checkpoint
+        if not step.fallback or expected.exists():
+            return None
+        return next((parent / step.fallback for parent in expected.parents if (parent / step.fallback).exists()), None)
 
     def _look_elsewhere(self, step: Step) -> None:
         """Let followers take the weights under the name that the scripts fall back to."""
-        base = self.root / step.checkpoint
-        for parent in base.parents:
-            if (parent / step.fallback).exists() or (parent / step.fallback).parent.is_dir():
-                self.state.renamed[step.name] = (step.checkpoint, os.path.relpath(parent / step.fallback, self.root))
-                return
+        if (other := self._elsewhere(step)) is not None:
+            prefix = "./" if step.checkpoint.startswith("./") else ""
+            self.state.renamed[step.checkpoint] = prefix + os.path.relpath(other, self.root)
+
+    def _renamed(self, step: Step) -> Step:
+        """Return a follower with the weights that are there."""
+        for old, new in self.state.renamed.items():
+            step = step.reworded(old, new) if old in step.bare else step
+        return step
 
     def _finish(self, record: Record) -> None:
         self.state.records[record.step] = record
+        step = next(each for each in self.plan.steps if each.name == record.step)
+        if step.kind == "train" and record.status == "passed":
+            self._look_elsewhere(step)
         try:
             append_line(self.folder / RECORDS, record.line())
             self._write_status()
@@ -347,9 +365,19 @@ class _Runner:
                 return
             self.state.shown += 1
             if step.status is not None and record.status != "skipped" and not record.resumed:
-                line = status_line(step, record.status == "passed")
+                line = status_line(self._renamed(step), record.status == "passed")
                 append_line(self.root / self.plan.status_file, line)
                 self.view.say(line)
+
+
+def _link(known_as: Path | None, log: Path) -> None:
+    """Let a log be found under its documented name as well, which runs of other configurations may share."""
+    if known_as is None or not log.is_file():
+        return
+    known_as.parent.mkdir(parents=True, exist_ok=True)
+    part = known_as.with_name(f".{known_as.name}.{os.getpid()}.{threading.get_ident()}")
+    part.symlink_to(os.path.relpath(log, known_as.parent))
+    os.replace(part, known_as)
 
 
 def _verdict(ended: Ended) -> tuple[Status, str]:

@@ -4,7 +4,9 @@ import shlex
 
 
 def dangerous(text: str) -> list[str]:
-    """Return the words that would make a shell run more than the command: unquoted `;`, `&`, backquote, `$(` and newline.
+    """Return what would make a shell run more than the command: unquoted `;`, `&`, `|`, backquote, `$(`, `<(`, newline.
+
+    Quotes in C's way (`$'...'`) are among them: what they hide cannot be told without a shell.
 
     >>> dangerous("python a.py --x '1;2' --y \\"3;4\\" > log 2>&1")
     []
@@ -24,14 +26,14 @@ def dangerous(text: str) -> list[str]:
                 quote = ""
             elif quote == '"' and (char == "`" or (char == "$" and after == "(")):
                 found.append("$(" if char == "$" else char)
-        elif char in "'\"":
+        elif char in "'\"" and text[place - 1 : place] != "$":
             quote = char
         elif char == "&" and place and text[place - 1] in "<>":
             pass  # 2>&1
-        elif char in ";&`\n":
+        elif char in ";&|`\n":
             found.append("newline" if char == "\n" else char)
-        elif char == "$" and after == "(":
-            found.append("$(")
+        elif (char in "$<>" and after == "(") or (char == "$" and after in ("'", '"')):
+            found.append(char + after)
         place += 1
     return found
 
