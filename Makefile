@@ -18,7 +18,7 @@ DEMO := test_tipc/configs/mobilenet_v3_small/train_amp_infer_python.txt \
 
 # Certify two networks in mixed precision on whatever this machine has; ends with the path of the page.
 demo: $(READY)
-	$(BIN)/mezzo tipc matrix --prepare $(DEMO)
+	$(BIN)/mezzo tipc matrix --prepare --check $(DEMO)
 
 check: $(READY)
 	$(BIN)/ruff format --check .

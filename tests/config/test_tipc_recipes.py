@@ -85,7 +85,9 @@ def load(row: Row, **options: Any) -> Recipe:
 def test_the_table_has_every_recipe() -> None:
     assert [row.model for row in ROWS] == list(FILES)
     files = {str(path.relative_to(CONFIGS).with_suffix("")) for path in CONFIGS.glob("*/*.yml")}
-    made = {name for name in files if name.startswith("_base_/") or name.endswith("/lite_cpu")}  # by `mezzo tipc prepare`
+    made = {
+        name for name in files if name.startswith("_base_/") or name.endswith("/lite_cpu")
+    }  # by `mezzo tipc prepare`
     assert files - made == set(FILES.values())
 
 
