@@ -83,6 +83,7 @@ def run(
     strict_devices: Annotated[bool, option("Skip what needs GPUs that are not there.", "--strict-devices")] = False,
     allow_shell: Annotated[bool, option("Run texts with ; & ` or $( as well.", "--allow-shell")] = False,
     allow_unknown_mode: Annotated[bool, option("Do not refuse other modes.", "--allow-unknown-mode")] = False,
+    strict: Annotated[bool, option("Refuse texts that the lint finds errors in.", "--strict")] = False,
     check: Annotated[bool, option("Add the checks of a certificate.", "--check")] = False,
     as_json: Annotated[bool, option("Print JSON lines alone.", "--json")] = False,
 ) -> int:
@@ -97,7 +98,13 @@ def run(
     from mezzo.tipc._run import RunOptions
 
     if compat:
-        others = {"--resume": resume, "--check": check, "--json": as_json, "--strict-devices": strict_devices}
+        others = {
+            "--resume": resume,
+            "--check": check,
+            "--json": as_json,
+            "--strict-devices": strict_devices,
+            "--strict": strict,
+        }
         others |= {"--jobs": jobs > 1, "--step-limit": bool(step_limit), "--total-limit": bool(total_limit)}
         if given := [name for name, value in others.items() if value]:
             raise UsageError(f"--compat and {given[0]}: the scripts know nothing like it; leave one of them out")
@@ -112,6 +119,7 @@ def run(
         allow=Allowances(shell=allow_shell, unknown_mode=allow_unknown_mode, strict_devices=strict_devices),
         options=RunOptions(keep_going, step_limit, total_limit, jobs, resume),
         check=check,
+        strict=strict,
     )
     return certify(request, Path.cwd(), dry_run=dry_run, as_json=as_json)
 

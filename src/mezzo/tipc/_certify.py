@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mezzo.tipc._compat import run_as_scripts
-from mezzo.tipc._config import choose_profile, read_config
+from mezzo.tipc._config import ConfigError, choose_profile, read_config
+from mezzo.tipc._lint import lint
 from mezzo.tipc._machine import this_machine
 from mezzo.tipc._mend import Allowances, mend
 from mezzo.tipc._plan import CVD, Plan
@@ -27,6 +28,7 @@ class Request:
     allow: Allowances = field(default_factory=Allowances)
     options: RunOptions = field(default_factory=RunOptions)
     check: bool = False
+    strict: bool = False  # refuse texts that the lint finds errors in
 
 
 def run_folder(plan: Plan, config: Path) -> str:
@@ -74,6 +76,9 @@ def certify(
     profile, why = choose_profile(request.profile, text, root)
     machine = this_machine()
     plan = make_plan(text, request.mode, profile, str(root), request.gpu_id)
+    findings = [str(finding) for finding in lint(text, request.mode, profile, plan) if finding.serious]
+    if request.strict and findings:
+        raise ConfigError(f"{request.config}: {findings[0]} (--strict; 'mezzo tipc lint' lists all)")
     folder = run_folder(plan, request.config)
     visible = os.environ.get(CVD)
     plan = mend(plan, root=root, gpus=machine.gpus, allow=request.allow, folder=folder, visible=visible)
@@ -95,6 +100,8 @@ def certify(
         return NOTHING
     with view or view_for(plan.steps, as_json) as shown:
         shown.say(f"{plan.model}, {plan.mode}: {len(plan.steps)} steps, profile {profile.name} ({why})")
+        for finding in findings:
+            shown.say(finding)
         result = run_plan(
             plan,
             root=root,
@@ -104,6 +111,7 @@ def certify(
             machine=machine,
             options=request.options,
             view=shown,
+            notices=tuple(findings),
         )
         if request.check and result in (PASSED, FAILED):
             from mezzo.tipc._checks import write_certificate

@@ -93,6 +93,7 @@ def run_plan(
     machine: Machine,
     options: RunOptions,
     view: View,
+    notices: tuple[str, ...] = (),
 ) -> int:
     """Run a mended plan and return the exit status: 0 all passed, 1 something failed, 3 nothing to do, 130 or 143 ended.
 
@@ -105,12 +106,13 @@ def run_plan(
         machine: Where it is run.
         options: How.
         view: Who is told.
+        notices: What holds for the run as a whole.
 
     """
     with _only_one(folder):
         if left := end_all_of(str(folder)):
             view.say(f"ended {left} process{'es' if left > 1 else ''} of an earlier run that was killed")
-        return _run_alone(plan, root, folder, config, config_text, machine, options, view)
+        return _run_alone(plan, root, folder, config, config_text, machine, options, view, notices)
 
 
 @contextmanager
@@ -136,6 +138,7 @@ def _run_alone(
     machine: Machine,
     options: RunOptions,
     view: View,
+    notices: tuple[str, ...],
 ) -> int:
     hashes = {"config": text_hash(config_text), "code": code_hash(root)}
     earlier = _earlier(folder) if options.resume else {}
@@ -151,6 +154,7 @@ def _run_alone(
         machine=machine.facts,
         versions=machine.versions,
         hashes=hashes,
+        notices=notices,
         skipped_combinations=plan.left_out,
     )
     write_text(folder / RUN, info.text())
