@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -205,6 +206,21 @@ def test_resuming_runs_again_what_follows_a_step_that_ran_again(tmp_path):
     (tmp_path / "out/export-1.log").unlink()
     _, records, _ = run_here(tmp_path, plan, resume=True)
     assert [record.resumed for record in records.values()] == [True, False]
+
+
+def test_a_resumed_run_that_is_ended_loses_nothing_of_the_runs_before(tmp_path):
+    """The first run passed all; the second is ended at its first step; the third takes over the rest of the first."""
+    begun = plan_of(step("train-1", "sleep 0.1"), step("train-2", "echo x >> two"))
+    run_here(tmp_path, begun)
+    ended = plan_of(step("train-1", "sleep 9"), step("train-2", "echo x >> two"))
+    stopped = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    stopped.start()
+    assert run_here(tmp_path, ended, resume=True)[0] == 130
+    result, records, _ = run_here(tmp_path, begun, resume=True)
+    assert result == 0
+    assert [record.resumed for record in records.values()] == [True, True]
+    assert (tmp_path / "two").read_text() == "x\n"
+    assert not (tmp_path / "run/steps.before.jsonl").exists()
 
 
 def test_an_export_whose_files_are_gone_is_run_again(tmp_path):

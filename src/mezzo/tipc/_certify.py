@@ -13,7 +13,8 @@ from mezzo.tipc._mend import Allowances, mend
 from mezzo.tipc._plan import CVD, Plan
 from mezzo.tipc._planner import make_plan
 from mezzo.tipc._print import as_text
-from mezzo.tipc._run import FAILED, NOTHING, PASSED, RunOptions, Stop, run_plan
+from mezzo.tipc._run import FAILED, NOTHING, PASSED, RunOptions, run_plan
+from mezzo.tipc._stop import Stop
 from mezzo.tipc._view import Lines, view_for
 
 

@@ -8,12 +8,10 @@ import re
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 
 from mezzo._errors import MezzoError, RunError
 from mezzo._files import explained, write_text
@@ -24,10 +22,13 @@ from mezzo.tipc._process import Ended, end_all_of, environment, run_command, tra
 from mezzo.tipc._profiles import PROFILES
 from mezzo.tipc._record import RECORDS, RUN, Record, RunInfo, Status
 from mezzo.tipc._shell import words
+from mezzo.tipc._slots import Slots
 from mezzo.tipc._status import append_line, banner, status_line
+from mezzo.tipc._stop import Stop
 from mezzo.tipc._view import View
 
 PASSED, FAILED, NOTHING = 0, 1, 3
+_BEFORE = "steps.before.jsonl"  # what a resumed run may still take over
 _SAVED = re.compile(r"--save[_-](?:inference[_-])?dir[= ](\S+)")
 
 
@@ -47,40 +48,6 @@ class _State:
     records: dict[str, Record] = field(default_factory=dict)
     shown: int = 0  # steps whose status lines are written
     renamed: dict[str, str] = field(default_factory=dict)  # weights that have another name than expected
-
-
-class Stop:
-    """Why a run has to end: a signal, or its time is over."""
-
-    def __init__(self, limit: float | None) -> None:
-        self.deadline = None if limit is None else time.monotonic() + limit
-        self.limit = limit
-        self.signal: int | None = None
-
-    def __call__(self) -> str:
-        """Return the reason, empty if there is none."""
-        if self.signal is not None:
-            return f"interrupted by {signal.Signals(self.signal).name}"
-        if self.deadline is not None and time.monotonic() > self.deadline:
-            return f"the run's {self.limit:g} s are over"
-        return ""
-
-    @contextmanager
-    def on_signals(self) -> Iterator[None]:
-        """Take note of Ctrl-C, SIGTERM and a closed terminal instead of dying of them."""
-
-        def note(number: int, frame: FrameType | None) -> None:
-            self.signal = number
-
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def run_plan(
@@ -142,6 +109,7 @@ def _run_alone(
 ) -> int:
     hashes = {"config": text_hash(config_text), "code": code_hash(root)}
     earlier = _earlier(folder) if options.resume else {}
+    write_text(folder / _BEFORE, "".join(f"{record.line()}\n" for record in earlier.values()))
     info = RunInfo(
         config=str(config),
         mode=plan.mode,
@@ -171,6 +139,8 @@ def _run_alone(
     if stop.signal is not None:
         result = 128 + stop.signal
     write_text(folder / RUN, replace(info, end=_now(), result=result).text())
+    if stop.signal is None:
+        (folder / _BEFORE).unlink(missing_ok=True)
     return result
 
 
@@ -179,11 +149,13 @@ def _now() -> str:
 
 
 def _earlier(folder: Path) -> dict[str, Record]:
-    """Return what passed in the run whose records lie in the folder, by the hash of the command."""
-    if not (folder / RECORDS).is_file() or not (folder / RUN).is_file():
-        return {}
-    run = load_run(folder)
-    return {record.hashes.get("command", ""): record for record in run.records if record.status == "passed"}
+    """Return what passed in runs whose records lie in the folder, by the hash of the command."""
+    before: list[Record] = []
+    if (folder / _BEFORE).is_file():  # of a run that was ended before it came to all of them
+        before += [Record.parse(line) for line in (folder / _BEFORE).read_text("utf-8").splitlines()]
+    if (folder / RECORDS).is_file() and (folder / RUN).is_file():
+        before += load_run(folder).records
+    return {record.hashes.get("command", ""): record for record in before if record.status == "passed"}
 
 
 class _Runner:
@@ -201,9 +173,10 @@ class _Runner:
     ) -> None:
         self.plan, self.root, self.folder, self.hashes = plan, root, folder, hashes
         self.options, self.view, self.stop, self.earlier = options, view, stop, earlier
+        self.steps = {step.name: step for step in plan.steps}
         self.state = _State()
         self.ended: queue.Queue[Record] = queue.Queue()
-        self.slots = _Slots(machine.gpus, machine.cores, options.jobs)
+        self.slots = Slots(machine.gpus, machine.cores, options.jobs)
 
     def run(self) -> None:
         """Run all steps: in the plan's order, those side by side whose devices are free."""
@@ -225,7 +198,10 @@ class _Runner:
                 self._finish(record)
 
     def _ready(self, step: Step) -> bool:
-        return all(name in self.state.records for name in step.needs)
+        return all(name in self.state.records for name in self._needs(step))
+
+    def _needs(self, step: Step) -> list[str]:
+        return [name for name in step.needs if name in self.steps]
 
     def _decided(self, step: Step) -> Record | None:
         """Return the record of a step that is not run: skipped, or done before."""
@@ -235,13 +211,13 @@ class _Runner:
             return self._record(step, "skipped", step.skip)
         if not self._ready(step):
             return None
-        for name in step.needs:
+        for name in self._needs(step):
             before = self.state.records[name]
             if before.status != "passed" and not self.options.keep_going:
                 return self._record(step, "skipped", f"{name} {before.status}")
         step = self._renamed(step)
         known = self.earlier.get(self._hash(step))
-        unchanged = all(self.state.records[name].resumed for name in step.needs)
+        unchanged = all(self.state.records[name].resumed for name in self._needs(step))
         if known is not None and unchanged and self._results_exist(step, known):
             if step.kind == "train":
                 self._look_elsewhere(step)
@@ -351,7 +327,7 @@ class _Runner:
 
     def _finish(self, record: Record) -> None:
         self.state.records[record.step] = record
-        step = next(each for each in self.plan.steps if each.name == record.step)
+        step = self.steps[record.step]
         if step.kind == "train" and record.status == "passed":
             self._look_elsewhere(step)
         try:
@@ -397,39 +373,3 @@ def _verdict(ended: Ended) -> tuple[Status, str]:
     if number in {each.value for each in signal.Signals}:
         return "failed", f"ended by {signal.Signals(number).name}"
     return "failed", f"exit status {ended.code}"
-
-
-class _Slots:
-    """Devices that steps take and give back: cards one by one, cores by number."""
-
-    def __init__(self, gpus: int, cores: int, jobs: int) -> None:
-        self.cards, self.cores, self.jobs, self.all_cores = set(range(gpus)), cores, jobs, cores
-        self.held: dict[str, tuple[set[int], int]] = {}
-
-    def take(self, step: Step) -> bool:
-        """Take what a step needs, if it is free."""
-        if len(self.held) >= self.jobs:
-            return False
-        cards, cores = self._needed(step)
-        if self.held and (not cards <= self.cards or cores > self.cores):
-            return False
-        self.cards -= cards
-        self.cores -= cores
-        self.held[step.name] = (cards, cores)
-        return True
-
-    def give_back(self, step: Step) -> None:
-        """Give back what it held."""
-        cards, cores = self.held.pop(step.name)
-        self.cards |= cards
-        self.cores += cores
-
-    def _needed(self, step: Step) -> tuple[set[int], int]:
-        visible = step.env.get("CUDA_VISIBLE_DEVICES") or ""
-        cards = {int(card) for card in visible.split(",") if card.isdigit()}
-        if step.labels.get("device") == "cpu":
-            threads = step.labels.get("threads", "1")
-            return set(), min(int(threads) if threads.isdigit() else 1, self.all_cores)
-        if cards:
-            return cards, 1
-        return set(), self.all_cores

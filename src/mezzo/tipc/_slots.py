@@ -1,0 +1,39 @@
+"""Which steps may run side by side: those whose cards and cores are free."""
+
+from mezzo.tipc._plan import CVD, Step
+
+
+class Slots:
+    """Devices that steps take and give back: cards one by one, cores by number."""
+
+    def __init__(self, gpus: int, cores: int, jobs: int) -> None:
+        self.cards, self.cores, self.jobs, self.all_cores = set(range(gpus)), cores, jobs, cores
+        self.held: dict[str, tuple[set[int], int]] = {}
+
+    def take(self, step: Step) -> bool:
+        """Take what a step needs, if it is free."""
+        if len(self.held) >= self.jobs:
+            return False
+        cards, cores = self._needed(step)
+        if self.held and (not cards <= self.cards or cores > self.cores):
+            return False
+        self.cards -= cards
+        self.cores -= cores
+        self.held[step.name] = (cards, cores)
+        return True
+
+    def give_back(self, step: Step) -> None:
+        """Give back what it held."""
+        cards, cores = self.held.pop(step.name)
+        self.cards |= cards
+        self.cores += cores
+
+    def _needed(self, step: Step) -> tuple[set[int], int]:
+        visible = step.env.get(CVD) or ""
+        cards = {int(card) for card in visible.split(",") if card.isdigit()}
+        if step.labels.get("device") == "cpu":
+            threads = step.labels.get("threads", "1")
+            return set(), min(int(threads) if threads.isdigit() else 1, self.all_cores)
+        if cards:
+            return cards, 1
+        return set(), self.all_cores
