@@ -80,6 +80,15 @@ def test_weights_of_a_plain_training_go_to_pact_and_fpgm():
     assert "--model_path" not in made.steps[0].text  # there was none
 
 
+def test_empty_items_are_the_shell_s():
+    """An empty device set exports an empty variable; an empty trainer is no name, not even of an empty key."""
+    made = plan("ocr", gpus="gpu_list:|0")
+    assert [step.env["CUDA_VISIBLE_DEVICES"] for step in made.steps if step.kind == "infer"][:1] == [""]
+    made = plan("ocr", trainer="trainer:||amp_train")
+    assert made.steps[0].text.split()[1] == "tools/train.py"
+    assert "  null" not in made.steps[0].text
+
+
 def test_modes_of_quantisation():
     assert kinds(plan("seg-2022-04", "klquant_whole_infer")) == []
     assert "train" in kinds(plan("ocr", "klquant_whole_infer"))

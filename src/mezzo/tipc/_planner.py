@@ -60,8 +60,9 @@ class Planner(InferencePlanner):
 
     def device_sets(self) -> Iterator[Devices]:
         profile = self.profile
+        env: str | None
         for index, text in enumerate(items(self.config["gpu_list"].value)):
-            ips, env = "", ""
+            ips, env = "", None
             if text == "-1":
                 pass
             elif len(text) <= 1:
@@ -72,7 +73,7 @@ class Planner(InferencePlanner):
                 parts = items(text, ";")
                 ips = parts[0] if parts else ""
                 text = parts[1] if len(parts) > 1 else ""
-                env = item(text.replace(",", "|"), 0) if profile.hosts_env == "first" else ""
+                env = item(text.replace(",", "|"), 0) if profile.hosts_env == "first" else None
             yield Devices(index, text, ips, env, one=len(text) <= 1 and not ips)
 
     def _device_set(self, devices: Devices) -> None:
@@ -92,11 +93,11 @@ class Planner(InferencePlanner):
             line = config["key1" if name in ("static19", "amp19") else name]
             if name.startswith("static") and name != "static19":
                 line = config.to_static
-            hit = (
-                matches(trainer, line.key)
-                if name == "key2" and self.profile.name not in ("det", "yolo")
-                else same(trainer, line.key)
-            )
+            quotes_all = self.profile.name in ("det", "yolo")
+            if name == "key2" and not quotes_all:
+                hit = matches(trainer, line.key)
+            else:
+                hit = same(trainer, line.key, quoted=quotes_all or name not in ("pact", "key1", "amp19"))
             if not hit:
                 continue
             norm, norm_export = config["norm"].value, config["norm_export"].value

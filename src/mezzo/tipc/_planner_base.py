@@ -17,7 +17,7 @@ class Devices:
     index: int
     text: str  # after the hosts were taken off
     ips: str
-    env: str  # value for CUDA_VISIBLE_DEVICES, empty for none
+    env: str | None  # value for CUDA_VISIBLE_DEVICES
     one: bool
 
     def nodes(self, above: int) -> int:
@@ -91,7 +91,7 @@ class Builder:
         return name
 
     def export_env(self, devices: Devices) -> None:
-        if devices.env:
+        if devices.env is not None:
             self.env[CVD] = devices.env
 
     def filled(self, template: tuple[str, ...], slots: Mapping[str, str]) -> str:

@@ -65,9 +65,12 @@ def says(word: str) -> bool:
     return word not in ("", "null")
 
 
-def same(left: str, right: str) -> bool:
-    """Compare as `[ $left = $right ]`: an empty side is an error that counts as 'no', two empty ones are 'yes'."""
-    return left == right if left or right else True
+def same(left: str, right: str, quoted: bool) -> bool:
+    """Compare as `[ $left = $right ]`: an empty side is an error that counts as 'no'.
+
+    Where both sides vanish a lone `=` is left, which is a word and therefore 'yes'; a quoted right side does not vanish.
+    """
+    return left == right and (bool(left) or not quoted)
 
 
 def matches(word: str, pattern: str) -> bool:
