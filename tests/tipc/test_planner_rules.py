@@ -89,6 +89,11 @@ def test_empty_items_are_the_shell_s():
     assert "  null" not in made.steps[0].text
 
 
+def test_a_bar_in_a_tested_field_makes_the_test_an_error():
+    made = plan("ocr", text=CONFIG.replace("eval:null", "eval:a|b").replace("norm_export:", "norm_export:a|"))
+    assert kinds(made) == ["train", "train"]
+
+
 def test_modes_of_quantisation():
     assert kinds(plan("seg-2022-04", "klquant_whole_infer")) == []
     assert "train" in kinds(plan("ocr", "klquant_whole_infer"))

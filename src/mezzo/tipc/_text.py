@@ -61,8 +61,9 @@ def argument(key: str, value: str, joint: str = "=") -> str:
 
 
 def says(word: str) -> bool:
-    """Tell whether a tested field names a command: the shell's test of an empty one is an error that counts as 'no'."""
-    return word not in ("", "null")
+    """Tell whether a tested field names a command: the test of an empty one, or one with bars, is an error: 'no'."""
+    fields = items(word)
+    return len(fields) == 1 and fields[0] not in ("", "null")
 
 
 def same(left: str, right: str, quoted: bool) -> bool:
