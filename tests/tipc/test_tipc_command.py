@@ -86,6 +86,8 @@ def test_a_script_that_ends_by_itself_is_one(here, capsys):
     assert "no inference model is named in the configuration" in capsys.readouterr().err
     assert run(["tipc", "run", "c.txt", "whole_infer", "--profile", "rs", "--compat"]) == 1
     assert "no inference model is named in the configuration" in capsys.readouterr().out
+    status = (here / "test_tipc/output/null/whole_infer/results_python.log").read_text()  # the script begins it first
+    assert status == f"{'-' * 24} whole_infer {'-' * 24}\n"
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,6 @@ def run_compat(config: Path, mode: str, profile: str | None, gpu_id: str) -> int
         return make_plan(text, mode, chosen, str(root), gpu_id, missing_after)
 
     plan = planned()
-    if plan.failure and not plan.steps:
-        print(plan.failure)
-        return FAILED
     stop = Stop(None)
     with stop.on_signals():
         done = run_as_scripts(plan, root, planned, stop)
