@@ -131,7 +131,7 @@ def test_exports_are_found_where_their_command_put_them(tmp_path):
 
 
 def test_memory_is_reported_where_the_log_has_it(tmp_path):
-    memory = "max_mem: {} MiB"
+    memory = "2026-11-15 15:00:00 [INFO]\tmax_mem_reserved: 900 MB, max_mem_allocated: {} MB"
     mixed, full = (training(FALLING, more=memory.format(n)) for n in (60, 100))
     assert certificate(tmp_path, mixed, full)[1]["memory of train-1"]["measured"] == "0.60x"
 

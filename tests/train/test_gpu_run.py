@@ -19,6 +19,7 @@ def test_convolutions_run_in_half(level: str, persons: Path, tmp_path: Path) -> 
     counts = re.search(r"^\s+convolution\s+\|\s+(\d+)\s+\|\s+(\d+)\s+\|\s+(\d+)", done.stdout, flags=re.MULTILINE)
     assert counts is not None
     assert [int(count) for count in counts.groups()] == [48, 0, 0]
+    assert re.search(r"max_mem_reserved: \d+ MB, max_mem_allocated: \d+ MB", done.stdout)
 
 
 @pytest.mark.parametrize("precision", [["fp32"], ["fp16", "--amp_level", "O2"]])

@@ -22,6 +22,7 @@ from mezzo.train._log_lines import (
     format_train_line,
     parse_train_line,
 )
+from mezzo.train._reporter import Reporter
 
 DOCUMENTED = (
     "[Epoch 1, iter: 0] top1: 0.06250, top5: 0.12500, lr: 0.10000, loss: 6.64041, avg_reader_cost: 0.73829 sec, "
@@ -150,3 +151,10 @@ def test_a_duration_has_all_its_seconds(seconds):
     hours, minutes, rest = map(int, format_duration(seconds).split(":"))
     assert hours * 3600 + minutes * 60 + rest == seconds
     assert max(minutes, rest) < 60
+
+
+def test_memory_is_said_in_paddleclas_s_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(Reporter, "note", lambda self, text: said.append(text))
+    Reporter.memory(object.__new__(Reporter), 7 << 20, (5 << 20) + 1)
+    assert said == ["max_mem_reserved: 7 MB, max_mem_allocated: 5 MB"]

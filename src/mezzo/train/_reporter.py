@@ -145,6 +145,10 @@ class Reporter:
             self.note(f"best so far: {progress.best:.4f} at iteration {progress.best_step} (best_model)")
         self._scalars.add(progress.step, **{f"val_{name}": value for name, value in scores.values().items()})
 
+    def memory(self, reserved: int, allocated: int) -> None:
+        """Say how much of the GPU's memory the run had at most, in PaddleClas's words."""
+        self.note(f"max_mem_reserved: {reserved >> 20} MB, max_mem_allocated: {allocated >> 20} MB")
+
     def plot(self, directory: Path) -> None:
         """Draw the curves of the run, or say what is missing for it."""
         if self._scalars is None:

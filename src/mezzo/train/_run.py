@@ -6,6 +6,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from mezzo.checkpoint import BEST, CheckpointStore, find_weights
 from mezzo.config import Recipe
 from mezzo.models import load_weights
@@ -59,6 +61,8 @@ def train(recipe: Recipe, options: RunOptions) -> TrainResult:
         reporter = closing.enter_context(Reporter(session, scalars))
         reporter.begin(progress)
         Engine(session, store, reporter, evaluator).run(progress)
+        if world.device.type == "cuda":
+            reporter.memory(torch.cuda.max_memory_reserved(world.device), torch.cuda.max_memory_allocated(world.device))
         if scalars is not None and not scalars.is_empty:
             reporter.plot(options.save_dir)
         return TrainResult(options.save_dir, progress.step, progress.best, progress.best_step)
