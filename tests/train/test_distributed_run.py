@@ -143,3 +143,22 @@ def test_processes_evaluate_what_the_checkpoint_holds(persons: Path, tmp_path: P
     ]
     assert lines[0] == lines[1]
     assert len(lines[0]) == 4
+
+
+GROUP = """
+import torch.distributed as dist
+from mezzo.train import _distributed
+with _distributed.join_world("cpu") as world:
+    group = dist.group.WORLD
+assert not dist.is_initialized()
+assert any(kept is group for kept in _distributed._left)
+"""
+
+
+@pytest.mark.slow
+def test_the_group_outlives_all_that_use_it(tmp_path: Path) -> None:
+    """Its last reference is Python's own, which lets go of Python's lock before the group goes down."""
+    script = tmp_path / "group.py"
+    script.write_text(GROUP)
+    done = launch(2, script)
+    assert done.returncode == 0, done.stderr

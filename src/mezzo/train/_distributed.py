@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,6 +42,13 @@ class World:
             dist.barrier()
 
 
+# Groups are kept until the process ends. DDP's reducer holds one too: were its reference the last, the group would go down
+# while Python's lock is held, and wait for a thread of gloo's that waits for the lock (pytorch issue 56297; seen once, on a
+# busy machine). Python's own reference lets the lock go first.
+_left: list[object] = []
+atexit.register(_left.clear)
+
+
 @contextmanager
 def join_world(device: str = "auto") -> Iterator[World]:
     """Yield this process's place; leave the process group at the end.
@@ -64,6 +72,7 @@ def join_world(device: str = "auto") -> Iterator[World]:
         dist.init_process_group("nccl", timeout=_TIMEOUT, device_id=chosen)
     else:
         dist.init_process_group("gloo", timeout=_TIMEOUT)
+    _left.append(dist.group.WORLD)
     yield World(dist.get_rank(), dist.get_world_size(), chosen)
     dist.destroy_process_group()  # not after an error: others may wait in it, and the launcher ends them
 
