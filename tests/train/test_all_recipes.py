@@ -8,7 +8,10 @@ from small_runs import losses_of, train
 from mezzo.data import prepare
 
 CONFIGS = Path(__file__).parents[2] / "test_tipc" / "configs"
-RECIPES = sorted(path for path in CONFIGS.glob("*/*.yml") if path.parent.name != "_base_")
+# lite_cpu.yml is made by `mezzo tipc prepare`, from one of them
+RECIPES = sorted(
+    path for path in CONFIGS.glob("*/*.yml") if path.parent.name != "_base_" and path.name != "lite_cpu.yml"
+)
 
 
 @pytest.fixture(scope="module")
