@@ -1,23 +1,21 @@
 """What one exported model predicts on two devices."""
 
-import re
 from pathlib import Path
 
 import numpy as np
 
 from mezzo.infer import EngineOptions, load_engine, read_deployed
 from mezzo.tipc._record import Record
+from mezzo.tipc._shell import saved_to
 
 _IMAGES = 4
 _SIDE = 256  # where the export leaves height and width free
-_SAVED = re.compile(r"--save[_-](?:inference[_-])?dir[= ](\S+)")
 
 
 def exported_folder(record: Record) -> Path | None:
     """Return the folder an export command has written, None if there is no model in it."""
-    found = _SAVED.search(record.command)
-    folder = Path(record.cwd) / found[1] if found else None
-    return folder if folder is not None and (folder / "deploy.yaml").is_file() else None
+    folders = [Path(record.cwd) / name for name in saved_to(record.command)]
+    return next((folder for folder in folders if (folder / "deploy.yaml").is_file()), None)
 
 
 def agreement(folder: Path) -> tuple[float, int]:

@@ -101,7 +101,7 @@ def write_certificate(folder: Path, say: Callable[[str], object]) -> int:
         "mode": run.info.mode,
         "config": run.info.config,
         "checks": [asdict(check) for check in checks],
-        "passed": all(check.passed is not False for check in checks),
+        "passed": _passed(checks),
         "command_line": list(run.info.command_line),
         "commands": commands,
         "machine": dict(run.info.machine),
@@ -112,7 +112,13 @@ def write_certificate(folder: Path, say: Callable[[str], object]) -> int:
     for check in checks:
         word = "not checked" if check.passed is None else "holds" if check.passed else "DOES NOT HOLD"
         say(f"certificate: {check.name}: {word}: {check.text}")
-    return 0 if content["passed"] else 1
+    return 1 if content["passed"] is False else 0
+
+
+def _passed(checks: list[Check]) -> bool | None:
+    """Return the verdict on all: None where nothing could be checked, which is no success."""
+    verdicts = {check.passed for check in checks}
+    return False if False in verdicts else True if True in verdicts else None
 
 
 def _pairs(run: Run) -> Iterable[tuple[Record, Record]]:

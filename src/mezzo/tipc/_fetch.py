@@ -26,7 +26,7 @@ SCHEMES = ("https", "http", "file")
 TIMEOUT_S = 60
 _CHUNK = 1 << 20
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
-#: What reading a damaged or odd archive raises. RuntimeError: it is encrypted; NotImplementedError: an odd method.
+#: What reading a damaged or odd archive raises. RuntimeError: it is encrypted, or packed by an odd method.
 _DAMAGE = (
     tarfile.TarError,
     zipfile.BadZipFile,
@@ -34,7 +34,6 @@ _DAMAGE = (
     lzma.LZMAError,
     EOFError,
     RuntimeError,
-    NotImplementedError,
 )
 
 

@@ -20,9 +20,7 @@ class Record:
     kind: str  # prepare, train, eval, export, quantise, extract, infer, check
     model: str
     mode: str
-    labels: Mapping[
-        str, str
-    ]  # what tells it from its neighbours: devices, trainer, autocast, device, precision, batch, threads, mkldnn, trt
+    labels: Mapping[str, str]  # what tells it from its neighbours: devices, trainer, device, precision, batch ...
     command: str  # as the status line shows it
     status: Status
     reason: str = ""  # why it failed or was skipped; empty if it passed
@@ -35,9 +33,7 @@ class Record:
     code: int | None = None  # exit status; None if it was not run or killed by us
     log: str = ""  # path, relative to cwd where it lies below
     needs: tuple[str, ...] = ()
-    notices: tuple[
-        str, ...
-    ] = ()  # what was changed, and why: another interpreter, CPU processes for GPUs, smaller crops
+    notices: tuple[str, ...] = ()  # what was changed, and why: another interpreter, CPU processes, smaller crops
     old_verdict: bool | None = None  # what the shell's own test would have said; None where it is the exit status
     resumed: bool = False  # taken from an earlier run
     hashes: Mapping[str, str] = field(default_factory=dict)  # of config, code and command

@@ -4,7 +4,6 @@ import datetime
 import fcntl
 import os
 import queue
-import re
 import signal
 import sys
 import threading
@@ -21,7 +20,7 @@ from mezzo.tipc._plan import Plan, Step
 from mezzo.tipc._process import Ended, end_all_of, environment, run_command, training_logs
 from mezzo.tipc._profiles import PROFILES
 from mezzo.tipc._record import RECORDS, RUN, Record, RunInfo, Status
-from mezzo.tipc._shell import words
+from mezzo.tipc._shell import saved_to, words
 from mezzo.tipc._slots import Slots
 from mezzo.tipc._status import append_line, banner, status_line
 from mezzo.tipc._stop import Stop
@@ -29,7 +28,6 @@ from mezzo.tipc._view import View
 
 PASSED, FAILED, NOTHING = 0, 1, 3
 _BEFORE = "steps.before.jsonl"  # what a resumed run may still take over
-_SAVED = re.compile(r"--save[_-](?:inference[_-])?dir[= ](\S+)")
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,41 @@ def run_plan(
     with _only_one(folder):
         if left := end_all_of(str(folder)):
             view.say(f"ended {left} process{'es' if left > 1 else ''} of an earlier run that was killed")
-        return _run_alone(plan, root, folder, config, config_text, machine, options, view, notices)
+        hashes = {"config": text_hash(config_text), "code": code_hash(root)}
+        earlier = _earlier(folder) if options.resume else {}
+        write_text(folder / _BEFORE, "".join(f"{record.line()}\n" for record in earlier.values()))
+        info = RunInfo(
+            config=str(config),
+            mode=plan.mode,
+            profile=plan.profile,
+            model=plan.model,
+            command_line=tuple(sys.argv),
+            start=_now(),
+            end="",
+            result=None,
+            machine=machine.facts,
+            versions=machine.versions,
+            hashes=hashes,
+            notices=notices,
+            skipped_combinations=plan.left_out,
+        )
+        write_text(folder / RUN, info.text())
+        write_text(folder / RECORDS, "")
+        if plan.banner:
+            append_line(root / plan.status_file, banner(plan))
+        stop = Stop(options.total_limit)
+        runner = _Runner(plan, root, folder, hashes, options, view, stop, earlier, machine)
+        with stop.on_signals():
+            runner.run()
+        records = [runner.state.records[step.name] for step in plan.steps]
+        bad = any(record.status in ("failed", "timeout", "interrupted") for record in records)
+        result = FAILED if bad else PASSED if any(record.status == "passed" for record in records) else NOTHING
+        if stop.signal is not None:
+            result = 128 + stop.signal
+        write_text(folder / RUN, replace(info, end=_now(), result=result).text())
+        if stop.signal is None:
+            (folder / _BEFORE).unlink(missing_ok=True)
+        return result
 
 
 @contextmanager
@@ -94,54 +126,6 @@ def _only_one(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             raise RunError(f"another run is writing to {folder}; wait for its end, or end it") from None
         yield
-
-
-def _run_alone(
-    plan: Plan,
-    root: Path,
-    folder: Path,
-    config: Path,
-    config_text: str,
-    machine: Machine,
-    options: RunOptions,
-    view: View,
-    notices: tuple[str, ...],
-) -> int:
-    hashes = {"config": text_hash(config_text), "code": code_hash(root)}
-    earlier = _earlier(folder) if options.resume else {}
-    write_text(folder / _BEFORE, "".join(f"{record.line()}\n" for record in earlier.values()))
-    info = RunInfo(
-        config=str(config),
-        mode=plan.mode,
-        profile=plan.profile,
-        model=plan.model,
-        command_line=tuple(sys.argv),
-        start=_now(),
-        end="",
-        result=None,
-        machine=machine.facts,
-        versions=machine.versions,
-        hashes=hashes,
-        notices=notices,
-        skipped_combinations=plan.left_out,
-    )
-    write_text(folder / RUN, info.text())
-    write_text(folder / RECORDS, "")
-    if plan.banner:
-        append_line(root / plan.status_file, banner(plan))
-    stop = Stop(options.total_limit)
-    runner = _Runner(plan, root, folder, hashes, options, view, stop, earlier, machine)
-    with stop.on_signals():
-        runner.run()
-    records = [runner.state.records[step.name] for step in plan.steps]
-    bad = any(record.status in ("failed", "timeout", "interrupted") for record in records)
-    result = FAILED if bad else PASSED if any(record.status == "passed" for record in records) else NOTHING
-    if stop.signal is not None:
-        result = 128 + stop.signal
-    write_text(folder / RUN, replace(info, end=_now(), result=result).text())
-    if stop.signal is None:
-        (folder / _BEFORE).unlink(missing_ok=True)
-    return result
 
 
 def _now() -> str:
@@ -230,10 +214,10 @@ class _Runner:
         if step.kind == "train" and step.checkpoint:
             other = self._elsewhere(step)
             there.append(self.root / step.checkpoint if other is None else other)
-        for found in _SAVED.finditer(step.bare) if step.kind == "export" else ():
-            there.append(
-                self._folder(step) / found[1] / "deploy.yaml" if PROFILES[self.plan.profile].launcher else self.root
-            )
+        if (
+            step.kind == "export" and PROFILES[self.plan.profile].launcher
+        ):  # of other repositories nobody knows the files
+            there += [self._folder(step) / name / "deploy.yaml" for name in saved_to(step.bare)]
         return all(path.exists() or (path.parent.is_dir() and "*" in path.name) for path in there)
 
     def _hash(self, step: Step) -> str:

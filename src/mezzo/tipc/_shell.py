@@ -1,6 +1,9 @@
 """Looking at a command text as a shell would, without a shell."""
 
+import re
 import shlex
+
+_SAVED = re.compile(r"--save[_-](?:inference[_-])?dir[= ](\S+)")
 
 
 def dangerous(text: str) -> list[str]:
@@ -44,3 +47,12 @@ def words(text: str) -> tuple[str, ...]:
         return tuple(shlex.split(text))
     except ValueError:
         return ()
+
+
+def saved_to(command: str) -> list[str]:
+    """Return the folders that an export command of ours is told to write to.
+
+    >>> saved_to("python tools/export.py --save_dir=a --x"), saved_to("tools/export_model.py --save-inference-dir b")
+    (['a'], ['b'])
+    """
+    return _SAVED.findall(command)
