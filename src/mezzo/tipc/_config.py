@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mezzo._errors import MezzoError, unknown_choice
-from mezzo.tipc._profiles import LAYOUTS, PROFILES, Profile
+from mezzo.tipc._layouts import LAYOUTS
+from mezzo.tipc._profiles import PROFILES, Profile
 from mezzo.tipc._text import after_first_colon, kept_lines, key_of, second_piece
 
 LITE_MODES = ("lite_train_lite_infer", "lite_train_whole_infer")

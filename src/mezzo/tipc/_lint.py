@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mezzo.tipc._config import MODES, dialect_of, parse
+from mezzo.tipc._layouts import LAYOUTS
 from mezzo.tipc._plan import Plan
-from mezzo.tipc._profiles import LAYOUTS, Profile
+from mezzo.tipc._profiles import Profile
 from mezzo.tipc._shell import dangerous
 from mezzo.tipc._text import for_mode, items
 

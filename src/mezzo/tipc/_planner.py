@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
+from mezzo.tipc._layouts import LAYOUTS
 from mezzo.tipc._plan import CVD, Plan
 from mezzo.tipc._planner_base import Devices, Training
 from mezzo.tipc._planner_infer import InferencePlanner
-from mezzo.tipc._profiles import LAYOUTS, Profile
+from mezzo.tipc._profiles import Profile
 from mezzo.tipc._text import argument, for_mode, item, items, matches, same, says
 
 
