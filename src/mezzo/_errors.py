@@ -17,6 +17,10 @@ class RunError(MezzoError):
     exit_code = 1
 
 
+class DeployError(MezzoError):
+    """An exported model that cannot be used as it is."""
+
+
 def unknown_choice(what: str, came: object, allowed: Iterable[str]) -> str:
     """Return the line that says which value came, the nearest allowed one, and all that are allowed.
 

@@ -12,7 +12,7 @@ from torch.optim import SGD, AdamW, Optimizer, RMSprop
 
 from mezzo.amp import GradScaler, LossScaleFloorError, Policy, _scaler_norms, decorate
 from mezzo.optim import engine_of, master_of
-from mezzo.static import _capture, capture_step
+from mezzo.static import capture_step
 
 gpu = pytest.mark.gpu
 
@@ -312,7 +312,7 @@ def test_a_rehearsal_leaves_everything_as_it_was(kind: Any) -> None:
             state[key] = state[key].double()
     model.register_buffer("own", torch.ones(1))
     before, scale = [t.float() for t in everything(model, optimizer)], scaler.state_dict()
-    with _capture._rehearsal(step._step):
+    with step._step.rehearsal():
         for number in range(3):
             x, y = batch_of(number, "cpu")
             y[0, 0] = 1e30 if number == 2 else y[0, 0]
@@ -333,7 +333,7 @@ def test_a_rehearsal_leaves_everything_as_it_was(kind: Any) -> None:
 def test_state_that_a_rehearsal_makes_is_zero() -> None:
     model, optimizer, scaler = make(AdamW, "cpu", lr=0.1)
     step = step_of(model, optimizer, scaler, "cpu")
-    with _capture._rehearsal(step._step):
+    with step._step.rehearsal():
         step(*batch_of(0, "cpu"))
     assert all(not t.any() for state in optimizer.state.values() for t in state.values())
 
@@ -344,7 +344,7 @@ def test_gradients_of_others_are_put_aside_and_back() -> None:
     step = step_of(model, optimizer, scaler, "cpu")
     model.conv.weight.grad = torch.ones_like(model.conv.weight)
     model.head.weight.grad = torch.ones_like(model.head.weight)
-    with _capture._gradients_put_aside(step._step):
+    with step._step.gradients_put_aside():
         assert all(p.grad is None for p in model.parameters())
         step(*batch_of(0, "cpu"))
     assert (model.conv.weight.grad == 1).all()
@@ -362,7 +362,7 @@ def test_what_triton_does_not_step_is_not_captured_and_everything_is_put_back(mo
     step = step_of(model, optimizer, scaler, "cpu")
     before = everything(model, optimizer)
     with pytest.raises(ValueError, match="the step cannot be captured: some parameter or gradient is not float16"):
-        step._capture(torch.device("cpu"), 2)
+        step.capture(torch.device("cpu"), 2)
     assert not step.is_captured
     assert all(torch.equal(a, b) for a, b in zip(before, everything(model, optimizer), strict=True))
     assert scaler.get_scale() == 1024.0

@@ -141,10 +141,9 @@ def test_a_folder_without_weights_cannot_be_evaluated(
 
 def test_a_setting_without_effect_is_said(persons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = person_config(tmp_path, persons, iters=1)
-    assert train("--config", config, "--amp_level", "O2", "--to_static_training", "--save_dir", tmp_path / "out") == 0
+    assert train("--config", config, "--amp_level", "O2", "--save_dir", tmp_path / "out") == 0
     text = capsys.readouterr().out
     assert "--amp_level O2 has no effect at fp32; add --precision fp16 or bf16" in text
-    assert "--to_static_training: a step is captured on one GPU only; this run goes on as usual" in text
 
 
 @pytest.mark.parametrize(

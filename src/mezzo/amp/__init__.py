@@ -2,6 +2,7 @@
 
 from mezzo.amp import debugging
 from mezzo.amp._auto_cast import auto_cast
+from mezzo.amp._checkpoint import float32_copy
 from mezzo.amp._compiled import build_kernels
 from mezzo.amp._decorate import decorate
 from mezzo.amp._exclude import exclude_layers
@@ -29,6 +30,7 @@ __all__ = [
     "explain",
     "Explanation",
     "exclude_layers",
+    "float32_copy",
     "bind_policy",
     "custom_fwd",
     "custom_bwd",

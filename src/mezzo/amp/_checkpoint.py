@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -78,3 +79,14 @@ def _after_load(module: nn.Module, _incompatible: Any) -> None:
         master = refresh_master(tensor)
         if master is not None and master.shape == value.shape:
             master.copy_(value)
+
+
+def float32_copy(model: nn.Module) -> nn.Module:
+    """Return a copy on the CPU with float32 weights; those of a decorated model are its masters, not its half copies."""
+    state = model.state_dict()
+    copied = copy.deepcopy(model).cpu().float()
+    with torch.no_grad():
+        for name, value in (*copied.named_parameters(), *copied.named_buffers()):
+            if name in state and value.is_floating_point():
+                value.copy_(state[name])
+    return copied

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -154,6 +154,15 @@ class Policy:
         """Return 'custom ' for an entry that the defaults do not have."""
         default = default_white(self.level, self.dtype) if variant in self.white else default_black(self.level)
         return "" if variant in default else "custom "
+
+    def in_float32(self) -> Policy:
+        """Return the policy of the same region under which every operator is float32, half inputs included.
+
+        >>> Policy.create("O2").in_float32().decide("linear", [torch.float16]).dtype
+        torch.float32
+        """
+        black = self.white | self.black | self.inside
+        return replace(self, level="OD", white=frozenset(), black=black, inside=frozenset(), use_promote=False)
 
     @property
     def digest(self) -> str:

@@ -89,6 +89,15 @@ class OperatorStats:
         with self._lock:
             self._calls.setdefault(key, [0, 0, 0, 0])[column] += 1
 
+    def count(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, *,
+        phase: Phase, module: str = "", api_op: str = "", reason: str = "",
+    ) -> None:  # fmt: skip
+        """Count a call of a dispatcher operator that is known otherwise than by a recording: a node of a graph."""
+        op = _describe_op(func)
+        if op.has_tensors and (op.computes or self.include_views):
+            self._add((op.name, phase, module, api_op, reason), _column(args, kwargs, out))
+
     @property
     def rows(self) -> list[OperatorRow]:
         """One row per kernel, phase, module, torch-level call and reason, sorted in that order."""

@@ -4,6 +4,7 @@ from mezzo.amp._foreign import replaced_kernels
 from mezzo.amp._recorder import (
     OperatorRow,
     OperatorStats,
+    Phase,
     collect_operator_stats,
     disable_operator_stats_collection,
     enable_operator_stats_collection,
@@ -15,5 +16,6 @@ __all__ = [
     "disable_operator_stats_collection",
     "OperatorStats",
     "OperatorRow",
+    "Phase",
     "replaced_kernels",
 ]

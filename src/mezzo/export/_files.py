@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import re
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from mezzo._errors import RunError
+from mezzo._exported import forget_places, quietly
 from mezzo._files import write_file
 from mezzo.export._rewrites import rewrite
 
@@ -40,7 +39,7 @@ def trace(network: nn.Module, shape: tuple[int, ...], *, takes_any_size: bool = 
     sample = torch.zeros(sizes[0], channels, sizes[1], sizes[2])
     free = {axis: torch.export.Dim.DYNAMIC for axis, size in enumerate(shape) if size < 0}
     try:
-        with _quiet(), torch.no_grad():
+        with quietly(), torch.no_grad():
             program = torch.export.export(network, (sample,), dynamic_shapes=(free,), strict=False)
     except Exception as error:  # whatever a user's network raises is a network that is not exported
         first = " ".join(str(error).split())[:400]
@@ -48,7 +47,7 @@ def trace(network: nn.Module, shape: tuple[int, ...], *, takes_any_size: bool = 
     _drop_dtype_checks(program)
     if takes_any_size:
         _drop_remainder_guards(program)
-    _forget_places(program)
+    forget_places(program)
     return program
 
 
@@ -72,20 +71,6 @@ def _drop_remainder_guards(program: ExportedProgram) -> None:
         guards[:] = [text for text in guards if not _REMAINDER.search(text)]
 
 
-def _forget_places(program: ExportedProgram) -> None:
-    """Take the names of source files out: they say where the network was exported, which is nobody's business."""
-    for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)
-
-
-def write_program(program: ExportedProgram, path: Path) -> None:
-    """Write a program, whole or not at all."""
-    buffer = io.BytesIO()
-    with _quiet():
-        torch.export.save(program, buffer)
-    write_file(path, buffer.getvalue())
-
-
 def write_onnx(program: ExportedProgram, path: Path) -> None:
     """Write a program as ONNX, whole or not at all.
 
@@ -103,7 +88,7 @@ def write_onnx(program: ExportedProgram, path: Path) -> None:
 def to_onnx(program: ExportedProgram) -> Any:
     """Return a program as an ONNX model."""
     try:
-        with _quiet(), contextlib.redirect_stdout(io.StringIO()), _without_guards(program):
+        with quietly(), contextlib.redirect_stdout(io.StringIO()), _without_guards(program):
             made = torch.onnx.export(
                 program, (), dynamo=True, input_names=[INPUT], output_names=[OUTPUT], verbose=False, external_data=False
             )
@@ -145,19 +130,3 @@ def _name_free_sizes(graph: Any) -> None:
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param in names:
                 dim.dim_param = names[dim.dim_param]
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the exporters' own talk away from users: it is about packages that they have no need of."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor, nn
 
+from mezzo.amp import float32_copy
 from mezzo.infer import OutputOp
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -24,7 +23,7 @@ class Deployable(nn.Module):
     def __init__(self, network: nn.Module, output_op: OutputOp, precision: str = "fp32") -> None:
         super().__init__()
         self._dtype = DTYPES[precision]
-        self.network = with_plain_pools(in_float32(network)).to(self._dtype).eval()
+        self.network = with_plain_pools(float32_copy(network)).to(self._dtype).eval()
         self.output_op = output_op
 
     def forward(self, images: Tensor) -> Tensor:
@@ -36,17 +35,6 @@ class Deployable(nn.Module):
         outputs = self.network(images.to(self._dtype))
         logits: Tensor = outputs[0] if isinstance(outputs, list | tuple) else outputs
         return logits.float()
-
-
-def in_float32(network: nn.Module) -> nn.Module:
-    """Return a copy on the CPU with float32 weights; those of a decorated network are its masters, not its half copies."""
-    state = network.state_dict()
-    copied = copy.deepcopy(network).cpu().float()
-    with torch.no_grad():
-        for name, value in (*copied.named_parameters(), *copied.named_buffers()):
-            if name in state and value.is_floating_point():
-                value.copy_(state[name])
-    return copied
 
 
 def finish(logits: Tensor, output_op: OutputOp) -> Tensor:

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mezzo._exported import load_program
 from mezzo.infer._deployed import Deployed, sha256
 from mezzo.infer._engine import EngineOptions, Images, Output
 from mezzo.infer._errors import EngineError
-from mezzo.infer._program import load_program
 from mezzo.infer._torch import use_threads
 
 

@@ -1,10 +1,8 @@
 """What goes wrong between an exported model and its predictions."""
 
-from mezzo._errors import MezzoError
+from mezzo._errors import DeployError, MezzoError
 
-
-class DeployError(MezzoError):
-    """An exported model that cannot be used as it is."""
+__all__ = ["DeployError", "EngineError"]
 
 
 class EngineError(MezzoError):

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from mezzo._exported import load_program
 from mezzo.amp import auto_cast
 from mezzo.infer._deployed import Deployed
 from mezzo.infer._engine import EngineOptions, Images, Output, PerShape
 from mezzo.infer._errors import EngineError
-from mezzo.infer._program import load_program
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

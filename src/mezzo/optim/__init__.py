@@ -6,7 +6,7 @@ from mezzo.optim._grads import is_dtensor
 from mezzo.optim._masters import attach_master, detach_master, master_of, publish, refresh_master
 from mezzo.optim._names import describe_parameter, name_of, remember_names
 from mezzo.optim._rescale import COUNTERS, rescale
-from mezzo.optim._tier import step_tier
+from mezzo.optim._tier import step_tier, uses_triton
 
 __all__ = [
     "attach_master",
@@ -26,4 +26,5 @@ __all__ = [
     "rescale",
     "COUNTERS",
     "step_tier",
+    "uses_triton",
 ]

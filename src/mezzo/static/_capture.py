@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mezzo.amp import GradScaler, Policy, auto_cast
-from mezzo.optim import attach, engine_of, master_of
-
-Loss = Callable[[Any, Tensor], Tensor]
+from mezzo.amp import GradScaler, Policy
+from mezzo.optim import attach, engine_of
+from mezzo.static._region import Precision
+from mezzo.static._step import Loss, TrainingStep, describe, device_of, forward_and_loss
 
 
 class CapturedStep:
@@ -23,11 +23,11 @@ class CapturedStep:
     checkpoints loaded into the model. On a CPU nothing is captured: the same step runs as it is written.
     """
 
-    def __init__(self, step: _Step, batch: Sequence[Tensor]) -> None:
+    def __init__(self, step: TrainingStep, batch: Sequence[Tensor]) -> None:
         self._step = step
         self._batch = [tensor.clone() for tensor in batch]
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._loss: Tensor | None = None
+        self._results: tuple[Tensor, ...] = ()
         self._plan: Any = None
         self._settings: Any = None
         self._outcome: Any = None
@@ -43,44 +43,57 @@ class CapturedStep:
         norm = self._step.grad_norm
         return None if norm is None else norm.clone()
 
-    def __call__(self, *batch: Tensor) -> Tensor:
-        """Train one step on a batch; return its loss, on the device.
+    def __call__(self, *batch: Tensor) -> Any:
+        """Train one step on a batch; return its loss, on the device, and what the loss function returns besides.
 
         Raises:
             ValueError: The batch has other shapes or dtypes than the captured one.
             RuntimeError: Something changed that is built into the captured step.
         """
         self._check(batch)
-        if self._graph is None or self._loss is None:
+        return _unpacked(self.run(batch))
+
+    def run(self, batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Train one step on a batch that is known to fit."""
+        if self._graph is None:
             return self._step.run(batch)
-        scaler = self._step.scaler
-        if not self._plan.holds() or (scaler is not None and scaler._settings != self._settings):
+        if not self.holds():
             raise RuntimeError(
                 "something that is built into the captured step changed (the optimizer's state or groups, whether there is "
                 "momentum or weight decay, a weight's memory, a setting of the scaler): call capture_step again"
             )
         torch._foreach_copy_(self._batch, list(batch), non_blocking=True)
         self._graph.replay()
-        if scaler is not None:
-            scaler._note_replay(self._outcome)
-        return self._loss.clone()
+        if self._step.scaler is not None:
+            self._step.scaler._note_replay(self._outcome)
+        return tuple(result.clone() for result in self._results)
+
+    def holds(self) -> bool:
+        """Whether everything that is built into the captured step is still as it was."""
+        scaler = self._step.scaler
+        return self._plan.holds() and (scaler is None or scaler._settings == self._settings)
 
     def _check(self, batch: Sequence[Tensor]) -> None:
-        came = [_describe(tensor) for tensor in batch]
-        captured = [_describe(tensor) for tensor in self._batch]
+        came = [describe(tensor) for tensor in batch]
+        captured = [describe(tensor) for tensor in self._batch]
         if came != captured:
             raise ValueError(
                 f"the step was captured for {', '.join(captured)}; got {', '.join(came)}: "
                 "drop the last, smaller batch, or capture a step for each shape"
             )
 
-    def _capture(self, device: torch.device, warmup_steps: int) -> None:
+    def capture(self, device: torch.device, warmup_steps: int, pool: Any = None) -> None:
+        """Warm up, and capture the step; everything is afterwards as it was, but gradients are gone.
+
+        Raises:
+            ValueError: Some parameter or gradient cannot be part of a captured step.
+        """
         step, scaler = self._step, self._step.scaler
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         graph = torch.cuda.CUDAGraph()
-        with _gradients_put_aside(step), _random_numbers_kept(device):
-            with _rehearsal(step):
+        with step.gradients_put_aside(), _random_numbers_kept(device):
+            with step.rehearsal():
                 with torch.cuda.stream(stream):
                     for _ in range(warmup_steps):
                         step.run(self._batch)
@@ -91,66 +104,17 @@ class CapturedStep:
                     "the step cannot be captured: some parameter or gradient is not float16, bfloat16 or float32, or its "
                     "gradient has another layout"
                 )
-            with torch.cuda.graph(graph, stream=stream):
-                self._loss = step.run(self._batch)
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
+                self._results = step.run(self._batch)
             torch.cuda.current_stream(device).wait_stream(stream)
         if scaler is not None:
             self._settings, self._outcome = scaler._settings, scaler._take_captured()
         self._graph = graph
 
 
-class _Step:
-    """The step as one would write it."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        loss_fn: Loss,
-        optimizer: Optimizer,
-        scaler: GradScaler | None,
-        policy: Policy | None,
-        max_norm: float | None,
-    ) -> None:
-        self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
-        self.scaler = scaler if scaler is not None and scaler.is_enable() else None
-        self.policy, self.max_norm = policy, max_norm
-        self.grad_norm: Tensor | None = None
-
-    def run(self, batch: Sequence[Tensor]) -> Tensor:
-        *inputs, target = batch
-        with nullcontext() if self.policy is None else auto_cast(policy=self.policy):
-            loss = self.loss_fn(self.model(*inputs), target)
-        if self.scaler is None:
-            loss.backward()
-            self._step_without_scaler()
-        else:
-            self.scaler.scale(loss).backward()
-            if self.max_norm is not None:
-                self.grad_norm = self.scaler.clip_grad_norm_(self.optimizer, self.max_norm)
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        return loss.detach().clone()
-
-    def _step_without_scaler(self) -> None:
-        if self.max_norm is not None:
-            self.grad_norm = engine_of(self.optimizer).clip_next_step(self.max_norm)
-        self.optimizer.step()
-
-
-@contextmanager
-def _gradients_put_aside(step: _Step) -> Iterator[None]:
-    """Inside there are no gradients; afterwards parameters that the optimizer does not have get theirs back."""
-    steps = {id(p) for group in step.optimizer.param_groups for p in group["params"]}
-    others = [(p, p.grad) for p in step.model.parameters() if id(p) not in steps]
-    step.model.zero_grad(set_to_none=True)
-    step.optimizer.zero_grad(set_to_none=True)
-    try:
-        yield
-    finally:
-        step.optimizer.zero_grad(set_to_none=True)
-        for param, grad in others:
-            param.grad = grad
+def _unpacked(results: tuple[Tensor, ...]) -> Any:
+    """Return the loss alone where there is nothing besides."""
+    return results[0] if len(results) == 1 else results
 
 
 @contextmanager
@@ -163,43 +127,19 @@ def _random_numbers_kept(device: torch.device) -> Iterator[None]:
         torch.cuda.set_rng_state(on_device, device)
 
 
-@contextmanager
-def _rehearsal(step: _Step) -> Iterator[None]:
-    """Inside, steps are taken only to warm up: weights, state, buffers and scale are afterwards what they were."""
-    values = [(tensor, tensor.clone()) for tensor in _weights_and_buffers(step)]
-    states = {param: _clones(state) for param, state in step.optimizer.state.items()}
-    with nullcontext() if step.scaler is None else step.scaler._rehearsal():
-        try:
-            yield
-        finally:
-            for tensor, value in values:
-                tensor.copy_(value)
-            # By key: a step brings loaded state into its own dtype, layout and place. State that was not there is zero,
-            # which is how a first step finds it.
-            for param, state in step.optimizer.state.items():
-                before = states.get(param, {})
-                for key, value in state.items():
-                    if isinstance(value, Tensor):
-                        _set(value.data, before.get(key))
+def refuse_what_cannot_be_captured(optimizer: Optimizer) -> None:
+    """Raise ValueError for an optimizer whose step waits for the device."""
+    if not engine_of(optimizer).can_be_captured():
+        raise ValueError(
+            f"{type(optimizer).__name__} reads from the device in its step, or has an option that does (amsgrad, "
+            "dampening at the first step): capture_step takes SGD, Adam and AdamW on CUDA devices where Triton works"
+        )
 
 
-def _clones(state: dict[str, Any]) -> dict[str, Any]:
-    return {key: value.clone() if isinstance(value, Tensor) else value for key, value in state.items()}
-
-
-def _set(tensor: Tensor, value: Any) -> None:
-    if isinstance(value, Tensor):
-        tensor.copy_(value)
-    else:
-        tensor.fill_(0 if value is None else value)
-
-
-def _weights_and_buffers(step: _Step) -> list[Tensor]:
-    params = [p for group in step.optimizer.param_groups for p in group["params"]]
-    weights = {id(p): p for p in (*step.model.parameters(), *params)}.values()
-    masters = [m for p in weights if (m := master_of(p)) is not None]
-    # As data: what is put back is no edit that a master would have to follow.
-    return [tensor.data for tensor in (*weights, *masters, *step.model.buffers())]
+def check_warmup(warmup_steps: int) -> None:
+    """Raise ValueError for a capture without a warm-up."""
+    if warmup_steps < 1:
+        raise ValueError(f"warmup_steps={warmup_steps}: must be at least 1; libraries set themselves up in it")
 
 
 def capture_step(
@@ -222,7 +162,7 @@ def capture_step(
 
     Args:
         model: On one CUDA device, or on the CPU; decorated or not.
-        loss_fn: Gets the model's output and the target.
+        loss_fn: Gets the model's output and the target; returns the loss, or a tuple of the loss and other tensors.
         optimizer: SGD, Adam or AdamW; others read from the device in their step.
         batch: Inputs of the model and, last, the target: their shapes and dtypes are those of every later batch.
         scaler: For float16.
@@ -239,34 +179,14 @@ def capture_step(
     >>> step(torch.ones(8, 4), torch.zeros(8, 2)).shape, step.is_captured
     (torch.Size([]), False)
     """
-    device = _device_of(model, batch)
-    if warmup_steps < 1:
-        raise ValueError(f"warmup_steps={warmup_steps}: must be at least 1; libraries set themselves up in it")
-    step = CapturedStep(_Step(model, loss_fn, optimizer, scaler, policy, max_norm), batch)
+    device = device_of([model], batch)
+    check_warmup(warmup_steps)
+    compute = forward_and_loss(model, loss_fn)
+    step = CapturedStep(TrainingStep(compute, [model], optimizer, scaler, Precision(policy), max_norm), batch)
     if device.type != "cuda":
         attach(optimizer)
         return step
-    if not engine_of(optimizer).can_be_captured():
-        raise ValueError(
-            f"{type(optimizer).__name__} reads from the device in its step, or has an option that does (amsgrad, "
-            "dampening at the first step): capture_step takes SGD, Adam and AdamW on CUDA devices where Triton works"
-        )
+    refuse_what_cannot_be_captured(optimizer)
     attach(optimizer)
-    step._capture(device, warmup_steps)
+    step.capture(device, warmup_steps)
     return step
-
-
-def _device_of(model: nn.Module, batch: Sequence[Tensor]) -> torch.device:
-    if len(batch) < 2 or not all(isinstance(tensor, Tensor) for tensor in batch):
-        raise ValueError("batch: must be tensors, inputs of the model first, the target last")
-    devices = {p.device for p in model.parameters()} | {tensor.device for tensor in batch}
-    if len(devices) != 1:
-        names = ", ".join(sorted(map(str, devices)))
-        raise ValueError(f"model and batch must be on one device; they are on {names or 'none'}")
-    return devices.pop()
-
-
-def _describe(tensor: Any) -> str:
-    if not isinstance(tensor, Tensor):
-        return type(tensor).__name__
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

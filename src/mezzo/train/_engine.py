@@ -14,7 +14,7 @@ from mezzo._errors import MezzoError, RunError
 from mezzo.amp.debugging import collect_operator_stats
 from mezzo.checkpoint import CheckpointStore
 from mezzo.data import DeviceBatch
-from mezzo.static import CapturedStep, capture_step
+from mezzo.static import compile_step
 from mezzo.train._checkpoints import Progress, save, save_best
 from mezzo.train._distributed import share_buffers
 from mezzo.train._evaluate import Evaluator
@@ -54,33 +54,30 @@ def train_step(session: Session, batch: DeviceBatch) -> StepResult:
     return StepResult(loss.detach(), task.watch(outputs, batch.labels))
 
 
-class CapturedTraining:
-    """The same step captured in a CUDA graph at its first call, replayed from then on."""
+class CompiledTraining:
+    """The same step captured as a graph and compiled at its first call; on a GPU replayed from then on."""
 
     def __init__(self, session: Session) -> None:
-        self._session = session
-        self._captured: CapturedStep | None = None
-        self._watched: dict[str, Tensor] = {}
+        self._watched: tuple[str, ...] = ()
+        self._step = compile_step(
+            session.model,
+            self._loss,
+            session.optimizer,
+            scaler=session.precision.scaler,
+            policy=session.precision.policy,
+            max_norm=session.recipe.optimizer.clip_norm,
+        )
+        self._task = session.task
 
-    def _loss(self, outputs: Any, labels: Tensor) -> Tensor:
-        task = self._session.task
-        self._watched = task.watch(outputs, labels)  # tensors of the graph: each replay writes them anew
-        return task.loss(outputs, labels)
+    def _loss(self, outputs: Any, labels: Tensor) -> tuple[Tensor, ...]:
+        watched = self._task.watch(outputs, labels)
+        self._watched = tuple(watched)
+        return (self._task.loss(outputs, labels), *watched.values())
 
     def __call__(self, session: Session, batch: DeviceBatch) -> StepResult:
         """Train one step on a batch."""
-        if self._captured is None:
-            self._captured = capture_step(
-                session.model,
-                self._loss,
-                session.optimizer,
-                (batch.images, batch.labels),
-                scaler=session.precision.scaler,
-                policy=session.precision.policy,
-                max_norm=session.recipe.optimizer.clip_norm,
-            )
-        loss = self._captured(batch.images, batch.labels)
-        return StepResult(loss, {name: value.clone() for name, value in self._watched.items()})
+        loss, *watched = self._step.run((batch.images, batch.labels))
+        return StepResult(loss, dict(zip(self._watched, watched, strict=True)))
 
 
 Step = Callable[[Session, DeviceBatch], StepResult]
@@ -94,7 +91,7 @@ class Engine:
     ) -> None:
         self._session, self._store, self._reporter, self._evaluate = session, store, reporter, evaluator
         self._meter = Meter(session.world.device)
-        self._step: Step = CapturedTraining(session) if session.is_captured else train_step
+        self._step: Step = CompiledTraining(session) if session.is_compiled else train_step
 
     def run(self, progress: Progress) -> Progress:
         """Train from where the progress stands; return how far it came."""

@@ -24,8 +24,8 @@ def find_notices(recipe: Recipe, options: RunOptions, world: World) -> list[str]
         "--start-epoch has no effect with --resume": resumes and options.start_epoch > 0,
         "--pretrained has no effect with --resume": resumes and options.pretrained is not None,
         "--sync-bn has no effect in one process": options.sync_bn and world.size == 1,
-        "--to_static_training: a step is captured on one GPU only; this run goes on as usual": (
-            options.to_static and (world.device.type != "cuda" or world.size > 1)
+        "--to_static_training: sharded weights (--fsdp) are not captured; this run goes on as usual": (
+            options.to_static and options.fsdp
         ),
     }
     return [*recipe.ignored, *(text for text, applies in said.items() if applies)]

@@ -15,6 +15,7 @@ from mezzo.checkpoint import find_weights
 from mezzo.config import Recipe
 from mezzo.data import Loader, Prefetcher, Stream, ToInput
 from mezzo.models import load_weights
+from mezzo.static import to_static
 from mezzo.train._distributed import World, use_sync_batch_norm, wrap
 from mezzo.train._ema import Ema
 from mezzo.train._options import RunOptions
@@ -74,9 +75,9 @@ class Session:
         return rate
 
     @property
-    def is_captured(self) -> bool:
-        """Whether the step is captured in a CUDA graph: asked for, and possible."""
-        return self.options.to_static and self.world.device.type == "cuda" and self.world.size == 1
+    def is_compiled(self) -> bool:
+        """Whether the whole step is one compiled program; in several processes the forward alone is."""
+        return self.options.to_static and self.world.size == 1 and not self.options.fsdp
 
     def batches(self, first_step: int) -> Prefetcher:
         """Return the batches from a step on."""
@@ -111,6 +112,8 @@ def open_session(recipe: Recipe, options: RunOptions, world: World) -> Session:
         optimizer = recipe.optimizer.create(model)  # of the sharded weights
     else:
         precision.prepare(model, optimizer)
+        if options.to_static and world.size > 1:
+            to_static(model, only_training=True)
         wrapped = wrap(model, world)
     seed_everything(options.seed + world.rank)
     on_gpu = world.device.type == "cuda"

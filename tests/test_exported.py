@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.export import ExportedProgram
 
+from mezzo._exported import checked_archive, is_arithmetic, load_program
 from mezzo.infer import Deployed, DeployError
-from mezzo.infer._program import checked_archive, is_arithmetic, load_program
 
 
 class Evil:

@@ -1,4 +1,4 @@
-"""Reading a `torch.export` program from a file that may come from anyone.
+"""`torch.export` programs as files: written whole or not at all, and read from a file that may come from anyone.
 
 `torch.export.load` trusts its file: it unpickles what the file marks as pickled, loads compiled libraries, imports what the
 specification of inputs names, and turns names, shape expressions and guards into Python that it runs. So the archive is looked
@@ -10,14 +10,17 @@ from __future__ import annotations
 import ast
 import io
 import json
+import logging
 import re
 import warnings
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mezzo.infer._errors import DeployError
+from mezzo._errors import DeployError
+from mezzo._files import write_file
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -64,6 +67,38 @@ _ALLOWED = (
     ast.keyword,
 )
 _CONTAINERS = (None, "builtins.tuple", "builtins.list", "builtins.dict")
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Keep the exporters' own talk away from users: it is about packages that they have no need of."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+
+
+def forget_places(program: ExportedProgram) -> None:
+    """Take the names of source files out: they say where the network was exported, which is nobody's business."""
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)
+
+
+def write_program(program: ExportedProgram, path: Path) -> None:
+    """Write a program, whole or not at all."""
+    import torch
+
+    buffer = io.BytesIO()
+    with quietly():
+        torch.export.save(program, buffer)
+    write_file(path, buffer.getvalue())
 
 
 def load_program(path: Path, *, keep_sizes: bool = False) -> ExportedProgram:

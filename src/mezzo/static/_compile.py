@@ -1,0 +1,173 @@
+"""`compile_step`: forward, loss and backward captured as a graph and compiled, the whole step replayed."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mezzo.amp import GradScaler, Policy
+from mezzo.amp.debugging import OperatorStats
+from mezzo.optim import attach
+from mezzo.static._capture import CapturedStep, _unpacked, check_warmup, refuse_what_cannot_be_captured
+from mezzo.static._graph import Capture, CapturedGraph
+from mezzo.static._region import Precision
+from mezzo.static._step import Compute, Loss, TrainingStep, device_of, forward_and_loss
+
+Shapes = tuple[tuple[torch.Size, torch.dtype], ...]
+
+
+class CompiledStep:
+    """A step that `compile_step` made. Call it with a batch; it returns the loss.
+
+    Each new shape of a batch is captured once; the least recently used one is forgotten when there are too many. On a
+    CUDA device a shape is one CUDA graph, on the CPU a compiled function.
+    """
+
+    def __init__(
+        self,
+        compute: Compute,
+        modules: Sequence[nn.Module],
+        optimizer: Optimizer,
+        scaler: GradScaler | None,
+        capture: Capture,
+        max_norm: float | None = None,
+        max_shapes: int = 8,
+        warmup_steps: int = 3,
+        smallest_batch: int = 2,
+    ) -> None:
+        check_warmup(warmup_steps)
+        if max_shapes < 1:
+            raise ValueError(f"max_shapes={max_shapes}: must be at least 1; a step is kept for each shape of a batch")
+        self._parts = compute, modules, optimizer, scaler, max_norm
+        self._capture, self._max_shapes, self._warmup_steps = capture, max_shapes, warmup_steps
+        self._steps: OrderedDict[Shapes, CapturedStep] = OrderedDict()
+        self._last: CapturedStep | None = None
+        self._pool: Any = None
+        self._smallest_batch = smallest_batch
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether the last call replayed a CUDA graph."""
+        return self._last is not None and self._last.is_captured
+
+    @property
+    def num_shapes(self) -> int:
+        """How many shapes of a batch are kept."""
+        return len(self._steps)
+
+    @property
+    def grad_norm(self) -> Tensor | None:
+        """Norm of the true gradients of the last call, before clipping; None without `max_norm`."""
+        return None if self._last is None else self._last.grad_norm
+
+    def __call__(self, *batch: Tensor) -> Any:
+        """Train one step on a batch; return its loss, on the device, and what the loss function returns besides.
+
+        Raises:
+            ValueError: The batch is not on the model's device, or the optimizer cannot be part of a CUDA graph.
+            CaptureError: The step cannot be captured as one graph; the line of its code is named.
+        """
+        return _unpacked(self.run(batch))
+
+    def run(self, batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Train one step; return the loss and the other results as a tuple."""
+        shapes = tuple((tensor.shape, tensor.dtype) for tensor in batch) if _are_tensors(batch) else ()
+        step = self._steps.get(shapes)
+        if step is None or (step.is_captured and not step.holds()):
+            step = self._new(batch)
+            while len(self._steps) >= self._max_shapes:
+                self._steps.popitem(last=False)
+            self._steps[shapes] = step
+        self._steps.move_to_end(shapes)
+        self._last = step
+        return step.run(batch)
+
+    def _new(self, batch: Sequence[Tensor]) -> CapturedStep:
+        compute, modules, optimizer, scaler, max_norm = self._parts
+        device = device_of(modules, batch, self._smallest_batch)
+        compiled = self._capture.compile(compute)
+        step = TrainingStep(compiled, modules, optimizer, scaler, self._capture.precision, max_norm)
+        captured = CapturedStep(step, batch)
+        if device.type == "cuda":
+            refuse_what_cannot_be_captured(optimizer)
+        attach(optimizer)
+        if device.type == "cuda" and self._capture.backend != "eager":
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            captured.capture(device, self._warmup_steps, self._pool)
+        return captured
+
+    @property
+    def graphs(self) -> list[CapturedGraph]:
+        """What was captured, one graph for each shape that was new."""
+        return self._capture.graphs
+
+    def operators(self, include_views: bool = False) -> OperatorStats:
+        """Return operator x dtype of the last captured graph: which operator computes in which precision.
+
+        Raises:
+            RuntimeError: Nothing is captured yet, or backend is 'eager'.
+        """
+        return self._graph().operators(include_views)
+
+    def print(self) -> None:
+        """Print the last captured graph, forward and backward, casts included."""
+        print(self._graph())
+
+    def _graph(self) -> CapturedGraph:
+        if not self.graphs:
+            raise RuntimeError(
+                "no graph was captured yet: run the step once, with another backend than 'eager', then ask again"
+            )
+        return self.graphs[-1]
+
+
+def _are_tensors(batch: Sequence[Any]) -> bool:
+    return all(isinstance(tensor, Tensor) for tensor in batch)
+
+
+def compile_step(
+    model: nn.Module,
+    loss_fn: Loss,
+    optimizer: Optimizer,
+    *,
+    scaler: GradScaler | None = None,
+    policy: Policy | None = None,
+    use_fp16_guard: bool = False,
+    max_norm: float | None = None,
+    backend: str = "inductor",
+    max_shapes: int = 8,
+    warmup_steps: int = 3,
+) -> CompiledStep:
+    """Compile `loss_fn(model(*inputs), target)`, its backward and the optimizer's step into one program.
+
+    Precision is decided while the step is captured, by the policy's rules for eager mode; casts that give nothing new
+    are dropped. Capturing leaves weights, optimizer state, buffers, loss scale and random numbers as they were.
+
+    Args:
+        model: On one CUDA device, or on the CPU; decorated or not.
+        loss_fn: Gets the model's output and the target; returns the loss, or a tuple of the loss and other tensors.
+        optimizer: SGD, Adam or AdamW on a CUDA device; any on the CPU.
+        scaler: For float16.
+        policy: From `Policy.create(...)`; None: no auto_cast.
+        use_fp16_guard: Only what runs inside `mezzo.static.amp.fp16_guard()` follows the policy.
+        max_norm: Clip the norm of the true gradients to this.
+        backend: `inductor` fuses operators; `aot_eager` runs the captured graph as it is; `eager` captures nothing, so that
+            breakpoints and prints in the model work.
+        max_shapes: How many shapes of a batch are kept.
+        warmup_steps: CUDA: steps taken before the capture, and taken back.
+
+    >>> net = nn.Linear(4, 2)
+    >>> step = compile_step(net, nn.functional.mse_loss, torch.optim.SGD(net.parameters(), lr=0.1), backend="aot_eager")
+    >>> step(torch.ones(8, 4), torch.zeros(8, 2)).dtype
+    torch.float32
+    >>> step.operators().totals()["addmm"]
+    (0, 0, 1, 0)
+    """
+    capture = Capture(Precision(policy, use_fp16_guard), backend)
+    compute = forward_and_loss(model, loss_fn)
+    return CompiledStep(compute, [model], optimizer, scaler, capture, max_norm, max_shapes, warmup_steps)

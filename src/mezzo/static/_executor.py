@@ -1,0 +1,103 @@
+"""`Executor`: feeds a program by name and fetches by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mezzo._errors import unknown_choice
+from mezzo.static._program import Program, default_main_program
+from mezzo.static._variables import ProgramError, Variable
+
+
+class Executor:
+    """Runs programs on a device.
+
+    >>> from mezzo.static import Program, data, program_guard
+    >>> program = Program()
+    >>> program.backend = "aot_eager"
+    >>> with program_guard(program):
+    ...     x = data("x", [None, 2])
+    ...     y = x * 2 + 1
+    >>> Executor("cpu").run(program, feed={"x": [[1.0, 2.0]]}, fetch_list=[y])
+    [array([[3., 5.]], dtype=float32)]
+    """
+
+    def __init__(self, device: str | torch.device | None = None) -> None:
+        """Take a device, a GPU as `cuda`, `cuda:1`, `gpu` or `gpu:1`; None: the GPU if there is one."""
+        if device is None:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        text = str(device)
+        self.device = torch.device(f"cuda{text.removeprefix('gpu')}" if text.startswith("gpu") else text)
+        if self.device.type == "cuda":
+            if not torch.cuda.is_available():
+                raise ProgramError(f"Executor({text!r}): this machine has no GPU; give 'cpu'")
+            self.device = torch.device("cuda", self.device.index or 0)
+
+    def run(
+        self,
+        program: Program | None = None,
+        feed: Mapping[str, Any] | None = None,
+        fetch_list: Sequence[Variable | str] | None = None,
+        *,
+        use_program_cache: bool = True,
+        return_numpy: bool = True,
+    ) -> list[Any]:
+        """Run a program once, a training step if it has an optimizer; return what was asked for.
+
+        Args:
+            program: None: the default main program. A startup program has nothing to do.
+            feed: A value for each input, by name: arrays, tensors or lists. It is cast to the declared dtype.
+            fetch_list: Variables or their names.
+            use_program_cache: Accepted: a program is always captured once for each shape.
+            return_numpy: False returns tensors on the device, and does not wait for them.
+
+        Raises:
+            ProgramError: Something was fed or fetched that the program does not have, or of another shape.
+        """
+        program = default_main_program() if program is None else program
+        if not isinstance(program, Program):
+            raise TypeError(f"Executor.run: {type(program).__name__} is no mezzo.static.Program")
+        fetches = [program.variable(fetch) for fetch in fetch_list or ()]
+        if not program.inputs and not fetches and program.training is None:
+            return []  # a startup program
+        program.to(self.device)
+        results = program.run(self._feeds(program, feed or {}), fetches)
+        return [_to_numpy(result) for result in results] if return_numpy else results
+
+    def _feeds(self, program: Program, feed: Mapping[str, Any]) -> list[Tensor]:
+        """Return the tensors of a program's inputs, in their order, on the device."""
+        names = [variable.name for variable in program.inputs]
+        for name in feed:
+            if name not in names:
+                raise ProgramError(unknown_choice("input in feed", name, names))
+        feeds = []
+        for variable in program.inputs:
+            if variable.name not in feed:
+                raise ProgramError(f"feed has no {variable.name!r}: the program reads {', '.join(names)}")
+            feeds.append(self._tensor(variable, feed[variable.name]))
+        return feeds
+
+    def _tensor(self, variable: Variable, value: Any) -> Tensor:
+        spec = variable._spec
+        assert spec is not None
+        try:
+            tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ProgramError(
+                f"feed[{variable.name!r}]: {type(value).__name__} is no array of numbers ({error})"
+            ) from error
+        if not spec.fits(tensor.shape):
+            raise ProgramError(
+                f"feed[{variable.name!r}] has shape {list(tensor.shape)}; declared was {list(spec.shape)}"
+                + (", -1 being any size" if -1 in spec.shape else "")
+            )
+        return tensor.to(self.device, spec.dtype, non_blocking=True)
+
+
+def _to_numpy(tensor: Tensor) -> Any:
+    values = tensor.detach().cpu()
+    return (values.float() if values.dtype is torch.bfloat16 else values).numpy()

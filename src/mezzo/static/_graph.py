@@ -1,0 +1,319 @@
+"""Capture of a function as a graph with explicit casts, and its compilation with autocast off.
+
+Dynamo writes down what the function calls. AOTAutograd traces that, forward and backward, under the policy: the same
+kernels as in eager mode decide every cast, so the graph holds them as operators of its own. Casts that give nothing new
+are dropped, and what is left is compiled by Inductor, which knows nothing of autocast.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import linecache
+import shutil
+import traceback
+import types
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from mezzo._errors import MezzoError, RunError, unknown_choice
+from mezzo.amp import current_policy
+from mezzo.amp.debugging import OperatorStats
+from mezzo.static import _region
+from mezzo.static._casts import drop_needless_casts
+from mezzo.static._depthwise import use_own_depthwise_gradients
+from mezzo.static._operators import count_operators
+from mezzo.static._region import NoGuardError, Precision, precision_of
+
+BACKENDS = ("inductor", "aot_eager", "eager")
+
+Function = Callable[..., Any]
+
+#: A 1x1 convolution in channels-last is a matrix product, and cuBLAS is the faster one at it.
+_ON_CUDA = {"conv_1x1_as_mm": True}
+
+
+class CaptureError(MezzoError):
+    """A function cannot be captured as one graph."""
+
+
+def named(value: Tensor, name: str) -> Tensor:
+    """Mark a tensor inside a captured function with the name of its variable."""
+    return value
+
+
+_MARKERS = (
+    _region.enter_guard,
+    _region.leave_guard,
+    _region.enter_float32,
+    _region.leave_float32,
+    named,
+)
+
+
+@functools.cache
+def _show_markers_to_dynamo() -> None:
+    for marker in _MARKERS:
+        torch.compiler.allow_in_graph(marker)
+
+
+class CapturedGraph:
+    """What one call of a function was captured as: a forward and, in training, its backward, casts included."""
+
+    def __init__(self, module: GraphModule, inputs: Sequence[Any], precision: Precision) -> None:
+        self._module, self._inputs, self.precision = module, inputs, precision
+
+    @functools.cached_property
+    def parts(self) -> tuple[GraphModule, GraphModule | None]:
+        """The graphs of forward and backward in aten operators, before anything is decomposed or fused."""
+        found: list[GraphModule] = []
+        with precision_of(self.precision):
+            _aot(copy.deepcopy(self._module), self._inputs, found.append)
+        return found[0], found[1] if len(found) > 1 else None
+
+    def operators(self, include_views: bool = False) -> OperatorStats:
+        """Return how many calls of each operator compute in which dtype."""
+        return count_operators(*self.parts, include_views)
+
+    def __str__(self) -> str:
+        forward, backward = self.parts
+        texts = [f"forward, {self.precision}:", str(forward.graph)]
+        return "\n".join(texts if backward is None else [*texts, "backward:", str(backward.graph)])
+
+
+class Capture:
+    """Compiles functions under one precision and keeps the graphs they were captured as."""
+
+    def __init__(
+        self, precision: Precision, backend: str = "inductor", float32_tensors: dict[int, str] | None = None
+    ) -> None:
+        if backend not in BACKENDS:
+            raise ValueError(unknown_choice("backend", backend, BACKENDS))
+        self.precision = precision
+        self.backend = _usable(backend)
+        self.graphs: list[CapturedGraph] = []
+        self._names = float32_tensors or {}
+        """Parameters by identity, with their names."""
+
+    def compile(self, function: Function, *, dynamic: bool | None = False) -> Function:
+        """Return the function captured at its first call; calls are made inside `precision_of(self.precision)`.
+
+        Args:
+            function: What is captured.
+            dynamic: False: each shape of the inputs is captured; None: a size that changes is left free.
+
+        Raises, when called:
+            CaptureError: The function cannot be captured as one graph; the line of its code is named.
+            NoGuardError: The guard option is on, and the graph has no guard.
+        """
+        if self.backend == "eager" and not self.precision.float32_names:
+            return self._checked(function)
+        _show_markers_to_dynamo()
+        compiled = torch.compile(_own_copy(function), backend=self._compile_graph, fullgraph=True, dynamic=dynamic)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return compiled(*args, **kwargs)
+            except torch._dynamo.exc.TorchDynamoException as error:
+                raise _explained(error) from error
+
+        return call
+
+    def _checked(self, function: Function) -> Function:
+        if not self.precision.use_guard:
+            return function
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            before = _region.guards_entered()
+            result = function(*args, **kwargs)
+            _region.refuse_missing_guard(_region.guards_entered() > before)
+            return result
+
+        return call
+
+    def _compile_graph(self, module: GraphModule, inputs: Sequence[Any]) -> Function:
+        """Compile what Dynamo wrote down: its backend."""
+        _region.close_regions()  # Dynamo may have begun more than once
+        if self.precision.use_guard:
+            _region.refuse_missing_guard(any(node.target is _region.enter_guard for node in module.graph.nodes))
+        self._place_markers(module.graph)
+        module.recompile()
+        precision = self.precision if self.precision.is_on else Precision(current_policy())
+        self.graphs.append(CapturedGraph(copy.deepcopy(module), inputs, precision))
+        if self.backend == "eager":
+            return module
+        if self.backend == "aot_eager":
+            return _aot(module, inputs, lambda _: None)
+        from torch._inductor.compile_fx import compile_fx
+
+        tidy = _tidy_class()("" if precision.policy is None else precision.policy.digest)
+        options = _ON_CUDA if any(isinstance(value, Tensor) and value.is_cuda for value in inputs) else {}
+        compiled: Any = compile_fx(module, list(inputs), config_patches={"joint_custom_pre_pass": tidy, **options})
+        return cast(Function, compiled)
+
+    def _place_markers(self, graph: Graph) -> None:
+        """Put float32 regions around what touches a named variable; drop the markers that do nothing here."""
+        for node in self._in_float32(graph):
+            with graph.inserting_before(node):
+                graph.call_function(_region.enter_float32)
+            with graph.inserting_after(node):
+                graph.call_function(_region.leave_float32)
+        for node in list(graph.nodes):
+            if node.target is named:
+                node.replace_all_uses_with(node.args[0])
+                graph.erase_node(node)
+            elif node.target in (_region.enter_guard, _region.leave_guard) and not self.precision.use_guard:
+                graph.erase_node(node)
+
+    def _in_float32(self, graph: Graph) -> list[Node]:
+        """Return the calls that read or write a variable which is to stay in float32."""
+        wanted = self.precision.float32_names
+        if not wanted:
+            return []
+        black = []
+        for node in graph.nodes:
+            if node.target is named and node.args[1] in wanted:
+                black += [node, node.args[0]]
+            elif node.op == "placeholder" and self._name_of(node) in wanted:
+                black.append(node)
+        touching = {call for node in black for call in (node, *node.users)}
+        return [n for n in graph.nodes if n in touching and n.op.startswith("call_") and n.target not in _MARKERS]
+
+    def _name_of(self, placeholder: Node) -> str | None:
+        argument = placeholder.meta.get("grapharg")
+        return None if argument is None else self._names.get(id(argument.example))
+
+
+def _own_copy(function: Function) -> Function:
+    """Return the function with a code object of its own: Dynamo counts what it compiled by code object, up to a limit."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return types.FunctionType(call.__code__.replace(), call.__globals__, call.__name__, None, call.__closure__)
+
+
+def _aot(module: GraphModule, inputs: Sequence[Any], show: Callable[[GraphModule], None]) -> Function:
+    """Trace forward and backward into aten operators, show each, and return what runs them as they are."""
+    from torch._functorch._aot_autograd.utils import make_boxed_func
+    from torch._functorch.aot_autograd import aot_module_simplified
+    from torch._functorch.partitioners import default_partition
+
+    def split(joint: GraphModule, *args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+        drop_needless_casts(joint.graph)
+        joint.recompile()
+        forward, backward = default_partition(joint, *args, **kwargs)
+        show(forward)
+        show(backward)
+        return forward, backward
+
+    def run_inference(gm: GraphModule, example_inputs: Any) -> Any:
+        drop_needless_casts(gm.graph)
+        gm.recompile()
+        show(gm)
+        return run(gm, example_inputs)
+
+    def run(gm: GraphModule, example_inputs: Any) -> Any:
+        return make_boxed_func(gm.forward)
+
+    result: Any = aot_module_simplified(
+        module, list(inputs), fw_compiler=run, bw_compiler=run, inference_compiler=run_inference, partition_fn=split
+    )
+    return cast(Function, result)
+
+
+@functools.cache
+def _tidy_class() -> type:
+    """Return the class of the pass; made at first use, because Inductor takes seconds to import."""
+    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+    here = Path(__file__)
+
+    class Tidy(CustomGraphPass):
+        """What is done to a graph before Inductor looks at it; its identity, with the policy's, is part of cache keys."""
+
+        def __init__(self, digest: str) -> None:
+            self._digest = digest
+
+        def __call__(self, graph: Graph) -> None:
+            if torch._C._is_any_autocast_enabled():
+                raise RuntimeError("autocast is on while Inductor works: it would decide casts a second time")
+            drop_needless_casts(graph)
+            use_own_depthwise_gradients(graph)
+
+        def uuid(self) -> Any:
+            names = (here.name, "_casts.py", "_depthwise.py", "_depthwise_kernels.py")
+            return get_hash_for_files(tuple(str(here.with_name(name)) for name in names), extra=self._digest)
+
+    return Tidy
+
+
+@functools.cache
+def missing_compiler() -> str | None:
+    """Return why Inductor cannot work on this machine, None if it can."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    try:
+        compiler = get_cpp_compiler()
+    except Exception as error:  # noqa: BLE001  of a class of its own, which moved between releases
+        return str(error).splitlines()[0] if str(error) else type(error).__name__
+    return None if shutil.which(compiler) else f"{compiler} was not found"
+
+
+@functools.cache
+def _notice_missing_compiler(reason: str) -> None:
+    warnings.warn(
+        f"no C++ compiler ({reason}): captured graphs run operator by operator (backend 'aot_eager'), with the same results",
+        UserWarning,
+        stacklevel=5,
+    )
+
+
+def _usable(backend: str) -> str:
+    """Return the backend, or the one that takes its place on a machine without a compiler."""
+    reason = missing_compiler() if backend == "inductor" else None
+    if reason is None:
+        return backend
+    _notice_missing_compiler(reason)
+    return "aot_eager"
+
+
+def _explained(error: BaseException) -> BaseException:
+    """Return Dynamo's error as one line with the place in the user's code."""
+    cause = error.__cause__ or getattr(error, "inner_exception", None)
+    if isinstance(cause, NoGuardError):
+        return cause
+    if isinstance(error, (torch._dynamo.exc.BackendCompilerFailed, _inductor_error())):
+        first = " ".join(str(cause or error).split())[:300]
+        return RunError(f"the compiler failed on the captured graph: {first}; backend='aot_eager' runs it without one")
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    frame = _user_frame(error)
+    if frame is None:
+        return CaptureError(f"the step cannot be captured as one graph: {first}")
+    code = linecache.getline(frame.filename, frame.lineno or 0).strip()
+    where = f"{frame.filename}:{frame.lineno}"
+    return CaptureError(
+        f"the step cannot be captured as one graph; it stops at {where}: `{code}` ({first}); take it out of the step, or run "
+        "with backend='eager'"
+    )
+
+
+def _inductor_error() -> type[BaseException]:
+    from torch._inductor.exc import InductorError
+
+    return InductorError
+
+
+def _user_frame(error: BaseException) -> traceback.FrameSummary | None:
+    """Return the innermost frame of the user's code in which Dynamo stopped."""
+    stack = getattr(error, "real_stack", None) or []
+    ours = str(Path(__file__).parents[1])
+    torchs = str(Path(torch.__file__).parent)
+    frames = [frame for frame in stack if not frame.filename.startswith((ours, torchs))]
+    return frames[-1] if frames else None

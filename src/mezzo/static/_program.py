@@ -1,0 +1,615 @@
+"""Programs: calls written down, closed by an optimizer, captured and run."""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule, Node
+from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from mezzo._errors import unknown_choice
+from mezzo.amp import GradScaler
+from mezzo.amp.debugging import OperatorStats
+from mezzo.static._compile import CompiledStep
+from mezzo.static._graph import Capture, CapturedGraph, named
+from mezzo.static._region import (
+    Precision,
+    enter_guard,
+    is_inside_guard,
+    leave_guard,
+    precision_of,
+    refuse_missing_guard,
+)
+from mezzo.static._save import load_forward, save_forward
+from mezzo.static._variables import (
+    UNKNOWN,
+    InputSpec,
+    ProgramError,
+    Variable,
+    modules_unwatched,
+    values_of,
+    watch_modules,
+)
+
+_KEPT = 8
+"""Combinations of fetched variables that are kept compiled."""
+
+
+@dataclass(slots=True)
+class Training:
+    """What `minimize` adds to a program."""
+
+    loss: Variable
+    optimizer: Optimizer
+    scaler: GradScaler | None = None
+    max_norm: float | None = None
+    prepare: Callable[[], None] | None = None
+    """Called once, before the first step, when weights are where they are trained."""
+
+
+@dataclass(slots=True)
+class _Use:
+    """Where a parameter is used while the program is written."""
+
+    inside: bool = False
+    outside: bool = False
+
+
+class _Watch(TorchFunctionMode):
+    """Notes which parameters are used inside `fp16_guard`, and which outside."""
+
+    def __init__(self, uses: dict[nn.Parameter, _Use]) -> None:
+        super().__init__()
+        self._uses = uses
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for value in tree_leaves((args, kwargs)):
+            if isinstance(value, nn.Parameter):
+                use = self._uses.setdefault(value, _Use())
+                if is_inside_guard():
+                    use.inside = True
+                else:
+                    use.outside = True
+        return func(*args, **(kwargs or {}))
+
+
+class Program:
+    """Calls on variables, in order; with an optimizer (`minimize`) a training step, without one a forward.
+
+    >>> program = Program()
+    >>> with program_guard(program):
+    ...     x = data("x", [None, 4])
+    ...     y = torch.relu(nn.Linear(4, 2)(x))
+    >>> y
+    Variable('relu_0', shape=[-1, 2], dtype=float32)
+    """
+
+    def __init__(self) -> None:
+        self._graph = Graph()
+        self._root = nn.Module()
+        self._variables: dict[str, Variable] = {}
+        self._counts: dict[str, int] = {}
+        self._fake: Any = None
+        self._uses: dict[nn.Parameter, _Use] = {}
+        self._has_guard = False
+        self._is_test = False
+        self.training: Training | None = None
+        self.precision = Precision()
+        self.backend = "inductor"
+        """As in `compile_step`: inductor, aot_eager or eager."""
+        self._steps: OrderedDict[tuple[str, ...], CompiledStep | _Forward] = OrderedDict()
+
+    # ---- writing
+
+    def data(self, name: str, shape: Sequence[int | None], dtype: str | torch.dtype = "float32") -> Variable:
+        """Add an input; see `mezzo.static.data`."""
+        self._refuse_closed("an input")
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ProgramError(f"name={name!r}: an input's name is a word of letters, digits and underscores")
+        if name in self._variables:
+            raise ProgramError(f"the program has a variable {name!r} already; choose another name")
+        spec = InputSpec(shape, dtype, name)
+        with self._without_memory():
+            value = torch.empty([UNKNOWN if size < 0 else size for size in spec.shape], dtype=spec.dtype)
+        inputs = [node for node in self._graph.nodes if node.op == "placeholder"]
+        with self._graph.inserting_after(inputs[-1]) if inputs else self._graph.inserting_before():
+            node = self._graph.placeholder(name)
+        watch_modules(True)
+        return self._new(node, value, name, spec)
+
+    def _record(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Write a call down and return the variables of its results."""
+        self._refuse_closed("another call")
+        name = _name_of(target)
+        results = self._try(target, args, kwargs, name)
+        guarded = is_inside_guard()
+        if guarded:
+            self._graph.call_function(enter_guard)
+        nodes = tree_map(self._as_node, (tuple(args), kwargs))
+        if isinstance(target, nn.Module):
+            node = self._graph.call_module(self._keep(target), *nodes)
+        elif isinstance(target, str):
+            node = self._graph.call_method(target, *nodes)
+        else:
+            node = self._graph.call_function(target, *nodes)
+        if guarded:
+            self._has_guard = True
+            self._graph.call_function(leave_guard)
+        return self._variables_of(node, results, name)
+
+    def _try(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any], name: str) -> Any:
+        """Carry a call out on tensors without memory, for the shapes of its results."""
+        from mezzo.static._region import guards_entered
+
+        values, named_values = values_of((tuple(args), kwargs))
+        function = getattr(Tensor, target) if isinstance(target, str) else target
+        before = guards_entered()
+        try:
+            with modules_unwatched(), self._without_memory(), _Watch(self._uses), torch.no_grad():
+                results = function(*values, **named_values)
+        except Exception as error:  # whatever the user's network raises says what does not fit
+            first = next(iter(str(error).splitlines()), type(error).__name__)
+            raise ProgramError(f"{name} does not take these variables: {first}") from error
+        self._has_guard = self._has_guard or guards_entered() > before
+        return results
+
+    @contextmanager
+    def _without_memory(self) -> Iterator[None]:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        if self._fake is None:
+            self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+        with self._fake:
+            yield
+
+    def _as_node(self, value: Any) -> Any:
+        if isinstance(value, Variable):
+            return value._node
+        if isinstance(value, Tensor):
+            name = f"tensor_{len(self._root._parameters) + len(self._root._buffers)}"
+            if isinstance(value, nn.Parameter):
+                self._root.register_parameter(name, value)
+            else:
+                self._root.register_buffer(name, value)
+            return self._graph.get_attr(name)
+        return value
+
+    def _keep(self, module: nn.Module) -> str:
+        """Return the name under which a module belongs to the program."""
+        for name, known in self._root.named_children():
+            if known is module:
+                return name
+        name = f"{type(module).__name__}_{len(self._root._modules)}"
+        self._root.add_module(name, module)
+        return name
+
+    def _variables_of(self, node: Node, results: Any, name: str) -> Any:
+        """Return results with a variable for each tensor."""
+        if isinstance(results, Tensor):
+            return self._new(node, results, self._fresh(name))
+        flat, spec = tree_flatten(results)
+        paths = _paths(results)
+        variables = []
+        for value, path in zip(flat, paths, strict=True):
+            if not isinstance(value, Tensor):
+                variables.append(value)
+                continue
+            part = node
+            for step in path:
+                part = self._graph.call_function(operator.getitem, (part, step))
+            variables.append(self._new(part, value, self._fresh(name)))
+        return tree_unflatten(variables, spec)
+
+    def _new(self, node: Node, value: Tensor, name: str, spec: InputSpec | None = None) -> Variable:
+        variable = self._variables[name] = Variable(self, node, value, name, spec)
+        return variable
+
+    def _fresh(self, name: str) -> str:
+        while True:
+            number = self._counts.get(name, 0)
+            self._counts[name] = number + 1
+            if f"{name}_{number}" not in self._variables:
+                return f"{name}_{number}"
+
+    def _refuse_closed(self, what: str) -> None:
+        if self.training is not None:
+            raise ProgramError(
+                f"the program was closed by minimize and takes no {what.removeprefix('another ').removeprefix('an ')} any "
+                "more: write everything that is to be fetched before it"
+            )
+
+    # ---- closing
+
+    def close(self, training: Training, precision: Precision) -> None:
+        """Make the program a training step; `minimize` calls this."""
+        loss, optimizer = training.loss, training.optimizer
+        if self.training is not None:
+            raise ProgramError("the program has an optimizer already: minimize is called once a program")
+        if loss._value.numel() != 1:
+            raise ProgramError(
+                f"{loss.name!r} has shape {list(loss.shape)}: minimize takes one number; call .mean() on it"
+            )
+        owned = {id(p) for p in self.parameters()}
+        if not any(id(p) in owned for group in optimizer.param_groups for p in group["params"]):
+            raise ProgramError(
+                "the optimizer has no parameter of this program: give it the parameters of the modules that were called"
+            )
+        if precision.use_guard and precision.is_on:
+            refuse_missing_guard(self._has_guard)
+        self._refuse_unknown_names(precision)
+        self.training, self.precision = training, precision
+
+    def _refuse_unknown_names(self, precision: Precision) -> None:
+        known = [*self._variables, *self._parameter_names().values()]
+        for name in sorted(precision.float32_names):
+            if name not in known:
+                raise ProgramError(unknown_choice("custom_black_varnames", name, known))
+
+    def clone(self, for_test: bool = False) -> Program:
+        """Return the program as it stands, without its optimizer; for a test its modules run in eval mode.
+
+        The copy calls the same modules and is fed and fetched by the same names.
+        """
+        other = Program()
+        other._root, other._fake, other._uses = self._root, self._fake, self._uses
+        other._counts, other._has_guard, other._is_test = dict(self._counts), self._has_guard, for_test
+        nodes: dict[Node, Node] = {}
+        other._graph.graph_copy(self._graph, nodes)
+        for name, variable in self._variables.items():
+            other._variables[name] = Variable(other, nodes[variable._node], variable._value, name, variable._spec)
+        other.backend = self.backend
+        if not for_test:
+            other.precision = self.precision
+        return other
+
+    # ---- what it consists of
+
+    @property
+    def inputs(self) -> list[Variable]:
+        """The variables that are fed, in the order they were written."""
+        return [variable for variable in self._variables.values() if variable._spec is not None]
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The modules that are called."""
+        return list(self._root.children())
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """Yield the parameters of everything that is called."""
+        return self._root.parameters()
+
+    def variable(self, name: str | Variable) -> Variable:
+        """Return a variable by its name.
+
+        Raises:
+            ProgramError: The program has none of this name.
+        """
+        wanted = name.name if isinstance(name, Variable) else name
+        if wanted not in self._variables:
+            raise ProgramError(unknown_choice("variable", wanted, list(self._variables)))
+        return self._variables[wanted]
+
+    def _parameter_names(self) -> dict[int, str]:
+        """Return the names of parameters by identity, as their own module knows them."""
+        names: dict[int, str] = {id(p): name for name, p in self._root._parameters.items() if p is not None}
+        for module in self.modules:
+            names.update({id(p): name for name, p in module.named_parameters()})
+        return names
+
+    def parameters_outside_guard(self) -> set[nn.Parameter]:
+        """Return the parameters that are used outside `fp16_guard` somewhere."""
+        return {param for param, use in self._uses.items() if use.outside}
+
+    # ---- running
+
+    def to(self, device: torch.device) -> None:
+        """Move the weights of a program to a device."""
+        if any(tensor.device != device for tensor in (*self._root.parameters(), *self._root.buffers())):
+            self._root.to(device)
+            self._steps.clear()
+
+    def run(self, feeds: Sequence[Tensor], fetches: Sequence[Variable]) -> list[Tensor]:
+        """Run the program, or train one step of it, on tensors of its inputs; return what was asked for."""
+        key = tuple(variable.name for variable in fetches)
+        with modules_unwatched():
+            runner = self._steps.get(key)
+            if runner is None:
+                runner = self._build(fetches)
+                while len(self._steps) >= _KEPT:
+                    self._steps.popitem(last=False)
+                self._steps[key] = runner
+            self._steps.move_to_end(key)
+            return list(runner.run(feeds))[-len(fetches) :] if fetches else list(runner.run(feeds))[:0]
+
+    def _build(self, fetches: Sequence[Variable]) -> CompiledStep | _Forward:
+        training = self.training
+        capture = Capture(self.precision, self.backend, self._parameter_names())
+        if training is None:
+            return _Forward(self.forward_module(fetches), capture, self._is_test)
+        if training.prepare is not None:
+            prepare, training.prepare = training.prepare, None
+            prepare()
+        compute = self.forward_module([training.loss, *fetches])
+        return CompiledStep(
+            compute,
+            [self._root],
+            training.optimizer,
+            training.scaler,
+            capture,
+            training.max_norm,
+            smallest_batch=len(self.inputs),
+        )
+
+    def forward_module(self, fetch_list: Sequence[Variable | str]) -> GraphModule:
+        """Return the program's forward as a module: its inputs in order, a tuple of what is fetched."""
+        wanted = [self.variable(fetch) for fetch in fetch_list]
+        graph, nodes = self._copy_of_graph()
+        if self.precision.float32_names:
+            for name, variable in self._variables.items():
+                if name in self.precision.float32_names:
+                    _mark(graph, nodes, variable)
+        graph.output(tuple(nodes[variable._node] for variable in wanted))
+        return GraphModule(self._root, graph)
+
+    def _copy_of_graph(self) -> tuple[Graph, dict[Node, Node]]:
+        graph = Graph()
+        nodes: dict[Node, Node] = {}
+        graph.graph_copy(self._graph, nodes)
+        return graph, nodes
+
+    # ---- files
+
+    def save(self, path: str | Path, fetch_list: Sequence[Variable | str]) -> None:
+        """Write what gives some variables, in evaluation and float32, as a `torch.export` file; `load` reads it.
+
+        Args:
+            path: Usually ends in .pt2.
+            fetch_list: Variables or their names. Inputs that they do not need, such as labels, are left out.
+
+        Raises:
+            RunError: torch cannot export it.
+        """
+        names = [self.variable(fetch).name for fetch in fetch_list]
+        module, inputs = self._inference(names, lambda graph, nodes: graph.call_function(_by_name, (names, nodes)))
+        with modules_unwatched():
+            save_forward(module, inputs, Path(path))
+
+    def inference_module(self, fetch_list: Sequence[Variable | str]) -> GraphModule:
+        """Return what gives some variables as a module, for `mezzo.export` and whoever takes one.
+
+        It takes the inputs that are needed for them, in order, and returns a tuple. Its parts are those of the program.
+        """
+        names = [self.variable(fetch).name for fetch in fetch_list]
+        return self._inference(names, lambda graph, nodes: tuple(nodes))[0]
+
+    def _inference(
+        self, names: Sequence[str], output: Callable[[Graph, list[Node]], Any]
+    ) -> tuple[GraphModule, list[InputSpec]]:
+        """Return the part of the program that gives some variables, and the inputs that are left in it."""
+        graph, nodes = self._copy_of_graph()
+        graph.output(output(graph, [nodes[self._variables[name]._node] for name in names]))
+        module = GraphModule(self._root, graph)
+        graph.eliminate_dead_code()
+        inputs = []
+        for variable in self.inputs:
+            if nodes[variable._node].users:
+                inputs += [variable._spec] if variable._spec is not None else []
+            else:
+                graph.erase_node(nodes[variable._node])
+        module.recompile()
+        return module, inputs
+
+    @staticmethod
+    def load(path: str | Path) -> Program:
+        """Return a program that gives what was saved: the same names are fed and fetched.
+
+        Raises:
+            DeployError: The file is damaged, or holds what a forward has no need of.
+        """
+        exported, inputs = load_forward(Path(path))
+        program = Program()
+        variables = [program.data(name, shape, dtype) for name, (shape, dtype) in inputs.items()]
+        module = exported.module()
+        fetched = program._record(module, variables, {})
+        for name, variable in fetched.items():
+            del program._variables[variable.name]
+            variable.name = name
+            program._variables[name] = variable
+        return program
+
+    @property
+    def graphs(self) -> list[CapturedGraph]:
+        """What was captured so far."""
+        return [graph for runner in self._steps.values() for graph in runner.graphs]
+
+    def operators(self, include_views: bool = False) -> OperatorStats:
+        """Return operator x dtype of what was captured last: which operator computes in which precision.
+
+        Raises:
+            ProgramError: The program has not run yet, or its backend is 'eager'.
+        """
+        return self._captured().operators(include_views)
+
+    def _captured(self) -> CapturedGraph:
+        graphs = self.graphs
+        if not graphs:
+            raise ProgramError("no graph was captured yet: run the program once, with another backend than 'eager'")
+        return graphs[-1]
+
+    def print(self) -> None:
+        """Print the program: the calls as they were written, and, once it has run, what was captured."""
+        print(self)
+
+    def __str__(self) -> str:
+        lines = [f"program, {self.precision}:", *(f"  {line}" for line in str(self._graph).splitlines()[1:])]
+        if self.training is not None:
+            lines.append(f"  minimize {self.training.loss.name} by {type(self.training.optimizer).__name__}")
+        return "\n".join([*lines, *(str(graph) for graph in self.graphs[-1:])])
+
+
+def _mark(graph: Graph, nodes: dict[Node, Node], variable: Variable) -> None:
+    """Put the variable's name beside its value, for whoever reads it."""
+    node = nodes[variable._node]
+    users = list(node.users)
+    with graph.inserting_after(node):
+        marked = graph.call_function(named, (node, variable.name))
+    for user in users:
+        user.replace_input_with(node, marked)
+    nodes[variable._node] = marked
+
+
+def _by_name(names: Sequence[str], values: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return results by name, in a plain dict: torch.fx would make one of its own kind, which no other reader knows."""
+    return dict(zip(names, values, strict=True))
+
+
+def _name_of(target: Any) -> str:
+    if isinstance(target, str):
+        return target
+    if isinstance(target, nn.Module):
+        return type(target).__name__.lower()
+    name: str = getattr(target, "__name__", type(target).__name__)
+    return name.strip("_")
+
+
+def _paths(results: Any) -> list[tuple[Any, ...]]:
+    """Return, for each leaf of a result, how it is reached by indexing."""
+    if isinstance(results, dict):
+        return [(key, *path) for key in results for path in _paths(results[key])]
+    if isinstance(results, (list, tuple)):
+        return [(index, *path) for index, part in enumerate(results) for path in _paths(part)]
+    return [()]
+
+
+class _Forward:
+    """A program without an optimizer: its forward, captured for each shape that comes."""
+
+    def __init__(self, module: GraphModule, capture: Capture, is_test: bool) -> None:
+        self._capture, self._module = capture, module
+        self._function = capture.compile(module, dynamic=None)
+        self._training = not is_test
+
+    @property
+    def graphs(self) -> list[CapturedGraph]:
+        return self._capture.graphs
+
+    def run(self, feeds: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        with ExitStack() as stack:
+            if not self._training:
+                stack.enter_context(_evaluating(self._module))
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(precision_of(self._capture.precision))
+            results: tuple[Tensor, ...] = self._function(*feeds)
+        return results
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Inside, a module and its parts are in eval mode; afterwards each is in the mode it was in."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+# ------------------------------------------------------------------------------------------- the current programs
+
+
+@dataclass(slots=True)
+class _Pair:
+    main: Program = field(default_factory=Program)
+    startup: Program = field(default_factory=Program)
+
+
+class _Current(threading.local):
+    def __init__(self) -> None:
+        self.stack = [_Pair()]
+        self.is_static = False
+
+
+_current = _Current()
+
+
+def default_main_program() -> Program:
+    """Return the program that calls are written into: that of the innermost `program_guard`, or the thread's own."""
+    return _current.stack[-1].main
+
+
+def default_startup_program() -> Program:
+    """Return the program that goes with it; modules make their weights themselves, so it has nothing to do."""
+    return _current.stack[-1].startup
+
+
+@contextmanager
+def program_guard(main_program: Program, startup_program: Program | None = None) -> Iterator[None]:
+    """Write what follows into another program."""
+    _current.stack.append(_Pair(main_program, startup_program or Program()))
+    try:
+        yield
+    finally:
+        _current.stack.pop()
+
+
+def enable_static() -> None:
+    """Say that programs are written from here on; `data` does not need it."""
+    _current.is_static = True
+
+
+def disable_static() -> None:
+    """Say that no more calls are written: modules do not look for variables any more."""
+    _current.is_static = False
+    watch_modules(False)
+
+
+def in_static_mode() -> bool:
+    """Whether `enable_static` is in force in this thread."""
+    return _current.is_static
+
+
+def data(name: str, shape: Sequence[int | None], dtype: str | torch.dtype = "float32") -> Variable:
+    """Return an input of the current program; it is fed by its name, and cast to this dtype.
+
+    Args:
+        name: A word.
+        shape: Sizes; None or -1 where each batch brings its own.
+        dtype: Of torch, or its name.
+    """
+    return default_main_program().data(name, shape, dtype)
+
+
+def minimize(optimizer: Optimizer, loss: Variable, max_norm: float | None = None) -> None:
+    """Close the program of a loss: from now on a run is a training step, in float32.
+
+    `mezzo.static.amp.decorate(optimizer, ...).minimize(loss)` is the same in mixed precision.
+
+    Args:
+        optimizer: Of torch, with parameters of the program.
+        loss: One number.
+        max_norm: Clip the norm of the gradients to this.
+    """
+    check_minimize(optimizer, loss)
+    loss._program.close(Training(loss, optimizer, max_norm=max_norm), Precision())
+
+
+def check_minimize(optimizer: Any, loss: Any) -> None:
+    """Raise TypeError for what is no optimizer, or no variable."""
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"minimize: {type(optimizer).__name__} is no torch.optim.Optimizer")
+    if not isinstance(loss, Variable):
+        raise TypeError(
+            f"minimize: the loss is a {type(loss).__name__}, not a variable of a program; call the model on mezzo.static.data"
+        )

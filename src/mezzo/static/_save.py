@@ -1,0 +1,59 @@
+"""The forward of a program as a file, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch.fx import GraphModule
+
+from mezzo._errors import RunError
+from mezzo._exported import forget_places, load_program, quietly, write_program
+from mezzo.amp import float32_copy
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+    from mezzo.static._variables import InputSpec
+
+_SAMPLE = 2
+"""Of a free size: neither 0 nor 1, which torch would take for fixed."""
+
+
+def save_forward(module: GraphModule, inputs: Sequence[InputSpec], path: Path) -> None:
+    """Write a forward, in evaluation and float32, as a `torch.export` file.
+
+    Args:
+        module: Takes the inputs by their names; returns a dict.
+        inputs: What it takes, in order.
+        path: Usually ends in .pt2.
+
+    Raises:
+        RunError: torch cannot export it.
+    """
+    samples = tuple(torch.zeros([_SAMPLE if s < 0 else s for s in spec.shape], dtype=spec.dtype) for spec in inputs)
+    free = tuple({axis: torch.export.Dim.DYNAMIC for axis, s in enumerate(spec.shape) if s < 0} for spec in inputs)
+    try:
+        with quietly(), torch.no_grad():
+            exported = torch.export.export(float32_copy(module).eval(), samples, dynamic_shapes=free, strict=False)
+    except Exception as error:  # whatever a user's network raises is a network that is not exported
+        raise RunError(f"the program cannot be exported: {' '.join(str(error).split())[:400]}") from error
+    forget_places(exported)
+    write_program(exported, path)
+
+
+def load_forward(path: Path) -> tuple[ExportedProgram, dict[str, tuple[list[int], torch.dtype]]]:
+    """Return a forward that `save_forward` wrote, and its inputs by name: shape (-1 where free) and dtype.
+
+    Raises:
+        DeployError: The file is damaged, or holds what a forward has no need of.
+    """
+    exported = load_program(path, keep_sizes=True)
+    values = {node.name: node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder"}
+    inputs = {}
+    for name in exported.graph_signature.user_inputs:
+        value = values[str(name)]
+        inputs[str(name)] = ([size if isinstance(size, int) else -1 for size in value.shape], value.dtype)
+    return exported, inputs

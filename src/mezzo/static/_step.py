@@ -1,0 +1,147 @@
+"""A training step as one would write it, and what it takes to try one without leaving a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mezzo.amp import GradScaler
+from mezzo.optim import engine_of, master_of
+from mezzo.static._region import Precision, precision_of
+
+Loss = Callable[[Any, Tensor], Any]
+Compute = Callable[..., tuple[Tensor, ...]]
+
+
+def forward_and_loss(model: nn.Module, loss_fn: Loss) -> Compute:
+    """Return the function of a batch (inputs, then the target) that gives the loss and what `loss_fn` returns besides."""
+
+    def compute(*batch: Tensor) -> tuple[Tensor, ...]:
+        *inputs, target = batch
+        result = loss_fn(model(*inputs), target)
+        return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+    return compute
+
+
+class TrainingStep:
+    """Forward and loss, backward, check, update, scale."""
+
+    def __init__(
+        self,
+        compute: Compute,
+        modules: Sequence[nn.Module],
+        optimizer: Optimizer,
+        scaler: GradScaler | None,
+        precision: Precision,
+        max_norm: float | None,
+    ) -> None:
+        self.compute, self.modules, self.optimizer = compute, modules, optimizer
+        self.scaler = scaler if scaler is not None and scaler.is_enable() else None
+        self.precision, self.max_norm = precision, max_norm
+        self.grad_norm: Tensor | None = None
+
+    def run(self, batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Train one step; return its loss and whatever else `compute` returns."""
+        with precision_of(self.precision):
+            results = self.compute(*batch)
+        loss = results[0]
+        if self.scaler is None:
+            loss.backward()
+            self._step_without_scaler()
+        else:
+            self.scaler.scale(loss).backward()
+            if self.max_norm is not None:
+                self.grad_norm = self.scaler.clip_grad_norm_(self.optimizer, self.max_norm)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return tuple(result.detach().clone() for result in results)
+
+    def _step_without_scaler(self) -> None:
+        if self.max_norm is not None:
+            self.grad_norm = engine_of(self.optimizer).clip_next_step(self.max_norm)
+        self.optimizer.step()
+
+    def _params(self) -> Iterable[nn.Parameter]:
+        return (param for module in self.modules for param in module.parameters())
+
+    @contextmanager
+    def gradients_put_aside(self) -> Iterator[None]:
+        """Inside there are no gradients; afterwards parameters that the optimizer does not have get theirs back."""
+        steps = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        others = [(p, p.grad) for p in self._params() if id(p) not in steps]
+        for module in self.modules:
+            module.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
+        try:
+            yield
+        finally:
+            self.optimizer.zero_grad(set_to_none=True)
+            for param, grad in others:
+                param.grad = grad
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Inside, steps are taken only to warm up: weights, state, buffers and scale are afterwards what they were."""
+        values = [(tensor, tensor.clone()) for tensor in self._weights_and_buffers()]
+        states = {param: _clones(state) for param, state in self.optimizer.state.items()}
+        with nullcontext() if self.scaler is None else self.scaler._rehearsal():
+            try:
+                yield
+            finally:
+                for tensor, value in values:
+                    tensor.copy_(value)
+                # By key: a step brings loaded state into its own dtype, layout and place. State that was not there is
+                # zero, which is how a first step finds it.
+                for param, state in self.optimizer.state.items():
+                    before = states.get(param, {})
+                    for key, value in state.items():
+                        if isinstance(value, Tensor):
+                            _set(value.data, before.get(key))
+
+    def _weights_and_buffers(self) -> list[Tensor]:
+        params = [p for group in self.optimizer.param_groups for p in group["params"]]
+        weights = {id(p): p for p in (*self._params(), *params)}.values()
+        masters = [m for p in weights if (m := master_of(p)) is not None]
+        buffers = [buffer for module in self.modules for buffer in module.buffers()]
+        # As data: what is put back is no edit that a master would have to follow.
+        return [tensor.data for tensor in (*weights, *masters, *buffers)]
+
+
+def _clones(state: dict[str, Any]) -> dict[str, Any]:
+    return {key: value.clone() if isinstance(value, Tensor) else value for key, value in state.items()}
+
+
+def _set(tensor: Tensor, value: Any) -> None:
+    if isinstance(value, Tensor):
+        tensor.copy_(value)
+    else:
+        tensor.fill_(0 if value is None else value)
+
+
+def device_of(modules: Sequence[nn.Module], batch: Sequence[Any], smallest: int = 2) -> torch.device:
+    """Return the device that parameters and batch share.
+
+    Raises:
+        ValueError: There is none, or the batch is no sequence of tensors.
+    """
+    if len(batch) < smallest or not all(isinstance(tensor, Tensor) for tensor in batch):
+        raise ValueError("batch: must be tensors, inputs of the model first, the target last")
+    devices = {p.device for module in modules for p in module.parameters()} | {tensor.device for tensor in batch}
+    if len(devices) != 1:
+        names = ", ".join(sorted(map(str, devices)))
+        raise ValueError(f"model and batch must be on one device; they are on {names or 'none'}")
+    return devices.pop()
+
+
+def describe(tensor: Any) -> str:
+    """Return dtype and shape of a tensor in one word."""
+    if not isinstance(tensor, Tensor):
+        return type(tensor).__name__
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

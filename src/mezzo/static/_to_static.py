@@ -1,0 +1,122 @@
+"""`to_static`: a module or function captured when it is called, in the precision of the region around the call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from mezzo.amp.debugging import OperatorStats
+from mezzo.static._graph import Capture, CapturedGraph
+from mezzo.static._region import Precision
+from mezzo.static._variables import InputSpec, ProgramError
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+class StaticFunction:
+    """A function that is captured as a graph, once for each policy and each kind of input."""
+
+    def __init__(self, function: Callable[..., Any], input_spec: Sequence[InputSpec] | None, backend: str) -> None:
+        self._capture = Capture(Precision(), backend)
+        self._function = self._capture.compile(function, dynamic=None)
+        self._specs = tuple(input_spec or ())
+        functools.update_wrapper(self, function, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the captured function; gradients flow as through the function itself."""
+        if self._specs:
+            args = (*map(_fitted, self._specs, args), *args[len(self._specs) :])
+        return self._function(*args, **kwargs)
+
+    @property
+    def graphs(self) -> list[CapturedGraph]:
+        """What was captured so far."""
+        return self._capture.graphs
+
+    def operators(self, include_views: bool = False) -> OperatorStats:
+        """Return operator x dtype of the graph that was captured last.
+
+        Raises:
+            ProgramError: Nothing is captured yet.
+        """
+        if not self.graphs:
+            raise ProgramError("no graph was captured yet: call the function once")
+        return self.graphs[-1].operators(include_views)
+
+
+def _fitted(spec: InputSpec, value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    if not spec.fits(value.shape):
+        raise ProgramError(f"{spec.name or 'the input'} has shape {list(value.shape)}; declared was {list(spec.shape)}")
+    return value.to(spec.dtype)
+
+
+class _ForwardOfModule(StaticFunction):
+    """What a module's call goes through; in evaluation, if it is for training only, the module as it is."""
+
+    def __init__(
+        self, module: nn.Module, input_spec: Sequence[InputSpec] | None, backend: str, only_training: bool
+    ) -> None:
+        super().__init__(module._call_impl, input_spec, backend)
+        self._module, self._only_training = module, only_training
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._only_training and not self._module.training:
+            return self._module._call_impl(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+
+def to_static(
+    target: T | None = None,
+    *,
+    input_spec: Sequence[InputSpec] | None = None,
+    backend: str = "inductor",
+    only_training: bool = False,
+) -> Any:
+    """Let a module or a function be captured as a graph when it is called, and compiled; also a decorator.
+
+    What decides the precision is the `auto_cast` region around the call. A module stays the object it is: its weights,
+    its `state_dict` and its hooks are its own; a copy of it is not captured.
+
+    Args:
+        target: A module, or a function of tensors.
+        input_spec: Shapes and dtypes of the first inputs: they are checked, and cast.
+        backend: As in `compile_step`.
+        only_training: A module in evaluation is called as it is.
+
+    Returns:
+        The same module, or a function of the same name with `graphs` and `operators()`; for a module `static_forward`
+        has them.
+
+    >>> @to_static(backend="aot_eager")
+    ... def double(x):
+    ...     return x * 2
+    >>> import torch
+    >>> double(torch.ones(2))
+    tensor([2., 2.])
+    """
+    if target is None:
+        return functools.partial(to_static, input_spec=input_spec, backend=backend, only_training=only_training)
+    if isinstance(target, nn.Module):
+        # Where torch itself keeps the compiled call of a module: left out of copies and pickles.
+        target._compiled_call_impl = _ForwardOfModule(target, input_spec, backend, only_training)
+        return target
+    if not callable(target):
+        raise TypeError(f"to_static takes a module or a function; got {type(target).__name__}")
+    return StaticFunction(target, input_spec, backend)
+
+
+def static_forward(module: nn.Module) -> StaticFunction:
+    """Return what a module's call goes through after `to_static`.
+
+    Raises:
+        ProgramError: `to_static` was not called on it.
+    """
+    forward = getattr(module, "_compiled_call_impl", None)
+    if not isinstance(forward, StaticFunction):
+        raise ProgramError(f"this {type(module).__name__} is not captured: call mezzo.static.to_static(module) first")
+    return forward

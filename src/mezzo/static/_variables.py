@@ -1,0 +1,208 @@
+"""Variables: what a program is written with before there are numbers.
+
+A call on a variable, of a module, a torch function, a method or an operator, is not carried out but written into the
+variable's program. It is tried on a tensor without memory, which tells the shape of its result and whether it fits.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+from torch.utils._pytree import tree_any, tree_leaves, tree_map
+
+from mezzo._errors import MezzoError
+
+if TYPE_CHECKING:
+    from mezzo.static._program import Program
+
+UNKNOWN = 1009
+"""Stands for a size that is not known yet while shapes are worked out: a prime that nobody's layer has."""
+
+
+class ProgramError(MezzoError):
+    """A program is written or fed in a way that cannot work."""
+
+
+class InputSpec:
+    """Shape, dtype and name of an input; None or -1 is a size that each batch brings.
+
+    >>> InputSpec([None, 8], "float32", "x")
+    InputSpec(shape=(-1, 8), dtype=float32, name='x')
+    """
+
+    def __init__(
+        self, shape: Sequence[int | None], dtype: str | torch.dtype = "float32", name: str | None = None
+    ) -> None:
+        self.shape = tuple(-1 if size is None else size for size in shape)
+        if not all(isinstance(size, int) and size >= -1 for size in self.shape):
+            raise ValueError(
+                f"shape={list(shape)}: sizes are whole numbers; -1 or None where each batch brings its own"
+            )
+        self.dtype, self.name = parse_dtype(dtype), name
+
+    def __repr__(self) -> str:
+        return f"InputSpec(shape={self.shape}, dtype={str(self.dtype).removeprefix('torch.')}, name={self.name!r})"
+
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Whether a tensor of a shape can be fed."""
+        return len(shape) == len(self.shape) and all(
+            want in (-1, size) for want, size in zip(self.shape, shape, strict=True)
+        )
+
+
+def parse_dtype(dtype: Any) -> torch.dtype:
+    """Return a torch dtype from one, or from its name."""
+    found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype), None)
+    if not isinstance(found, torch.dtype):
+        names = sorted({str(d).removeprefix("torch.") for d in vars(torch).values() if isinstance(d, torch.dtype)})
+        close = difflib.get_close_matches(str(dtype), names, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"dtype={dtype!r}: no dtype of torch{hint}")
+    return found
+
+
+class Variable:
+    """A value of a program that has no numbers yet: an input, or the result of a call.
+
+    Torch functions, modules, methods of tensors and operators take it; what they do is written into its program.
+    """
+
+    def __init__(self, program: Program, node: Node, value: Tensor, name: str, spec: InputSpec | None = None) -> None:
+        self._program, self._node, self._value, self._spec = program, node, value, spec
+        self.name = name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes; -1 for those that each batch brings."""
+        return tuple(-1 if size == UNKNOWN else size for size in self._value.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype without mixed precision, which is decided when the program is captured."""
+        return self._value.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return self._value.dim()
+
+    def __repr__(self) -> str:
+        return f"Variable({self.name!r}, shape={list(self.shape)}, dtype={str(self.dtype).removeprefix('torch.')})"
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return record(func, args, kwargs or {})
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(Tensor, name, None) if not name.startswith("_") else None
+        if not callable(method):
+            raise AttributeError(
+                f"a Variable has no attribute {name!r}: it has the methods of a tensor, shape and dtype"
+            )
+        if name in _NEED_NUMBERS:
+            raise _no_numbers(f".{name}()")
+        return functools.partial(_call_method, name, self)
+
+    def __bool__(self) -> bool:
+        raise _no_numbers("a condition")
+
+    def __float__(self) -> float:
+        raise _no_numbers("float()")
+
+    def __int__(self) -> int:
+        raise _no_numbers("int()")
+
+    def __iter__(self) -> Iterator[Any]:
+        raise _no_numbers("a loop over it")
+
+    def __len__(self) -> int:
+        raise _no_numbers("len()")
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise _no_numbers("numpy")
+
+    __hash__ = object.__hash__
+
+
+_NEED_NUMBERS = ("item", "tolist", "numpy", "backward", "cpu", "cuda", "to_sparse", "data_ptr")
+
+
+def _no_numbers(what: str) -> ProgramError:
+    return ProgramError(
+        f"{what} needs numbers, and a Variable has none while the program is written: fetch it with Executor.run, or do it "
+        "inside a module or function that the program calls"
+    )
+
+
+def _call_method(name: str, *args: Any, **kwargs: Any) -> Any:
+    return record(name, args, kwargs)
+
+
+def _operator_method(function: Callable[..., Any], *, swapped: bool = False) -> Callable[..., Any]:
+    def method(self: Variable, *others: Any) -> Any:
+        return record(function, (*others, self) if swapped else (self, *others), {})
+
+    return method
+
+
+for (
+    _name
+) in "add sub mul truediv floordiv mod pow matmul neg pos abs invert and_ or_ xor eq ne lt le gt ge getitem".split():
+    _plain = _name.rstrip("_")
+    setattr(Variable, f"__{_plain}__", _operator_method(getattr(operator, _name)))
+    if _plain in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"):
+        setattr(Variable, f"__r{_plain}__", _operator_method(getattr(operator, _name), swapped=True))
+
+
+def is_variable(value: Any) -> bool:
+    """Whether a value is a Variable."""
+    return isinstance(value, Variable)
+
+
+def record(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Write a call into the program of its variables; return the variables of its results."""
+    programs = {id(v._program): v._program for v in tree_leaves((args, kwargs)) if isinstance(v, Variable)}
+    if len(programs) != 1:
+        raise ProgramError("a call takes variables of two programs: build both of its inputs in one")
+    program = next(iter(programs.values()))
+    return program._record(target, args, kwargs)
+
+
+def values_of(arguments: Any) -> Any:
+    """Return arguments with the tensors that stand for their variables."""
+    return tree_map(lambda value: value._value if isinstance(value, Variable) else value, arguments)
+
+
+# ---------------------------------------------------------------------------------------------- calls of modules
+
+_module_call = nn.Module.__call__
+
+
+def _call_or_record(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    if tree_any(is_variable, (args, kwargs)):
+        return record(self, args, kwargs)
+    return _module_call(self, *args, **kwargs)
+
+
+def watch_modules(on: bool) -> None:
+    """Let modules look whether they are called with a variable, or not any more."""
+    nn.Module.__call__ = _call_or_record if on else _module_call  # type: ignore[method-assign]
+
+
+@contextmanager
+def modules_unwatched() -> Iterator[None]:
+    """Inside, modules are called as ever: nothing is written, and Dynamo sees what it knows."""
+    watched = nn.Module.__call__ is _call_or_record
+    watch_modules(False)
+    try:
+        yield
+    finally:
+        watch_modules(watched)

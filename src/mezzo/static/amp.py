@@ -1,0 +1,258 @@
+"""Mixed precision of programs: `decorate` an optimizer, `minimize` a loss, `amp_init` the weights."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from mezzo.amp import GradScaler, Policy
+from mezzo.amp import decorate as decorate_model
+from mezzo.amp._dtypes import parse_half_dtype
+from mezzo.amp._policy import parse_level
+from mezzo.static._executor import Executor
+from mezzo.static._program import Program, Training, check_minimize
+from mezzo.static._region import NoGuardError, Precision, fp16_guard
+from mezzo.static._variables import ProgramError, Variable
+
+__all__ = ["decorate", "CustomOpLists", "MixedPrecisionOptimizer", "fp16_guard", "NoGuardError"]
+
+
+class CustomOpLists:
+    """Operators, and variables, whose precision differs from the defaults.
+
+    Args:
+        custom_white_list: Operators to compute in half.
+        custom_black_list: Operators to compute in float32.
+        custom_black_varnames: Inputs, results and parameters of a program: what reads or writes them is float32.
+
+    >>> CustomOpLists(custom_black_list=["softmax"]).custom_black_list
+    frozenset({'softmax'})
+    """
+
+    def __init__(
+        self,
+        custom_white_list: Iterable[str] | None = None,
+        custom_black_list: Iterable[str] | None = None,
+        custom_black_varnames: Iterable[str] | None = None,
+    ) -> None:
+        # The policy says what is wrong with a list, now rather than when a program is closed.
+        Policy.create("O1", custom_white_list=custom_white_list, custom_black_list=custom_black_list)
+        self.custom_white_list = frozenset(custom_white_list or ())
+        self.custom_black_list = frozenset(custom_black_list or ())
+        if isinstance(custom_black_varnames, str):
+            raise TypeError(f"custom_black_varnames={custom_black_varnames!r}: give a list of names")
+        self.custom_black_varnames = frozenset(custom_black_varnames or ())
+
+
+class MixedPrecisionOptimizer:
+    """An optimizer whose program is trained in mixed precision; `decorate` makes it.
+
+    What is not defined here (`param_groups`, `state_dict`, ...) is the optimizer's own.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        precision: Precision,
+        scaler: GradScaler,
+        master_weight: bool | None,
+        master_grad: bool,
+    ) -> None:
+        self.optimizer, self.precision, self.scaler = optimizer, precision, scaler
+        self._master_weight, self._master_grad = master_weight, master_grad
+        self._program: Program | None = None
+        self._is_prepared = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optimizer, name)
+
+    def minimize(self, loss: Variable, startup_program: Program | None = None, max_norm: float | None = None) -> None:
+        """Close the program of a loss: from now on a run is a training step in mixed precision.
+
+        Args:
+            loss: One number.
+            startup_program: Accepted; it has nothing to do.
+            max_norm: Clip the norm of the true gradients to this.
+
+        Raises:
+            NoGuardError: `use_fp16_guard` is on, and nothing was written inside `fp16_guard()`.
+        """
+        check_minimize(self.optimizer, loss)
+        training = Training(loss, self.optimizer, self.scaler, max_norm, self._before_first_run)
+        loss._program.close(training, self.precision)
+        self._program = loss._program
+
+    def amp_init(
+        self,
+        place: str | torch.device | None = None,
+        scope: Any = None,
+        test_program: Program | None = None,
+        use_fp16_test: bool = False,
+        rewrite_master_weight: bool = False,
+    ) -> None:
+        """Move the weights to a device and, at O2, store them in half with float32 masters behind them.
+
+        Args:
+            place: As `Executor` takes it; None: where the weights are.
+            scope: Accepted; parameters belong to modules here.
+            test_program: A clone of the program, to run in the same precision: at O2 always, at O1 with `use_fp16_test`.
+            use_fp16_test: See `test_program`.
+            rewrite_master_weight: Accepted: masters always hold the weights as they were.
+
+        Raises:
+            ProgramError: `minimize` was not called.
+        """
+        program = self._closed("amp_init")
+        if place is not None:
+            program.to(Executor(place).device)
+        level = self.precision.policy.level if self.precision.policy is not None else "O0"
+        if level == "O2":
+            self._keep_half_weights()
+        if test_program is not None and (level == "O2" or use_fp16_test):
+            test_program.precision = self.precision
+
+    def get_loss_scaling(self) -> float:
+        """Return the scale that the loss is multiplied by.
+
+        Raises:
+            ProgramError: `minimize` was not called.
+        """
+        self._closed("get_loss_scaling")
+        return self.scaler.get_scale()
+
+    def _closed(self, what: str) -> Program:
+        if self._program is None:
+            raise ProgramError(f"{what} comes after minimize(loss), which says which program it is about")
+        return self._program
+
+    def _before_first_run(self) -> None:
+        """At O1 store weights in half now; at O2 `amp_init` does it."""
+        level = self.precision.policy.level if self.precision.policy is not None else "O0"
+        if level == "O1":
+            self._keep_half_weights()
+        elif level == "O2" and not self._is_prepared:
+            warnings.warn(
+                "amp_init was not called: weights stay float32 and are cast in every step; call optimizer.amp_init(device) "
+                "after minimize",
+                UserWarning,
+                stacklevel=6,
+            )
+
+    def _keep_half_weights(self) -> None:
+        """Store in half what is only ever computed in half."""
+        policy, program = self.precision.policy, self._closed("amp_init")
+        if policy is None or self._is_prepared:
+            return
+        self._is_prepared = True
+        stay = self._modules_in_float32(program)
+        decorate_model(
+            program._root, self.optimizer, policy.level, policy.dtype, self._master_weight,
+            master_grad=self._master_grad, excluded_layers=stay or None,
+        )  # fmt: skip
+
+    def _modules_in_float32(self, program: Program) -> list[nn.Module]:
+        """Return the modules whose parameters are not only used in half: outside guards, black by name or by operator."""
+        black = {id(p) for p in program.parameters_outside_guard()} if self.precision.use_guard else set()
+        names = program._parameter_names()
+        black |= {key for key, name in names.items() if name in self.precision.float32_names}
+        return [
+            part
+            for part in program._root.modules()
+            if self._is_black(part) or any(id(p) in black for p in part._parameters.values() if p is not None)
+        ]
+
+    def _is_black(self, module: nn.Module) -> bool:
+        """Whether a layer's one operator is on the black list."""
+        assert self.precision.policy is not None
+        return any(isinstance(module, kind) and op in self.precision.policy.black for kind, op in _OPERATORS.items())
+
+
+_OPERATORS: dict[type[nn.Module], str] = {
+    nn.Linear: "linear",
+    nn.Conv1d: "conv1d",
+    nn.Conv2d: "conv2d",
+    nn.Conv3d: "conv3d",
+    nn.ConvTranspose1d: "conv_transpose1d",
+    nn.ConvTranspose2d: "conv_transpose2d",
+    nn.ConvTranspose3d: "conv_transpose3d",
+}
+
+
+def decorate(
+    optimizer: Optimizer,
+    amp_lists: CustomOpLists | None = None,
+    *,
+    level: str | None = None,
+    dtype: str | torch.dtype = "float16",
+    master_weight: bool | None = None,
+    master_grad: bool = False,
+    init_loss_scaling: float = 2.0**15,
+    incr_every_n_steps: int = 1000,
+    decr_every_n_nan_or_inf: int = 2,
+    incr_ratio: float = 2.0,
+    decr_ratio: float = 0.5,
+    use_dynamic_loss_scaling: bool | None = None,
+    use_pure_fp16: bool | None = None,
+    use_fp16_guard: bool | None = None,
+    use_amp_guard: bool | None = None,
+    use_bf16: bool = False,
+    use_promote: bool = False,
+    cpu_compute: str = "auto",
+) -> MixedPrecisionOptimizer:
+    """Return an optimizer whose `minimize` makes a program train in mixed precision.
+
+    Args:
+        optimizer: Of torch.
+        amp_lists: Operators and variables that differ from the defaults.
+        level: `O0`, `OD`, `O1` (the default) or `O2`.
+        dtype: `float16` or `bfloat16`.
+        master_weight: O2: False updates the half weights themselves, which loses small updates.
+        master_grad: O2: gradients of half weights arrive in float32.
+        init_loss_scaling: The first loss scale; it and the next four are those of `mezzo.amp.GradScaler`.
+        incr_every_n_steps: Steps without overflow before the scale grows.
+        decr_every_n_nan_or_inf: Overflows before it shrinks.
+        incr_ratio: By how much it grows.
+        decr_ratio: By how much it shrinks.
+        use_dynamic_loss_scaling: None: for float16 only.
+        use_pure_fp16: The older way to say `level='O2'`; not together with `level`.
+        use_fp16_guard: Only what is inside `fp16_guard()` is half; None: with `use_pure_fp16` it is on, else off.
+        use_amp_guard: The newer name of `use_fp16_guard`.
+        use_bf16: The older way to say `dtype='bfloat16'`.
+        use_promote: See `mezzo.amp.auto_cast`.
+        cpu_compute: See `mezzo.amp.Policy`.
+
+    Raises:
+        TypeError: `level` and `use_pure_fp16`, or both names of the guard, were given; or no optimizer.
+    """
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"decorate: {type(optimizer).__name__} is no torch.optim.Optimizer")
+    if amp_lists is not None and not isinstance(amp_lists, CustomOpLists):
+        raise TypeError(f"amp_lists: {type(amp_lists).__name__} is no mezzo.static.amp.CustomOpLists")
+    if level is not None and use_pure_fp16 is not None:
+        raise TypeError("give level or use_pure_fp16, not both: use_pure_fp16=True is level='O2'")
+    if use_fp16_guard is not None and use_amp_guard is not None:
+        raise TypeError("give use_fp16_guard or use_amp_guard, not both: they are two names of one option")
+    chosen = parse_level(level if level is not None else "O2" if use_pure_fp16 else "O1")
+    half = torch.bfloat16 if use_bf16 else parse_half_dtype(dtype)
+    guard = use_fp16_guard if use_fp16_guard is not None else use_amp_guard
+    lists = amp_lists or CustomOpLists()
+    policy = Policy.create(
+        chosen, half, lists.custom_white_list, lists.custom_black_list, use_promote, cpu_compute
+    )  # fmt: skip
+    precision = Precision(policy, bool(use_pure_fp16) if guard is None else guard, lists.custom_black_varnames)
+    scales = chosen != "O0" and (half is torch.float16 or bool(use_dynamic_loss_scaling))
+    scaler = GradScaler(
+        enable=scales,
+        init_loss_scaling=init_loss_scaling,
+        incr_ratio=incr_ratio,
+        decr_ratio=decr_ratio,
+        incr_every_n_steps=incr_every_n_steps,
+        decr_every_n_nan_or_inf=decr_every_n_nan_or_inf,
+        use_dynamic_loss_scaling=use_dynamic_loss_scaling is not False,
+    )
+    return MixedPrecisionOptimizer(optimizer, precision, scaler, master_weight, master_grad)
