@@ -56,6 +56,46 @@ def step(
     return 0
 
 
+@app.command()
+def static(
+    size: Annotated[int | None, typer.Option(help="Width of SimpleNet [8192; 256 on a CPU].")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples in its batch [2048; 64 on a CPU].")] = None,
+    image_size: Annotated[int, typer.Option(help="Height and width of MobileNet's images.")] = 224,
+    images: Annotated[int, typer.Option(help="Images in its batch.")] = 256,
+    steps: Annotated[int, typer.Option(help="Timed steps of each recipe.")] = 20,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="SimpleNet or mobilenet_v3_small; may be repeated [both; a CPU: the first]."),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, gpu, gpu:i [the GPU if there is one].")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+) -> int:
+    """Time graph mode (FP32, O1, O2, O2 with guard) beside torch.compile with torch.autocast and GradScaler."""
+    from mezzo.bench import bench_static  # torch takes seconds to import: not for --version and --help
+
+    with progress_bar() as report:
+        result = bench_static(
+            size=size,
+            batch_size=batch_size,
+            image_size=image_size,
+            images=images,
+            steps=steps,
+            models=None if model is None else tuple(model),
+            device=device,
+            progress=report,
+        )
+    if as_json:
+        typer.echo(json.dumps(result.to_dict(), indent=2))
+        return 0
+    settings, machine = result.settings, result.machine
+    title = (
+        f"SimpleNet {settings.size}, batch {settings.batch_size}; images {settings.image_size}, batch {settings.images}"
+    )
+    versions = f"torch {machine.torch_version}, driver {machine.driver_version}"
+    typer.echo("\n\n".join([title, table(result.table()), f"{table(machine.table())}\n{versions}"]))
+    return 0
+
+
 def _numbers(text: str, option: str) -> list[int]:
     try:
         return [int(word) for word in text.split(",")]

@@ -1,0 +1,340 @@
+"""Graph mode beside torch.compile with torch.autocast, in one run (`mezzo bench static`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD, Optimizer
+
+from mezzo import amp, static
+from mezzo._errors import unknown_choice
+from mezzo.bench._clocks import Machine, read_machine
+from mezzo.bench._device import find_device, release_memory
+from mezzo.bench._task import SEED, SimpleNet, Task, simple_net_task
+from mezzo.bench._timer import Timing, synchronize, time_calls
+from mezzo.models import create_model
+
+WARMUP_STEPS = 5
+ROUNDS = 3
+
+Progress = Callable[[str, int, int], None]
+"""Told the recipe, the steps done in it and the steps it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class StaticRecipe:
+    """One way to train."""
+
+    by: str
+    """stock or mezzo."""
+    level: str
+    """stock: float32, or what is done besides torch.autocast; mezzo: FP32, O1, O2, O2 guard."""
+    compile_mode: str | None = None
+    """stock: of torch.compile; None: not compiled."""
+    keeps_grads: bool = False
+    """Gradients are set to zero between steps, not freed: what old loops still do."""
+    channels_last: bool = False
+
+    @property
+    def name(self) -> str:
+        """A line for people."""
+        compiled = f", torch.compile {self.compile_mode}" if self.compile_mode else ""
+        layout = ", channels-last" if self.channels_last else ""
+        graph = " graph" if self.by == "mezzo" else ""
+        return f"{self.by} {self.level}{graph}{compiled}{layout}{', grads kept' if self.keeps_grads else ''}"
+
+
+_COMPILE = ("default", "reduce-overhead")
+_RECIPES: dict[str, tuple[StaticRecipe, ...]] = {
+    "SimpleNet": (
+        StaticRecipe("stock", "float32"),
+        StaticRecipe("stock", "autocast"),
+        *(StaticRecipe("stock", "autocast", mode, kept) for kept in (False, True) for mode in _COMPILE),
+        *(StaticRecipe("mezzo", level) for level in ("FP32", "O1", "O2", "O2 guard")),
+    ),
+    "mobilenet_v3_small": (
+        StaticRecipe("stock", "autocast"),
+        StaticRecipe("stock", "autocast", channels_last=True),
+        StaticRecipe("stock", "autocast", "reduce-overhead", channels_last=True),
+        StaticRecipe("mezzo", "O2", channels_last=True),
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StaticSettings:
+    """What is measured."""
+
+    device: str
+    size: int
+    batch_size: int
+    image_size: int
+    images: int
+    steps: int
+    models: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("size", "batch_size", "image_size", "images", "steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StaticResult:
+    """What one recipe took and reached."""
+
+    model: str
+    recipe: StaticRecipe
+    samples: int
+    """In a batch."""
+    build_s: float
+    """The first step: tracing, compiling, capturing."""
+    timing: Timing
+    """Steps whose loss the host reads, one by one."""
+    queued_s: float
+    """Of a step when the host waits only at the end of all of them; the median of three rounds."""
+    loss: float
+    peak_memory_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StaticBench:
+    """All recipes of one run."""
+
+    settings: StaticSettings
+    results: tuple[StaticResult, ...]
+    machine: Machine
+
+    def speedup(self, result: StaticResult, *, queued: bool, keeps_grads: bool = False) -> float | None:
+        """Return how many times as fast as the best compiled stock recipe of its model a recipe is; None without one."""
+        rivals = [
+            _time_of(other, queued)
+            for other in self.results
+            if (other.model, other.recipe.by) == (result.model, "stock")
+            and other.recipe.compile_mode is not None
+            and other.recipe.keeps_grads == keeps_grads
+        ]
+        return min(rivals) / _time_of(result, queued) if rivals else None
+
+    def table(self) -> list[list[str]]:
+        """Return one row a recipe, header first."""
+        header = ["model", "recipe", "step, loss read", "spread", "step, queued", "samples/s, queued"]
+        header += ["x compiled stock, read / queued", "the same, grads kept", "first step", "peak memory", "loss"]
+        rows = [header]
+        for result in self.results:
+            memory = result.peak_memory_bytes
+            ratios = [
+                " / ".join(_ratio(self.speedup(result, queued=queued, keeps_grads=kept)) for queued in (False, True))
+                for kept in (False, True)
+            ]
+            rows.append(
+                [
+                    result.model,
+                    result.recipe.name,
+                    f"{result.timing.median_s * 1e3:.3f} ms",
+                    f"{result.timing.spread_s * 1e3:.3f} ms",
+                    f"{result.queued_s * 1e3:.3f} ms",
+                    f"{result.samples / result.queued_s:.0f}",
+                    *ratios,
+                    f"{result.build_s:.1f} s",
+                    "-" if memory is None else f"{memory / 2**30:.2f} GiB",
+                    f"{result.loss:.6f}",
+                ]
+            )
+        return rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON-ready data, times in seconds and memory in bytes."""
+        results = []
+        for result in self.results:
+            results.append(
+                {
+                    **asdict(result),
+                    "recipe": {**asdict(result.recipe), "name": result.recipe.name},
+                    "timing": {"median_s": result.timing.median_s, "spread_s": result.timing.spread_s},
+                    "speedup_over_compiled_stock": self.speedup(result, queued=False),
+                    "speedup_over_compiled_stock_queued": self.speedup(result, queued=True),
+                    "speedup_over_compiled_stock_grads_kept": self.speedup(result, queued=False, keeps_grads=True),
+                    "speedup_over_compiled_stock_grads_kept_queued": self.speedup(
+                        result, queued=True, keeps_grads=True
+                    ),
+                }
+            )
+        return {"settings": asdict(self.settings), "results": results, "machine": asdict(self.machine)}
+
+
+def _time_of(result: StaticResult, queued: bool) -> float:
+    return result.queued_s if queued else result.timing.median_s
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+class _GuardedSimpleNet(SimpleNet):
+    """All but the first layer inside `fp16_guard`, as in the guide's 3.2.3."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linears[0](x)
+        for layer in self.linears[1:]:
+            with static.amp.fp16_guard():
+                x = layer(x)
+        return x
+
+
+def _make_task(
+    model: str, settings: StaticSettings, device: torch.device, recipe: StaticRecipe
+) -> tuple[Task, Optimizer]:
+    """Return a model with its one batch, and its optimizer; the same numbers at every call."""
+    if model == "SimpleNet":
+        task = simple_net_task(settings.size, settings.batch_size, device)
+        if recipe.level == "O2 guard":
+            task.model.__class__ = _GuardedSimpleNet
+        return task, SGD(task.model.parameters(), lr=0.003)
+    torch.manual_seed(SEED)
+    network = create_model(model, num_classes=1000).to(device)
+    images = torch.randn(settings.images, 3, settings.image_size, settings.image_size, device=device)
+    if recipe.channels_last:
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        images = images.to(memory_format=torch.channels_last)
+    labels = torch.randint(0, 1000, (settings.images,), device=device)
+    fused = {"fused": True} if recipe.by == "stock" and device.type == "cuda" else {}
+    optimizer = SGD(network.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4, **fused)
+    return Task(network.train(), images, labels, cross_entropy), optimizer
+
+
+def _make_step(recipe: StaticRecipe, task: Task, optimizer: Optimizer, device: torch.device) -> Callable[[], Tensor]:
+    if recipe.by == "stock":
+        return _stock_step(recipe, task, optimizer, device)
+    if recipe.level == "FP32":
+        step = static.compile_step(task.model, task.loss_fn, optimizer)
+    else:
+        level = recipe.level.split()[0]
+        is_guarded = recipe.level == "O2 guard"
+        excluded = task.model.linears[0] if is_guarded and isinstance(task.model, SimpleNet) else None
+        amp.decorate(task.model, optimizer, level=level, excluded_layers=excluded)
+        policy, scaler = amp.Policy.create(level), amp.GradScaler()
+        step = static.compile_step(
+            task.model, task.loss_fn, optimizer, scaler=scaler, policy=policy, use_fp16_guard=is_guarded
+        )
+    return lambda: step(task.inputs, task.targets)
+
+
+def _stock_step(recipe: StaticRecipe, task: Task, optimizer: Optimizer, device: torch.device) -> Callable[[], Tensor]:
+    """Return the step as users of torch write it."""
+    is_half = recipe.level != "float32"
+    scaler = torch.amp.GradScaler(device.type, enabled=is_half)
+    model: Callable[[Any], Any] = task.model
+    if recipe.compile_mode is not None:
+        model = torch.compile(task.model, mode=recipe.compile_mode)
+
+    def step() -> Tensor:
+        with torch.autocast(device.type, dtype=torch.float16, enabled=is_half):
+            loss = task.loss_fn(model(task.inputs), task.targets)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=not recipe.keeps_grads)
+        return loss.detach()
+
+    return step
+
+
+def bench_static(
+    *,
+    size: int | None = None,
+    batch_size: int | None = None,
+    image_size: int = 224,
+    images: int = 256,
+    steps: int = 20,
+    models: tuple[str, ...] | None = None,
+    device: str | None = None,
+    progress: Progress | None = None,
+) -> StaticBench:
+    """Train by every recipe in graph mode and by torch.compile with torch.autocast; return times, memory and losses.
+
+    Args:
+        size: Width of SimpleNet; None: 8192 on a GPU, 256 on a CPU.
+        batch_size: Of SimpleNet; None: 2048 on a GPU, 64 on a CPU.
+        image_size: Height and width of MobileNet's images.
+        images: In its batch.
+        steps: Timed steps of each recipe.
+        models: Some of SimpleNet, mobilenet_v3_small; None: both on a GPU, the first on a CPU.
+        device: cpu, cuda, cuda:i, gpu or gpu:i; None: the GPU if there is one.
+        progress: Called after every step.
+    """
+    place = find_device(device, "mezzo bench static")
+    on_gpu = place.type == "cuda"
+    for name in models or ():
+        if name not in _RECIPES:
+            raise ValueError(unknown_choice("--model", name, _RECIPES))
+    settings = StaticSettings(
+        device=str(place),
+        size=size if size is not None else 8192 if on_gpu else 256,
+        batch_size=batch_size if batch_size is not None else 2048 if on_gpu else 64,
+        image_size=image_size,
+        images=images,
+        steps=steps,
+        models=models or (tuple(_RECIPES) if on_gpu else ("SimpleNet",)),
+    )
+    results = []
+    benchmark_before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        for model in settings.models:
+            for recipe in _RECIPES[model]:
+                results.append(_measure(model, recipe, settings, place, progress))
+                torch._dynamo.reset()
+                release_memory(place)
+    finally:
+        torch.backends.cudnn.benchmark = benchmark_before
+    return StaticBench(settings=settings, results=tuple(results), machine=read_machine(place))
+
+
+def _measure(
+    model: str, recipe: StaticRecipe, settings: StaticSettings, device: torch.device, progress: Progress | None
+) -> StaticResult:
+    task, optimizer = _make_task(model, settings, device, recipe)
+    step = _make_step(recipe, task, optimizer, device)
+    done, total = 0, 1 + WARMUP_STEPS + settings.steps + ROUNDS
+
+    def say() -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(f"{model}, {recipe.name}", done, total)
+
+    start = time.perf_counter()
+    step().item()
+    build_s = time.perf_counter() - start
+    say()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    timing = time_calls(
+        lambda: step().item(), calls=settings.steps, warmup_calls=WARMUP_STEPS, device=device, after_call=say
+    )
+    queued = []
+    for _ in range(ROUNDS):
+        synchronize(device)
+        start = time.perf_counter()
+        for _ in range(settings.steps):
+            loss = step()
+        synchronize(device)
+        queued.append((time.perf_counter() - start) / settings.steps)
+        say()
+    return StaticResult(
+        model=model,
+        recipe=recipe,
+        samples=settings.batch_size if model == "SimpleNet" else settings.images,
+        build_s=build_s,
+        timing=timing,
+        queued_s=sorted(queued)[len(queued) // 2],
+        loss=loss.item(),
+        peak_memory_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+    )

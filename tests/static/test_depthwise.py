@@ -1,0 +1,92 @@
+"""The input's gradient of depthwise convolutions by our kernel: on a GPU, or in Triton's interpreter."""
+
+import os
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from mezzo.static._depthwise import depthwise_input_grad, use_own_depthwise_gradients
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+pytestmark = [] if INTERPRETED else pytest.mark.gpu
+#: Half a unit; Triton's interpreter cuts a bfloat16 off instead of rounding it, which is up to a whole one.
+ROUNDING = {torch.float16: 2**-11, torch.bfloat16: 2**-7 if INTERPRETED else 2**-8}
+
+
+def reference(grad: Tensor, weight: Tensor, size: tuple[int, int], stride: list[int], padding: list[int]) -> Tensor:
+    """Return the gradient in float64, on the CPU."""
+    x = torch.zeros(grad.shape[0], grad.shape[1], *size, dtype=torch.float64)
+    arguments = (grad.double().cpu(), x, weight.double().cpu(), None, stride, padding, [1, 1], False, [0, 0])
+    return torch.ops.aten.convolution_backward(*arguments, grad.shape[1], [True, False, False])[0]
+
+
+@pytest.mark.parametrize("dtype", list(ROUNDING))
+@pytest.mark.parametrize(
+    ("channels", "kernel", "stride", "padding", "size"),
+    [
+        (3, (3, 3), (1, 1), (1, 1), (5, 6)),
+        (20, (3, 3), (2, 2), (1, 1), (7, 8)),
+        (16, (5, 5), (2, 2), (2, 2), (9, 9)),
+        (8, (3, 5), (2, 1), (0, 2), (8, 7)),  # nothing is equal in both directions
+        (70, (3, 3), (3, 3), (1, 1), (10, 10)),  # the last row and column are met by no tap
+        (4, (1, 1), (2, 2), (0, 0), (5, 5)),
+    ],
+)
+def test_the_gradient_is_that_of_float64(
+    channels: int, kernel: tuple, stride: tuple, padding: tuple, size: tuple, dtype: torch.dtype
+) -> None:
+    """Sums are float32, whose own error over 25 taps is far below, and rounded once."""
+    torch.manual_seed(0)
+    out = [(s + 2 * p - k) // step + 1 for s, p, k, step in zip(size, padding, kernel, stride, strict=True)]
+    grad = torch.randn(2, channels, *out, device=DEVICE).to(dtype)
+    weight = torch.randn(channels, 1, *kernel, device=DEVICE).to(dtype)
+    expected = reference(grad, weight, size, list(stride), list(padding))
+    for given in (grad, grad.to(memory_format=torch.channels_last)):
+        result = depthwise_input_grad(given, weight, *size, list(stride), list(padding))
+        assert result.dtype is dtype
+        assert result.is_contiguous(memory_format=torch.channels_last)
+        error = (result.double().cpu() - expected).abs()
+        assert (error <= ROUNDING[dtype] * expected.abs() + 1e-6).all()
+
+
+class Net(nn.Module):
+    """A plain convolution, and depthwise ones of which cuDNN is slow at some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = nn.Conv2d(3, 16, 1)
+        self.strided = nn.Conv2d(16, 16, 3, stride=2, padding=1, groups=16)
+        self.large = nn.Conv2d(16, 16, 5, padding=2, groups=16)
+        self.dilated = nn.Conv2d(16, 16, 3, padding=2, dilation=2, groups=16)
+        self.small = nn.Conv2d(16, 16, 3, padding=1, groups=16, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.small(self.dilated(self.large(self.strided(self.plain(x)))))
+
+
+@pytest.mark.parametrize(("layout", "ours"), [(torch.channels_last, 2), (torch.contiguous_format, 0)])
+def test_a_graph_gets_our_kernel_where_cudnn_is_slow_and_gives_the_same(layout: torch.memory_format, ours: int) -> None:
+    torch.manual_seed(0)
+    net = Net().to(DEVICE, torch.float16).to(memory_format=layout)
+    x = torch.randn(2, 3, 8, 8, device=DEVICE, dtype=torch.float16).to(memory_format=layout)
+    params = dict(net.named_parameters())
+
+    def gradients(x: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+        named = dict(zip(params, values, strict=True))
+        loss = torch.func.functional_call(net, named, (x,)).float().square().sum()
+        return torch.autograd.grad(loss, values)
+
+    values = [p.detach().requires_grad_() for p in params.values()]
+    graph = make_fx(gradients)(x, *values)
+    expected = graph(x, *values)
+    assert use_own_depthwise_gradients(graph.graph) == ours
+    graph.graph.lint()
+    graph.recompile()
+    names = [str(node.target) for node in graph.graph.nodes]
+    assert names.count("mezzo.depthwise_input_grad.default") == ours
+    for seen, wanted in zip(graph(x, *values), expected, strict=True):
+        # a chain of five layers whose sums are rounded to half
+        torch.testing.assert_close(seen, wanted, rtol=2e-2, atol=2e-2)
