@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from mezzo.amp import auto_cast, decorate
+from mezzo.amp._exclude import is_excluded
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 HALVES = [torch.float16, torch.bfloat16]
@@ -180,3 +181,13 @@ def test_an_excluded_half_layer_is_refused_before_anything_changes() -> None:
     with pytest.raises(ValueError, match="excluded_layers: 'weight' is float16 and has no float32 value"):
         decorate(model, level="O2", excluded_layers="1")
     assert model[0].weight.dtype is torch.float32
+
+
+def test_single_parameters_stay_float32() -> None:
+    """The weights alone: what they are used in stays the policy's decision."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    decorate(model, level="O2", excluded_parameters=[model[0].weight])
+    assert [p.dtype for p in model.parameters()] == [torch.float32, *[torch.float16] * 3]
+    assert not is_excluded(model[0])
+    with auto_cast(level="O2"):
+        assert model(torch.ones(2, 4)).dtype is torch.float16

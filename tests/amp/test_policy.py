@@ -220,3 +220,11 @@ def test_a_decision_is_the_pair_of_dtype_and_reason_with_the_dtype_of_the_arithm
     assert dtype is torch.float16
     assert decision.compute is torch.float32
     assert repr(decision).endswith("compute=torch.float32)")
+
+
+@given(level=st.sampled_from(["OD", "O1", "O2"]), half=st.sampled_from([torch.float16, torch.bfloat16]))
+def test_in_float32_every_operator_is(level: str, half: torch.dtype) -> None:
+    policy = Policy.create(level, half).in_float32()
+    for variant in VARIANTS:
+        decision = policy.decide(variant, (half, torch.float32))
+        assert decision.dtype is decision.compute is torch.float32, variant

@@ -150,7 +150,6 @@ def test_what_is_not_its_own_is_the_optimizers() -> None:
     assert wrapped.state_dict() == optimizer.state_dict()
 
 
-@pytest.mark.xfail(strict=True, raises=RecursionError, reason="__getattr__ asks for an optimizer that is not there yet")
 def test_a_decorated_optimizer_can_be_copied() -> None:
     assert copy.copy(decorate(sgd(Net()))).defaults["lr"] == 0.1
 
@@ -214,7 +213,6 @@ def test_without_the_option_guards_do_nothing(guarded: bool) -> None:
     assert all(layers_in_half(program).values())
 
 
-@pytest.mark.xfail(strict=True, reason="a module with one such parameter is left out of decorate with all its parts")
 @pytest.mark.parametrize("kind", ["of the program", "of the module"])
 def test_a_parameter_outside_the_guard_leaves_the_layers_inside_half(kind: str) -> None:
     class Scaled(nn.Module):
@@ -275,12 +273,11 @@ def test_weights_of_an_operator_on_the_black_list_stay_float32() -> None:
     assert weights == {0: [FP16, FP16], 1: [torch.float32, FP16]}
 
 
-@pytest.mark.xfail(strict=True, reason="plain tensors become buffers of the program, and O2 stores buffers in half")
 def test_a_plain_tensor_of_the_program_keeps_its_values_at_o2() -> None:
     net = nn.Linear(4, 4)
     with program_guard(Program()):
-        x, factor = data("x", [None, 4]), torch.tensor(1e6)
-        loss = (net(x).float() * factor).mean()
+        x, target = data("x", [2, 4]), torch.full((2, 4), 1e6)
+        loss = nn.functional.l1_loss(net(x), target)  # black: float32, where half of the target would be inf
         optimizer = decorate(sgd(net), level="O2")
         optimizer.minimize(loss)
     loss._program.backend = "aot_eager"
@@ -434,9 +431,6 @@ def test_o2_without_amp_init_says_so_once_and_trains_float32_weights() -> None:
     assert {p.dtype for p in net.parameters()} == {torch.float32}
 
 
-@pytest.mark.xfail(
-    strict=True, reason="stacklevel is one too many: the caller of the line that runs the program is named"
-)
 def test_the_warning_names_the_line_that_runs_the_program() -> None:
     program, _ = write(Net(), level="O2")
     with warnings.catch_warnings(record=True) as seen:
@@ -460,7 +454,6 @@ def test_a_test_program_gets_the_precision_by_amp_init(level: str, use_fp16_test
         assert Executor("cpu").run(test, feed, ["net_0"])[0].dtype == np.float16
 
 
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="half weights meet float32 inputs: nothing casts them")
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_a_test_program_without_mixed_precision_runs_beside_half_weights(level: str) -> None:
     net = Net()
@@ -472,7 +465,6 @@ def test_a_test_program_without_mixed_precision_runs_beside_half_weights(level: 
     assert Executor("cpu").run(test, feed, ["net_0"])[0].dtype == np.float32
 
 
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="what was compiled in the old precision is kept")
 def test_a_test_program_that_has_run_gets_the_precision_too() -> None:
     program, optimizer = write(Net(), level="O2")
     test = program.clone(for_test=True)
@@ -653,25 +645,20 @@ def test_what_needs_numbers_says_so(use: Callable[[Any], Any], what: str) -> Non
         in_program(use)()
 
 
-@pytest.mark.xfail(strict=True, reason="torch's message has the stand-in 1009 where -1 was declared")
 def test_a_shape_that_does_not_fit_is_told_as_it_was_declared() -> None:
     with pytest.raises(ProgramError, match=r"\[-1, 4\]"):
         in_program(nn.Linear(5, 2))()
 
 
-@pytest.mark.xfail(strict=True, reason="the name of an operator of torch is all that is said")
 def test_a_module_that_needs_numbers_is_explained() -> None:
     class Choice(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x + 1 if x.sum() > 0 else x
 
-    with pytest.raises(ProgramError, match="needs numbers"):
+    with pytest.raises(ProgramError, match="reads numbers"):
         in_program(Choice())()
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a list is taken for granted: 'a condition needs numbers', 'unknown variable 'a''"
-)
 @pytest.mark.parametrize("by_name", [False, True])
 def test_a_fetch_list_that_is_no_list_is_explained(by_name: bool) -> None:
     def fetch(x: Any) -> Any:

@@ -229,7 +229,6 @@ def test_views_are_counted_if_asked() -> None:
     assert set(function.operators(include_views=True).totals()) == {"exp", "view"}
 
 
-@pytest.mark.xfail(strict=True, reason="a StaticFunction is no descriptor: self is not given to the method")
 def test_a_method_is_captured() -> None:
     class Double(nn.Module):
         @to_static(backend="aot_eager")

@@ -10,33 +10,33 @@ from mezzo.train._scalars import ScalarLog
 
 pytestmark = pytest.mark.slow
 
-PRECISIONS = [["fp32"], ["fp16", "--amp_level", "O2"]]
 
+def test_a_captured_run_is_the_run_as_written(persons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is fused here; where branches meet, a graph may add their gradients in another order.
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_captured_run_is_the_run_as_written(
-    precision: list[str], persons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing is fused here; where branches meet, a graph may add their gradients in another order."""
+    In float32 alone: at 64x64 this network normalises over four values, and what is one rounding in half becomes several
+    per cent of the loss in two steps, with or without a graph.
+    """
     monkeypatch.setattr(_graph, "_usable", lambda _: "aot_eager")
     config = person_config(tmp_path, persons, iters=3)
     for name, more in (("written", []), ("captured", ["--to_static_training"])):
-        options = ["--precision", *precision, "--log_iters", 1, "--learning_rate", 0.001, "--save_dir", tmp_path / name]
+        options = ["--log_iters", 1, "--learning_rate", 0.001, "--save_dir", tmp_path / name]
         assert train("--config", config, *options, *more) == 0
     written, captured = losses_of(tmp_path / "written"), losses_of(tmp_path / "captured")
     assert captured[0] == written[0]
-    tolerance = 1e-5 if precision == ["fp32"] else 5e-3  # some roundings of a gradient, in float32 or in half
-    assert [loss for _, loss in captured] == pytest.approx([loss for _, loss in written], rel=tolerance)
+    assert [loss for _, loss in captured] == pytest.approx([loss for _, loss in written], rel=1e-5)
 
 
+@pytest.mark.parametrize("precision", [["fp32"], ["fp16", "--amp_level", "O2"]])
 def test_what_is_watched_comes_out_of_the_captured_step(
-    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    precision: list[str], shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Losses and right guesses of a classifier, bit for bit."""
     monkeypatch.setattr(_graph, "_usable", lambda _: "aot_eager")
     points = []
     for name, more in (("written", []), ("captured", ["--to_static_training"])):
         options = ["--data-path", shapes, "--model", "mobilenet_v3_small", "--epochs", 1, "--batch-size", 4]
-        options += ["--print-freq", 1, "--output-dir", tmp_path / name, "--lr", 0.01]
+        options += ["--print-freq", 1, "--output-dir", tmp_path / name, "--lr", 0.01, "--precision", *precision]
         assert train(*options, *more) == 0
         points.append([p for p in ScalarLog.read_file(tmp_path / name) if "top1" in p])
     keys = ("step", "loss", "top1", "top5")
@@ -44,20 +44,15 @@ def test_what_is_watched_comes_out_of_the_captured_step(
     assert [[p.get(k) for k in keys] for p in points[1]] == [[p.get(k) for k in keys] for p in points[0]]
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_compiled_run_is_the_run_as_written_but_for_rounding(
-    precision: list[str], persons: Path, tmp_path: Path
-) -> None:
+def test_a_compiled_run_is_the_run_as_written_but_for_the_order_of_sums(persons: Path, tmp_path: Path) -> None:
     reason = _graph.missing_compiler()
     if reason is not None:
         pytest.skip(f"no C++ compiler: {reason}")
     config = person_config(tmp_path, persons, iters=3)
-    options = ["--config", config, "--precision", *precision, "--log_iters", 1, "--learning_rate", 0.001]
+    options = ["--config", config, "--log_iters", 1, "--learning_rate", 0.001]
     for name, more in (("written", []), ("compiled", ["--to_static_training"])):
         done = train_in_process(*options, "--save_dir", tmp_path / name, *more)
         assert done.returncode == 0, done.stderr
     written, compiled = losses_of(tmp_path / "written"), losses_of(tmp_path / "compiled")
     assert len(compiled) == 3
-    # Sums in another order; in half also fewer roundings, some units of 2**-11 in logits of one.
-    tolerance = 1e-4 if precision == ["fp32"] else 5e-3
-    assert [loss for _, loss in compiled] == pytest.approx([loss for _, loss in written], rel=tolerance)
+    assert [loss for _, loss in compiled] == pytest.approx([loss for _, loss in written], rel=1e-4)

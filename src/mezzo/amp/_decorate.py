@@ -39,6 +39,8 @@ def decorate(
     save_dtype: str | torch.dtype | None = None,
     master_grad: bool = False,
     excluded_layers: Excluded | Sequence[Excluded] | None = None,
+    *,
+    excluded_parameters: Iterable[nn.Parameter] = (),
 ) -> Any:
     """Store weights in half and keep their float32 masters, in place; return what was given.
 
@@ -55,6 +57,7 @@ def decorate(
         save_dtype: Dtype of all floating tensors in `state_dict()`; None gives the float32 masters.
         master_grad: Gradients of half weights arrive and accumulate in float32.
         excluded_layers: Modules, types or name globs that stay in float32, weights and arithmetic.
+        excluded_parameters: Parameters that stay float32; what they are used in is the policy's decision.
 
     Returns:
         The model(s), or the pair (model(s), optimizer(s)) if optimizers were given.
@@ -71,6 +74,7 @@ def decorate(
         _refuse_uninitialised(model)
         _refuse_other_dtype(model, half)
     excluded = [find_excluded(model, excluded_layers) for model in model_list]
+    stay = {id(param) for param in excluded_parameters}
     for layers in excluded:
         refuse_half_without_master(layers)
     if master_grad and not _HAS_GRAD_DTYPE:
@@ -81,7 +85,7 @@ def decorate(
         warn_if_unsupported(half)
     for model, layers in zip(model_list, excluded, strict=True):
         exclude_layers(model, layers)
-        _cast_model(model, level, half, layers, with_masters=master_weight is not False, master_grad=master_grad)
+        _cast_model(model, level, half, layers, stay, with_masters=master_weight is not False, master_grad=master_grad)
         keep_float32_checkpoints(model, saved_as)
         remember_names(model)
     for optimizer in optimizer_list:
@@ -152,6 +156,7 @@ def _cast_model(
     level: str,
     half: torch.dtype,
     excluded: Iterable[nn.Module],
+    excluded_parameters: set[int],
     *,
     with_masters: bool,
     master_grad: bool,
@@ -160,6 +165,7 @@ def _cast_model(
     kept_modules |= {id(module) for module in model.modules() if _keeps_float32(module, half)}
     # A tensor shared with a module that stays float32 stays float32: tied weights are one object.
     kept = {id(t) for m in model.modules() if id(m) in kept_modules for _, _, t in _own_tensors(m, "O2")}
+    kept |= excluded_parameters
     cast_buffers: dict[int, Tensor] = {}
     for module in model.modules():
         if id(module) in kept_modules:

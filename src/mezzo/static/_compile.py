@@ -104,7 +104,7 @@ class CompiledStep:
     @property
     def graphs(self) -> list[CapturedGraph]:
         """What was captured, one graph for each shape that was new."""
-        return self._capture.graphs
+        return list(self._capture.graphs)
 
     def operators(self, include_views: bool = False) -> OperatorStats:
         """Return operator x dtype of the last captured graph: which operator computes in which precision.

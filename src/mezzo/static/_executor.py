@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,11 +62,13 @@ class Executor:
         program = default_main_program() if program is None else program
         if not isinstance(program, Program):
             raise TypeError(f"Executor.run: {type(program).__name__} is no mezzo.static.Program")
-        fetches = [program.variable(fetch) for fetch in fetch_list or ()]
+        if isinstance(fetch_list, (str, Variable)):
+            raise TypeError(f"fetch_list: give a list, [{fetch_list!r}]")
+        fetches = [program.variable(fetch) for fetch in (() if fetch_list is None else fetch_list)]
         if not program.inputs and not fetches and program.training is None:
             return []  # a startup program
         program.to(self.device)
-        results = program.run(self._feeds(program, feed or {}), fetches)
+        results = program.run(self._feeds(program, {} if feed is None else feed), fetches)
         return [_to_numpy(result) for result in results] if return_numpy else results
 
     def _feeds(self, program: Program, feed: Mapping[str, Any]) -> list[Tensor]:
@@ -85,7 +88,7 @@ class Executor:
         spec = variable._spec
         assert spec is not None
         try:
-            tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value)
+            tensor = value.detach() if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
         except (TypeError, ValueError, RuntimeError) as error:
             raise ProgramError(
                 f"feed[{variable.name!r}]: {type(value).__name__} is no array of numbers ({error})"
@@ -95,7 +98,9 @@ class Executor:
                 f"feed[{variable.name!r}] has shape {list(tensor.shape)}; declared was {list(spec.shape)}"
                 + (", -1 being any size" if -1 in spec.shape else "")
             )
-        return tensor.to(self.device, spec.dtype, non_blocking=True)
+        fed = tensor.to(self.device, spec.dtype, non_blocking=True)
+        # A program may write into what it is fed (an activation in place): not into the caller's tensor.
+        return fed.clone() if fed.data_ptr() == tensor.data_ptr() and isinstance(value, Tensor) else fed
 
 
 def _to_numpy(tensor: Tensor) -> Any:

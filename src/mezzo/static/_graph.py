@@ -14,6 +14,7 @@ import shutil
 import traceback
 import types
 import warnings
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -34,6 +35,9 @@ from mezzo.static._region import NoGuardError, Precision, precision_of
 BACKENDS = ("inductor", "aot_eager", "eager")
 
 Function = Callable[..., Any]
+
+_KEPT = 32
+"""Graphs that a capture remembers, for tables and prints."""
 
 #: A 1x1 convolution in channels-last is a matrix product, and cuBLAS is the faster one at it.
 _ON_CUDA = {"conv_1x1_as_mm": True}
@@ -68,12 +72,13 @@ class CapturedGraph:
 
     def __init__(self, module: GraphModule, inputs: Sequence[Any], precision: Precision) -> None:
         self._module, self._inputs, self.precision = module, inputs, precision
+        self._has_backward = torch.is_grad_enabled()
 
     @functools.cached_property
     def parts(self) -> tuple[GraphModule, GraphModule | None]:
         """The graphs of forward and backward in aten operators, before anything is decomposed or fused."""
         found: list[GraphModule] = []
-        with precision_of(self.precision):
+        with torch.set_grad_enabled(self._has_backward), precision_of(self.precision):
             _aot(copy.deepcopy(self._module), self._inputs, found.append)
         return found[0], found[1] if len(found) > 1 else None
 
@@ -97,7 +102,7 @@ class Capture:
             raise ValueError(unknown_choice("backend", backend, BACKENDS))
         self.precision = precision
         self.backend = _usable(backend)
-        self.graphs: list[CapturedGraph] = []
+        self.graphs: deque[CapturedGraph] = deque(maxlen=_KEPT)
         self._names = float32_tensors or {}
         """Parameters by identity, with their names."""
 

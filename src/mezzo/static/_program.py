@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import keyword
+import logging
 import operator
 import threading
 from collections import OrderedDict
@@ -19,7 +21,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from mezzo._errors import unknown_choice
-from mezzo.amp import GradScaler
+from mezzo.amp import GradScaler, Policy
+from mezzo.amp._dtypes import HALF_DTYPES
 from mezzo.amp.debugging import OperatorStats
 from mezzo.static._compile import CompiledStep
 from mezzo.static._graph import Capture, CapturedGraph, named
@@ -37,6 +40,7 @@ from mezzo.static._variables import (
     InputSpec,
     ProgramError,
     Variable,
+    is_unknown,
     modules_unwatched,
     values_of,
     watch_modules,
@@ -98,6 +102,9 @@ class Program:
     def __init__(self) -> None:
         self._graph = Graph()
         self._root = nn.Module()
+        self.constants = nn.Module()
+        """Tensors that are no parameters; they stay as they are."""
+        self._root.add_module("constants", self.constants)
         self._variables: dict[str, Variable] = {}
         self._counts: dict[str, int] = {}
         self._fake: Any = None
@@ -108,15 +115,17 @@ class Program:
         self.precision = Precision()
         self.backend = "inductor"
         """As in `compile_step`: inductor, aot_eager or eager."""
-        self._steps: OrderedDict[tuple[str, ...], CompiledStep | _Forward] = OrderedDict()
+        self._steps: OrderedDict[Any, CompiledStep | _Forward] = OrderedDict()
 
     # ---- writing
 
     def data(self, name: str, shape: Sequence[int | None], dtype: str | torch.dtype = "float32") -> Variable:
         """Add an input; see `mezzo.static.data`."""
         self._refuse_closed("an input")
-        if not isinstance(name, str) or not name.isidentifier():
-            raise ProgramError(f"name={name!r}: an input's name is a word of letters, digits and underscores")
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name == "self":
+            raise ProgramError(
+                f"name={name!r}: an input's name is a word of letters, digits and underscores, and none of Python's own"
+            )
         if name in self._variables:
             raise ProgramError(f"the program has a variable {name!r} already; choose another name")
         spec = InputSpec(shape, dtype, name)
@@ -156,10 +165,18 @@ class Program:
         function = getattr(Tensor, target) if isinstance(target, str) else target
         before = guards_entered()
         try:
-            with modules_unwatched(), self._without_memory(), _Watch(self._uses), torch.no_grad():
+            with (
+                modules_unwatched(), _counters_kept(target), _quiet_tensors(), self._without_memory(), _Watch(self._uses),
+                torch.no_grad(),
+            ):  # fmt: skip
                 results = function(*values, **named_values)
         except Exception as error:  # whatever the user's network raises says what does not fit
-            first = next(iter(str(error).splitlines()), type(error).__name__)
+            if type(error).__name__ in ("DataDependentOutputException", "DynamicOutputShapeException"):
+                raise ProgramError(
+                    f"{name} reads numbers ({error}), and a Variable has none while the program is written: what it does must "
+                    "not depend on them"
+                ) from error
+            first = next(iter(str(error).splitlines()), type(error).__name__).replace(str(UNKNOWN), "-1")
             raise ProgramError(f"{name} does not take these variables: {first}") from error
         self._has_guard = self._has_guard or guards_entered() > before
         return results
@@ -176,13 +193,14 @@ class Program:
     def _as_node(self, value: Any) -> Any:
         if isinstance(value, Variable):
             return value._node
-        if isinstance(value, Tensor):
-            name = f"tensor_{len(self._root._parameters) + len(self._root._buffers)}"
-            if isinstance(value, nn.Parameter):
-                self._root.register_parameter(name, value)
-            else:
-                self._root.register_buffer(name, value)
+        if isinstance(value, nn.Parameter):
+            name = f"parameter_{len(self._root._parameters)}"
+            self._root.register_parameter(name, value)
             return self._graph.get_attr(name)
+        if isinstance(value, Tensor):
+            name = f"tensor_{len(self.constants._buffers)}"
+            self.constants.register_buffer(name, value)
+            return self._graph.get_attr(f"constants.{name}")
         return value
 
     def _keep(self, module: nn.Module) -> str:
@@ -190,7 +208,7 @@ class Program:
         for name, known in self._root.named_children():
             if known is module:
                 return name
-        name = f"{type(module).__name__}_{len(self._root._modules)}"
+        name = f"{type(module).__name__}_{len(self._root._modules) - 1}"
         self._root.add_module(name, module)
         return name
 
@@ -203,6 +221,11 @@ class Program:
         variables = []
         for value, path in zip(flat, paths, strict=True):
             if not isinstance(value, Tensor):
+                if is_unknown(value):
+                    raise ProgramError(
+                        f"{name} gives a number that depends on a size which each batch brings: do it inside a module or "
+                        "function that the program calls"
+                    )
                 variables.append(value)
                 continue
             part = node
@@ -263,6 +286,7 @@ class Program:
         """
         other = Program()
         other._root, other._fake, other._uses = self._root, self._fake, self._uses
+        other.constants = self.constants
         other._counts, other._has_guard, other._is_test = dict(self._counts), self._has_guard, for_test
         nodes: dict[Node, Node] = {}
         other._graph.graph_copy(self._graph, nodes)
@@ -283,7 +307,7 @@ class Program:
     @property
     def modules(self) -> list[nn.Module]:
         """The modules that are called."""
-        return list(self._root.children())
+        return [module for module in self._root.children() if module is not self.constants]
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """Yield the parameters of everything that is called."""
@@ -321,8 +345,8 @@ class Program:
 
     def run(self, feeds: Sequence[Tensor], fetches: Sequence[Variable]) -> list[Tensor]:
         """Run the program, or train one step of it, on tensors of its inputs; return what was asked for."""
-        key = tuple(variable.name for variable in fetches)
         with modules_unwatched():
+            key = (tuple(variable.name for variable in fetches), self._precision_now(), self.backend)
             runner = self._steps.get(key)
             if runner is None:
                 runner = self._build(fetches)
@@ -332,14 +356,21 @@ class Program:
             self._steps.move_to_end(key)
             return list(runner.run(feeds))[-len(fetches) :] if fetches else list(runner.run(feeds))[:0]
 
+    def _precision_now(self) -> Precision:
+        """Return the precision; float32 beside half weights, as a test program in float32 has them, is a policy too."""
+        half = next((p.dtype for p in self.parameters() if p.dtype in HALF_DTYPES.values()), None)
+        if self.precision.is_on or half is None:
+            return self.precision
+        return Precision(Policy.create("O2", half).in_float32())
+
     def _build(self, fetches: Sequence[Variable]) -> CompiledStep | _Forward:
         training = self.training
-        capture = Capture(self.precision, self.backend, self._parameter_names())
-        if training is None:
-            return _Forward(self.forward_module(fetches), capture, self._is_test)
-        if training.prepare is not None:
+        if training is not None and training.prepare is not None:
             prepare, training.prepare = training.prepare, None
             prepare()
+        capture = Capture(self._precision_now(), self.backend, self._parameter_names())
+        if training is None:
+            return _Forward(self.forward_module(fetches), capture, self._is_test)
         compute = self.forward_module([training.loss, *fetches])
         return CompiledStep(
             compute,
@@ -381,6 +412,9 @@ class Program:
             RunError: torch cannot export it.
         """
         names = [self.variable(fetch).name for fetch in fetch_list]
+        for name in names:
+            if self._variables[name]._spec is not None:
+                raise ProgramError(f"{name!r} is an input: a file gives what is computed from its inputs, not them")
         module, inputs = self._inference(names, lambda graph, nodes: graph.call_function(_by_name, (names, nodes)))
         with modules_unwatched():
             save_forward(module, inputs, Path(path))
@@ -430,8 +464,9 @@ class Program:
 
     @property
     def graphs(self) -> list[CapturedGraph]:
-        """What was captured so far."""
-        return [graph for runner in self._steps.values() for graph in runner.graphs]
+        """What was captured so far in this precision and by this backend."""
+        now = (self._precision_now(), self.backend)
+        return [graph for key, runner in self._steps.items() if key[1:] == now for graph in runner.graphs]
 
     def operators(self, include_views: bool = False) -> OperatorStats:
         """Return operator x dtype of what was captured last: which operator computes in which precision.
@@ -492,6 +527,29 @@ def _paths(results: Any) -> list[tuple[Any, ...]]:
     return [()]
 
 
+@contextmanager
+def _counters_kept(target: Any) -> Iterator[None]:
+    """Put back what a trial changes: torch computes with tensors of one number even when they have no memory."""
+    buffers = target.buffers() if isinstance(target, nn.Module) else ()
+    before = [(buffer, buffer.clone()) for buffer in buffers if buffer.numel() == 1]
+    try:
+        yield
+    finally:
+        for buffer, value in before:
+            buffer.data.copy_(value)
+
+
+@contextmanager
+def _quiet_tensors() -> Iterator[None]:
+    """Keep torch's own report of a call that does not fit away: the error says it."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
 class _Forward:
     """A program without an optimizer: its forward, captured for each shape that comes."""
 
@@ -502,7 +560,7 @@ class _Forward:
 
     @property
     def graphs(self) -> list[CapturedGraph]:
-        return self._capture.graphs
+        return list(self._capture.graphs)
 
     def run(self, feeds: Sequence[Tensor]) -> tuple[Tensor, ...]:
         with ExitStack() as stack:
@@ -518,7 +576,8 @@ class _Forward:
 def _evaluating(module: nn.Module) -> Iterator[None]:
     """Inside, a module and its parts are in eval mode; afterwards each is in the mode it was in."""
     modes = [(part, part.training) for part in module.modules()]
-    module.eval()
+    for part, _ in modes:  # one by one: what was loaded from a file refuses eval()
+        part.training = False
     try:
         yield
     finally:

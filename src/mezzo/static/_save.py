@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from mezzo.static._variables import InputSpec
 
-_SAMPLE = 2
-"""Of a free size: neither 0 nor 1, which torch would take for fixed."""
+_SAMPLES = (2, 64, 96, 128, 160)
+"""Of a free size, by its place: not 0 or 1, which torch would take for fixed, unequal, and large enough for a network."""
 
 
 def save_forward(module: GraphModule, inputs: Sequence[InputSpec], path: Path) -> None:
@@ -33,7 +33,7 @@ def save_forward(module: GraphModule, inputs: Sequence[InputSpec], path: Path) -
     Raises:
         RunError: torch cannot export it.
     """
-    samples = tuple(torch.zeros([_SAMPLE if s < 0 else s for s in spec.shape], dtype=spec.dtype) for spec in inputs)
+    samples = tuple(torch.zeros(_sample_shape(spec.shape), dtype=spec.dtype) for spec in inputs)
     free = tuple({axis: torch.export.Dim.DYNAMIC for axis, s in enumerate(spec.shape) if s < 0} for spec in inputs)
     try:
         with quietly(), torch.no_grad():
@@ -42,6 +42,10 @@ def save_forward(module: GraphModule, inputs: Sequence[InputSpec], path: Path) -
         raise RunError(f"the program cannot be exported: {' '.join(str(error).split())[:400]}") from error
     forget_places(exported)
     write_program(exported, path)
+
+
+def _sample_shape(shape: Sequence[int]) -> list[int]:
+    return [_SAMPLES[min(axis, len(_SAMPLES) - 1)] if size < 0 else size for axis, size in enumerate(shape)]
 
 
 def load_forward(path: Path) -> tuple[ExportedProgram, dict[str, tuple[list[int], torch.dtype]]]:

@@ -31,10 +31,14 @@ class StaticFunction:
             args = (*map(_fitted, self._specs, args), *args[len(self._specs) :])
         return self._function(*args, **kwargs)
 
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Return the method of an instance, where a method was made static."""
+        return self if instance is None else functools.partial(self, instance)
+
     @property
     def graphs(self) -> list[CapturedGraph]:
         """What was captured so far."""
-        return self._capture.graphs
+        return list(self._capture.graphs)
 
     def operators(self, include_views: bool = False) -> OperatorStats:
         """Return operator x dtype of the graph that was captured last.

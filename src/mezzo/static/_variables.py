@@ -27,6 +27,11 @@ UNKNOWN = 1009
 """Stands for a size that is not known yet while shapes are worked out: a prime that nobody's layer has."""
 
 
+def is_unknown(size: Any) -> bool:
+    """Whether a number comes of a size that is not known yet."""
+    return isinstance(size, int) and not isinstance(size, bool) and size != 0 and size % UNKNOWN == 0
+
+
 class ProgramError(MezzoError):
     """A program is written or fed in a way that cannot work."""
 
@@ -82,7 +87,18 @@ class Variable:
     @property
     def shape(self) -> tuple[int, ...]:
         """Sizes; -1 for those that each batch brings."""
-        return tuple(-1 if size == UNKNOWN else size for size in self._value.shape)
+        return tuple(-1 if is_unknown(size) else size for size in self._value.shape)
+
+    def size(self, dim: int | None = None) -> Any:
+        """Return the shape, -1 where each batch brings its own size; or one size that is known."""
+        if dim is None:
+            return self.shape
+        if self.shape[dim] < 0:
+            raise ProgramError(
+                f"size({dim}) is a size that each batch brings, and not known while the program is written: do what needs it "
+                "inside a module or function that the program calls"
+            )
+        return self.shape[dim]
 
     @property
     def dtype(self) -> torch.dtype:

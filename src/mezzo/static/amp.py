@@ -69,6 +69,8 @@ class MixedPrecisionOptimizer:
         self._is_prepared = False
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "optimizer":  # asked while a copy is made, before there is an optimizer
+            raise AttributeError(name)
         return getattr(self.optimizer, name)
 
     def minimize(self, loss: Variable, startup_program: Program | None = None, max_norm: float | None = None) -> None:
@@ -140,7 +142,7 @@ class MixedPrecisionOptimizer:
                 "amp_init was not called: weights stay float32 and are cast in every step; call optimizer.amp_init(device) "
                 "after minimize",
                 UserWarning,
-                stacklevel=6,
+                stacklevel=5,
             )
 
     def _keep_half_weights(self) -> None:
@@ -149,22 +151,20 @@ class MixedPrecisionOptimizer:
         if policy is None or self._is_prepared:
             return
         self._is_prepared = True
-        stay = self._modules_in_float32(program)
         decorate_model(
             program._root, self.optimizer, policy.level, policy.dtype, self._master_weight,
-            master_grad=self._master_grad, excluded_layers=stay or None,
+            master_grad=self._master_grad, excluded_layers=program.constants,
+            excluded_parameters=self._not_only_half(program),
         )  # fmt: skip
 
-    def _modules_in_float32(self, program: Program) -> list[nn.Module]:
-        """Return the modules whose parameters are not only used in half: outside guards, black by name or by operator."""
+    def _not_only_half(self, program: Program) -> list[nn.Parameter]:
+        """Return the parameters that something computes with in float32: outside guards, black by name or by operator."""
         black = {id(p) for p in program.parameters_outside_guard()} if self.precision.use_guard else set()
         names = program._parameter_names()
         black |= {key for key, name in names.items() if name in self.precision.float32_names}
-        return [
-            part
-            for part in program._root.modules()
-            if self._is_black(part) or any(id(p) in black for p in part._parameters.values() if p is not None)
-        ]
+        layers = [part for part in program._root.modules() if self._is_black(part)]
+        black |= {id(p) for part in layers for p in part.parameters(recurse=False)}
+        return [p for p in program.parameters() if id(p) in black]
 
     def _is_black(self, module: nn.Module) -> bool:
         """Whether a layer's one operator is on the black list."""
