@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from small_runs import losses_of, person_config, train, train_in_process
+from small_runs import SCRIPT, losses_of, person_config, train, train_in_process
+from test_distributed_run import launch
 
 from mezzo.static import _graph
 from mezzo.train._scalars import ScalarLog
@@ -56,3 +57,32 @@ def test_a_compiled_run_is_the_run_as_written_but_for_the_order_of_sums(persons:
     written, compiled = losses_of(tmp_path / "written"), losses_of(tmp_path / "compiled")
     assert len(compiled) == 3
     assert [loss for _, loss in compiled] == pytest.approx([loss for _, loss in written], rel=1e-4)
+
+
+def test_in_two_processes_the_forward_is_compiled(persons: Path, tmp_path: Path) -> None:
+    reason = _graph.missing_compiler()
+    if reason is not None:
+        pytest.skip(f"no C++ compiler: {reason}")
+    config = person_config(
+        tmp_path, persons, iters=2, batch_size=2
+    )  # at a third step two values a mean make 1 % of a rounding
+    options = [
+        SCRIPT,
+        "--config",
+        config,
+        "--device",
+        "cpu",
+        "--workers",
+        0,
+        "--log_iters",
+        1,
+        "--learning_rate",
+        0.001,
+    ]
+    for name, more in (("written", []), ("compiled", ["--to_static_training"])):
+        done = launch(2, *options, "--save_dir", tmp_path / name, *more, timeout=500)
+        assert done.returncode == 0, done.stderr
+    written, compiled = losses_of(tmp_path / "written"), losses_of(tmp_path / "compiled")
+    assert len(compiled) == 2
+    assert [loss for _, loss in compiled] == pytest.approx([loss for _, loss in written], rel=1e-4)
+    assert compiled != written  # sums in another order: the compiler was there
