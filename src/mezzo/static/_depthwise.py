@@ -47,8 +47,8 @@ def _like_input(grad: Tensor, weight: Tensor, height: int, width: int, stride: l
 
 
 @functools.cache
-def _operator() -> Any:
-    """Return the operator, registered at first use: a graph may hold it, and Inductor calls it as it is."""
+def depthwise_operator() -> Any:
+    """Return the operator of graphs; it must be there before code from a cache on disk, which may call it, is run."""
     operator = torch.library.custom_op("mezzo::depthwise_input_grad", depthwise_input_grad, mutates_args=())
     operator.register_fake(_like_input)
     return torch.ops.mezzo.depthwise_input_grad.default
@@ -66,7 +66,7 @@ def use_own_depthwise_gradients(graph: Graph) -> int:
         first = next(user for user in node.users if user.args[1] == 0)
         with graph.inserting_before(first):
             height, width = x.meta["val"].shape[2:]
-            own = graph.call_function(_operator(), (grad, weight, height, width, list(stride), list(padding)))
+            own = graph.call_function(depthwise_operator(), (grad, weight, height, width, list(stride), list(padding)))
         own.meta = dict(first.meta)
         first.replace_all_uses_with(own)
         graph.erase_node(first)
@@ -88,6 +88,8 @@ def _is_ours(node: Node) -> bool:
     if len(values) != 3 or not all(isinstance(value, Tensor) for value in values):
         return False
     grad_value, x_value, weight_value = values
+    if not all(isinstance(size, int) for value in values for size in value.shape):
+        return False  # a size that is left free
     if x_value.dim() != 4 or x_value.dtype not in _HALF or not wanted[0] or transposed:
         return False
     depthwise = groups == x_value.shape[1] == weight_value.shape[0] and weight_value.shape[1] == 1

@@ -28,7 +28,7 @@ from mezzo.amp import current_policy
 from mezzo.amp.debugging import OperatorStats
 from mezzo.static import _region
 from mezzo.static._casts import drop_needless_casts
-from mezzo.static._depthwise import use_own_depthwise_gradients
+from mezzo.static._depthwise import depthwise_operator, use_own_depthwise_gradients
 from mezzo.static._operators import count_operators
 from mezzo.static._region import NoGuardError, Precision, precision_of
 
@@ -157,6 +157,7 @@ class Capture:
             return _aot(module, inputs, lambda _: None)
         from torch._inductor.compile_fx import compile_fx
 
+        depthwise_operator()
         tidy = _tidy_class()("" if precision.policy is None else precision.policy.digest)
         options = _ON_CUDA if any(isinstance(value, Tensor) and value.is_cuda for value in inputs) else {}
         compiled: Any = compile_fx(module, list(inputs), config_patches={"joint_custom_pre_pass": tidy, **options})
