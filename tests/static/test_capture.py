@@ -229,7 +229,7 @@ def test_edits_and_checkpoints_of_the_model_are_followed_replaced_state_is_refus
     step(*batch)
     assert torch.equal(model.state_dict()["head.weight"], saved["head.weight"])
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    with pytest.raises(RuntimeError, match="call capture_step again"):
+    with pytest.raises(RuntimeError, match="capture it again"):
         step(*batch)
 
 
@@ -293,7 +293,7 @@ def test_an_option_that_is_compiled_in_cannot_change() -> None:
     model, optimizer, scaler = make(SGD, "cuda", lr=0.1)
     step = step_of(model, optimizer, scaler, "cuda")
     optimizer.param_groups[0]["weight_decay"] = 0.1
-    with pytest.raises(RuntimeError, match="call capture_step again"):
+    with pytest.raises(RuntimeError, match="capture it again"):
         step(*batch_of(0, "cuda"))
 
 
@@ -362,7 +362,7 @@ def test_what_triton_does_not_step_is_not_captured_and_everything_is_put_back(mo
     step = step_of(model, optimizer, scaler, "cpu")
     before = everything(model, optimizer)
     with pytest.raises(ValueError, match="the step cannot be captured: some parameter or gradient is not float16"):
-        step.capture(torch.device("cpu"), 2)
+        step.capture(batch_of(0, "cpu"), torch.device("cpu"), 2)
     assert not step.is_captured
     assert all(torch.equal(a, b) for a, b in zip(before, everything(model, optimizer), strict=True))
     assert scaler.get_scale() == 1024.0

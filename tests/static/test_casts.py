@@ -27,7 +27,8 @@ def casts_in(graph: GraphModule) -> int:
     ("function", "dtype", "left"),
     [
         (lambda x: x.to(HALF) + x.to(HALF), FULL, 1),  # the same cast twice
-        (lambda x: x.to(FULL).to(HALF) + 1, HALF, 0),  # out and back, exact
+        (lambda x: (x * 2).to(FULL).to(HALF) + 1, HALF, 0),  # out and back, exact
+        (lambda x: x.to(FULL).to(HALF) + 1, HALF, 2),  # of an input, which may be written over: stays
         (lambda x: x.to(HALF).to(FULL) + 1, FULL, 2),  # rounds: both stay
         (lambda x: x.to(torch.bfloat16).to(HALF) + 1, HALF, 2),  # neither holds the other
         (lambda x: x.to(FULL).to(torch.float64).to(HALF) + 1, HALF, 3),  # not out and back of one tensor

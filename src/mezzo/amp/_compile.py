@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from mezzo.amp._cpu import emulates
 from mezzo.amp._state import current_policy
 
 _tags_before: list[str] = []
@@ -26,7 +27,9 @@ def _tag_start(*_: Any) -> None:
     policy = current_policy()
     _tags_before.append(torch.compiler.config.cache_key_tag)
     if policy is not None:
-        torch.compiler.config.cache_key_tag = f"{_tags_before[-1]}mezzo-{policy.digest}"
+        # 'auto' is what a probe of this CPU said in this process: another answer is another graph.
+        how = "-emulated" if emulates(policy) else ""
+        torch.compiler.config.cache_key_tag = f"{_tags_before[-1]}mezzo-{policy.digest}{how}"
 
 
 def _tag_end(*_: Any) -> None:

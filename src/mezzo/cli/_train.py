@@ -58,7 +58,7 @@ def train(
     sync_bn: Annotated[bool, option("Batch norm over all processes.", "--sync-bn")] = False,
     fsdp: Annotated[bool, option("Share weights among processes (FSDP2).", "--fsdp")] = False,
     log_ops: Annotated[bool, option("Print operators and dtypes of the first step.", "--log-ops")] = False,
-    to_static: Annotated[bool, option("One GPU: replay a captured step.", "--to-static-training")] = False,
+    to_static: Annotated[bool, option("Capture the step, compile it, replay it.", "--to-static-training")] = False,
     use_vdl: Annotated[bool, option("Accepted; TensorBoard events are always written.", "--use-vdl")] = False,
     test_only: Annotated[bool, option("Evaluate, do not train.", "--test-only")] = False,
     opts: Annotated[_Texts, option("Change a value of the file: a.b=c.", "--opts")] = None,

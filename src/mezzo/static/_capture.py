@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from mezzo.amp import GradScaler, Policy
 from mezzo.optim import attach, engine_of
 from mezzo.static._region import Precision
-from mezzo.static._step import Loss, TrainingStep, describe, device_of, forward_and_loss
+from mezzo.static._step import Loss, TrainingStep, check_optimizer, describe, device_of, forward_and_loss
 
 
 class CapturedStep:
@@ -25,7 +25,9 @@ class CapturedStep:
 
     def __init__(self, step: TrainingStep, batch: Sequence[Tensor]) -> None:
         self._step = step
-        self._batch = [tensor.clone() for tensor in batch]
+        self._shapes = [describe(tensor) for tensor in batch]
+        self._batch: list[Tensor] = []
+        self._modules: Any = None
         self._graph: torch.cuda.CUDAGraph | None = None
         self._results: tuple[Tensor, ...] = ()
         self._plan: Any = None
@@ -51,7 +53,7 @@ class CapturedStep:
             RuntimeError: Something changed that is built into the captured step.
         """
         self._check(batch)
-        return _unpacked(self.run(batch))
+        return unpacked(self.run(batch))
 
     def run(self, batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Train one step on a batch that is known to fit."""
@@ -60,7 +62,7 @@ class CapturedStep:
         if not self.holds():
             raise RuntimeError(
                 "something that is built into the captured step changed (the optimizer's state or groups, whether there is "
-                "momentum or weight decay, a weight's memory, a setting of the scaler): call capture_step again"
+                "momentum or weight decay, a weight's memory, the mode of a module, a setting of the scaler): capture it again"
             )
         torch._foreach_copy_(self._batch, list(batch), non_blocking=True)
         self._graph.replay()
@@ -71,24 +73,25 @@ class CapturedStep:
     def holds(self) -> bool:
         """Whether everything that is built into the captured step is still as it was."""
         scaler = self._step.scaler
-        return self._plan.holds() and (scaler is None or scaler._settings == self._settings)
+        is_same = self._modules == self._step.state_of_modules()
+        return is_same and self._plan.holds() and (scaler is None or scaler._settings == self._settings)
 
     def _check(self, batch: Sequence[Tensor]) -> None:
         came = [describe(tensor) for tensor in batch]
-        captured = [describe(tensor) for tensor in self._batch]
-        if came != captured:
+        if came != self._shapes:
             raise ValueError(
-                f"the step was captured for {', '.join(captured)}; got {', '.join(came)}: "
+                f"the step was captured for {', '.join(self._shapes)}; got {', '.join(came)}: "
                 "drop the last, smaller batch, or capture a step for each shape"
             )
 
-    def capture(self, device: torch.device, warmup_steps: int, pool: Any = None) -> None:
-        """Warm up, and capture the step; everything is afterwards as it was, but gradients are gone.
+    def capture(self, batch: Sequence[Tensor], device: torch.device, warmup_steps: int, pool: Any = None) -> None:
+        """Warm up on a batch, and capture the step; everything is afterwards as it was, but gradients are gone.
 
         Raises:
             ValueError: Some parameter or gradient cannot be part of a captured step.
         """
         step, scaler = self._step, self._step.scaler
+        self._batch = [tensor.clone() for tensor in batch]
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         graph = torch.cuda.CUDAGraph()
@@ -109,10 +112,11 @@ class CapturedStep:
             torch.cuda.current_stream(device).wait_stream(stream)
         if scaler is not None:
             self._settings, self._outcome = scaler._settings, scaler._take_captured()
+        self._modules = step.state_of_modules()
         self._graph = graph
 
 
-def _unpacked(results: tuple[Tensor, ...]) -> Any:
+def unpacked(results: tuple[Tensor, ...]) -> Any:
     """Return the loss alone where there is nothing besides."""
     return results[0] if len(results) == 1 else results
 
@@ -132,7 +136,7 @@ def refuse_what_cannot_be_captured(optimizer: Optimizer) -> None:
     if not engine_of(optimizer).can_be_captured():
         raise ValueError(
             f"{type(optimizer).__name__} reads from the device in its step, or has an option that does (amsgrad, "
-            "dampening at the first step): capture_step takes SGD, Adam and AdamW on CUDA devices where Triton works"
+            "dampening at the first step): a captured step takes SGD, Adam and AdamW on CUDA devices where Triton works"
         )
 
 
@@ -179,14 +183,14 @@ def capture_step(
     >>> step(torch.ones(8, 4), torch.zeros(8, 2)).shape, step.is_captured
     (torch.Size([]), False)
     """
+    check_optimizer(optimizer)
     device = device_of([model], batch)
     check_warmup(warmup_steps)
     compute = forward_and_loss(model, loss_fn)
     step = CapturedStep(TrainingStep(compute, [model], optimizer, scaler, Precision(policy), max_norm), batch)
-    if device.type != "cuda":
-        attach(optimizer)
-        return step
-    refuse_what_cannot_be_captured(optimizer)
+    if device.type == "cuda":
+        refuse_what_cannot_be_captured(optimizer)
     attach(optimizer)
-    step.capture(device, warmup_steps)
+    if device.type == "cuda":
+        step.capture(batch, device, warmup_steps)
     return step

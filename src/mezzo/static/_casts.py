@@ -53,7 +53,8 @@ def drop_needless_casts(graph: Graph) -> int:
         instead = _instead_of(node, dtype, done)
         if instead is None:
             done[node.args[0], dtype] = node
-        elif not any(user.op == "output" for user in node.users):
+        # An input may be written over before the backward reads it: a copy of it stays a copy.
+        elif instead.op != "placeholder" and not any(user.op == "output" for user in node.users):
             node.replace_all_uses_with(instead)
             graph.erase_node(node)
             dropped += 1

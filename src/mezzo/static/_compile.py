@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 from mezzo.amp import GradScaler, Policy
 from mezzo.amp.debugging import OperatorStats
 from mezzo.optim import attach
-from mezzo.static._capture import CapturedStep, _unpacked, check_warmup, refuse_what_cannot_be_captured
+from mezzo.static._capture import CapturedStep, check_warmup, refuse_what_cannot_be_captured, unpacked
 from mezzo.static._graph import Capture, CapturedGraph
 from mezzo.static._region import Precision
-from mezzo.static._step import Compute, Loss, TrainingStep, device_of, forward_and_loss
+from mezzo.static._step import Compute, Loss, TrainingStep, check_optimizer, device_of, forward_and_loss
 
 Shapes = tuple[tuple[torch.Size, torch.dtype], ...]
 
@@ -40,6 +40,7 @@ class CompiledStep:
         warmup_steps: int = 3,
         smallest_batch: int = 2,
     ) -> None:
+        check_optimizer(optimizer)
         check_warmup(warmup_steps)
         if max_shapes < 1:
             raise ValueError(f"max_shapes={max_shapes}: must be at least 1; a step is kept for each shape of a batch")
@@ -72,14 +73,15 @@ class CompiledStep:
             ValueError: The batch is not on the model's device, or the optimizer cannot be part of a CUDA graph.
             CaptureError: The step cannot be captured as one graph; the line of its code is named.
         """
-        return _unpacked(self.run(batch))
+        return unpacked(self.run(batch))
 
     def run(self, batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Train one step; return the loss and the other results as a tuple."""
         shapes = tuple((tensor.shape, tensor.dtype) for tensor in batch) if _are_tensors(batch) else ()
         step = self._steps.get(shapes)
         if step is None or (step.is_captured and not step.holds()):
-            step = self._new(batch)
+            self._steps.pop(shapes, None)  # what it holds on the device is free for the new one
+            step = self._new(batch, None if step is None else step._step.compute)
             while len(self._steps) >= self._max_shapes:
                 self._steps.popitem(last=False)
             self._steps[shapes] = step
@@ -87,18 +89,22 @@ class CompiledStep:
         self._last = step
         return step.run(batch)
 
-    def _new(self, batch: Sequence[Tensor]) -> CapturedStep:
+    def _new(self, batch: Sequence[Tensor], compiled: Compute | None) -> CapturedStep:
         compute, modules, optimizer, scaler, max_norm = self._parts
         device = device_of(modules, batch, self._smallest_batch)
-        compiled = self._capture.compile(compute)
-        step = TrainingStep(compiled, modules, optimizer, scaler, self._capture.precision, max_norm)
-        captured = CapturedStep(step, batch)
-        if device.type == "cuda":
+        is_captured = device.type == "cuda" and self._capture.backend != "eager"
+        if is_captured:
             refuse_what_cannot_be_captured(optimizer)
+        step = TrainingStep(
+            compiled or self._capture.compile(compute), modules, optimizer, scaler, self._capture.precision, max_norm
+        )
+        captured = CapturedStep(step, batch)
         attach(optimizer)
-        if device.type == "cuda" and self._capture.backend != "eager":
+        if is_captured:
             self._pool = self._pool or torch.cuda.graph_pool_handle()
-            captured.capture(device, self._warmup_steps, self._pool)
+            captured.capture(batch, device, self._warmup_steps, self._pool)
+        else:
+            optimizer.zero_grad(set_to_none=True)  # as a capture leaves it
         return captured
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import linecache
+import re
 import shutil
 import traceback
 import types
@@ -24,7 +25,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from mezzo._errors import MezzoError, RunError, unknown_choice
-from mezzo.amp import current_policy
+from mezzo.amp import auto_cast, current_policy
 from mezzo.amp.debugging import OperatorStats
 from mezzo.static import _region
 from mezzo.static._casts import drop_needless_casts
@@ -78,7 +79,8 @@ class CapturedGraph:
     def parts(self) -> tuple[GraphModule, GraphModule | None]:
         """The graphs of forward and backward in aten operators, before anything is decomposed or fused."""
         found: list[GraphModule] = []
-        with torch.set_grad_enabled(self._has_backward), precision_of(self.precision):
+        region = precision_of(self.precision) if self.precision.is_on else auto_cast(enable=False)
+        with torch.set_grad_enabled(self._has_backward), region:
             _aot(copy.deepcopy(self._module), self._inputs, found.append)
         return found[0], found[1] if len(found) > 1 else None
 
@@ -124,14 +126,15 @@ class Capture:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
-                return compiled(*args, **kwargs)
-            except torch._dynamo.exc.TorchDynamoException as error:
+                with _region.markers_balanced():
+                    return compiled(*args, **kwargs)
+            except (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit) as error:
                 raise _explained(error) from error
 
         return call
 
     def _checked(self, function: Function) -> Function:
-        if not self.precision.use_guard:
+        if not (self.precision.use_guard and self.precision.is_on):
             return function
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -145,12 +148,12 @@ class Capture:
     def _compile_graph(self, module: GraphModule, inputs: Sequence[Any]) -> Function:
         """Compile what Dynamo wrote down: its backend."""
         _region.close_regions()  # Dynamo may have begun more than once
-        if self.precision.use_guard:
+        if self.precision.use_guard and self.precision.is_on:
             _region.refuse_missing_guard(any(node.target is _region.enter_guard for node in module.graph.nodes))
         self._place_markers(module.graph)
         module.recompile()
         precision = self.precision if self.precision.is_on else Precision(current_policy())
-        self.graphs.append(CapturedGraph(copy.deepcopy(module), inputs, precision))
+        self.graphs.append(CapturedGraph(copy.deepcopy(module), _without_memory(module, inputs), precision))
         if self.backend == "eager":
             return module
         if self.backend == "aot_eager":
@@ -158,7 +161,7 @@ class Capture:
         from torch._inductor.compile_fx import compile_fx
 
         depthwise_operator()
-        tidy = _tidy_class()("" if precision.policy is None else precision.policy.digest)
+        tidy = _tidy_class()()
         options = _ON_CUDA if any(isinstance(value, Tensor) and value.is_cuda for value in inputs) else {}
         compiled: Any = compile_fx(module, list(inputs), config_patches={"joint_custom_pre_pass": tidy, **options})
         return cast(Function, compiled)
@@ -194,6 +197,12 @@ class Capture:
     def _name_of(self, placeholder: Node) -> str | None:
         argument = placeholder.meta.get("grapharg")
         return None if argument is None else self._names.get(id(argument.example))
+
+
+def _without_memory(module: GraphModule, inputs: Sequence[Any]) -> list[Any]:
+    """Return what Dynamo traced the inputs as: a graph that is kept for its table keeps no batch and no weight alive."""
+    nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
+    return [node.meta.get("example_value", value) for node, value in zip(nodes, inputs, strict=True)]
 
 
 def _own_copy(function: Function) -> Function:
@@ -242,10 +251,7 @@ def _tidy_class() -> type:
     here = Path(__file__)
 
     class Tidy(CustomGraphPass):
-        """What is done to a graph before Inductor looks at it; its identity, with the policy's, is part of cache keys."""
-
-        def __init__(self, digest: str) -> None:
-            self._digest = digest
+        """What is done to a graph before Inductor looks at it; its identity is part of cache keys, as the policy's is."""
 
         def __call__(self, graph: Graph) -> None:
             if torch._C._is_any_autocast_enabled():
@@ -255,7 +261,7 @@ def _tidy_class() -> type:
 
         def uuid(self) -> Any:
             names = (here.name, "_casts.py", "_depthwise.py", "_depthwise_kernels.py")
-            return get_hash_for_files(tuple(str(here.with_name(name)) for name in names), extra=self._digest)
+            return get_hash_for_files(tuple(str(here.with_name(name)) for name in names))
 
     return Tidy
 
@@ -298,16 +304,35 @@ def _explained(error: BaseException) -> BaseException:
     if isinstance(error, (torch._dynamo.exc.BackendCompilerFailed, _inductor_error())):
         first = " ".join(str(cause or error).split())[:300]
         return RunError(f"the compiler failed on the captured graph: {first}; backend='aot_eager' runs it without one")
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    if isinstance(error, torch._dynamo.exc.FailOnRecompileLimitHit):
+        return CaptureError(
+            "captured again and again: something that the forward reads changes from call to call (a counter, a list, the "
+            "number of dimensions); take it out of the step, or run with backend='eager'"
+        )
+    reason = _reason(error)
     frame = _user_frame(error)
     if frame is None:
-        return CaptureError(f"the step cannot be captured as one graph: {first}")
+        return CaptureError(f"the step cannot be captured as one graph: {reason}")
     code = linecache.getline(frame.filename, frame.lineno or 0).strip()
     where = f"{frame.filename}:{frame.lineno}"
     return CaptureError(
-        f"the step cannot be captured as one graph; it stops at {where}: `{code}` ({first}); take it out of the step, or run "
+        f"the step cannot be captured as one graph; it stops at {where}: `{code}` ({reason}); take it out of the step, or run "
         "with backend='eager'"
     )
+
+
+_CONTEXT = "Developer debug context:"
+
+
+def _reason(error: BaseException) -> str:
+    """Return what stopped Dynamo: its own first line, and the words of whatever was raised."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    first = lines[0] if lines else type(error).__name__
+    context = next((line.removeprefix(_CONTEXT).strip() for line in lines if line.startswith(_CONTEXT)), "")
+    raised = next((found[1] for line in lines if (found := re.search(r": got (\w+\(.*\))$", line))), "")
+    cause = " ".join(str(error.__cause__).split()) if error.__cause__ is not None else ""
+    words = [word for word in (first, context, raised, cause) if word]
+    return "; ".join(dict.fromkeys(words))[:400]
 
 
 def _inductor_error() -> type[BaseException]:

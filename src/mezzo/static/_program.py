@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import keyword
 import logging
 import operator
@@ -16,12 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map, tree_structure, tree_unflatten
 
 from mezzo._errors import unknown_choice
-from mezzo.amp import GradScaler, Policy
+from mezzo.amp import GradScaler, Policy, float32_copy
 from mezzo.amp._dtypes import HALF_DTYPES
 from mezzo.amp.debugging import OperatorStats
 from mezzo.static._compile import CompiledStep
@@ -29,6 +31,7 @@ from mezzo.static._graph import Capture, CapturedGraph, named
 from mezzo.static._region import (
     Precision,
     enter_guard,
+    guards_entered,
     is_inside_guard,
     leave_guard,
     precision_of,
@@ -36,11 +39,10 @@ from mezzo.static._region import (
 )
 from mezzo.static._save import load_forward, save_forward
 from mezzo.static._variables import (
-    UNKNOWN,
+    TRIALS,
     InputSpec,
     ProgramError,
     Variable,
-    is_unknown,
     modules_unwatched,
     values_of,
     watch_modules,
@@ -130,18 +132,25 @@ class Program:
             raise ProgramError(f"the program has a variable {name!r} already; choose another name")
         spec = InputSpec(shape, dtype, name)
         with self._without_memory():
-            value = torch.empty([UNKNOWN if size < 0 else size for size in spec.shape], dtype=spec.dtype)
+            trials = tuple(
+                torch.empty([unknown if size < 0 else size for size in spec.shape], dtype=spec.dtype)
+                for unknown in TRIALS
+            )
         inputs = [node for node in self._graph.nodes if node.op == "placeholder"]
         with self._graph.inserting_after(inputs[-1]) if inputs else self._graph.inserting_before():
             node = self._graph.placeholder(name)
+        if node.name != name:  # a word that generated code needs for itself
+            self._graph.erase_node(node)
+            raise ProgramError(f"name={name!r}: choose another, this one is taken")
         watch_modules(True)
-        return self._new(node, value, name, spec)
+        return self._new(node, trials, name, spec)
 
     def _record(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Write a call down and return the variables of its results."""
         self._refuse_closed("another call")
         name = _name_of(target)
         results = self._try(target, args, kwargs, name)
+        self._steps.clear()
         guarded = is_inside_guard()
         if guarded:
             self._graph.call_function(enter_guard)
@@ -157,29 +166,30 @@ class Program:
             self._graph.call_function(leave_guard)
         return self._variables_of(node, results, name)
 
-    def _try(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any], name: str) -> Any:
-        """Carry a call out on tensors without memory, for the shapes of its results."""
-        from mezzo.static._region import guards_entered
-
-        values, named_values = values_of((tuple(args), kwargs))
+    def _try(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any], name: str) -> tuple[Any, ...]:
+        """Carry a call out on tensors without memory, for the shapes of its results; once for each trial."""
         function = getattr(Tensor, target) if isinstance(target, str) else target
+        _refuse_lazy(target)
         before = guards_entered()
-        try:
-            with (
-                modules_unwatched(), _counters_kept(target), _quiet_tensors(), self._without_memory(), _Watch(self._uses),
-                torch.no_grad(),
-            ):  # fmt: skip
-                results = function(*values, **named_values)
-        except Exception as error:  # whatever the user's network raises says what does not fit
-            if type(error).__name__ in ("DataDependentOutputException", "DynamicOutputShapeException"):
-                raise ProgramError(
-                    f"{name} reads numbers ({error}), and a Variable has none while the program is written: what it does must "
-                    "not depend on them"
-                ) from error
-            first = next(iter(str(error).splitlines()), type(error).__name__).replace(str(UNKNOWN), "-1")
-            raise ProgramError(f"{name} does not take these variables: {first}") from error
+        results = []
+        for trial, size in enumerate(TRIALS):
+            values, named_values = values_of((tuple(args), kwargs), trial)
+            try:
+                with (
+                    modules_unwatched(), _untouched(target), _quiet_tensors(), self._without_memory(), _Watch(self._uses),
+                    torch.no_grad(),
+                ):  # fmt: skip
+                    results.append(function(*values, **named_values))
+            except Exception as error:  # whatever the user's network raises says what does not fit
+                if type(error).__name__ in ("DataDependentOutputException", "DynamicOutputShapeException"):
+                    raise ProgramError(
+                        f"{name} reads numbers ({error}), and a Variable has none while the program is written: what it does "
+                        "must not depend on them"
+                    ) from error
+                first = next(iter(str(error).splitlines()), type(error).__name__).replace(str(size), "-1")
+                raise ProgramError(f"{name} does not take these variables: {first}") from error
         self._has_guard = self._has_guard or guards_entered() > before
-        return results
+        return tuple(results)
 
     @contextmanager
     def _without_memory(self) -> Iterator[None]:
@@ -212,30 +222,29 @@ class Program:
         self._root.add_module(name, module)
         return name
 
-    def _variables_of(self, node: Node, results: Any, name: str) -> Any:
-        """Return results with a variable for each tensor."""
-        if isinstance(results, Tensor):
-            return self._new(node, results, self._fresh(name))
-        flat, spec = tree_flatten(results)
-        paths = _paths(results)
+    def _variables_of(self, node: Node, results: Sequence[Any], name: str) -> Any:
+        """Return the results of a call with a variable for each tensor."""
+        if isinstance(results[0], Tensor):
+            return self._new(node, tuple(results), self._fresh(name))
+        spec = tree_structure(results[0])
+        if tree_structure(results[1]) != spec:
+            raise ProgramError(
+                f"{name} returns more or fewer things for another batch: a program needs the same each time"
+            )
         variables = []
-        for value, path in zip(flat, paths, strict=True):
-            if not isinstance(value, Tensor):
-                if is_unknown(value):
-                    raise ProgramError(
-                        f"{name} gives a number that depends on a size which each batch brings: do it inside a module or "
-                        "function that the program calls"
-                    )
-                variables.append(value)
+        leaves = [tree_leaves(result) for result in results]
+        for *values, path in zip(*leaves, _paths(results[0]), strict=True):
+            if not isinstance(values[0], Tensor):
+                variables.append(_constant(values, name))
                 continue
             part = node
             for step in path:
                 part = self._graph.call_function(operator.getitem, (part, step))
-            variables.append(self._new(part, value, self._fresh(name)))
+            variables.append(self._new(part, tuple(values), self._fresh(name)))
         return tree_unflatten(variables, spec)
 
-    def _new(self, node: Node, value: Tensor, name: str, spec: InputSpec | None = None) -> Variable:
-        variable = self._variables[name] = Variable(self, node, value, name, spec)
+    def _new(self, node: Node, trials: tuple[Tensor, ...], name: str, spec: InputSpec | None = None) -> Variable:
+        variable = self._variables[name] = Variable(self, node, trials, name, spec)
         return variable
 
     def _fresh(self, name: str) -> str:
@@ -259,7 +268,7 @@ class Program:
         loss, optimizer = training.loss, training.optimizer
         if self.training is not None:
             raise ProgramError("the program has an optimizer already: minimize is called once a program")
-        if loss._value.numel() != 1:
+        if any(trial.numel() != 1 for trial in loss._trials):
             raise ProgramError(
                 f"{loss.name!r} has shape {list(loss.shape)}: minimize takes one number; call .mean() on it"
             )
@@ -272,6 +281,7 @@ class Program:
             refuse_missing_guard(self._has_guard)
         self._refuse_unknown_names(precision)
         self.training, self.precision = training, precision
+        self._steps.clear()
 
     def _refuse_unknown_names(self, precision: Precision) -> None:
         known = [*self._variables, *self._parameter_names().values()]
@@ -291,9 +301,11 @@ class Program:
         nodes: dict[Node, Node] = {}
         other._graph.graph_copy(self._graph, nodes)
         for name, variable in self._variables.items():
-            other._variables[name] = Variable(other, nodes[variable._node], variable._value, name, variable._spec)
+            other._variables[name] = Variable(other, nodes[variable._node], variable._trials, name, variable._spec)
         other.backend = self.backend
-        if not for_test:
+        if for_test:
+            _evaluate_functions(other._graph)
+        else:
             other.precision = self.precision
         return other
 
@@ -319,6 +331,8 @@ class Program:
         Raises:
             ProgramError: The program has none of this name.
         """
+        if isinstance(name, Variable) and name._program._root is not self._root:
+            raise ProgramError(f"{name.name!r} is a variable of another program")
         wanted = name.name if isinstance(name, Variable) else name
         if wanted not in self._variables:
             raise ProgramError(unknown_choice("variable", wanted, list(self._variables)))
@@ -358,8 +372,10 @@ class Program:
 
     def _precision_now(self) -> Precision:
         """Return the precision; float32 beside half weights, as a test program in float32 has them, is a policy too."""
+        if self.precision.is_on:
+            return self.precision
         half = next((p.dtype for p in self.parameters() if p.dtype in HALF_DTYPES.values()), None)
-        if self.precision.is_on or half is None:
+        if half is None:
             return self.precision
         return Precision(Policy.create("O2", half).in_float32())
 
@@ -422,27 +438,27 @@ class Program:
     def inference_module(self, fetch_list: Sequence[Variable | str]) -> GraphModule:
         """Return what gives some variables as a module, for `mezzo.export` and whoever takes one.
 
-        It takes the inputs that are needed for them, in order, and returns a tuple. Its parts are those of the program.
+        It takes the inputs that are needed for them, in order, and returns a tuple. It is a copy in float32, on the CPU, in
+        eval mode.
         """
         names = [self.variable(fetch).name for fetch in fetch_list]
-        return self._inference(names, lambda graph, nodes: tuple(nodes))[0]
+        module = float32_copy(self._inference(names, lambda graph, nodes: tuple(nodes))[0]).eval()
+        assert isinstance(module, GraphModule)
+        return module
 
     def _inference(
         self, names: Sequence[str], output: Callable[[Graph, list[Node]], Any]
     ) -> tuple[GraphModule, list[InputSpec]]:
         """Return the part of the program that gives some variables, and the inputs that are left in it."""
         graph, nodes = self._copy_of_graph()
-        graph.output(output(graph, [nodes[self._variables[name]._node] for name in names]))
-        module = GraphModule(self._root, graph)
-        graph.eliminate_dead_code()
-        inputs = []
-        for variable in self.inputs:
-            if nodes[variable._node].users:
-                inputs += [variable._spec] if variable._spec is not None else []
-            else:
-                graph.erase_node(nodes[variable._node])
-        module.recompile()
-        return module, inputs
+        _evaluate_functions(graph)
+        end = graph.output(output(graph, [nodes[self._variables[name]._node] for name in names]))
+        needed = _needed_for(graph, end, self._root)
+        for node in reversed(graph.nodes):
+            if node not in needed:
+                graph.erase_node(node)
+        inputs = [v._spec for v in self.inputs if nodes[v._node] in needed and v._spec is not None]
+        return GraphModule(self._root, graph), inputs
 
     @staticmethod
     def load(path: str | Path) -> Program:
@@ -493,6 +509,32 @@ class Program:
         return "\n".join([*lines, *(str(graph) for graph in self.graphs[-1:])])
 
 
+def _needed_for(graph: Graph, end: Node, root: nn.Module) -> set[Node]:
+    """Return what a result needs: what it is computed from, and what writes into any of that."""
+    needed: set[Node] = set()
+    waiting = [end]
+    while waiting:
+        while waiting:
+            node = waiting.pop()
+            if node not in needed:
+                needed.add(node)
+                waiting += node.all_input_nodes
+        waiting = [node for node in graph.nodes if node not in needed and _writes_into(node, needed, root)]
+    return needed
+
+
+def _writes_into(node: Node, needed: set[Node], root: nn.Module) -> bool:
+    """Whether a call changes one of some values in place."""
+    first = node.args[0] if node.args else None
+    if first not in needed:
+        return False
+    if node.op == "call_module":
+        return any(getattr(part, "inplace", False) for part in root.get_submodule(str(node.target)).modules())
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    is_in_place = name.endswith("_") and not name.endswith("__")
+    return is_in_place or bool(node.kwargs.get("inplace")) or name in ("setitem", "iadd", "isub", "imul", "itruediv")
+
+
 def _mark(graph: Graph, nodes: dict[Node, Node], variable: Variable) -> None:
     """Put the variable's name beside its value, for whoever reads it."""
     node = nodes[variable._node]
@@ -527,16 +569,62 @@ def _paths(results: Any) -> list[tuple[Any, ...]]:
     return [()]
 
 
+def _refuse_lazy(target: Any) -> None:
+    if isinstance(target, nn.Module) and any(is_lazy(p) for p in (*target.parameters(), *target.buffers())):
+        raise ProgramError(
+            f"{type(target).__name__} has parameters without a shape (a lazy module): run it once, then write"
+        )
+
+
 @contextmanager
-def _counters_kept(target: Any) -> Iterator[None]:
-    """Put back what a trial changes: torch computes with tensors of one number even when they have no memory."""
-    buffers = target.buffers() if isinstance(target, nn.Module) else ()
-    before = [(buffer, buffer.clone()) for buffer in buffers if buffer.numel() == 1]
+def _untouched(target: Any) -> Iterator[None]:
+    """Put back what a trial changes in a module: attributes, buffers, and counters, which torch computes with nonetheless."""
+    parts = list(target.modules()) if isinstance(target, nn.Module) else []
+    buffers = [
+        buffer for part in parts for buffer in part._buffers.values() if buffer is not None and buffer.numel() == 1
+    ]
+    counters = [(buffer, buffer.clone()) for buffer in buffers]
+    before = [(part, dict(part.__dict__), dict(part._buffers)) for part in parts]
     try:
         yield
     finally:
-        for buffer, value in before:
+        for part, attributes, own in before:
+            part.__dict__.clear()
+            part.__dict__.update(attributes)
+            part._buffers.clear()
+            part._buffers.update(own)
+        for buffer, value in counters:
             buffer.data.copy_(value)
+
+
+def _constant(values: Sequence[Any], name: str) -> Any:
+    """Return what a call gives besides tensors, if it is the same for every batch and something that can be kept."""
+    first, second = values
+    if not isinstance(first, (int, float, str, type(None))):
+        raise ProgramError(
+            f"{name} returns a {type(first).__name__}: calls of a program return tensors in tuples, lists and dicts"
+        )
+    if first != second:
+        raise ProgramError(
+            f"{name} gives a number that depends on a size which each batch brings: do it inside a module or function that "
+            "the program calls"
+        )
+    return first
+
+
+def _evaluate_functions(graph: Graph) -> None:
+    """Let functions that ask whether they train (dropout, batch_norm) evaluate, as modules in eval mode do."""
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        try:
+            signature = inspect.signature(node.target)
+        except (TypeError, ValueError):  # of C: it has none, and asks nobody
+            continue
+        if "training" in signature.parameters:
+            given = signature.bind_partial(*node.args, **node.kwargs)
+            given.arguments["training"] = False
+            node.args, node.kwargs = given.args, given.kwargs
 
 
 @contextmanager

@@ -50,6 +50,8 @@ class _Here(threading.local):
         """The regions that markers opened, innermost last."""
         self.depth = 0
         """Guards that are open, whether they switch anything or not."""
+        self.regions_before = 0
+        """Regions that were open when a capture began: they are not its own."""
         self.entered = 0
         """How often a guard was entered."""
 
@@ -77,15 +79,22 @@ def precision_of(precision: Precision) -> Iterator[None]:
         _here.inside, _here.everywhere, _here.depth = before
 
 
-def close_regions(down_to: int = 0) -> None:
-    """Leave what was left open: Dynamo stops in the middle of a network and begins again."""
-    while len(_here.open) > down_to:
+def close_regions(down_to: int | None = None) -> None:
+    """Leave what was left open since a capture began: Dynamo stops in the middle of a network and begins again."""
+    while len(_here.open) > (_here.regions_before if down_to is None else down_to):
         _here.open.pop().__exit__(None, None, None)
 
 
-def open_regions() -> int:
-    """Return how many regions markers have opened in this thread."""
-    return len(_here.open)
+@contextmanager
+def markers_balanced() -> Iterator[None]:
+    """Inside something is captured; afterwards as many guards and regions are open as before, whatever happened."""
+    depth, before = _here.depth, _here.regions_before
+    _here.regions_before = len(_here.open)
+    try:
+        yield
+    finally:
+        close_regions()
+        _here.depth, _here.regions_before = depth, before
 
 
 def is_inside_guard() -> bool:

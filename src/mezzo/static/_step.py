@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mezzo.amp import GradScaler
+from mezzo.amp._dtypes import HALF_DTYPES
 from mezzo.optim import engine_of, master_of
 from mezzo.static._region import Precision, precision_of
 
@@ -50,7 +51,9 @@ class TrainingStep:
         """Train one step; return its loss and whatever else `compute` returns."""
         with precision_of(self.precision):
             results = self.compute(*batch)
-        loss = results[0]
+        _check_results(results)
+        loss = results[0].float() if results[0].dtype in HALF_DTYPES.values() else results[0]
+        results = (loss, *results[1:])
         if self.scaler is None:
             loss.backward()
             self._step_without_scaler()
@@ -70,6 +73,13 @@ class TrainingStep:
 
     def _params(self) -> Iterable[nn.Parameter]:
         return (param for module in self.modules for param in module.parameters())
+
+    def state_of_modules(self) -> tuple[list[bool], list[bool], list[int]]:
+        """Return what a captured step has of its modules besides weights: modes, who is trained, where buffers are."""
+        modes = [part.training for module in self.modules for part in module.modules()]
+        trained = [param.requires_grad for param in self._params()]
+        places = [buffer.data_ptr() for module in self.modules for buffer in module.buffers()]
+        return modes, trained, places
 
     @contextmanager
     def gradients_put_aside(self) -> Iterator[None]:
@@ -112,6 +122,21 @@ class TrainingStep:
         buffers = [buffer for module in self.modules for buffer in module.buffers()]
         # As data: what is put back is no edit that a master would have to follow.
         return [tensor.data for tensor in (*weights, *masters, *buffers)]
+
+
+def _check_results(results: Sequence[Any]) -> None:
+    """Raise TypeError or ValueError for what a step cannot return, or cannot descend on."""
+    for result in results:
+        if not isinstance(result, Tensor):
+            raise TypeError(f"the loss function returned a {type(result).__name__}: it returns tensors, the loss first")
+    if results[0].numel() != 1:
+        raise ValueError(f"the loss has shape {list(results[0].shape)}: it must be one number; call .mean() on it")
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Raise TypeError for what is no optimizer."""
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizer: {type(optimizer).__name__} is no torch.optim.Optimizer")
 
 
 def _clones(state: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -12,6 +13,8 @@ from mezzo.amp.debugging import OperatorStats
 from mezzo.static._graph import Capture, CapturedGraph
 from mezzo.static._region import Precision
 from mezzo.static._variables import InputSpec, ProgramError
+
+_MOST_INPUTS = 64
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -23,13 +26,24 @@ class StaticFunction:
         self._capture = Capture(Precision(), backend)
         self._function = self._capture.compile(function, dynamic=None)
         self._specs = tuple(input_spec or ())
+        self._declared = _declared(function) if self._specs else []
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the captured function; gradients flow as through the function itself."""
         if self._specs:
-            args = (*map(_fitted, self._specs, args), *args[len(self._specs) :])
+            args, kwargs = self._fit(args, kwargs)
         return self._function(*args, **kwargs)
+
+    def _fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Check and cast the declared inputs, given by place or by name."""
+        values = list(args)
+        for spec, (place, name) in zip(self._specs, self._declared, strict=False):
+            if place < len(values):
+                values[place] = _fitted(spec, values[place])
+            elif name in kwargs:
+                kwargs = {**kwargs, name: _fitted(spec, kwargs[name])}
+        return tuple(values), kwargs
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Return the method of an instance, where a method was made static."""
@@ -49,6 +63,17 @@ class StaticFunction:
         if not self.graphs:
             raise ProgramError("no graph was captured yet: call the function once")
         return self.graphs[-1].operators(include_views)
+
+
+def _declared(function: Callable[..., Any]) -> list[tuple[int, str]]:
+    """Return place and name of what a function takes; `self` is no input."""
+    module = getattr(function, "__self__", None)
+    asked = module.forward if isinstance(module, nn.Module) else function
+    try:
+        names = list(inspect.signature(asked).parameters)
+    except ValueError:  # a function of C, which takes its inputs by place
+        return [(place, "") for place in range(_MOST_INPUTS)]
+    return [(i, name) for i, name in enumerate(names) if name != "self"]
 
 
 def _fitted(spec: InputSpec, value: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 import operator
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -23,17 +24,28 @@ from mezzo._errors import MezzoError
 if TYPE_CHECKING:
     from mezzo.static._program import Program
 
-UNKNOWN = 1009
-"""Stands for a size that is not known yet while shapes are worked out: a prime that nobody's layer has."""
-
-
-def is_unknown(size: Any) -> bool:
-    """Whether a number comes of a size that is not known yet."""
-    return isinstance(size, int) and not isinstance(size, bool) and size != 0 and size % UNKNOWN == 0
+TRIALS = (1009, 1021)
+"""What a size that each batch brings is tried as: whatever differs between the two trials is not known yet."""
 
 
 class ProgramError(MezzoError):
     """A program is written or fed in a way that cannot work."""
+
+
+class UnknownSize(int):
+    """A size that each batch brings: -1 to look at, and nothing to compute with."""
+
+    def __new__(cls) -> UnknownSize:
+        return super().__new__(cls, -1)
+
+    def _refuse(self, *_: Any) -> Any:
+        raise ProgramError(
+            "a size that each batch brings is not known while the program is written: do what needs it inside a module or "
+            "function that the program calls"
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __neg__ = __float__ = _refuse
 
 
 class InputSpec:
@@ -80,35 +92,31 @@ class Variable:
     Torch functions, modules, methods of tensors and operators take it; what they do is written into its program.
     """
 
-    def __init__(self, program: Program, node: Node, value: Tensor, name: str, spec: InputSpec | None = None) -> None:
-        self._program, self._node, self._value, self._spec = program, node, value, spec
+    def __init__(
+        self, program: Program, node: Node, trials: tuple[Tensor, ...], name: str, spec: InputSpec | None = None
+    ) -> None:
+        self._program, self._node, self._trials, self._spec = program, node, trials, spec
         self.name = name
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Sizes; -1 for those that each batch brings."""
-        return tuple(-1 if is_unknown(size) else size for size in self._value.shape)
+        first, second = (trial.shape for trial in self._trials)
+        return tuple(size if size == other else UnknownSize() for size, other in zip(first, second, strict=True))
 
     def size(self, dim: int | None = None) -> Any:
-        """Return the shape, -1 where each batch brings its own size; or one size that is known."""
-        if dim is None:
-            return self.shape
-        if self.shape[dim] < 0:
-            raise ProgramError(
-                f"size({dim}) is a size that each batch brings, and not known while the program is written: do what needs it "
-                "inside a module or function that the program calls"
-            )
-        return self.shape[dim]
+        """Return the shape, or one size of it; -1 where each batch brings its own."""
+        return self.shape if dim is None else self.shape[dim]
 
     @property
     def dtype(self) -> torch.dtype:
         """Dtype without mixed precision, which is decided when the program is captured."""
-        return self._value.dtype
+        return self._trials[0].dtype
 
     @property
     def ndim(self) -> int:
         """Number of dimensions."""
-        return self._value.dim()
+        return self._trials[0].dim()
 
     def __repr__(self) -> str:
         return f"Variable({self.name!r}, shape={list(self.shape)}, dtype={str(self.dtype).removeprefix('torch.')})"
@@ -192,9 +200,9 @@ def record(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return program._record(target, args, kwargs)
 
 
-def values_of(arguments: Any) -> Any:
-    """Return arguments with the tensors that stand for their variables."""
-    return tree_map(lambda value: value._value if isinstance(value, Variable) else value, arguments)
+def values_of(arguments: Any, trial: int) -> Any:
+    """Return arguments with the tensors that stand for their variables in a trial."""
+    return tree_map(lambda value: value._trials[trial] if isinstance(value, Variable) else value, arguments)
 
 
 # ---------------------------------------------------------------------------------------------- calls of modules
@@ -208,17 +216,37 @@ def _call_or_record(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return _module_call(self, *args, **kwargs)
 
 
+class _Watch:
+    """Whether modules are watched, by the whole process: Dynamo must find the call of modules as it knows it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.is_wanted = False
+        self.runs = 0
+
+    def apply(self) -> None:
+        nn.Module.__call__ = _call_or_record if self.is_wanted and not self.runs else _module_call  # type: ignore[method-assign]
+
+
+_watch = _Watch()
+
+
 def watch_modules(on: bool) -> None:
     """Let modules look whether they are called with a variable, or not any more."""
-    nn.Module.__call__ = _call_or_record if on else _module_call  # type: ignore[method-assign]
+    with _watch.lock:
+        _watch.is_wanted = on
+        _watch.apply()
 
 
 @contextmanager
 def modules_unwatched() -> Iterator[None]:
-    """Inside, modules are called as ever: nothing is written, and Dynamo sees what it knows."""
-    watched = nn.Module.__call__ is _call_or_record
-    watch_modules(False)
+    """Inside, modules are called as ever, in every thread: nothing is written, and Dynamo sees what it knows."""
+    with _watch.lock:
+        _watch.runs += 1
+        _watch.apply()
     try:
         yield
     finally:
-        watch_modules(watched)
+        with _watch.lock:
+            _watch.runs -= 1
+            _watch.apply()

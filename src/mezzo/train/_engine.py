@@ -14,7 +14,7 @@ from mezzo._errors import MezzoError, RunError
 from mezzo.amp.debugging import collect_operator_stats
 from mezzo.checkpoint import CheckpointStore
 from mezzo.data import DeviceBatch
-from mezzo.static import compile_step
+from mezzo.static import CaptureError, compile_step
 from mezzo.train._checkpoints import Progress, save, save_best
 from mezzo.train._distributed import share_buffers
 from mezzo.train._evaluate import Evaluator
@@ -197,7 +197,7 @@ def _explained(session: Session) -> Iterator[None]:
     """Say in a user's words what torch says of a batch norm that sees one value."""
     try:
         yield
-    except ValueError as error:
+    except (ValueError, CaptureError) as error:
         if "more than 1 value per channel" not in str(error):
             raise
         raise BatchTooSmall(

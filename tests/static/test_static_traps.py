@@ -1,0 +1,346 @@
+"""What a fresh pair of eyes found: state that leaks, numbers that would be wrong without a word."""
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD
+
+from mezzo import static
+from mezzo.amp import GradScaler, Policy, auto_cast
+from mezzo.static import CaptureError, Executor, InputSpec, Program, ProgramError, compile_step, data, program_guard
+from mezzo.static import _region as region
+from mezzo.static.amp import fp16_guard
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Any:
+    torch._dynamo.reset()
+    yield
+    static.disable_static()
+    assert region._here.depth == 0
+    assert not region._here.open
+
+
+def new_program() -> Program:
+    program = Program()
+    program.backend = "aot_eager"
+    return program
+
+
+EXE = Executor("cpu")
+
+
+def test_a_program_that_ran_before_minimize_trains_afterwards() -> None:
+    net = nn.Linear(2, 1)
+    with program_guard(new_program()) as _:
+        x = data("x", [None, 2])
+        loss = net(x).mean()
+        program = loss._program
+        feed = {"x": np.ones((2, 2))}
+        (before,) = EXE.run(program, feed, [loss])
+        static.minimize(SGD(net.parameters(), lr=0.1), loss)
+    EXE.run(program, feed, [loss])
+    assert EXE.run(program, feed, [loss])[0] < before
+
+
+def test_a_call_written_after_a_run_is_run() -> None:
+    with program_guard(new_program()):
+        y = data("x", [1]) * 1
+        assert EXE.run(y._program, {"x": [1.0]}, [y])[0] == 1
+        y.add_(1)
+    assert EXE.run(y._program, {"x": [1.0]}, [y])[0] == 2
+
+
+@pytest.mark.parametrize("kind", ["method", "function", "module"])
+def test_what_is_written_in_place_is_saved(kind: str, tmp_path: Path) -> None:
+    first, second, relu = nn.Linear(4, 8), nn.Linear(8, 2), nn.ReLU(inplace=True)
+    with program_guard(new_program()):
+        x, label = data("x", [None, 4]), data("label", [None, 2])
+        h = first(x)
+        _ = h.relu_() if kind == "method" else functional.relu_(h) if kind == "function" else relu(h)
+        y = second(h)
+        functional.mse_loss(y, label)
+    program, value = y._program, torch.randn(3, 4)
+    expected = second(torch.relu(first(value))).detach()
+    assert torch.allclose(program.inference_module([y])(value)[0], expected, atol=1e-6)
+    program.save(tmp_path / "net.pt2", [y])
+    loaded = Program.load(tmp_path / "net.pt2")
+    loaded.backend = "aot_eager"
+    assert [v.name for v in loaded.inputs] == ["x"]
+    np.testing.assert_allclose(EXE.run(loaded, {"x": value}, [y.name])[0], expected.numpy(), atol=1e-6)
+
+
+def test_a_capture_that_fails_in_a_guard_leaves_none_open() -> None:
+    @static.to_static(backend="aot_eager")
+    def noisy(x: Tensor) -> Tensor:
+        with fp16_guard():
+            print(x)
+        return x
+
+    with pytest.raises(CaptureError, match="print"):
+        noisy(torch.ones(2))
+    assert not region.is_inside_guard()
+
+
+def test_a_captured_function_inside_a_guard_leaves_the_guard_open() -> None:
+    @static.to_static(backend="aot_eager")
+    def double(x: Tensor) -> Tensor:
+        return x * 2
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 4)
+            self.dtypes: list[torch.dtype] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            with fp16_guard():
+                x = double(x)
+                y = self.linear(x)
+                self.dtypes.append(y.dtype)
+            return y
+
+    net = Net()
+    policy = Policy.create("O2", "bfloat16")
+    step = compile_step(
+        net, functional.mse_loss, SGD(net.parameters(), lr=0.1), policy=policy, use_fp16_guard=True, backend="eager"
+    )
+    step(torch.ones(2, 3), torch.ones(2, 4))
+    assert net.dtypes == [torch.bfloat16]
+
+
+def test_sizes_are_known_only_if_no_batch_changes_them() -> None:
+    with program_guard(new_program()):
+        image = data("image", [None, 1, None, None])
+        h = nn.Conv2d(1, 1, 3, stride=2)(image)
+        assert h.shape == (-1, 1, -1, -1)
+        row = data("row", [1, 3])
+        assert torch.cat([data("x", [None, 3]), row]).shape == (-1, 3)
+        assert nn.Embedding(4, 2018)(data("word", [2], "int64")).shape == (2, 2018)
+        for compute in (lambda: h.shape[2] * 2, lambda: 1 / h.size(2), lambda: -h.shape[0], lambda: h.shape[0] // 2):
+            with pytest.raises(
+                ProgramError, match="a size that each batch brings is not known while the program is wri"
+            ):
+                compute()
+        assert EXE.run(
+            h._program, {"image": np.ones((2, 1, 7, 9)), "row": [[0] * 3], "x": [[0] * 3], "word": [0, 1]}, [h]
+        )[0].shape == (2, 1, 3, 4)
+
+
+def test_a_variable_of_another_program_is_refused() -> None:
+    results = []
+    for _ in range(2):
+        with program_guard(new_program()):
+            results.append(data("x", [1]) + 1)
+    with pytest.raises(ProgramError, match="'add_0' is a variable of another program"):
+        EXE.run(results[0]._program, {"x": [1.0]}, [results[1]])
+
+
+def test_functions_that_ask_whether_they_train_do_not_in_a_test(tmp_path: Path) -> None:
+    with program_guard(new_program()):
+        x = data("x", [8])
+        y = functional.dropout(x, 0.5) + functional.dropout(x, 0.5, True)
+    feed = {"x": np.ones(8)}
+    assert set(np.unique(EXE.run(y._program, feed, [y])[0])) > {2.0}
+    assert (EXE.run(y._program.clone(for_test=True), feed, [y])[0] == 2).all()
+    y._program.save(tmp_path / "net.pt2", [y])
+    loaded = Program.load(tmp_path / "net.pt2")
+    loaded.backend = "aot_eager"
+    assert (EXE.run(loaded, feed, [y.name])[0] == 2).all()
+
+
+def test_declared_inputs_of_a_method_and_by_name_are_checked_and_cast() -> None:
+    class Net(nn.Module):
+        @static.to_static(backend="aot_eager", input_spec=[InputSpec([None, 3], name="x")])
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    net = Net()
+    assert net(torch.ones(2, 3, dtype=torch.float64)).dtype is torch.float32
+    for call in (lambda: net(torch.ones(2, 5, 3)), lambda: net(x=torch.ones(2, 5, 3))):
+        with pytest.raises(ProgramError, match=r"x has shape \[2, 5, 3\]; declared was \[-1, 3\]"):
+            call()
+
+
+def test_the_table_is_that_of_the_graph_whatever_happens_later() -> None:
+    net = nn.Linear(3, 4)
+    step = compile_step(net, functional.mse_loss, SGD(net.parameters(), lr=0.1), backend="aot_eager")
+    step(torch.ones(2, 3), torch.ones(2, 4))
+    net.double()
+    with auto_cast(level="O2", dtype="bfloat16"):
+        assert step.operators().totals()["addmm"] == (0, 0, 1, 0)
+
+
+def test_a_loss_in_half_is_scaled_and_returned_in_float32() -> None:
+    net = nn.Linear(3, 4)
+    policy = Policy.create("O2")
+    step = compile_step(
+        net,
+        lambda output, target: (output - target).abs().max(),
+        SGD(net.parameters(), lr=0.1),
+        policy=policy,
+        scaler=GradScaler(init_loss_scaling=2.0**15),
+        backend="aot_eager",
+    )
+    loss = step(torch.ones(2, 3), torch.full((2, 4), 100.0))  # times the scale no number of float16
+    assert loss.dtype is torch.float32
+    assert step._last._step.scaler.skipped_steps == 0
+
+
+def test_writing_a_program_leaves_a_module_as_it_was() -> None:
+    class Remembers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(3))
+            self.cache: Tensor | None = None
+            self.calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+            if self.cache is None:
+                self.cache = torch.arange(3.0)
+            self.calls += 1
+            return x + self.mean + self.cache
+
+    module = Remembers()
+    with program_guard(new_program()):
+        module(data("x", [None, 3]))
+    assert type(module.mean) is Tensor
+    assert (module.mean == 0).all()
+    assert module.cache is None
+    assert module.calls == 0
+    assert module(torch.ones(2, 3)).shape == (2, 3)
+
+
+def test_lazy_modules_and_foreign_results_are_explained() -> None:
+    class Result:
+        pass
+
+    class Wraps(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return Result()
+
+    class Counts(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return [x] * (1 if x.shape[0] == 1009 else 2)
+
+    with program_guard(new_program()):
+        x = data("x", [None, 3])
+        with pytest.raises(ProgramError, match=r"LazyLinear has parameters without a shape \(a lazy module\)"):
+            nn.LazyLinear(3)(x)
+        with pytest.raises(ProgramError, match="wraps returns a Result: calls of a program return tensors in tuples"):
+            Wraps()(x)
+        with pytest.raises(ProgramError, match="counts returns more or fewer things for another batch"):
+            Counts()(x)
+        with pytest.raises(ProgramError, match="name='torch': choose another, this one is taken"):
+            data("torch", [1])
+
+
+def test_captured_graphs_keep_no_batch_alive() -> None:
+    net = nn.Linear(3, 4)
+    step = compile_step(net, functional.mse_loss, SGD(net.parameters(), lr=0.1), backend="aot_eager", max_shapes=1)
+    batches = []
+    for size in (2, 3, 4):
+        x = torch.ones(size, 3)
+        batches.append(weakref.ref(x))
+        step(x, torch.ones(size, 4))
+        del x
+    gc.collect()
+    assert [batch() for batch in batches] == [None] * 3
+
+
+def test_gradients_from_before_do_not_count() -> None:
+    net = nn.Linear(3, 4)
+    net.weight.grad = torch.full_like(net.weight, 1e6)
+    step = compile_step(net, functional.mse_loss, SGD(net.parameters(), lr=0.1), backend="aot_eager")
+    step(torch.ones(2, 3), torch.ones(2, 4))
+    assert net.weight.abs().max() < 10
+
+
+def test_a_forward_that_never_stays_the_same_is_explained() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.calls = nn.Linear(3, 4), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return self.linear(x) * self.calls
+
+    net = Counts()
+    step = compile_step(net, functional.mse_loss, SGD(net.parameters(), lr=0.1), backend="aot_eager")
+
+    def go_on() -> None:
+        for _ in range(20):
+            step(torch.ones(2, 3), torch.ones(2, 4))
+
+    with pytest.raises(CaptureError, match="captured again and again: something that the forward reads changes"):
+        go_on()
+
+
+def test_the_words_of_what_was_raised_are_told() -> None:
+    class Raises(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise ValueError("my own words")
+
+    with pytest.raises(CaptureError, match="my own words"):
+        static.to_static(Raises(), backend="aot_eager")(torch.ones(2))
+    with pytest.raises(CaptureError, match="must have same reduction dim"):
+        static.to_static(nn.Linear(3, 4), backend="aot_eager")(torch.ones(2, 5))
+    with pytest.raises((CaptureError, ValueError), match="more than 1 value per channel"):
+        static.to_static(nn.BatchNorm1d(3), backend="aot_eager")(torch.ones(1, 3))
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "error", "message"),
+    [
+        (lambda o, t: (o.mean(), 0.5), TypeError, "the loss function returned a float: it returns tensors"),
+        (lambda o, t: o - t, ValueError, r"the loss has shape \[2, 4\]: it must be one number; call .mean\(\) on it"),
+    ],
+)
+def test_what_a_loss_function_must_return_is_said(loss_fn: Any, error: type[Exception], message: str) -> None:
+    net = nn.Linear(3, 4)
+    step = compile_step(net, loss_fn, SGD(net.parameters(), lr=0.1), backend="aot_eager")
+    with pytest.raises(error, match=message):
+        step(torch.ones(2, 3), torch.ones(2, 4))
+
+
+def test_what_is_no_optimizer_is_said_at_once() -> None:
+    with pytest.raises(TypeError, match=r"optimizer: NoneType is no torch.optim.Optimizer"):
+        compile_step(nn.Linear(3, 4), functional.mse_loss, None)
+    with pytest.raises(TypeError, match=r"optimizer: NoneType is no torch.optim.Optimizer"):
+        static.capture_step(nn.Linear(3, 4), functional.mse_loss, None, (torch.ones(1, 3), torch.ones(1, 4)))
+
+
+def test_a_guard_option_without_a_policy_does_nothing() -> None:
+    net = nn.Linear(3, 4)
+    for backend in ("aot_eager", "eager"):
+        step = compile_step(
+            net, functional.mse_loss, SGD(net.parameters(), lr=0.1), use_fp16_guard=True, backend=backend
+        )
+        assert step(torch.ones(2, 3), torch.ones(2, 4)).shape == ()
+
+
+def test_what_a_captured_step_has_of_its_modules_is_seen_to_change() -> None:
+    """On the CPU nothing is captured; what a CUDA graph compares before it is replayed is the same there."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout())
+    step = compile_step(net, functional.mse_loss, SGD(net.parameters(), lr=0.1), backend="eager")
+    step(torch.ones(2, 3), torch.ones(2, 4))
+    inner = step._last._step
+    before = inner.state_of_modules()
+    assert inner.state_of_modules() == before
+    net[2].eval()
+    assert inner.state_of_modules() != before
+    net[2].train()
+    net[0].weight.requires_grad_(False)
+    assert inner.state_of_modules() != before
+    net[0].weight.requires_grad_(True)
+    net[1].running_mean = torch.zeros(4)
+    assert inner.state_of_modules() != before
