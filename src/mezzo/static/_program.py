@@ -6,10 +6,11 @@ import inspect
 import keyword
 import logging
 import operator
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -175,10 +176,7 @@ class Program:
         for trial, size in enumerate(TRIALS):
             values, named_values = values_of((tuple(args), kwargs), trial)
             try:
-                with (
-                    modules_unwatched(), _untouched(target), _quiet_tensors(), self._without_memory(), _Watch(self._uses),
-                    torch.no_grad(),
-                ):  # fmt: skip
+                with self._trial_of(target):
                     results.append(function(*values, **named_values))
             except Exception as error:  # whatever the user's network raises says what does not fit
                 if type(error).__name__ in ("DataDependentOutputException", "DynamicOutputShapeException"):
@@ -190,6 +188,19 @@ class Program:
                 raise ProgramError(f"{name} does not take these variables: {first}") from error
         self._has_guard = self._has_guard or guards_entered() > before
         return tuple(results)
+
+    @contextmanager
+    def _trial_of(self, target: Any) -> Iterator[None]:
+        """Inside, a call needs no memory and leaves no trace."""
+        with ExitStack() as stack:
+            stack.enter_context(modules_unwatched())
+            stack.enter_context(_dynamo_kept_out())
+            stack.enter_context(_untouched(target))
+            stack.enter_context(_quiet_tensors())
+            stack.enter_context(self._without_memory())
+            stack.enter_context(_Watch(self._uses))
+            stack.enter_context(torch.no_grad())
+            yield
 
     @contextmanager
     def _without_memory(self) -> Iterator[None]:
@@ -625,6 +636,11 @@ def _evaluate_functions(graph: Graph) -> None:
             given = signature.bind_partial(*node.args, **node.kwargs)
             given.arguments["training"] = False
             node.args, node.kwargs = given.args, given.kwargs
+
+
+def _dynamo_kept_out() -> AbstractContextManager[Any]:
+    """Let a module that is compiled be tried as it is."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 @contextmanager
