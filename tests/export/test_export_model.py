@@ -332,3 +332,20 @@ def test_descriptions_are_written_as_they_are(segmenter: Deployed) -> None:
         {"type": "Resize", "target_size": [32, 24]},
         {"type": "Normalize"},
     )
+
+
+def test_a_program_of_graph_mode_can_be_exported(tmp_path: Path) -> None:
+    """What `Program.inference_module` gives is a network like any other."""
+    from mezzo import static
+
+    network = tiny_segmenter()
+    with static.program_guard(static.Program()):
+        images = static.data("images", [None, 3, None, None])
+        logits = network(images)[0]
+        module = logits._program.inference_module([logits])
+    static.disable_static()
+    transforms = ({"type": "Resize", "target_size": [32, 24]}, {"type": "Normalize"})
+    described = Description(task="segmentation", model_name="tiny", num_classes=3, transforms=transforms)
+    report = export_model(module, described, ExportOptions(save_dir=tmp_path, with_onnx=False))
+    assert all(check.is_fine for check in report.checks)
+    assert report.model.folder == tmp_path

@@ -3,10 +3,7 @@
 from mezzo.static import amp
 from mezzo.static._capture import CapturedStep, capture_step
 from mezzo.static._compile import CompiledStep, compile_step
-from mezzo.static._executor import Executor
-from mezzo.static._graph import CapturedGraph, CaptureError
-from mezzo.static._program import (
-    Program,
+from mezzo.static._current import (
     data,
     default_main_program,
     default_startup_program,
@@ -16,6 +13,9 @@ from mezzo.static._program import (
     minimize,
     program_guard,
 )
+from mezzo.static._executor import Executor
+from mezzo.static._graph import CapturedGraph, CaptureError
+from mezzo.static._program import Program
 from mezzo.static._to_static import StaticFunction, static_forward, to_static
 from mezzo.static._variables import InputSpec, ProgramError, Variable
 

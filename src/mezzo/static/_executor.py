@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from mezzo._errors import unknown_choice
-from mezzo.static._program import Program, default_main_program
+from mezzo.static._current import default_main_program
+from mezzo.static._program import Program
 from mezzo.static._variables import ProgramError, Variable
 
 

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import keyword
-import logging
 import operator
-import sys
-import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_structure, tree_unflatten
 
 from mezzo._errors import unknown_choice
@@ -28,26 +21,13 @@ from mezzo.amp import GradScaler, Policy, float32_copy
 from mezzo.amp._dtypes import HALF_DTYPES
 from mezzo.amp.debugging import OperatorStats
 from mezzo.static._compile import CompiledStep
-from mezzo.static._graph import Capture, CapturedGraph, named
-from mezzo.static._region import (
-    Precision,
-    enter_guard,
-    guards_entered,
-    is_inside_guard,
-    leave_guard,
-    precision_of,
-    refuse_missing_guard,
-)
+from mezzo.static._forward import Forward
+from mezzo.static._graph import Capture, CapturedGraph
+from mezzo.static._program_graph import by_name, evaluate_functions, mark, needed_for
+from mezzo.static._region import Precision, enter_guard, is_inside_guard, leave_guard, refuse_missing_guard
 from mezzo.static._save import load_forward, save_forward
-from mezzo.static._variables import (
-    TRIALS,
-    InputSpec,
-    ProgramError,
-    Variable,
-    modules_unwatched,
-    values_of,
-    watch_modules,
-)
+from mezzo.static._trial import Trials
+from mezzo.static._variables import InputSpec, ProgramError, Variable, modules_unwatched, watch_modules
 
 _KEPT = 8
 """Combinations of fetched variables that are kept compiled."""
@@ -65,40 +45,11 @@ class Training:
     """Called once, before the first step, when weights are where they are trained."""
 
 
-@dataclass(slots=True)
-class _Use:
-    """Where a parameter is used while the program is written."""
-
-    inside: bool = False
-    outside: bool = False
-
-
-class _Watch(TorchFunctionMode):
-    """Notes which parameters are used inside `fp16_guard`, and which outside."""
-
-    def __init__(self, uses: dict[nn.Parameter, _Use]) -> None:
-        super().__init__()
-        self._uses = uses
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for value in tree_leaves((args, kwargs)):
-            if isinstance(value, nn.Parameter):
-                use = self._uses.setdefault(value, _Use())
-                if is_inside_guard():
-                    use.inside = True
-                else:
-                    use.outside = True
-        return func(*args, **(kwargs or {}))
-
-
 class Program:
     """Calls on variables, in order; with an optimizer (`minimize`) a training step, without one a forward.
 
-    >>> program = Program()
-    >>> with program_guard(program):
-    ...     x = data("x", [None, 4])
-    ...     y = torch.relu(nn.Linear(4, 2)(x))
-    >>> y
+    >>> x = Program().data("x", [None, 4])
+    >>> torch.relu(nn.Linear(4, 2)(x))
     Variable('relu_0', shape=[-1, 2], dtype=float32)
     """
 
@@ -110,15 +61,13 @@ class Program:
         self._root.add_module("constants", self.constants)
         self._variables: dict[str, Variable] = {}
         self._counts: dict[str, int] = {}
-        self._fake: Any = None
-        self._uses: dict[nn.Parameter, _Use] = {}
-        self._has_guard = False
+        self._trials = Trials()
         self._is_test = False
         self.training: Training | None = None
         self.precision = Precision()
         self.backend = "inductor"
         """As in `compile_step`: inductor, aot_eager or eager."""
-        self._steps: OrderedDict[Any, CompiledStep | _Forward] = OrderedDict()
+        self._steps: OrderedDict[Any, CompiledStep | Forward] = OrderedDict()
 
     # ---- writing
 
@@ -132,11 +81,7 @@ class Program:
         if name in self._variables:
             raise ProgramError(f"the program has a variable {name!r} already; choose another name")
         spec = InputSpec(shape, dtype, name)
-        with self._without_memory():
-            trials = tuple(
-                torch.empty([unknown if size < 0 else size for size in spec.shape], dtype=spec.dtype)
-                for unknown in TRIALS
-            )
+        trials = self._trials.inputs(spec)
         inputs = [node for node in self._graph.nodes if node.op == "placeholder"]
         with self._graph.inserting_after(inputs[-1]) if inputs else self._graph.inserting_before():
             node = self._graph.placeholder(name)
@@ -150,7 +95,7 @@ class Program:
         """Write a call down and return the variables of its results."""
         self._refuse_closed("another call")
         name = _name_of(target)
-        results = self._try(target, args, kwargs, name)
+        results = self._trials.results(target, args, kwargs, name)
         self._steps.clear()
         guarded = is_inside_guard()
         if guarded:
@@ -163,53 +108,9 @@ class Program:
         else:
             node = self._graph.call_function(target, *nodes)
         if guarded:
-            self._has_guard = True
+            self._trials.has_guard = True
             self._graph.call_function(leave_guard)
         return self._variables_of(node, results, name)
-
-    def _try(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any], name: str) -> tuple[Any, ...]:
-        """Carry a call out on tensors without memory, for the shapes of its results; once for each trial."""
-        function = getattr(Tensor, target) if isinstance(target, str) else target
-        _refuse_lazy(target)
-        before = guards_entered()
-        results = []
-        for trial, size in enumerate(TRIALS):
-            values, named_values = values_of((tuple(args), kwargs), trial)
-            try:
-                with self._trial_of(target):
-                    results.append(function(*values, **named_values))
-            except Exception as error:  # whatever the user's network raises says what does not fit
-                if type(error).__name__ in ("DataDependentOutputException", "DynamicOutputShapeException"):
-                    raise ProgramError(
-                        f"{name} reads numbers ({error}), and a Variable has none while the program is written: what it does "
-                        "must not depend on them"
-                    ) from error
-                first = next(iter(str(error).splitlines()), type(error).__name__).replace(str(size), "-1")
-                raise ProgramError(f"{name} does not take these variables: {first}") from error
-        self._has_guard = self._has_guard or guards_entered() > before
-        return tuple(results)
-
-    @contextmanager
-    def _trial_of(self, target: Any) -> Iterator[None]:
-        """Inside, a call needs no memory and leaves no trace."""
-        with ExitStack() as stack:
-            stack.enter_context(modules_unwatched())
-            stack.enter_context(_dynamo_kept_out())
-            stack.enter_context(_untouched(target))
-            stack.enter_context(_quiet_tensors())
-            stack.enter_context(self._without_memory())
-            stack.enter_context(_Watch(self._uses))
-            stack.enter_context(torch.no_grad())
-            yield
-
-    @contextmanager
-    def _without_memory(self) -> Iterator[None]:
-        from torch._subclasses.fake_tensor import FakeTensorMode
-
-        if self._fake is None:
-            self._fake = FakeTensorMode(allow_non_fake_inputs=True)
-        with self._fake:
-            yield
 
     def _as_node(self, value: Any) -> Any:
         if isinstance(value, Variable):
@@ -289,7 +190,7 @@ class Program:
                 "the optimizer has no parameter of this program: give it the parameters of the modules that were called"
             )
         if precision.use_guard and precision.is_on:
-            refuse_missing_guard(self._has_guard)
+            refuse_missing_guard(self._trials.has_guard)
         self._refuse_unknown_names(precision)
         self.training, self.precision = training, precision
         self._steps.clear()
@@ -306,16 +207,16 @@ class Program:
         The copy calls the same modules and is fed and fetched by the same names.
         """
         other = Program()
-        other._root, other._fake, other._uses = self._root, self._fake, self._uses
+        other._root, other._trials = self._root, self._trials
         other.constants = self.constants
-        other._counts, other._has_guard, other._is_test = dict(self._counts), self._has_guard, for_test
+        other._counts, other._is_test = dict(self._counts), for_test
         nodes: dict[Node, Node] = {}
         other._graph.graph_copy(self._graph, nodes)
         for name, variable in self._variables.items():
             other._variables[name] = Variable(other, nodes[variable._node], variable._trials, name, variable._spec)
         other.backend = self.backend
         if for_test:
-            _evaluate_functions(other._graph)
+            evaluate_functions(other._graph)
         else:
             other.precision = self.precision
         return other
@@ -358,7 +259,7 @@ class Program:
 
     def parameters_outside_guard(self) -> set[nn.Parameter]:
         """Return the parameters that are used outside `fp16_guard` somewhere."""
-        return {param for param, use in self._uses.items() if use.outside}
+        return {param for param, use in self._trials.uses.items() if use.outside}
 
     # ---- running
 
@@ -390,14 +291,14 @@ class Program:
             return self.precision
         return Precision(Policy.create("O2", half).in_float32())
 
-    def _build(self, fetches: Sequence[Variable]) -> CompiledStep | _Forward:
+    def _build(self, fetches: Sequence[Variable]) -> CompiledStep | Forward:
         training = self.training
         if training is not None and training.prepare is not None:
             prepare, training.prepare = training.prepare, None
             prepare()
         capture = Capture(self._precision_now(), self.backend, self._parameter_names())
         if training is None:
-            return _Forward(self.forward_module(fetches), capture, self._is_test)
+            return Forward(self.forward_module(fetches), capture, self._is_test)
         compute = self.forward_module([training.loss, *fetches])
         return CompiledStep(
             compute,
@@ -416,7 +317,7 @@ class Program:
         if self.precision.float32_names:
             for name, variable in self._variables.items():
                 if name in self.precision.float32_names:
-                    _mark(graph, nodes, variable)
+                    mark(graph, nodes, variable)
         graph.output(tuple(nodes[variable._node] for variable in wanted))
         return GraphModule(self._root, graph)
 
@@ -442,7 +343,7 @@ class Program:
         for name in names:
             if self._variables[name]._spec is not None:
                 raise ProgramError(f"{name!r} is an input: a file gives what is computed from its inputs, not them")
-        module, inputs = self._inference(names, lambda graph, nodes: graph.call_function(_by_name, (names, nodes)))
+        module, inputs = self._inference(names, lambda graph, nodes: graph.call_function(by_name, (names, nodes)))
         with modules_unwatched():
             save_forward(module, inputs, Path(path))
 
@@ -462,9 +363,9 @@ class Program:
     ) -> tuple[GraphModule, list[InputSpec]]:
         """Return the part of the program that gives some variables, and the inputs that are left in it."""
         graph, nodes = self._copy_of_graph()
-        _evaluate_functions(graph)
+        evaluate_functions(graph)
         end = graph.output(output(graph, [nodes[self._variables[name]._node] for name in names]))
-        needed = _needed_for(graph, end, self._root)
+        needed = needed_for(graph, end, self._root)
         for node in reversed(graph.nodes):
             if node not in needed:
                 graph.erase_node(node)
@@ -520,48 +421,6 @@ class Program:
         return "\n".join([*lines, *(str(graph) for graph in self.graphs[-1:])])
 
 
-def _needed_for(graph: Graph, end: Node, root: nn.Module) -> set[Node]:
-    """Return what a result needs: what it is computed from, and what writes into any of that."""
-    needed: set[Node] = set()
-    waiting = [end]
-    while waiting:
-        while waiting:
-            node = waiting.pop()
-            if node not in needed:
-                needed.add(node)
-                waiting += node.all_input_nodes
-        waiting = [node for node in graph.nodes if node not in needed and _writes_into(node, needed, root)]
-    return needed
-
-
-def _writes_into(node: Node, needed: set[Node], root: nn.Module) -> bool:
-    """Whether a call changes one of some values in place."""
-    first = node.args[0] if node.args else None
-    if first not in needed:
-        return False
-    if node.op == "call_module":
-        return any(getattr(part, "inplace", False) for part in root.get_submodule(str(node.target)).modules())
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    is_in_place = name.endswith("_") and not name.endswith("__")
-    return is_in_place or bool(node.kwargs.get("inplace")) or name in ("setitem", "iadd", "isub", "imul", "itruediv")
-
-
-def _mark(graph: Graph, nodes: dict[Node, Node], variable: Variable) -> None:
-    """Put the variable's name beside its value, for whoever reads it."""
-    node = nodes[variable._node]
-    users = list(node.users)
-    with graph.inserting_after(node):
-        marked = graph.call_function(named, (node, variable.name))
-    for user in users:
-        user.replace_input_with(node, marked)
-    nodes[variable._node] = marked
-
-
-def _by_name(names: Sequence[str], values: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Return results by name, in a plain dict: torch.fx would make one of its own kind, which no other reader knows."""
-    return dict(zip(names, values, strict=True))
-
-
 def _name_of(target: Any) -> str:
     if isinstance(target, str):
         return target
@@ -580,34 +439,6 @@ def _paths(results: Any) -> list[tuple[Any, ...]]:
     return [()]
 
 
-def _refuse_lazy(target: Any) -> None:
-    if isinstance(target, nn.Module) and any(is_lazy(p) for p in (*target.parameters(), *target.buffers())):
-        raise ProgramError(
-            f"{type(target).__name__} has parameters without a shape (a lazy module): run it once, then write"
-        )
-
-
-@contextmanager
-def _untouched(target: Any) -> Iterator[None]:
-    """Put back what a trial changes in a module: attributes, buffers, and counters, which torch computes with nonetheless."""
-    parts = list(target.modules()) if isinstance(target, nn.Module) else []
-    buffers = [
-        buffer for part in parts for buffer in part._buffers.values() if buffer is not None and buffer.numel() == 1
-    ]
-    counters = [(buffer, buffer.clone()) for buffer in buffers]
-    before = [(part, dict(part.__dict__), dict(part._buffers)) for part in parts]
-    try:
-        yield
-    finally:
-        for part, attributes, own in before:
-            part.__dict__.clear()
-            part.__dict__.update(attributes)
-            part._buffers.clear()
-            part._buffers.update(own)
-        for buffer, value in counters:
-            buffer.data.copy_(value)
-
-
 def _constant(values: Sequence[Any], name: str) -> Any:
     """Return what a call gives besides tensors, if it is the same for every batch and something that can be kept."""
     first, second = values
@@ -621,158 +452,3 @@ def _constant(values: Sequence[Any], name: str) -> Any:
             "the program calls"
         )
     return first
-
-
-def _evaluate_functions(graph: Graph) -> None:
-    """Let functions that ask whether they train (dropout, batch_norm) evaluate, as modules in eval mode do."""
-    for node in graph.nodes:
-        if node.op != "call_function":
-            continue
-        try:
-            signature = inspect.signature(node.target)
-        except (TypeError, ValueError):  # of C: it has none, and asks nobody
-            continue
-        if "training" in signature.parameters:
-            given = signature.bind_partial(*node.args, **node.kwargs)
-            given.arguments["training"] = False
-            node.args, node.kwargs = given.args, given.kwargs
-
-
-def _dynamo_kept_out() -> AbstractContextManager[Any]:
-    """Let a module that is compiled be tried as it is."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-
-
-@contextmanager
-def _quiet_tensors() -> Iterator[None]:
-    """Keep torch's own report of a call that does not fit away: the error says it."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
-
-
-class _Forward:
-    """A program without an optimizer: its forward, captured for each shape that comes."""
-
-    def __init__(self, module: GraphModule, capture: Capture, is_test: bool) -> None:
-        self._capture, self._module = capture, module
-        self._function = capture.compile(module, dynamic=None)
-        self._training = not is_test
-
-    @property
-    def graphs(self) -> list[CapturedGraph]:
-        return list(self._capture.graphs)
-
-    def run(self, feeds: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        with ExitStack() as stack:
-            if not self._training:
-                stack.enter_context(_evaluating(self._module))
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(precision_of(self._capture.precision))
-            results: tuple[Tensor, ...] = self._function(*feeds)
-        return results
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Inside, a module and its parts are in eval mode; afterwards each is in the mode it was in."""
-    modes = [(part, part.training) for part in module.modules()]
-    for part, _ in modes:  # one by one: what was loaded from a file refuses eval()
-        part.training = False
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
-
-
-# ------------------------------------------------------------------------------------------- the current programs
-
-
-@dataclass(slots=True)
-class _Pair:
-    main: Program = field(default_factory=Program)
-    startup: Program = field(default_factory=Program)
-
-
-class _Current(threading.local):
-    def __init__(self) -> None:
-        self.stack = [_Pair()]
-        self.is_static = False
-
-
-_current = _Current()
-
-
-def default_main_program() -> Program:
-    """Return the program that calls are written into: that of the innermost `program_guard`, or the thread's own."""
-    return _current.stack[-1].main
-
-
-def default_startup_program() -> Program:
-    """Return the program that goes with it; modules make their weights themselves, so it has nothing to do."""
-    return _current.stack[-1].startup
-
-
-@contextmanager
-def program_guard(main_program: Program, startup_program: Program | None = None) -> Iterator[None]:
-    """Write what follows into another program."""
-    _current.stack.append(_Pair(main_program, startup_program or Program()))
-    try:
-        yield
-    finally:
-        _current.stack.pop()
-
-
-def enable_static() -> None:
-    """Say that programs are written from here on; `data` does not need it."""
-    _current.is_static = True
-
-
-def disable_static() -> None:
-    """Say that no more calls are written: modules do not look for variables any more."""
-    _current.is_static = False
-    watch_modules(False)
-
-
-def in_static_mode() -> bool:
-    """Whether `enable_static` is in force in this thread."""
-    return _current.is_static
-
-
-def data(name: str, shape: Sequence[int | None], dtype: str | torch.dtype = "float32") -> Variable:
-    """Return an input of the current program; it is fed by its name, and cast to this dtype.
-
-    Args:
-        name: A word.
-        shape: Sizes; None or -1 where each batch brings its own.
-        dtype: Of torch, or its name.
-    """
-    return default_main_program().data(name, shape, dtype)
-
-
-def minimize(optimizer: Optimizer, loss: Variable, max_norm: float | None = None) -> None:
-    """Close the program of a loss: from now on a run is a training step, in float32.
-
-    `mezzo.static.amp.decorate(optimizer, ...).minimize(loss)` is the same in mixed precision.
-
-    Args:
-        optimizer: Of torch, with parameters of the program.
-        loss: One number.
-        max_norm: Clip the norm of the gradients to this.
-    """
-    check_minimize(optimizer, loss)
-    loss._program.close(Training(loss, optimizer, max_norm=max_norm), Precision())
-
-
-def check_minimize(optimizer: Any, loss: Any) -> None:
-    """Raise TypeError for what is no optimizer, or no variable."""
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"minimize: {type(optimizer).__name__} is no torch.optim.Optimizer")
-    if not isinstance(loss, Variable):
-        raise TypeError(
-            f"minimize: the loss is a {type(loss).__name__}, not a variable of a program; call the model on mezzo.static.data"
-        )

@@ -14,8 +14,9 @@ from mezzo.amp import GradScaler, Policy
 from mezzo.amp import decorate as decorate_model
 from mezzo.amp._dtypes import parse_half_dtype
 from mezzo.amp._policy import parse_level
+from mezzo.static._current import check_minimize
 from mezzo.static._executor import Executor
-from mezzo.static._program import Program, Training, check_minimize
+from mezzo.static._program import Program, Training
 from mezzo.static._region import NoGuardError, Precision, fp16_guard
 from mezzo.static._variables import ProgramError, Variable
 

@@ -1,0 +1,50 @@
+"""A program without an optimizer: its forward, captured for each shape that comes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from mezzo.static._graph import Capture, CapturedGraph
+from mezzo.static._region import precision_of
+
+
+class Forward:
+    """A program without an optimizer: its forward, captured for each shape that comes."""
+
+    def __init__(self, module: GraphModule, capture: Capture, is_test: bool) -> None:
+        self._capture, self._module = capture, module
+        self._function = capture.compile(module, dynamic=None)
+        self._training = not is_test
+
+    @property
+    def graphs(self) -> list[CapturedGraph]:
+        """What was captured so far."""
+        return list(self._capture.graphs)
+
+    def run(self, feeds: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the results for some inputs."""
+        with ExitStack() as stack:
+            if not self._training:
+                stack.enter_context(_evaluating(self._module))
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(precision_of(self._capture.precision))
+            results: tuple[Tensor, ...] = self._function(*feeds)
+        return results
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Inside, a module and its parts are in eval mode; afterwards each is in the mode it was in."""
+    modes = [(part, part.training) for part in module.modules()]
+    for part, _ in modes:  # one by one: what was loaded from a file refuses eval()
+        part.training = False
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode

@@ -1,0 +1,69 @@
+"""What is done to the graph of a program before it is run or saved."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.fx import Graph, Node
+
+from mezzo.static._graph import named
+from mezzo.static._variables import Variable
+
+
+def needed_for(graph: Graph, end: Node, root: nn.Module) -> set[Node]:
+    """Return what a result needs: what it is computed from, and what writes into any of that."""
+    needed: set[Node] = set()
+    waiting = [end]
+    while waiting:
+        while waiting:
+            node = waiting.pop()
+            if node not in needed:
+                needed.add(node)
+                waiting += node.all_input_nodes
+        waiting = [node for node in graph.nodes if node not in needed and _writes_into(node, needed, root)]
+    return needed
+
+
+def _writes_into(node: Node, needed: set[Node], root: nn.Module) -> bool:
+    """Whether a call changes one of some values in place."""
+    first = node.args[0] if node.args else None
+    if first not in needed:
+        return False
+    if node.op == "call_module":
+        return any(getattr(part, "inplace", False) for part in root.get_submodule(str(node.target)).modules())
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    is_in_place = name.endswith("_") and not name.endswith("__")
+    return is_in_place or bool(node.kwargs.get("inplace")) or name in ("setitem", "iadd", "isub", "imul", "itruediv")
+
+
+def mark(graph: Graph, nodes: dict[Node, Node], variable: Variable) -> None:
+    """Put the variable's name beside its value, for whoever reads it."""
+    node = nodes[variable._node]
+    users = list(node.users)
+    with graph.inserting_after(node):
+        marked = graph.call_function(named, (node, variable.name))
+    for user in users:
+        user.replace_input_with(node, marked)
+    nodes[variable._node] = marked
+
+
+def by_name(names: Sequence[str], values: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return results by name, in a plain dict: torch.fx would make one of its own kind, which no other reader knows."""
+    return dict(zip(names, values, strict=True))
+
+
+def evaluate_functions(graph: Graph) -> None:
+    """Let functions that ask whether they train (dropout, batch_norm) evaluate, as modules in eval mode do."""
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        try:
+            signature = inspect.signature(node.target)
+        except (TypeError, ValueError):  # of C: it has none, and asks nobody
+            continue
+        if "training" in signature.parameters:
+            given = signature.bind_partial(*node.args, **node.kwargs)
+            given.arguments["training"] = False
+            node.args, node.kwargs = given.args, given.kwargs

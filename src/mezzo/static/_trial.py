@@ -1,0 +1,159 @@
+"""Trying a call of a program on tensors without memory: the shapes of its results, and whether it fits at all."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from mezzo.static._region import guards_entered, is_inside_guard
+from mezzo.static._variables import TRIALS, InputSpec, ProgramError, modules_unwatched, values_of
+
+
+@dataclass(slots=True)
+class Use:
+    """Where a parameter is used while the program is written."""
+
+    inside: bool = False
+    outside: bool = False
+
+
+class _Watch(TorchFunctionMode):
+    """Notes which parameters are used inside `fp16_guard`, and which outside."""
+
+    def __init__(self, uses: dict[nn.Parameter, Use]) -> None:
+        super().__init__()
+        self._uses = uses
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for value in tree_leaves((args, kwargs)):
+            if isinstance(value, nn.Parameter):
+                use = self._uses.setdefault(value, Use())
+                if is_inside_guard():
+                    use.inside = True
+                else:
+                    use.outside = True
+        return func(*args, **(kwargs or {}))
+
+
+class Trials:
+    """The trials of a program's calls; they know where each parameter was used."""
+
+    def __init__(self) -> None:
+        self.uses: dict[nn.Parameter, Use] = {}
+        self.has_guard = False
+        """Whether anything ran inside `fp16_guard`."""
+        self._fake: Any = None
+
+    def inputs(self, spec: InputSpec) -> tuple[Tensor, ...]:
+        """Return what stands for an input, one tensor a trial."""
+        with self._without_memory():
+            return tuple(
+                torch.empty([unknown if size < 0 else size for size in spec.shape], dtype=spec.dtype)
+                for unknown in TRIALS
+            )
+
+    def results(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any], name: str) -> tuple[Any, ...]:
+        """Carry a call out, once for each trial; return its results.
+
+        Raises:
+            ProgramError: The call does not take these variables, or needs their numbers.
+        """
+        function = getattr(Tensor, target) if isinstance(target, str) else target
+        _refuse_lazy(target)
+        before = guards_entered()
+        results = []
+        for trial, size in enumerate(TRIALS):
+            values, named_values = values_of((tuple(args), kwargs), trial)
+            try:
+                with self._trial_of(target):
+                    results.append(function(*values, **named_values))
+            except Exception as error:  # whatever the user's network raises says what does not fit
+                raise _explained(error, name, size) from error
+        self.has_guard = self.has_guard or guards_entered() > before
+        return tuple(results)
+
+    @contextmanager
+    def _trial_of(self, target: Any) -> Iterator[None]:
+        """Inside, a call needs no memory and leaves no trace."""
+        with ExitStack() as stack:
+            stack.enter_context(modules_unwatched())
+            stack.enter_context(_dynamo_kept_out())
+            stack.enter_context(_untouched(target))
+            stack.enter_context(_quiet_tensors())
+            stack.enter_context(self._without_memory())
+            stack.enter_context(_Watch(self.uses))
+            stack.enter_context(torch.no_grad())
+            yield
+
+    @contextmanager
+    def _without_memory(self) -> Iterator[None]:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        if self._fake is None:
+            self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+        with self._fake:
+            yield
+
+
+def _explained(error: Exception, name: str, size: int) -> ProgramError:
+    if type(error).__name__ in ("DataDependentOutputException", "DynamicOutputShapeException"):
+        return ProgramError(
+            f"{name} reads numbers ({error}), and a Variable has none while the program is written: what it does must not "
+            "depend on them"
+        )
+    first = next(iter(str(error).splitlines()), type(error).__name__).replace(str(size), "-1")
+    return ProgramError(f"{name} does not take these variables: {first}")
+
+
+def _refuse_lazy(target: Any) -> None:
+    if isinstance(target, nn.Module) and any(is_lazy(p) for p in (*target.parameters(), *target.buffers())):
+        raise ProgramError(
+            f"{type(target).__name__} has parameters without a shape (a lazy module): run it once, then write"
+        )
+
+
+@contextmanager
+def _untouched(target: Any) -> Iterator[None]:
+    """Put back what a trial changes in a module: attributes, buffers, and counters, which torch computes with nonetheless."""
+    parts = list(target.modules()) if isinstance(target, nn.Module) else []
+    buffers = [
+        buffer for part in parts for buffer in part._buffers.values() if buffer is not None and buffer.numel() == 1
+    ]
+    counters = [(buffer, buffer.clone()) for buffer in buffers]
+    before = [(part, dict(part.__dict__), dict(part._buffers)) for part in parts]
+    try:
+        yield
+    finally:
+        for part, attributes, own in before:
+            part.__dict__.clear()
+            part.__dict__.update(attributes)
+            part._buffers.clear()
+            part._buffers.update(own)
+        for buffer, value in counters:
+            buffer.data.copy_(value)
+
+
+def _dynamo_kept_out() -> AbstractContextManager[Any]:
+    """Let a module that is compiled be tried as it is."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
+@contextmanager
+def _quiet_tensors() -> Iterator[None]:
+    """Keep torch's own report of a call that does not fit away: the error says it."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
