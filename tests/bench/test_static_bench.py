@@ -95,6 +95,7 @@ def test_mobilenet_is_trained_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of Inductor's own imports
 def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     if _graph.missing_compiler() is not None:
         pytest.skip(f"no C++ compiler: {_graph.missing_compiler()}")
