@@ -344,3 +344,17 @@ def test_what_a_captured_step_has_of_its_modules_is_seen_to_change() -> None:
     net[0].weight.requires_grad_(True)
     net[1].running_mean = torch.zeros(4)
     assert inner.state_of_modules() != before
+
+
+def test_a_forward_reads_only_what_is_fetched_needs() -> None:
+    net = nn.Linear(3, 4)
+    with program_guard(new_program()):
+        x, label = data("x", [None, 3]), data("label", [None, 4])
+        y = net(x)
+        loss = functional.mse_loss(y, label)
+        program = loss._program
+    value = torch.ones(2, 3)
+    assert torch.equal(torch.from_numpy(EXE.run(program, {"x": value}, [y])[0]), net(value).detach())
+    EXE.run(program, {"x": value, "label": torch.ones(2, 4)}, [y])  # what is not needed may be fed
+    with pytest.raises(ProgramError, match="feed has no 'label': the program reads x, label"):
+        EXE.run(program, {"x": value}, [loss])

@@ -53,17 +53,17 @@ class CapturedStep:
             RuntimeError: Something changed that is built into the captured step.
         """
         self._check(batch)
-        return unpacked(self.run(batch))
-
-    def run(self, batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Train one step on a batch that is known to fit."""
-        if self._graph is None:
-            return self._step.run(batch)
-        if not self.holds():
+        if self.is_captured and not self.holds():
             raise RuntimeError(
                 "something that is built into the captured step changed (the optimizer's state or groups, whether there is "
                 "momentum or weight decay, a weight's memory, the mode of a module, a setting of the scaler): capture it again"
             )
+        return unpacked(self.run(batch))
+
+    def run(self, batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Train one step on a batch that is known to fit, after `holds` said yes."""
+        if self._graph is None:
+            return self._step.run(batch)
         torch._foreach_copy_(self._batch, list(batch), non_blocking=True)
         self._graph.replay()
         if self._step.scaler is not None:

@@ -52,7 +52,8 @@ class Executor:
 
         Args:
             program: None: the default main program. A startup program has nothing to do.
-            feed: A value for each input, by name: arrays, tensors or lists. It is cast to the declared dtype.
+            feed: A value for each input, by name: arrays, tensors or lists. It is cast to the declared dtype. A program
+                without an optimizer needs only what the fetched variables are computed from.
             fetch_list: Variables or their names.
             use_program_cache: Accepted: a program is always captured once for each shape.
             return_numpy: False returns tensors on the device, and does not wait for them.
@@ -69,19 +70,21 @@ class Executor:
         if not program.inputs and not fetches and program.training is None:
             return []  # a startup program
         program.to(self.device)
-        results = program.run(self._feeds(program, {} if feed is None else feed), fetches)
+        inputs = program.inputs_for(fetches)
+        results = program.run(self._feeds(program, inputs, {} if feed is None else feed), fetches)
         return [_to_numpy(result) for result in results] if return_numpy else results
 
-    def _feeds(self, program: Program, feed: Mapping[str, Any]) -> list[Tensor]:
-        """Return the tensors of a program's inputs, in their order, on the device."""
+    def _feeds(self, program: Program, inputs: Sequence[Variable], feed: Mapping[str, Any]) -> list[Tensor]:
+        """Return the tensors of the inputs that are needed, in their order, on the device."""
         names = [variable.name for variable in program.inputs]
         for name in feed:
             if name not in names:
                 raise ProgramError(unknown_choice("input in feed", name, names))
         feeds = []
-        for variable in program.inputs:
+        for variable in inputs:
             if variable.name not in feed:
-                raise ProgramError(f"feed has no {variable.name!r}: the program reads {', '.join(names)}")
+                needed = ", ".join(variable.name for variable in inputs)
+                raise ProgramError(f"feed has no {variable.name!r}: the program reads {needed}")
             feeds.append(self._tensor(variable, feed[variable.name]))
         return feeds
 

@@ -68,6 +68,7 @@ class Program:
         self.backend = "inductor"
         """As in `compile_step`: inductor, aot_eager or eager."""
         self._steps: OrderedDict[Any, CompiledStep | Forward] = OrderedDict()
+        self._needed_inputs: dict[tuple[str, ...], list[Variable]] = {}
 
     # ---- writing
 
@@ -97,6 +98,7 @@ class Program:
         name = _name_of(target)
         results = self._trials.results(target, args, kwargs, name)
         self._steps.clear()
+        self._needed_inputs.clear()
         guarded = is_inside_guard()
         if guarded:
             self._graph.call_function(enter_guard)
@@ -228,6 +230,15 @@ class Program:
         """The variables that are fed, in the order they were written."""
         return [variable for variable in self._variables.values() if variable._spec is not None]
 
+    def inputs_for(self, fetches: Sequence[Variable]) -> list[Variable]:
+        """Return the inputs that a run reads: all of them in training, otherwise what the fetched variables need."""
+        if self.training is not None:
+            return self.inputs
+        names = tuple(variable.name for variable in fetches)
+        if names not in self._needed_inputs:
+            self._needed_inputs[names] = self._part_for(names, lambda graph, nodes: tuple(nodes))[1]
+        return self._needed_inputs[names]
+
     @property
     def modules(self) -> list[nn.Module]:
         """The modules that are called."""
@@ -298,8 +309,9 @@ class Program:
             prepare()
         capture = Capture(self._precision_now(), self.backend, self._parameter_names())
         if training is None:
-            return Forward(self.forward_module(fetches), capture, self._is_test)
-        compute = self.forward_module([training.loss, *fetches])
+            names = [variable.name for variable in fetches]
+            return Forward(self._part_for(names, lambda graph, nodes: tuple(nodes))[0], capture, self._is_test)
+        compute = self._training_module([training.loss, *fetches])
         return CompiledStep(
             compute,
             [self._root],
@@ -310,21 +322,44 @@ class Program:
             smallest_batch=len(self.inputs),
         )
 
-    def forward_module(self, fetch_list: Sequence[Variable | str]) -> GraphModule:
-        """Return the program's forward as a module: its inputs in order, a tuple of what is fetched."""
-        wanted = [self.variable(fetch) for fetch in fetch_list]
+    def _training_module(self, wanted: Sequence[Variable]) -> GraphModule:
+        """Return everything that was written as a module: the inputs in order, a tuple of some variables."""
         graph, nodes = self._copy_of_graph()
-        if self.precision.float32_names:
-            for name, variable in self._variables.items():
-                if name in self.precision.float32_names:
-                    mark(graph, nodes, variable)
         graph.output(tuple(nodes[variable._node] for variable in wanted))
         return GraphModule(self._root, graph)
 
+    def _part_for(
+        self, names: Sequence[str], output: Callable[[Graph, list[Node]], Any], *, evaluates: bool = False
+    ) -> tuple[GraphModule, list[Variable]]:
+        """Return what gives some variables as a module, and the inputs that are left in it."""
+        graph, nodes = self._copy_of_graph()
+        if evaluates:
+            evaluate_functions(graph)
+        end = graph.output(output(graph, [nodes[self._variables[name]._node] for name in names]))
+        needed = needed_for(graph, end, self._root)
+        places = {variable.name: nodes[variable._node] for variable in self.inputs}
+        for node in reversed(graph.nodes):
+            if node not in needed:
+                graph.erase_node(node)
+        left = set(graph.nodes)
+        inputs = [v for v in self.inputs if self._placeholder(places[v.name]) in left]
+        return GraphModule(self._root, graph), inputs
+
+    @staticmethod
+    def _placeholder(node: Node) -> Node:
+        """Return the input itself, where its name stands beside it."""
+        while node.op != "placeholder":
+            node = node.all_input_nodes[0]
+        return node
+
     def _copy_of_graph(self) -> tuple[Graph, dict[Node, Node]]:
+        """Return a copy of what was written, with the names of variables that stay in float32, and its nodes."""
         graph = Graph()
         nodes: dict[Node, Node] = {}
         graph.graph_copy(self._graph, nodes)
+        for name in self.precision.float32_names:
+            if name in self._variables:
+                mark(graph, nodes, self._variables[name])
         return graph, nodes
 
     # ---- files
@@ -343,9 +378,11 @@ class Program:
         for name in names:
             if self._variables[name]._spec is not None:
                 raise ProgramError(f"{name!r} is an input: a file gives what is computed from its inputs, not them")
-        module, inputs = self._inference(names, lambda graph, nodes: graph.call_function(by_name, (names, nodes)))
+        module, inputs = self._part_for(
+            names, lambda graph, nodes: graph.call_function(by_name, (names, nodes)), evaluates=True
+        )
         with modules_unwatched():
-            save_forward(module, inputs, Path(path))
+            save_forward(module, [v._spec for v in inputs if v._spec is not None], Path(path))
 
     def inference_module(self, fetch_list: Sequence[Variable | str]) -> GraphModule:
         """Return what gives some variables as a module, for `mezzo.export` and whoever takes one.
@@ -354,23 +391,10 @@ class Program:
         eval mode.
         """
         names = [self.variable(fetch).name for fetch in fetch_list]
-        module = float32_copy(self._inference(names, lambda graph, nodes: tuple(nodes))[0]).eval()
+        part, _ = self._part_for(names, lambda graph, nodes: tuple(nodes), evaluates=True)
+        module = float32_copy(part).eval()
         assert isinstance(module, GraphModule)
         return module
-
-    def _inference(
-        self, names: Sequence[str], output: Callable[[Graph, list[Node]], Any]
-    ) -> tuple[GraphModule, list[InputSpec]]:
-        """Return the part of the program that gives some variables, and the inputs that are left in it."""
-        graph, nodes = self._copy_of_graph()
-        evaluate_functions(graph)
-        end = graph.output(output(graph, [nodes[self._variables[name]._node] for name in names]))
-        needed = needed_for(graph, end, self._root)
-        for node in reversed(graph.nodes):
-            if node not in needed:
-                graph.erase_node(node)
-        inputs = [v._spec for v in self.inputs if nodes[v._node] in needed and v._spec is not None]
-        return GraphModule(self._root, graph), inputs
 
     @staticmethod
     def load(path: str | Path) -> Program:
