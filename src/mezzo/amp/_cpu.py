@@ -12,7 +12,8 @@ import torch
 if TYPE_CHECKING:
     from mezzo.amp._policy import Policy
 
-_SIZE, _REPEATS, _ROUNDS, _SLOWER = 192, 2, 5, 2.0
+_SIZE, _REPEATS, _ROUNDS, _SLOWER = 192, 2, 12, 2.0
+_PAUSE_S = 0.003
 
 
 def _best_time_s(dtype: torch.dtype) -> float:
@@ -30,18 +31,31 @@ def _best_time_s(dtype: torch.dtype) -> float:
     return best
 
 
+def _keeps_up(dtype: torch.dtype) -> bool:
+    """Measure in turns and with pauses: whoever else uses the machine slows both, and leaves gaps."""
+    half = full = float("inf")
+    for _ in range(_ROUNDS):
+        full = min(full, _best_time_s(torch.float32))
+        half = min(half, _best_time_s(dtype))
+        if half > 2 * _SLOWER * full:
+            break
+        time.sleep(_PAUSE_S)
+    return half < _SLOWER * full
+
+
 @cache
 def has_half_units(dtype: torch.dtype) -> bool:
     """Whether matrix products and convolutions in a half dtype keep up with float32 here, by a measurement of milliseconds."""
     answers: list[bool] = []
 
     def measure() -> None:
-        with torch.no_grad():
-            half = full = float("inf")
-            for _ in range(_ROUNDS):  # in turns: whoever else uses the machine slows both
-                full = min(full, _best_time_s(torch.float32))
-                half = min(half, _best_time_s(dtype))
-            answers.append(half < _SLOWER * full)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # threads that wait for each other on a busy machine make float32 look slow
+        try:
+            with torch.no_grad():
+                answers.append(_keeps_up(dtype))
+        finally:
+            torch.set_num_threads(threads)
 
     thread = threading.Thread(target=measure)  # in a thread of its own no recorder, mode or policy sees it
     thread.start()
