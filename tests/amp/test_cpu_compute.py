@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mezzo.amp import Policy, auto_cast, debugging
+from mezzo.amp import Policy, _compile, auto_cast, debugging
 from mezzo.amp import _cpu as cpu
 from mezzo.amp._kernels import KERNELS
 
@@ -72,3 +72,24 @@ def test_the_probe_decides_for_auto(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_probe_runs_and_answers() -> None:
     assert cpu._best_time_s(torch.float32) > 0
     assert cpu.has_half_units(torch.bfloat16) in (True, False)
+
+
+def test_the_probe_measures_on_one_thread_and_gives_the_others_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that wait for each other on a busy machine would make float32 look slow."""
+    seen = []
+    monkeypatch.setattr(cpu, "_best_time_s", lambda dtype: seen.append(torch.get_num_threads()) or 1.0)
+    before = torch.get_num_threads()
+    cpu.has_half_units.__wrapped__(torch.float16)
+    assert set(seen) == {1}
+    assert torch.get_num_threads() == before
+
+
+def test_the_answer_of_the_probe_is_part_of_compile_cache_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    tags = []
+    for answer in (True, False):
+        monkeypatch.setattr(_compile, "emulates", lambda _, answer=answer: answer)
+        with auto_cast(level="O2"):
+            _compile._tag_start()
+            tags.append(torch.compiler.config.cache_key_tag)
+            _compile._tag_end()
+    assert tags[0] != tags[1]

@@ -191,3 +191,14 @@ def test_single_parameters_stay_float32() -> None:
     assert not is_excluded(model[0])
     with auto_cast(level="O2"):
         assert model(torch.ones(2, 4)).dtype is torch.float16
+
+
+def test_excluded_parameters_are_parameters_of_the_models() -> None:
+    model = nn.Linear(4, 4)
+    with pytest.raises(TypeError, match="excluded_parameters: str is no Parameter; names go into excluded_layers"):
+        decorate(model, level="O2", excluded_parameters=["weight"])
+    with pytest.raises(
+        ValueError, match=r"excluded_parameters: one of shape \[2, 2\] belongs to no model that was given"
+    ):
+        decorate(model, level="O2", excluded_parameters=[nn.Parameter(torch.ones(2, 2))])
+    assert model.weight.dtype is torch.float32

@@ -35,10 +35,8 @@ def test_a_captured_run_is_the_run_as_written(precision: list[str], persons: Pat
     done = train_in_process(*options, *resumed)
     assert done.returncode == 0, done.stderr
     written, captured = losses_of(tmp_path / "written"), losses_of(tmp_path / "captured")
-    # Sums in another order, and differences grow from step to step. In half the compiler rounds less, and this network
-    # enlarges that: its gradients in half are 30 % off those in float32, by whichever kernels, its loss some per cents.
-    tolerance = 0.02 if precision == ["fp32"] else 0.1
-    assert [loss for _, loss in captured] == pytest.approx([loss for _, loss in written], rel=tolerance)
-    assert captured[0][1] == pytest.approx(written[0][1], rel=2e-3)
+    # cuDNN may choose other algorithms, and differences grow from step to step
+    assert [loss for _, loss in captured] == pytest.approx([loss for _, loss in written], rel=0.02)
+    assert [loss for _, loss in captured[:2]] == pytest.approx([loss for _, loss in written[:2]], rel=2e-3)
     again = losses_of(tmp_path / "resumed")
     assert [loss for _, loss in again] == pytest.approx([loss for _, loss in captured[6:]], rel=0.02)

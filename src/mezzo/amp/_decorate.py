@@ -74,7 +74,7 @@ def decorate(
         _refuse_uninitialised(model)
         _refuse_other_dtype(model, half)
     excluded = [find_excluded(model, excluded_layers) for model in model_list]
-    stay = {id(param) for param in excluded_parameters}
+    stay = _ids_of_parameters(excluded_parameters, model_list)
     for layers in excluded:
         refuse_half_without_master(layers)
     if master_grad and not _HAS_GRAD_DTYPE:
@@ -100,6 +100,20 @@ def _as_list(value: Any, kind: type[T], argument: str) -> list[T]:
         if not isinstance(item, kind):
             raise TypeError(f"{argument}: {type(item).__name__} is no {kind.__name__}; give one or a list of them")
     return items
+
+
+def _ids_of_parameters(excluded: Iterable[nn.Parameter], models: Iterable[nn.Module]) -> set[int]:
+    known = {id(param) for model in models for param in model.parameters()}
+    for param in (chosen := list(excluded)):
+        if not isinstance(param, nn.Parameter):
+            raise TypeError(
+                f"excluded_parameters: {type(param).__name__} is no Parameter; names go into excluded_layers"
+            )
+        if id(param) not in known:
+            raise ValueError(
+                f"excluded_parameters: one of shape {list(param.shape)} belongs to no model that was given"
+            )
+    return {id(param) for param in chosen}
 
 
 def _wrapper_types() -> tuple[type, ...]:

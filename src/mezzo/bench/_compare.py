@@ -16,6 +16,7 @@ from mezzo.amp._cpu import has_half_units
 from mezzo.amp._dtypes import dtype_name, parse_half_dtype
 from mezzo.bench._clocks import Machine, read_machine
 from mezzo.bench._device import find_device, release_memory
+from mezzo.bench._settings import refuse_below_one
 from mezzo.bench._task import Task, copy_task, find_place, load_task, simple_net_task
 from mezzo.bench._timer import Timing, time_calls
 
@@ -43,10 +44,7 @@ class Settings:
     warmup_steps: int = WARMUP_STEPS
 
     def __post_init__(self) -> None:
-        for name in ("size", "batch_size", "steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+        refuse_below_one(self, "size", "batch_size", "steps")
         if not self.learning_rate > 0:
             raise ValueError(f"--learning-rate {self.learning_rate}: must be above 0")
 

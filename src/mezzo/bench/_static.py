@@ -13,9 +13,9 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Optimizer
 
 from mezzo import amp, static
-from mezzo._errors import unknown_choice
 from mezzo.bench._clocks import Machine, read_machine
 from mezzo.bench._device import find_device, release_memory
+from mezzo.bench._settings import chosen, ratio, refuse_below_one
 from mezzo.bench._task import SEED, SimpleNet, Task, simple_net_task
 from mezzo.bench._timer import Timing, synchronize, time_calls
 from mezzo.models import create_model
@@ -80,9 +80,7 @@ class StaticSettings:
     models: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        for name in ("size", "batch_size", "image_size", "images", "steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
+        refuse_below_one(self, "size", "batch_size", "image_size", "images", "steps")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,7 +128,7 @@ class StaticBench:
         for result in self.results:
             memory = result.peak_memory_bytes
             ratios = [
-                " / ".join(_ratio(self.speedup(result, queued=queued, keeps_grads=kept)) for queued in (False, True))
+                " / ".join(ratio(self.speedup(result, queued=queued, keeps_grads=kept)) for queued in (False, True))
                 for kept in (False, True)
             ]
             rows.append(
@@ -171,10 +169,6 @@ class StaticBench:
 
 def _time_of(result: StaticResult, queued: bool) -> float:
     return result.queued_s if queued else result.timing.median_s
-
-
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
 
 
 class _GuardedSimpleNet(SimpleNet):
@@ -271,9 +265,6 @@ def bench_static(
     """
     place = find_device(device, "mezzo bench static")
     on_gpu = place.type == "cuda"
-    for name in models or ():
-        if name not in _RECIPES:
-            raise ValueError(unknown_choice("--model", name, _RECIPES))
     settings = StaticSettings(
         device=str(place),
         size=size if size is not None else 8192 if on_gpu else 256,
@@ -281,7 +272,7 @@ def bench_static(
         image_size=image_size,
         images=images,
         steps=steps,
-        models=models or (tuple(_RECIPES) if on_gpu else ("SimpleNet",)),
+        models=chosen("--model", models if models or on_gpu else ("SimpleNet",), tuple(_RECIPES)),
     )
     results = []
     benchmark_before = torch.backends.cudnn.benchmark

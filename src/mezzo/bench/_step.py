@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from mezzo import amp
-from mezzo._errors import unknown_choice
 from mezzo.bench._clocks import Machine, read_machine
 from mezzo.bench._device import find_device, release_memory
+from mezzo.bench._settings import chosen, ratio, refuse_below_one
 from mezzo.bench._task import SEED, Task, simple_net_task
 from mezzo.bench._timer import Timing, time_calls, time_on_device
 
@@ -86,9 +86,7 @@ class Settings:
     warmup_steps: int = WARMUP_STEPS
 
     def __post_init__(self) -> None:
-        for name in ("size", "batch_size", "steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
+        refuse_below_one(self, "size", "batch_size", "steps")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,8 +167,8 @@ class StepBench:
                     result.recipe.name,
                     f"{median_s * 1e3:.3f} ms",
                     f"{result.timing.spread_s * 1e3:.3f} ms",
-                    _ratio(self.speedup(result)),
-                    _ratio(self.speedup(result, keeps_grads=True)),
+                    ratio(self.speedup(result)),
+                    ratio(self.speedup(result, keeps_grads=True)),
                     f"{float32.timing.median_s / median_s:.2f}",
                     f"{result.update_s * 1e3:.3f} ms",
                     f"{self.share_of_copy(result):.0%}" if result.recipe.by == "mezzo" else "-",
@@ -305,8 +303,8 @@ def bench_step(
         size=default_size if size is None else size,
         batch_size=default_batch_size if batch_size is None else batch_size,
         steps=steps,
-        models=_chosen("--model", models, tuple(makers)),
-        optimizers=_chosen("--optimizer", optimizers, tuple(kind.name for kind in _OPTIMIZERS)),
+        models=chosen("--model", models, tuple(makers)),
+        optimizers=chosen("--optimizer", optimizers, tuple(kind.name for kind in _OPTIMIZERS)),
     )
     results = []
     for model in settings.models:
@@ -368,17 +366,6 @@ def _measure(
         loss=losses[-1],
         peak_memory_bytes=peak,
     )
-
-
-def _chosen(option: str, asked: tuple[str, ...] | None, known: tuple[str, ...]) -> tuple[str, ...]:
-    for name in asked or ():
-        if name not in known:
-            raise ValueError(unknown_choice(option, name, known))
-    return known if asked is None else asked
-
-
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
 
 
 def _copy_bandwidth(device: torch.device) -> float:

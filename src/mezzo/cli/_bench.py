@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -43,17 +43,12 @@ def step(
             device=device,
             progress=report,
         )
-    if as_json:
-        typer.echo(json.dumps(result.to_dict(), indent=2))
-        return 0
-    settings, machine = result.settings, result.machine
+    settings = result.settings
     title = (
         f"SimpleNet, size {settings.size}, batch size {settings.batch_size}; {settings.steps} steps a recipe; "
         f"a copy reaches {result.copy_bytes_per_s / 1e9:.0f} GB/s"
     )
-    versions = f"torch {machine.torch_version}, driver {machine.driver_version}"
-    typer.echo("\n\n".join([title, table(result.table()), f"{table(machine.table())}\n{versions}"]))
-    return 0
+    return _print(result, title, as_json)
 
 
 @app.command()
@@ -84,13 +79,19 @@ def static(
             device=device,
             progress=report,
         )
-    if as_json:
-        typer.echo(json.dumps(result.to_dict(), indent=2))
-        return 0
-    settings, machine = result.settings, result.machine
+    settings = result.settings
     title = (
         f"SimpleNet {settings.size}, batch {settings.batch_size}; images {settings.image_size}, batch {settings.images}"
     )
+    return _print(result, title, as_json)
+
+
+def _print(result: Any, title: str, as_json: bool) -> int:
+    """Print a benchmark as JSON alone, or as its table and that of the machine."""
+    if as_json:
+        typer.echo(json.dumps(result.to_dict(), indent=2))
+        return 0
+    machine = result.machine
     versions = f"torch {machine.torch_version}, driver {machine.driver_version}"
     typer.echo("\n\n".join([title, table(result.table()), f"{table(machine.table())}\n{versions}"]))
     return 0
