@@ -29,7 +29,7 @@ from mezzo.amp import auto_cast, current_policy
 from mezzo.amp.debugging import OperatorStats
 from mezzo.static import _region
 from mezzo.static._casts import drop_needless_casts
-from mezzo.static._depthwise import depthwise_operator, use_own_depthwise_gradients
+from mezzo.static._convolutions import register_operators, use_own_gradients
 from mezzo.static._operators import count_operators
 from mezzo.static._region import NoGuardError, Precision, precision_of
 
@@ -160,7 +160,7 @@ class Capture:
             return _aot(module, inputs, lambda _: None)
         from torch._inductor.compile_fx import compile_fx
 
-        depthwise_operator()
+        register_operators()
         tidy = _tidy_class()()
         options = _ON_CUDA if any(isinstance(value, Tensor) and value.is_cuda for value in inputs) else {}
         compiled: Any = compile_fx(module, list(inputs), config_patches={"joint_custom_pre_pass": tidy, **options})
@@ -257,10 +257,10 @@ def _tidy_class() -> type:
             if torch._C._is_any_autocast_enabled():
                 raise RuntimeError("autocast is on while Inductor works: it would decide casts a second time")
             drop_needless_casts(graph)
-            use_own_depthwise_gradients(graph)
+            use_own_gradients(graph)
 
         def uuid(self) -> Any:
-            names = (here.name, "_casts.py", "_depthwise.py", "_depthwise_kernels.py")
+            names = (here.name, "_casts.py", "_convolutions.py", "_convolution_kernels.py")
             return get_hash_for_files(tuple(str(here.with_name(name)) for name in names))
 
     return Tidy

@@ -1,4 +1,4 @@
-"""The input's gradient of depthwise convolutions by our kernel: on a GPU, or in Triton's interpreter."""
+"""Gradients of convolutions by our kernels: on a GPU, or in Triton's interpreter."""
 
 import os
 
@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from mezzo.static._depthwise import depthwise_input_grad, use_own_depthwise_gradients
+from mezzo.static import _convolutions
+from mezzo.static._convolutions import depthwise_input_grad, narrow_weight_grad, use_own_gradients
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -52,23 +53,71 @@ def test_the_gradient_is_that_of_float64(
         assert (error <= ROUNDING[dtype] * expected.abs() + 1e-6).all()
 
 
+@pytest.mark.parametrize("dtype", list(ROUNDING))
+@pytest.mark.parametrize(
+    ("channels", "out_channels", "kernel", "stride", "padding", "size"),
+    [
+        (3, 16, (3, 3), (2, 2), (1, 1), (9, 9)),
+        (4, 20, (3, 3), (1, 1), (1, 1), (8, 11)),
+        (1, 5, (3, 5), (2, 1), (0, 2), (8, 7)),  # nothing is equal in both directions
+        (3, 128, (1, 1), (1, 1), (0, 0), (4, 4)),
+    ],
+)
+def test_the_weights_gradient_is_that_of_float64(
+    channels: int, out_channels: int, kernel: tuple, stride: tuple, padding: tuple, size: tuple, dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Products of two halves are exact in float32; each of n additions adds at most 2**-24 of the sum of magnitudes."""
+    if INTERPRETED and dtype is torch.bfloat16:
+        pytest.skip("Triton's interpreter multiplies the bits of bfloat16 as whole numbers")
+    monkeypatch.setattr(_convolutions, "_SLICES", 3)
+    torch.manual_seed(0)
+    out = [(s + 2 * p - k) // step + 1 for s, p, k, step in zip(size, padding, kernel, stride, strict=True)]
+    grad = torch.randn(3, out_channels, *out, device=DEVICE).to(dtype)
+    x = torch.randn(3, channels, *size, device=DEVICE).to(dtype)
+
+    def reference_of(grad: Tensor, x: Tensor) -> Tensor:
+        weight = torch.zeros(out_channels, channels, *kernel, dtype=torch.float64)
+        arguments = (grad.double().cpu(), x.double().cpu(), weight, None, stride, padding, [1, 1], False, [0, 0], 1)
+        return torch.ops.aten.convolution_backward(*arguments, [False, True, False])[1]
+
+    expected, magnitudes = reference_of(grad, x), reference_of(grad.abs(), x.abs())
+    additions = 3 * out[0] * out[1]
+    for layout in (torch.contiguous_format, torch.channels_last):
+        given = (grad.to(memory_format=layout), x.to(memory_format=layout))
+        result = narrow_weight_grad(*given, list(kernel), list(stride), list(padding))
+        assert result.dtype is dtype
+        assert result.shape == expected.shape
+        assert result.permute(0, 2, 3, 1).is_contiguous()
+        error = (result.double().cpu() - expected).abs()
+        assert (error <= ROUNDING[dtype] * expected.abs() + additions * 2**-24 * magnitudes + 1e-7).all()
+
+
+def test_no_images_give_a_gradient_of_zero() -> None:
+    grad, x = (torch.empty(0, n, 4, 4, device=DEVICE, dtype=torch.float16) for n in (16, 3))
+    assert not narrow_weight_grad(grad, x, [3, 3], [1, 1], [1, 1]).any()
+
+
 class Net(nn.Module):
-    """A plain convolution, and depthwise ones of which cuDNN is slow at some."""
+    """A narrow convolution and a plain one, and depthwise ones of which cuDNN is slow at some."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.plain = nn.Conv2d(3, 16, 1)
+        self.narrow = nn.Conv2d(3, 8, 3, padding=1)
+        self.plain = nn.Conv2d(8, 16, 1)
         self.strided = nn.Conv2d(16, 16, 3, stride=2, padding=1, groups=16)
         self.large = nn.Conv2d(16, 16, 5, padding=2, groups=16)
         self.dilated = nn.Conv2d(16, 16, 3, padding=2, dilation=2, groups=16)
         self.small = nn.Conv2d(16, 16, 3, padding=1, groups=16, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.small(self.dilated(self.large(self.strided(self.plain(x)))))
+        return self.small(self.dilated(self.large(self.strided(self.plain(self.narrow(x))))))
 
 
-@pytest.mark.parametrize(("layout", "ours"), [(torch.channels_last, 2), (torch.contiguous_format, 0)])
-def test_a_graph_gets_our_kernel_where_cudnn_is_slow_and_gives_the_same(layout: torch.memory_format, ours: int) -> None:
+@pytest.mark.parametrize(("layout", "ours"), [(torch.channels_last, 3), (torch.contiguous_format, 0)])
+def test_a_graph_gets_our_kernels_where_cudnn_is_slow_and_gives_the_same(
+    layout: torch.memory_format, ours: int
+) -> None:
     torch.manual_seed(0)
     net = Net().to(DEVICE, torch.float16).to(memory_format=layout)
     x = torch.randn(2, 3, 8, 8, device=DEVICE, dtype=torch.float16).to(memory_format=layout)
@@ -82,11 +131,12 @@ def test_a_graph_gets_our_kernel_where_cudnn_is_slow_and_gives_the_same(layout: 
     values = [p.detach().requires_grad_() for p in params.values()]
     graph = make_fx(gradients)(x, *values)
     expected = graph(x, *values)
-    assert use_own_depthwise_gradients(graph.graph) == ours
+    assert use_own_gradients(graph.graph) == ours
     graph.graph.lint()
     graph.recompile()
     names = [str(node.target) for node in graph.graph.nodes]
-    assert names.count("mezzo.depthwise_input_grad.default") == ours
+    assert sum(name.startswith("mezzo.") for name in names) == ours
+    assert names.count("mezzo.narrow_weight_grad.default") == (ours > 0)
     for seen, wanted in zip(graph(x, *values), expected, strict=True):
-        # a chain of five layers whose sums are rounded to half
+        # a chain of six layers whose sums are rounded to half
         torch.testing.assert_close(seen, wanted, rtol=2e-2, atol=2e-2)

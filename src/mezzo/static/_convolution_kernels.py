@@ -1,0 +1,85 @@
+"""Triton kernels of gradients of convolutions in channels-last.
+
+Sizes are constants: dividing by anything else costs more than the loads.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def depthwise_input_grad_kernel(
+    grad, weight, result, total,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
+    KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    PAD_H: tl.constexpr, PAD_W: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the gradient of a depthwise convolution's input: for each pixel, what the taps over it give back.
+
+    `grad` and `result` are channels-last, `weight` is (taps, channels), sums are float32. Pixels of equal remainders by the
+    strides are met by the same taps: a program works on one such class, and looks at no other tap. There is one
+    multiplication a tap, nothing for Tensor Cores.
+    """
+    rows: tl.constexpr = (HEIGHT + STRIDE_H - 1) // STRIDE_H
+    columns: tl.constexpr = (WIDTH + STRIDE_W - 1) // STRIDE_W
+    first_row = tl.program_id(1) // STRIDE_W
+    first_column = tl.program_id(1) % STRIDE_W
+    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    channel = element % CHANNELS
+    pixel = element // CHANNELS
+    column = (pixel % columns) * STRIDE_W + first_column
+    row = ((pixel // columns) % rows) * STRIDE_H + first_row
+    image = pixel // (columns * rows)
+    exists = (element < total) & (row < HEIGHT) & (column < WIDTH)
+    sums = tl.zeros([BLOCK], tl.float32)
+    for i in tl.static_range(KERNEL_H):
+        if (first_row + PAD_H - i) % STRIDE_H == 0:
+            out_row = (row + PAD_H - i) // STRIDE_H
+            row_fits = exists & (row + PAD_H - i >= 0) & (out_row < OUT_HEIGHT)
+            for j in tl.static_range(KERNEL_W):
+                if (first_column + PAD_W - j) % STRIDE_W == 0:
+                    out_column = (column + PAD_W - j) // STRIDE_W
+                    fits = row_fits & (column + PAD_W - j >= 0) & (out_column < OUT_WIDTH)
+                    source = ((image * OUT_HEIGHT + out_row) * OUT_WIDTH + out_column) * CHANNELS + channel
+                    values = tl.load(grad + source, mask=fits, other=0.0)
+                    factors = tl.load(weight + (i * KERNEL_W + j) * CHANNELS + channel)
+                    sums += values.to(tl.float32) * factors.to(tl.float32)
+    tl.store(result + ((image * HEIGHT + row) * WIDTH + column) * CHANNELS + channel, sums, mask=exists)
+
+
+@triton.jit
+def narrow_weight_grad_kernel(
+    grad, x, sums, pixels,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    OUT_CHANNELS: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
+    KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    PAD_H: tl.constexpr, PAD_W: tl.constexpr, ROWS: tl.constexpr, TAPS: tl.constexpr, SHARE: tl.constexpr, PIXELS: tl.constexpr,
+):  # fmt: skip
+    """Write a program's part of a weight's gradient: gradients (out channels, pixels) times inputs under taps (pixels, taps).
+
+    `grad` and `x` are channels-last; `sums` is (programs, ROWS, TAPS) in float32, a tap being (row, column, channel).
+    """
+    tap = tl.arange(0, TAPS)
+    tap_row = tap // (KERNEL_W * CHANNELS)
+    tap_column = (tap // CHANNELS) % KERNEL_W
+    channel = tap % CHANNELS
+    is_tap = tap < KERNEL_H * KERNEL_W * CHANNELS
+    out_channel = tl.arange(0, ROWS)
+    is_out_channel = out_channel < OUT_CHANNELS
+    part = tl.zeros([ROWS, TAPS], tl.float32)
+    first = tl.program_id(0) * SHARE
+    for start in range(0, SHARE, PIXELS):
+        pixel = first + start + tl.arange(0, PIXELS)
+        exists = pixel < pixels
+        out_column = pixel % OUT_WIDTH
+        out_row = (pixel // OUT_WIDTH) % OUT_HEIGHT
+        image = pixel // (OUT_WIDTH * OUT_HEIGHT)
+        given = grad + pixel[None, :] * OUT_CHANNELS + out_channel[:, None]
+        gradients = tl.load(given, mask=exists[None, :] & is_out_channel[:, None], other=0.0)
+        row = out_row[:, None] * STRIDE_H - PAD_H + tap_row[None, :]
+        column = out_column[:, None] * STRIDE_W - PAD_W + tap_column[None, :]
+        fits = exists[:, None] & is_tap[None, :] & (row >= 0) & (row < HEIGHT) & (column >= 0) & (column < WIDTH)
+        source = x + ((image[:, None] * HEIGHT + row) * WIDTH + column) * CHANNELS + channel[None, :]
+        values = tl.load(source, mask=fits, other=0.0)
+        part = tl.dot(gradients, values, part)
+    tl.store(sums + (tl.program_id(0) * ROWS + out_channel[:, None]) * TAPS + tap[None, :], part)
