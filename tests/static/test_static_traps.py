@@ -333,17 +333,36 @@ def test_what_a_captured_step_has_of_its_modules_is_seen_to_change() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout())
     step = compile_step(net, functional.mse_loss, SGD(net.parameters(), lr=0.1), backend="eager")
     step(torch.ones(2, 3), torch.ones(2, 4))
-    inner = step._last._step
-    before = inner.state_of_modules()
-    assert inner.state_of_modules() == before
+    holds = step._last._step.module_watch()
+    assert holds()
     net[2].eval()
-    assert inner.state_of_modules() != before
+    assert not holds()
     net[2].train()
     net[0].weight.requires_grad_(False)
-    assert inner.state_of_modules() != before
+    assert not holds()
     net[0].weight.requires_grad_(True)
+    assert holds()
+    kept = net[1].running_mean
     net[1].running_mean = torch.zeros(4)
-    assert inner.state_of_modules() != before
+    assert not holds()
+    net[1].running_mean = kept
+    assert holds()
+    kept.data = torch.zeros(4)
+    assert not holds()
+
+
+def test_a_captured_step_sees_that_parts_of_its_modules_were_replaced() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.ReLU()))
+    step = compile_step(net, functional.mse_loss, SGD(net.parameters(), lr=0.1), backend="eager")
+    step(torch.ones(2, 3), torch.ones(2, 4))
+    holds = step._last._step.module_watch()
+    kept = net[1][0]
+    net[1][0] = nn.Tanh()
+    assert not holds()
+    net[1][0] = kept
+    assert holds()
+    net[1].append(nn.ReLU())
+    assert not holds()
 
 
 def test_a_forward_reads_only_what_is_fetched_needs() -> None:

@@ -22,6 +22,10 @@ from mezzo.models import create_model
 
 WARMUP_STEPS = 5
 ROUNDS = 3
+ROUND_S = 0.5
+"""A round of queued steps takes at least so long on a GPU: its first step finds the device idle, and pays for that."""
+REST_S = 2.0
+"""A GPU at its power limit is slower right after heavy work: each recipe begins rested."""
 
 Progress = Callable[[str, int, int], None]
 """Told the recipe, the steps done in it and the steps it has."""
@@ -97,7 +101,7 @@ class StaticResult:
     timing: Timing
     """Steps whose loss the host reads, one by one."""
     queued_s: float
-    """Of a step when the host waits only at the end of all of them; the median of three rounds."""
+    """Of a step when the host waits only at the end of a round of them; the median of three rounds."""
     loss: float
     peak_memory_bytes: int | None
 
@@ -308,17 +312,19 @@ def _measure(
     say()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
+        time.sleep(REST_S)
     timing = time_calls(
         lambda: step().item(), calls=settings.steps, warmup_calls=WARMUP_STEPS, device=device, after_call=say
     )
     queued = []
+    in_a_round = max(settings.steps, round(ROUND_S / timing.median_s)) if device.type == "cuda" else settings.steps
     for _ in range(ROUNDS):
         synchronize(device)
         start = time.perf_counter()
-        for _ in range(settings.steps):
+        for _ in range(in_a_round):
             loss = step()
         synchronize(device)
-        queued.append((time.perf_counter() - start) / settings.steps)
+        queued.append((time.perf_counter() - start) / in_a_round)
         say()
     return StaticResult(
         model=model,

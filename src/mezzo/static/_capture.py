@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,7 +27,7 @@ class CapturedStep:
         self._step = step
         self._shapes = [describe(tensor) for tensor in batch]
         self._batch: list[Tensor] = []
-        self._modules: Any = None
+        self._modules_hold: Callable[[], bool] = lambda: True
         self._graph: torch.cuda.CUDAGraph | None = None
         self._results: tuple[Tensor, ...] = ()
         self._plan: Any = None
@@ -73,8 +73,8 @@ class CapturedStep:
     def holds(self) -> bool:
         """Whether everything that is built into the captured step is still as it was."""
         scaler = self._step.scaler
-        is_same = self._modules == self._step.state_of_modules()
-        return is_same and self._plan.holds() and (scaler is None or scaler._settings == self._settings)
+        are_same = scaler is None or scaler._settings == self._settings
+        return are_same and self._modules_hold() and self._plan.holds()
 
     def _check(self, batch: Sequence[Tensor]) -> None:
         came = [describe(tensor) for tensor in batch]
@@ -112,7 +112,7 @@ class CapturedStep:
             torch.cuda.current_stream(device).wait_stream(stream)
         if scaler is not None:
             self._settings, self._outcome = scaler._settings, scaler._take_captured()
-        self._modules = step.state_of_modules()
+        self._modules_hold = step.module_watch()
         self._graph = graph
 
 

@@ -74,12 +74,29 @@ class TrainingStep:
     def _params(self) -> Iterable[nn.Parameter]:
         return (param for module in self.modules for param in module.parameters())
 
-    def state_of_modules(self) -> tuple[list[bool], list[bool], list[int]]:
-        """Return what a captured step has of its modules besides weights: modes, who is trained, where buffers are."""
-        modes = [part.training for module in self.modules for part in module.modules()]
-        trained = [param.requires_grad for param in self._params()]
-        places = [buffer.data_ptr() for module in self.modules for buffer in module.buffers()]
-        return modes, trained, places
+    def module_watch(self) -> Callable[[], bool]:
+        """Return a function that tells whether the modules are as they are now: their parts and modes, who is trained, where
+        buffers are.
+
+        It is asked before every replay, while the device may wait: so it looks at flat lists and does not walk the modules
+        (MobileNetV3-small: 70 us instead of 500).
+        """
+        parts = [part for module in self.modules for part in module.modules()]
+        attributes = [vars(part) for part in parts]
+        held = [of[kind] for of in attributes for kind in ("_modules", "_parameters", "_buffers")]
+        params = list(self._params())
+        buffers = [buffer for module in self.modules for buffer in module.buffers()]
+
+        def state() -> tuple[list[int], list[bool], list[bool], list[int]]:
+            return (
+                [id(value) for values in held for value in values.values()],
+                [of["training"] for of in attributes],
+                [param.requires_grad for param in params],
+                [buffer.data_ptr() for buffer in buffers],
+            )
+
+        now = state()
+        return lambda: state() == now
 
     @contextmanager
     def gradients_put_aside(self) -> Iterator[None]:
