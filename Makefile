@@ -1,16 +1,16 @@
-# make demo | check | test | test-slow | clean. Each sets up .venv by itself and re-uses it while it is up to date.
+# make demo | check | docs | test | test-slow | clean. Each sets up .venv by itself and re-uses it while it is up to date.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo check test test-slow clean
+.PHONY: demo check docs test test-slow clean
 .DELETE_ON_ERROR:
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "mezzo needs Python 3.11 or newer, found %s; set PYTHON=/path/to/python3" % sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,vision,export,openvino]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs,vision,export,openvino]'
 	@touch $@
 
 DEMO := test_tipc/configs/mobilenet_v3_small/train_amp_infer_python.txt \
@@ -25,11 +25,15 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test: check
+# The site, in site/; a warning or a dead link is an error.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+test: check docs
 	$(BIN)/python -m pytest
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m 'slow and not gpu and not data'
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache
