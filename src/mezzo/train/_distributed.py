@@ -51,9 +51,17 @@ atexit.register(_left.clear)
 
 @contextmanager
 def join_world(device: str = "auto") -> Iterator[World]:
-    """Yield this process's place; leave the process group at the end.
+    """Yield this process's place; leave the process group at the end. See `enter_world`."""
+    world = enter_world(device)
+    yield world
+    if world.size > 1:
+        dist.destroy_process_group()  # not after an error: others may wait in it, and the launcher ends them
 
-    Without `torchrun` the world is this process. Under it NCCL connects GPUs and gloo CPUs.
+
+def enter_world(device: str = "auto") -> World:
+    """Return this process's place; processes that `torchrun` started are connected, GPUs by NCCL and CPUs by gloo.
+
+    Without `torchrun` the world is this process; a process group that is there already is used.
 
     Args:
         device: `auto` (the GPU if there is one), `cpu`, `gpu`, `cuda` or `gpu:1`.
@@ -65,16 +73,16 @@ def join_world(device: str = "auto") -> Iterator[World]:
     chosen = choose_device(device, local_rank if size > 1 else None)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
+    if dist.is_initialized():
+        return World(dist.get_rank(), dist.get_world_size(), chosen)
     if size == 1:
-        yield World(0, 1, chosen)
-        return
+        return World(0, 1, chosen)
     if chosen.type == "cuda":
         dist.init_process_group("nccl", timeout=_TIMEOUT, device_id=chosen)
     else:
         dist.init_process_group("gloo", timeout=_TIMEOUT)
     _left.append(dist.group.WORLD)
-    yield World(dist.get_rank(), dist.get_world_size(), chosen)
-    dist.destroy_process_group()  # not after an error: others may wait in it, and the launcher ends them
+    return World(dist.get_rank(), dist.get_world_size(), chosen)
 
 
 def choose_device(name: str, local_rank: int | None = None) -> torch.device:
@@ -123,13 +131,16 @@ def share_buffers(model: nn.Module, world: World) -> None:
             dist.broadcast(buffer, 0)
 
 
-def wrap(model: nn.Module, world: World) -> nn.Module:
+def wrap(model: nn.Module, world: World, *, static_graph: bool = True) -> nn.Module:
     """Return the model as all processes train it: gradients are averaged.
 
-    The set of parameters that get a gradient is the same in every step, so DDP learns it once: some networks carry layers
-    that are never executed.
+    Args:
+        model: Decorated already.
+        world: The processes.
+        static_graph: The set of parameters that get a gradient is the same in every step, so DDP learns it once: some
+            networks carry layers that are never executed.
     """
     if world.size == 1:
         return model
     ids = [world.device.index] if world.device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=ids, static_graph=True, gradient_as_bucket_view=False)
+    return DistributedDataParallel(model, device_ids=ids, static_graph=static_graph, gradient_as_bucket_view=False)

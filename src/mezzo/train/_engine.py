@@ -1,11 +1,9 @@
-"""The training loop, written once: for both tasks, every precision, one process or many."""
+"""The training of a recipe: for both tasks, every precision, one process or many."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -18,6 +16,7 @@ from mezzo.static import CaptureError, compile_step
 from mezzo.train._checkpoints import Progress, save, save_best
 from mezzo.train._distributed import share_buffers
 from mezzo.train._evaluate import Evaluator
+from mezzo.train._loop import StepResult, run_steps, take_step
 from mezzo.train._meter import Meter, Window
 from mezzo.train._reporter import Reporter
 from mezzo.train._session import Session
@@ -34,24 +33,18 @@ class BatchTooSmall(MezzoError):
     """There is nothing to normalise over."""
 
 
-@dataclass(slots=True)
-class StepResult:
-    """What a step leaves, on the device; read when it is logged."""
-
-    loss: Tensor
-    watched: dict[str, Tensor]
-
-
 def train_step(session: Session, batch: DeviceBatch) -> StepResult:
     """Train one step on a batch."""
-    precision, task, optimizer = session.precision, session.task, session.optimizer
-    with precision.autocast():
+    task = session.task
+
+    def forward() -> tuple[Any, Tensor]:
         outputs = session.wrapped(batch.images)
-        loss = task.loss(outputs, batch.labels)
-    precision.backward(loss)
-    precision.step(optimizer, session.recipe.optimizer.clip_norm)
-    optimizer.zero_grad(set_to_none=True)
-    return StepResult(loss.detach(), task.watch(outputs, batch.labels))
+        return outputs, task.loss(outputs, batch.labels)
+
+    outputs, loss = take_step(
+        session.precision, session.optimizer, forward, max_norm=session.recipe.optimizer.clip_norm
+    )
+    return StepResult(loss, task.watch(outputs, batch.labels))
 
 
 class CompiledTraining:
@@ -99,34 +92,47 @@ class Engine:
         if progress.step >= session.steps:
             self._reporter.note(f"nothing left to train: {progress.step} of {session.steps} iterations are done")
             return progress
-        batches = iter(session.batches(progress.step))
-        records = session.options.wants_operator_table()
-        for step in range(progress.step, session.steps):
-            rate = session.set_learning_rate(step)
-            start = time.perf_counter()
-            batch = next(batches)
-            reading_s = time.perf_counter() - start
-            with collect_operator_stats(print_table=False) if records else nullcontext() as stats, _explained(session):
-                result = (train_step if records else self._step)(session, batch)
-            if stats is not None:
-                self._reporter.operator_table(stats.table())
-            records = False
-            if session.ema is not None:
-                session.ema.update()
-            self._meter.add(step, result.loss, result.watched, batch.images.shape[0], reading_s)
-            progress.step = step + 1
-            self._reporter.advance(progress.step)
-            if self._is_logged(step):
-                self._log(step, rate)
-            if progress.step % session.save_every == 0 or progress.step == session.steps:
-                if not self._meter.is_empty:
-                    self._log(step, rate)
-                self._meter.pause()
-                self._end_interval(progress)
-                self._meter.go_on()
-                if self._is_stopped_early(progress):
-                    break
+        self._records = session.options.wants_operator_table()
+        run_steps(
+            range(progress.step, session.steps),
+            iter(session.batches(progress.step)),
+            self._train,
+            lambda batch: batch.images.shape[0],
+            self._meter,
+            before=self._begin,
+            after=lambda step: self._end(step, progress),
+        )
         return progress
+
+    def _begin(self, step: int) -> None:
+        self._rate = self._session.set_learning_rate(step)
+
+    def _train(self, step: int, batch: DeviceBatch) -> StepResult:
+        session, records = self._session, self._records
+        with collect_operator_stats(print_table=False) if records else nullcontext() as stats, _explained(session):
+            result = (train_step if records else self._step)(session, batch)
+        if stats is not None:
+            self._reporter.operator_table(stats.table())
+        self._records = False
+        return result
+
+    def _end(self, step: int, progress: Progress) -> bool:
+        """Do what follows a step; return whether the run ends here."""
+        session = self._session
+        if session.ema is not None:
+            session.ema.update()
+        progress.step = step + 1
+        self._reporter.advance(progress.step)
+        if self._is_logged(step):
+            self._log(step, self._rate)
+        if progress.step % session.save_every and progress.step != session.steps:
+            return False
+        if not self._meter.is_empty:
+            self._log(step, self._rate)
+        self._meter.pause()
+        self._end_interval(progress)
+        self._meter.go_on()
+        return self._is_stopped_early(progress)
 
     def _is_logged(self, step: int) -> bool:
         """Whether a line follows a step: counted from 1 for segmentation, from 0 in each epoch for classification."""

@@ -80,14 +80,19 @@ class FullPrecision:
 
 
 class MixedPrecision:
-    """`auto_cast` by a policy, half weights with masters at O2, a loss scale for float16."""
+    """`auto_cast` by a policy, half weights with masters, a loss scale for float16.
 
-    def __init__(self, policy: Policy, *, first_loss_scale: float = FIRST_LOSS_SCALE) -> None:
+    Args:
+        policy: Decides the dtype of every operator.
+        scaler: Of float16; None: one that starts as both documented training commands do.
+    """
+
+    def __init__(self, policy: Policy, scaler: GradScaler | None = None) -> None:
         self.policy: Policy | None = policy
         self._level, self._dtype = policy.level, policy.dtype
         self._region = auto_cast(policy=policy)
         is_fp16 = policy.dtype is torch.float16
-        self._scaler = GradScaler(enable=is_fp16, init_loss_scaling=first_loss_scale)
+        self._scaler = scaler or GradScaler(enable=is_fp16, init_loss_scaling=FIRST_LOSS_SCALE)
         self.scaler: GradScaler | None = self._scaler if is_fp16 else None
         self.name = f"{'fp16' if is_fp16 else 'bf16'} {policy.level}"
 

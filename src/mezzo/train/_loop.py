@@ -1,0 +1,90 @@
+"""A step and the loop around it, written once: for the training command and for `mezzo.Model`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from mezzo.train._meter import Meter
+from mezzo.train._precision import Precision
+
+B = TypeVar("B")
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a step leaves, on the device; read when it is logged."""
+
+    loss: Tensor
+    watched: Mapping[str, Tensor]
+
+
+def take_step(
+    precision: Precision,
+    optimizer: Optimizer,
+    forward: Callable[[], tuple[Any, Tensor]],
+    *,
+    max_norm: float | None = None,
+    update: bool = True,
+) -> tuple[Any, Tensor]:
+    """Run forward and loss under the precision, backward, and update the weights; return outputs and loss.
+
+    Args:
+        precision: Decides dtypes, scales the loss, skips what overflowed.
+        optimizer: Of the weights.
+        forward: Returns the network's outputs and the loss.
+        max_norm: Clip the norm of the gradients to this.
+        update: False: gradients are kept, and the next step's are added to them.
+    """
+    with precision.autocast():
+        outputs, loss = forward()
+    precision.backward(loss)
+    if update:
+        precision.step(optimizer, max_norm)
+        optimizer.zero_grad(set_to_none=True)
+    return outputs, loss.detach()
+
+
+def run_steps(
+    steps: Iterable[int],
+    batches: Iterator[B],
+    train: Callable[[int, B], StepResult],
+    samples_of: Callable[[B], int],
+    meter: Meter,
+    *,
+    before: Callable[[int], None],
+    after: Callable[[int], bool],
+) -> int:
+    """Train on one batch a step until steps or batches end; return how many steps were taken.
+
+    Args:
+        steps: Their numbers.
+        batches: Where the batches come from.
+        train: Takes a step on a batch.
+        samples_of: How many samples a batch has.
+        meter: Gets losses and times.
+        before: Called with the number of a step that begins.
+        after: Called with the number of a step that is done; True ends the loop.
+    """
+    done = 0
+    for step in steps:
+        start = time.perf_counter()
+        batch: Any = next(batches, _END)
+        reading_s = time.perf_counter() - start
+        if batch is _END:
+            break
+        before(step)
+        result = train(step, batch)
+        meter.add(step, result.loss, result.watched, samples_of(batch), reading_s)
+        done += 1
+        if after(step):
+            break
+    return done
+
+
+_END = object()
