@@ -34,6 +34,10 @@ class RunningMean(DeviceSums):
         sums[0] += value * weight
         sums[1] += weight
 
+    def sum(self) -> float:
+        """Return the weighted sum; the host waits."""
+        return float(self._sums[0].item())
+
     def value(self) -> float:
         """Return the mean; the one moment in which the host waits.
 

@@ -16,6 +16,7 @@ from mezzo.static._current import (
 from mezzo.static._executor import Executor
 from mezzo.static._graph import CapturedGraph, CaptureError
 from mezzo.static._program import Program
+from mezzo.static._save import save_forward
 from mezzo.static._to_static import StaticFunction, static_forward, to_static
 from mezzo.static._variables import InputSpec, ProgramError, Variable
 
@@ -42,5 +43,6 @@ __all__ = [
     "to_static",
     "static_forward",
     "StaticFunction",
+    "save_forward",
     "amp",
 ]

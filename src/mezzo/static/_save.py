@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch.fx import GraphModule
+from torch import nn
 
 from mezzo._errors import RunError
 from mezzo._exported import forget_places, load_program, quietly, write_program
@@ -22,11 +22,11 @@ _SAMPLES = (2, 64, 96, 128, 160)
 """Of a free size, by its place: not 0 or 1, which torch would take for fixed, unequal, and large enough for a network."""
 
 
-def save_forward(module: GraphModule, inputs: Sequence[InputSpec], path: Path) -> None:
+def save_forward(module: nn.Module, inputs: Sequence[InputSpec], path: Path) -> None:
     """Write a forward, in evaluation and float32, as a `torch.export` file.
 
     Args:
-        module: Takes the inputs by their names; returns a dict.
+        module: Takes the inputs in this order.
         inputs: What it takes, in order.
         path: Usually ends in .pt2.
 

@@ -1,5 +1,6 @@
 """Training: one engine for both tasks, every precision, one process or many."""
 
+from mezzo.train import callbacks
 from mezzo.train._distributed import DeviceError
 from mezzo.train._engine import NonFiniteLoss
 from mezzo.train._options import OptionError, RunOptions
@@ -7,8 +8,11 @@ from mezzo.train._plot import plot_curves, plot_run
 from mezzo.train._precision import FullPrecision, MixedPrecision, Precision, make_precision
 from mezzo.train._run import TrainResult, evaluate, train
 from mezzo.train._scalars import read_scalars
+from mezzo.train.model import Model
 
 __all__ = [
+    "Model",
+    "callbacks",
     "train",
     "evaluate",
     "TrainResult",

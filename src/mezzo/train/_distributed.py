@@ -55,13 +55,20 @@ def join_world(device: str = "auto") -> Iterator[World]:
     world = enter_world(device)
     yield world
     if world.size > 1:
-        dist.destroy_process_group()  # not after an error: others may wait in it, and the launcher ends them
+        leave_world()  # not after an error: others may wait in it, and the launcher ends them
+
+
+def leave_world() -> None:
+    """Leave the process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def enter_world(device: str = "auto") -> World:
     """Return this process's place; processes that `torchrun` started are connected, GPUs by NCCL and CPUs by gloo.
 
-    Without `torchrun` the world is this process; a process group that is there already is used.
+    Without `torchrun` the world is this process; a process group that is there already is used. One that was made here is
+    left when the process ends.
 
     Args:
         device: `auto` (the GPU if there is one), `cpu`, `gpu`, `cuda` or `gpu:1`.
@@ -82,6 +89,7 @@ def enter_world(device: str = "auto") -> World:
     else:
         dist.init_process_group("gloo", timeout=_TIMEOUT)
     _left.append(dist.group.WORLD)
+    atexit.register(leave_world)
     return World(dist.get_rank(), dist.get_world_size(), chosen)
 
 
@@ -129,6 +137,14 @@ def share_buffers(model: nn.Module, world: World) -> None:
     if world.size > 1:
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)
+
+
+@torch.no_grad()
+def share_state(model: nn.Module, world: World) -> None:
+    """Give every process the weights and buffers of the first."""
+    if world.size > 1:
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor, 0)
 
 
 def wrap(model: nn.Module, world: World, *, static_graph: bool = True) -> nn.Module:

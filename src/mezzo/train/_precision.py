@@ -27,7 +27,7 @@ class Precision(Protocol):
     scaler: GradScaler | None
     policy: Policy | None
 
-    def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
+    def prepare(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
         """Make model and optimizer ready, in place; before any wrapper for distributed training."""
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -53,7 +53,7 @@ class FullPrecision:
     scaler: GradScaler | None = None
     policy: Policy | None = None
 
-    def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
+    def prepare(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
         """Leave both as they are."""
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -96,7 +96,7 @@ class MixedPrecision:
         self.scaler: GradScaler | None = self._scaler if is_fp16 else None
         self.name = f"{'fp16' if is_fp16 else 'bf16'} {policy.level}"
 
-    def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
+    def prepare(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
         """Make the weights half that only ever compute in half, with masters: no step casts a weight."""
         if self._level in ("O1", "O2"):
             decorate(model, optimizer, level=self._level, dtype=self._dtype)

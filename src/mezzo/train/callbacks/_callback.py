@@ -1,0 +1,151 @@
+"""What a callback may hear of, and the list that tells all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from mezzo.train.model import Model
+
+Mode = Literal["train", "eval", "predict"]
+Logs = Mapping[str, Any]
+
+
+class LateLogs(Mapping[str, Any]):
+    """Numbers that are read from the device when somebody looks at them: who does not look does not wait."""
+
+    def __init__(self, read: Callable[[], dict[str, Any]]) -> None:
+        self._read = read
+        self._values: dict[str, Any] | None = None
+
+    def _known(self) -> dict[str, Any]:
+        if self._values is None:
+            self._values = self._read()
+        return self._values
+
+    def __getitem__(self, key: str) -> Any:
+        return self._known()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known())
+
+    def __len__(self) -> int:
+        return len(self._known())
+
+    def __repr__(self) -> str:
+        return repr(self._known())
+
+
+class Callback:
+    """Hears what `Model.fit`, `evaluate` and `predict` do; override what is of interest.
+
+    `self.model` is the model, `self.params` has `epochs`, `steps` (None if unknown), `batch_size`, `verbose`, `metrics`,
+    `save_dir`. Logs hold the loss and the metrics; those of a batch are read from the device when they are looked at. Setting
+    `self.model.stop_training` ends training after the epoch.
+    """
+
+    model: Model
+    params: dict[str, Any]
+
+    def set_model(self, model: Model) -> None:
+        """Learn which model it is."""
+        self.model = model
+
+    def set_params(self, params: dict[str, Any]) -> None:
+        """Learn what the run is like."""
+        self.params = params
+
+    def on_train_begin(self, logs: Logs) -> None:
+        """Before the first epoch."""
+
+    def on_train_end(self, logs: Logs) -> None:
+        """After the last epoch."""
+
+    def close(self) -> None:
+        """At the very end, also of a run that failed: let go of bars and files."""
+
+    def on_eval_begin(self, logs: Logs) -> None:
+        """Before an evaluation."""
+
+    def on_eval_end(self, logs: Logs) -> None:
+        """After an evaluation; `logs` has its loss and metrics."""
+
+    def on_predict_begin(self, logs: Logs) -> None:
+        """Before a prediction."""
+
+    def on_predict_end(self, logs: Logs) -> None:
+        """After a prediction."""
+
+    def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
+        """Before an epoch, counted from 0."""
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        """After an epoch of training, before its evaluation."""
+
+    def on_train_batch_begin(self, step: int, logs: Logs) -> None:
+        """Before a batch, counted from 0 in each epoch."""
+
+    def on_train_batch_end(self, step: int, logs: Logs) -> None:
+        """After a batch."""
+
+    def on_eval_batch_begin(self, step: int, logs: Logs) -> None:
+        """Before a batch of an evaluation."""
+
+    def on_eval_batch_end(self, step: int, logs: Logs) -> None:
+        """After a batch of an evaluation."""
+
+    def on_predict_batch_begin(self, step: int, logs: Logs) -> None:
+        """Before a batch of a prediction."""
+
+    def on_predict_batch_end(self, step: int, logs: Logs) -> None:
+        """After a batch of a prediction."""
+
+
+class CallbackList:
+    """Tells every callback, in order."""
+
+    def __init__(self, callbacks: Iterable[Callback], model: Model, params: dict[str, Any]) -> None:
+        self._callbacks = list(callbacks)
+        for callback in self._callbacks:
+            if not isinstance(callback, Callback):
+                raise TypeError(
+                    f"callbacks: a {type(callback).__name__} is no mezzo.callbacks.Callback; give an instance of one"
+                )
+            callback.set_model(model)
+            callback.set_params(params)
+
+    def begin(self, mode: Mode, logs: Logs | None = None) -> None:
+        """A training, an evaluation or a prediction begins."""
+        for callback in self._callbacks:
+            getattr(callback, f"on_{mode}_begin")(logs or {})
+
+    def end(self, mode: Mode, logs: Logs | None = None) -> None:
+        """It is over."""
+        for callback in self._callbacks:
+            getattr(callback, f"on_{mode}_end")(logs or {})
+
+    def close(self) -> None:
+        """Whatever happened, it is over."""
+        for callback in self._callbacks:
+            callback.close()
+
+    def begin_epoch(self, epoch: int) -> None:
+        """An epoch begins."""
+        for callback in self._callbacks:
+            callback.on_epoch_begin(epoch, {})
+
+    def end_epoch(self, epoch: int, logs: Logs) -> None:
+        """An epoch of training is over."""
+        for callback in self._callbacks:
+            callback.on_epoch_end(epoch, logs)
+
+    def begin_batch(self, mode: Mode, step: int) -> None:
+        """A batch begins."""
+        for callback in self._callbacks:
+            getattr(callback, f"on_{mode}_batch_begin")(step, {})
+
+    def end_batch(self, mode: Mode, step: int, logs: Logs) -> None:
+        """A batch is done."""
+        for callback in self._callbacks:
+            getattr(callback, f"on_{mode}_batch_end")(step, logs)

@@ -1,0 +1,85 @@
+"""Callbacks that write: checkpoints, and scalars for TensorBoard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mezzo._extras import require
+from mezzo.train.callbacks._callback import Callback, Logs
+
+
+class ModelCheckpoint(Callback):
+    """Saves the model every few epochs as `SAVE_DIR/EPOCH`, and at the end as `SAVE_DIR/final`.
+
+    Args:
+        save_freq: Epochs between two checkpoints.
+        save_dir: Where they go; None: the `save_dir` of `fit`, or nowhere.
+    """
+
+    def __init__(self, save_freq: int = 1, save_dir: str | Path | None = None) -> None:
+        if save_freq < 1:
+            raise ValueError(f"save_freq={save_freq}: must be at least 1")
+        self._every, self._directory = save_freq, None if save_dir is None else Path(save_dir)
+
+    @property
+    def _target(self) -> Path | None:
+        return self._directory if self._directory is not None else self.params["save_dir"]
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        """Save, if it is time; epochs are counted from 0."""
+        if self._target is not None and (epoch + 1) % self._every == 0:
+            self.model.save(self._target / str(epoch))
+
+    def on_train_end(self, logs: Logs) -> None:
+        """Save what came out."""
+        if self._target is not None:
+            self.model.save(self._target / "final")
+
+
+class TensorBoard(Callback):
+    """Writes loss, metrics, learning rate and loss scale for TensorBoard.
+
+    Args:
+        log_dir: Where the files go.
+        log_freq: Batches between two points of training.
+    """
+
+    def __init__(self, log_dir: str | Path, log_freq: int = 10) -> None:
+        if log_freq < 1:
+            raise ValueError(f"log_freq={log_freq}: must be at least 1")
+        require("tensorboard", extra="vision")
+        self._directory, self._every = Path(log_dir), log_freq
+        self._writer: Any = None
+        self._steps = 0
+
+    def on_train_batch_end(self, step: int, logs: Logs) -> None:
+        """Write a point, if it is time."""
+        self._steps += 1
+        if self._steps % self._every == 0:
+            optimizer, scaler = self.model.optimizer, self.model.scaler
+            more = {"lr": float(optimizer.param_groups[0]["lr"])} if optimizer is not None else {}
+            if scaler is not None:
+                more["loss_scale"] = scaler.get_scale()
+            self._write("train", {**logs, **more})
+
+    def on_eval_end(self, logs: Logs) -> None:
+        """Write the result of an evaluation."""
+        self._write("eval", logs)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _write(self, kind: str, logs: Logs) -> None:
+        if not self.model.world.is_first:
+            return
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(self._directory))
+        for name, value in logs.items():
+            if isinstance(value, float):
+                self._writer.add_scalar(f"{kind}/{name}", value, self._steps)

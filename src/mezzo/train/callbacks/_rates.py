@@ -1,0 +1,53 @@
+"""Learning rates by a scheduler of torch's."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
+
+from mezzo.train.callbacks._callback import Callback, Logs
+
+
+class LRScheduler(Callback):
+    """Steps a scheduler of `torch.optim.lr_scheduler` after every update of the weights, or after every epoch.
+
+    Args:
+        scheduler: Of the optimizer that `prepare` gets.
+        by_step: After every update.
+        by_epoch: After every epoch.
+    """
+
+    def __init__(self, scheduler: TorchScheduler, by_step: bool = True, by_epoch: bool = False) -> None:
+        if by_step == by_epoch:
+            raise ValueError(f"by_step={by_step} and by_epoch={by_epoch}: exactly one of the two must be True")
+        self._scheduler, self._by_step = scheduler, by_step
+
+    def on_train_begin(self, logs: Logs) -> None:
+        """Check that the rates are those of the optimizer that trains."""
+        if self._scheduler.optimizer is not self.model.optimizer:
+            raise ValueError("LRScheduler: the scheduler's optimizer is not the one that prepare() got")
+
+    def on_train_batch_end(self, step: int, logs: Logs) -> None:
+        """Step, if the weights were updated."""
+        if self._by_step and self.model.has_updated:
+            self._step()
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        """Step."""
+        if not self._by_step:
+            self._step()
+
+    def _step(self) -> None:
+        with _no_false_alarm():
+            self._scheduler.step()
+
+
+@contextmanager
+def _no_false_alarm() -> Iterator[None]:
+    """Keep torch quiet, which looks for a call of `optimizer.step`: that of a scaler is none."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step", category=UserWarning)
+        yield

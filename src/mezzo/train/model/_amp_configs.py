@@ -1,0 +1,95 @@
+"""`amp_configs` of `Model.prepare`: what may stand in it, checked before anything is changed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from mezzo._errors import unknown_choice
+from mezzo.amp import GradScaler, Policy
+from mezzo.train._precision import FullPrecision, MixedPrecision, Precision
+
+LEVELS = ("O0", "O1", "O2")
+DTYPES = ("float16", "bfloat16")
+_OF_SCALER = (
+    "init_loss_scaling", "incr_ratio", "decr_ratio", "incr_every_n_steps", "decr_every_n_nan_or_inf",
+    "use_dynamic_loss_scaling",
+)  # fmt: skip
+_OF_LISTS = ("custom_white_list", "custom_black_list")
+_KEYS = ("level", "dtype", *_OF_SCALER, *_OF_LISTS)
+_ELSEWHERE = {
+    "use_pure_fp16": "say level 'O2'",
+    "use_fp16_guard": "it belongs to graph mode: mezzo.static.amp.decorate",
+    "custom_black_varnames": "it belongs to graph mode: mezzo.static.amp.CustomOpLists; here amp.exclude_layers(network, name) "
+    "keeps a layer in float32",
+    "enable": "leave amp_configs out, or say level 'O0'",
+}
+
+
+def make_precision_of(amp_configs: str | Mapping[str, Any] | None) -> Precision:
+    """Return the precision that `amp_configs` asks for.
+
+    Args:
+        amp_configs: None, '' or {}: float32. 'O0', 'O1' or 'O2'. Or a dict: `level` (usually O1), `dtype` (usually float16),
+            the settings of `GradScaler`, `custom_white_list`, `custom_black_list`.
+
+    Raises:
+        TypeError: It is of another type.
+        ValueError: A key is unknown or belongs elsewhere, a value is out of range, or two contradict each other.
+
+    >>> make_precision_of("O2").name, make_precision_of({"dtype": "bfloat16"}).name, make_precision_of(None).name
+    ('fp16 O2', 'bf16 O1', 'fp32')
+    """
+    if amp_configs is None:
+        return FullPrecision()
+    if isinstance(amp_configs, str):
+        return make_precision_of({"level": amp_configs} if amp_configs else None)
+    if not isinstance(amp_configs, Mapping):
+        raise TypeError(
+            f"amp_configs is a {type(amp_configs).__name__}: it must be None, a level ({', '.join(LEVELS)}) or a dict"
+        )
+    if not amp_configs:
+        return FullPrecision()
+    _refuse_unknown(amp_configs)
+    level, dtype = amp_configs.get("level", "O1"), amp_configs.get("dtype", "float16")
+    if level not in LEVELS:
+        raise ValueError(f"amp_configs: {unknown_choice('level', level, LEVELS)}")
+    if dtype not in DTYPES:
+        raise ValueError(f"amp_configs: {unknown_choice('dtype', dtype, DTYPES)}")
+    if level == "O0":
+        _warn_of_what_is_off([key for key in amp_configs if key != "level"])
+        return FullPrecision()
+    settings = {key: amp_configs[key] for key in _OF_SCALER if key in amp_configs}
+    if settings and dtype == "bfloat16":
+        raise ValueError(
+            f"amp_configs: {', '.join(settings)} with dtype 'bfloat16': its range is float32's and needs no loss scale; leave "
+            "the one or the other out"
+        )
+    lists: dict[str, Any] = {
+        key: _names(key, amp_configs[key]) for key in _OF_LISTS if amp_configs.get(key) is not None
+    }
+    try:
+        policy = Policy.create(level, dtype=dtype, **lists)
+        return MixedPrecision(policy, GradScaler(enable=dtype == "float16", **settings))
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"amp_configs: {error}") from error
+
+
+def _refuse_unknown(amp_configs: Mapping[str, Any]) -> None:
+    for key in amp_configs:
+        if key in _ELSEWHERE:
+            raise ValueError(f"amp_configs: {key!r} is no key here; {_ELSEWHERE[key]}")
+        if key not in _KEYS:
+            raise ValueError(f"amp_configs: {unknown_choice('key', key, _KEYS)}")
+
+
+def _warn_of_what_is_off(keys: list[str]) -> None:
+    if keys:
+        warnings.warn(f"amp_configs: at level 'O0' {', '.join(keys)} has no effect", UserWarning, stacklevel=4)
+
+
+def _names(key: str, value: Any) -> list[str]:
+    if isinstance(value, str) or not isinstance(value, (list, tuple, set, frozenset)):
+        raise TypeError(f"{key} is {value!r}: must be a set, list or tuple of operator names")
+    return list(value)

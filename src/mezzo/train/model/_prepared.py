@@ -1,0 +1,139 @@
+"""What `prepare` put together: a network with all that one batch needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mezzo.metric import Metric
+from mezzo.train._distributed import World
+from mezzo.train._loop import StepResult, take_step
+from mezzo.train._precision import Precision
+from mezzo.train.model._data import as_list
+
+Loss = Callable[..., Any]
+Batch = tuple[list[Tensor], list[Tensor]]
+"""Inputs and labels, on the device."""
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A network that can take a batch."""
+
+    world: World
+    network: nn.Module
+    """The bare network: what is saved and evaluated."""
+    wrapped: nn.Module
+    """The same as all processes train it."""
+    precision: Precision
+    optimizer: Optimizer | None = None
+    loss: Loss | None = None
+    metrics: Sequence[Metric] = ()
+    max_norm: float | None = None
+    sample: list[Tensor] | None = None
+    """Inputs of two samples of the first batch: what an exported file is tried on."""
+    has_updated: bool = True
+    """Whether the last batch of training updated the weights."""
+
+    def need(self, name: str, call: str) -> Any:
+        """Return the optimizer or the loss, which a call cannot do without.
+
+        Raises:
+            RuntimeError: `prepare` was not given one.
+        """
+        value = getattr(self, name)
+        if value is None:
+            raise RuntimeError(
+                f"{call}() needs {'an' if name[0] in 'aeiou' else 'a'} {name}: call prepare({name}=...) first"
+            )
+        return value
+
+    def train(self, batch: Batch, update: bool = True) -> StepResult:
+        """Train on a batch, and count it into the metrics."""
+        inputs, labels = batch
+        self._remember(inputs)
+        self.wrapped.train()
+
+        def forward() -> tuple[Any, Tensor]:
+            outputs = self.wrapped(*inputs)
+            return outputs, self._loss_of(outputs, labels)
+
+        optimizer = self.need("optimizer", "train_batch")
+        outputs, loss = take_step(self.precision, optimizer, forward, max_norm=self.max_norm, update=update)
+        self.has_updated = update
+        self._update_metrics(outputs, labels)
+        return StepResult(loss, {})
+
+    def measure(self, batch: Batch) -> Tensor | None:
+        """Return the loss of a batch, None without a loss function, and count it into the metrics; inside `evaluation`."""
+        inputs, labels = batch
+        self._remember(inputs)
+        outputs = self.network(*inputs)
+        self._update_metrics(outputs, labels)
+        return None if self.loss is None else self._loss_of(outputs, labels)
+
+    def predict(self, inputs: list[Tensor]) -> list[Tensor]:
+        """Return the outputs; inside `evaluation`."""
+        self._remember(inputs)
+        outputs = as_list(self.network(*inputs))
+        for output in outputs:
+            if not isinstance(output, Tensor):
+                raise TypeError(
+                    f"the network returned a {type(output).__name__}: predict takes tensors, or a list or tuple of them"
+                )
+        return outputs
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Inside, the network evaluates: under the precision, without gradients."""
+        was_training = self.network.training
+        self.network.eval()
+        try:
+            with torch.no_grad(), self.precision.autocast():
+                yield
+        finally:
+            self.network.train(was_training)
+
+    def _remember(self, inputs: list[Tensor]) -> None:
+        if self.sample is None:
+            self.sample = [tensor[:2].clone() for tensor in inputs if tensor.dim()]
+
+    def _loss_of(self, outputs: Any, labels: list[Tensor]) -> Tensor:
+        assert self.loss is not None
+        losses = as_list(self.loss(*as_list(outputs), *labels))
+        total: Tensor = losses[0] if len(losses) == 1 else torch.stack([loss.float() for loss in losses]).sum()
+        if total.numel() != 1:
+            raise ValueError(f"the loss has shape {list(total.shape)}: it must be one number; use reduction='mean'")
+        return total
+
+    # Metrics
+
+    def metric_names(self) -> list[str]:
+        """Return the name of every number that the metrics give."""
+        return [name for metric in self.metrics for name in as_list(metric.name())]
+
+    def reset_metrics(self) -> None:
+        """Forget what was counted."""
+        for metric in self.metrics:
+            metric.reset()
+
+    def metric_values(self, *, of_all: bool = False) -> dict[str, float]:
+        """Return the numbers of this process, or those of all processes together."""
+        values: dict[str, float] = {}
+        for metric in self.metrics:
+            if of_all:
+                metric.reduce()
+            values |= dict(zip(as_list(metric.name()), as_list(metric.accumulate()), strict=True))
+        return values
+
+    @torch.no_grad()
+    def _update_metrics(self, outputs: Any, labels: list[Tensor]) -> None:
+        detached = [output.detach() if isinstance(output, Tensor) else output for output in as_list(outputs)]
+        for metric in self.metrics:
+            metric.update(*as_list(metric.compute(*detached, *labels)))
