@@ -19,7 +19,7 @@ ROWS = (
     ("export",),
     ("infer",),
     ("config", "checkpoint"),
-    ("models", "data", "metric"),
+    ("models", "data", "metric", "callbacks"),
     ("proof",),
     ("static",),
     ("amp",),

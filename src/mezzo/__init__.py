@@ -4,17 +4,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mezzo.train import Model, callbacks
+    from mezzo import amp, callbacks, metric, static
+    from mezzo.train import Model
 
-__all__ = ["Model", "callbacks"]
-
-_HOMES = {"Model": ("mezzo.train", "Model"), "callbacks": ("mezzo.train.callbacks", None)}
+__all__ = ["Model", "amp", "callbacks", "metric", "static"]
 
 
 def __getattr__(name: str) -> Any:
     """Load what is asked for when it is asked for: `import mezzo.amp` must not load a training engine."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'mezzo' has no attribute {name!r}")
-    module, member = _HOMES[name]
-    loaded = importlib.import_module(module)
-    return loaded if member is None else getattr(loaded, member)
+    if name == "Model":
+        return importlib.import_module("mezzo.train").Model
+    if name in __all__:
+        return importlib.import_module(f"mezzo.{name}")
+    raise AttributeError(f"module 'mezzo' has no attribute {name!r}")

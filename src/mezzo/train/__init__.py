@@ -1,6 +1,5 @@
 """Training: one engine for both tasks, every precision, one process or many."""
 
-from mezzo.train import callbacks
 from mezzo.train._distributed import DeviceError
 from mezzo.train._engine import NonFiniteLoss
 from mezzo.train._options import OptionError, RunOptions
@@ -12,7 +11,6 @@ from mezzo.train.model import Model
 
 __all__ = [
     "Model",
-    "callbacks",
     "train",
     "evaluate",
     "TrainResult",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,12 +56,12 @@ def join_world(device: str = "auto") -> Iterator[World]:
     world = enter_world(device)
     yield world
     if world.size > 1:
-        leave_world()  # not after an error: others may wait in it, and the launcher ends them
+        dist.destroy_process_group()
 
 
-def leave_world() -> None:
-    """Leave the process group, if there is one."""
-    if dist.is_initialized():
+def _leave_at_exit() -> None:
+    """Leave the process group, but not after an error: others may wait in it, and the launcher ends them."""
+    if dist.is_initialized() and getattr(sys, "last_value", None) is None:
         dist.destroy_process_group()
 
 
@@ -89,7 +90,7 @@ def enter_world(device: str = "auto") -> World:
     else:
         dist.init_process_group("gloo", timeout=_TIMEOUT)
     _left.append(dist.group.WORLD)
-    atexit.register(leave_world)
+    atexit.register(_leave_at_exit)
     return World(dist.get_rank(), dist.get_world_size(), chosen)
 
 

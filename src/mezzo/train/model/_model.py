@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mezzo.amp import GradScaler
+from mezzo.callbacks import Callback, CallbackList, ModelCheckpoint, ProgBarLogger
 from mezzo.metric import Metric
 from mezzo.static import InputSpec
 from mezzo.train._distributed import enter_world, share_state, wrap
 from mezzo.train._precision import FullPrecision
-from mezzo.train.callbacks import Callback, CallbackList, ModelCheckpoint, ProgBarLogger
 from mezzo.train.model._amp_configs import make_precision_of
 from mezzo.train.model._data import (
     as_list,

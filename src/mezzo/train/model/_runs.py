@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
+from mezzo.callbacks import CallbackList, LateLogs
 from mezzo.metric import RunningMean
 from mezzo.train._distributed import share_buffers
 from mezzo.train._engine import NonFiniteLoss
 from mezzo.train._loop import StepResult, run_steps
 from mezzo.train._meter import Meter
-from mezzo.train.callbacks import CallbackList, LateLogs
 from mezzo.train.model._data import count_samples, length_of, split_batch, with_last
 from mezzo.train.model._prepared import Prepared
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mezzo._extras import require
-from mezzo.train.callbacks._callback import Callback, Logs
+from mezzo.callbacks._callback import Callback, Logs
 
 
 class ModelCheckpoint(Callback):

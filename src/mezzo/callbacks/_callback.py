@@ -3,13 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
-if TYPE_CHECKING:
-    from mezzo.train.model import Model
+from torch.optim import Optimizer
+
+from mezzo.amp import GradScaler
 
 Mode = Literal["train", "eval", "predict"]
 Logs = Mapping[str, Any]
+
+
+class Place(Protocol):
+    """This process among all of a run."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it writes files and prints lines."""
+
+
+class Trained(Protocol):
+    """What a callback may ask of a `mezzo.Model`."""
+
+    stop_training: bool
+
+    @property
+    def world(self) -> Place:
+        """This process among all of a run."""
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """What trains."""
+
+    @property
+    def scaler(self) -> GradScaler | None:
+        """The loss scaler; None without float16."""
+
+    @property
+    def has_updated(self) -> bool:
+        """Whether the last batch updated the weights."""
+
+    def save(self, path: str | Path, training: bool = True) -> Path:
+        """Write the model."""
 
 
 class LateLogs(Mapping[str, Any]):
@@ -45,10 +80,10 @@ class Callback:
     `self.model.stop_training` ends training after the epoch.
     """
 
-    model: Model
+    model: Trained
     params: dict[str, Any]
 
-    def set_model(self, model: Model) -> None:
+    def set_model(self, model: Trained) -> None:
         """Learn which model it is."""
         self.model = model
 
@@ -105,7 +140,7 @@ class Callback:
 class CallbackList:
     """Tells every callback, in order."""
 
-    def __init__(self, callbacks: Iterable[Callback], model: Model, params: dict[str, Any]) -> None:
+    def __init__(self, callbacks: Iterable[Callback], model: Trained, params: dict[str, Any]) -> None:
         self._callbacks = list(callbacks)
         for callback in self._callbacks:
             if not isinstance(callback, Callback):

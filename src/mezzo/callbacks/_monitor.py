@@ -6,7 +6,7 @@ import math
 from typing import Literal
 
 from mezzo._errors import unknown_choice
-from mezzo.train.callbacks._callback import Callback, Logs
+from mezzo.callbacks._callback import Callback, Logs
 
 Direction = Literal["auto", "min", "max"]
 _MORE_IS_BETTER = ("acc", "auc", "iou", "precision", "recall", "dice", "f1")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
 
-from mezzo.train.callbacks._callback import Callback, Logs
+from mezzo.callbacks._callback import Callback, Logs
 
 
 class LRScheduler(Callback):

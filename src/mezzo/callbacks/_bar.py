@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mezzo.train.callbacks._callback import Callback, Logs
+from mezzo.callbacks._callback import Callback, Logs
 
 
 def format_logs(logs: Logs) -> str:
