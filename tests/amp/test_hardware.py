@@ -166,7 +166,7 @@ def test_without_a_gpu_nothing_warns_and_a_bad_dtype_is_an_error():
 @pytest.mark.parametrize(
     ("capability", "abilities", "usable", "advice"),
     [
-        (K40M, (False,) * 5, (False, False), "stay at level O0 (float32): AMP needs compute capability (7, 0)"),
+        (K40M, (False,) * 5, (False, False), "stay at level O0 (float32): AMP needs compute capability 7.0, "),
         (V100, (True, False, False, False, True), (True, False), "use level O2 in float16 with a GradScaler"),
         (A100, (True, True, False, True, True), (True, True), "use level O2 in bfloat16"),
         (L4, (True,) * 5, (True, True), "use level O2 in bfloat16"),

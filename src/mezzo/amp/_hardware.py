@@ -345,6 +345,10 @@ def _best(gpus: tuple[Gpu, ...]) -> Gpu | None:
     return max(gpus, key=lambda gpu: gpu.capability, default=None)
 
 
+def _dotted(capability: Capability) -> str:
+    return ".".join(map(str, capability))
+
+
 def _advise(gpus: tuple[Gpu, ...], cpu: Cpu) -> str:
     gpu = _best(gpus)
     if gpu is None:
@@ -354,11 +358,11 @@ def _advise(gpus: tuple[Gpu, ...], cpu: Cpu) -> str:
     if gpu.can_run_amp(torch.float16):
         return (
             "use level O2 in float16 with a GradScaler: the Tensor Cores speed up float16; "
-            f"bfloat16 needs compute capability (8, 0), this GPU has {gpu.capability}"
+            f"bfloat16 needs compute capability 8.0, this GPU has {_dotted(gpu.capability)}"
             if gpu.tensor_cores
             else "use level O2 in float16 with a GradScaler to halve memory; without Tensor Cores it is not much faster"
         )
-    return f"stay at level O0 (float32): AMP needs compute capability (7, 0), {gpu.name} has {gpu.capability}"
+    return f"stay at level O0 (float32): AMP needs compute capability 7.0, {gpu.name} has {_dotted(gpu.capability)}"
 
 
 def _advise_cpu(cpu: Cpu) -> str:
