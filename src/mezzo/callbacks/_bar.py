@@ -18,10 +18,11 @@ def format_logs(logs: Logs) -> str:
     >>> format_logs({"loss": 0.25, "acc": 0.5, "step": 3})
     'loss: 0.2500 - acc: 0.5000'
     """
-    return " - ".join(f"{name}: {value:.4f}" for name, value in logs.items() if _is_shown(name, value))
+    return " - ".join(f"{name}: {value:.4f}" for name, value in logs.items() if is_shown(name, value))
 
 
-def _is_shown(name: str, value: Any) -> bool:
+def is_shown(name: str, value: Any) -> bool:
+    """Whether an entry of the logs is a result: counts of samples and steps are none."""
     return isinstance(value, Real) and name not in ("step", "batch_size", "samples")
 
 
@@ -87,7 +88,7 @@ class ProgBarLogger(Callback):
         """Show the result."""
         self._stop_bar()
         if self._is_on:
-            print(f"Eval samples: {logs['samples']} - {format_logs(logs)}", flush=True)
+            print(" - ".join(filter(None, [f"Eval samples: {logs['samples']}", format_logs(logs)])), flush=True)
 
     def on_predict_begin(self, logs: Logs) -> None:
         """Start a bar."""
@@ -118,7 +119,7 @@ class ProgBarLogger(Callback):
                 BarColumn(),
                 MofNCompleteColumn(),
                 TimeRemainingColumn(),
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
             )
             self._bar = Progress(*columns, console=self._console, transient=True)
             self._task = self._bar.add_task("", total=total)

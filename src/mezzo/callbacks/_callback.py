@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -53,9 +54,20 @@ class LateLogs(Mapping[str, Any]):
     def __init__(self, read: Callable[[], dict[str, Any]]) -> None:
         self._read = read
         self._values: dict[str, Any] | None = None
+        self._is_over = False
+
+    def __enter__(self) -> LateLogs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over = True  # the metrics go on counting
 
     def _known(self) -> dict[str, Any]:
         if self._values is None:
+            if self._is_over:
+                raise RuntimeError(
+                    "these logs are of an earlier batch, and nobody looked then: read them in the callback"
+                )
             self._values = self._read()
         return self._values
 
@@ -76,8 +88,8 @@ class Callback:
     """Hears what `Model.fit`, `evaluate` and `predict` do; override what is of interest.
 
     `self.model` is the model, `self.params` has `epochs`, `steps` (None if unknown), `batch_size`, `verbose`, `metrics`,
-    `save_dir`. Logs hold the loss and the metrics; those of a batch are read from the device when they are looked at. Setting
-    `self.model.stop_training` ends training after the epoch.
+    `save_dir`, `evaluates`. Logs hold the loss and the metrics; those of a batch are read from the device when they are
+    looked at. Setting `self.model.stop_training` ends training after the epoch.
     """
 
     model: Trained
@@ -156,14 +168,33 @@ class CallbackList:
             getattr(callback, f"on_{mode}_begin")(logs or {})
 
     def end(self, mode: Mode, logs: Logs | None = None) -> None:
-        """It is over."""
-        for callback in self._callbacks:
+        """It is over. After a training the last ones hear first: a checkpoint is written whatever others do."""
+        for callback in reversed(self._callbacks) if mode == "train" else self._callbacks:
             getattr(callback, f"on_{mode}_end")(logs or {})
 
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        """Close every callback at the end, whatever happens; what ended a run is not hidden by what closing raises."""
+        try:
+            yield
+        except BaseException as error:
+            try:
+                self.close()
+            except Exception as failure:  # noqa: BLE001  the first one is the reason
+                error.add_note(f"closing a callback failed too: {failure!r}")
+            raise
+        self.close()
+
     def close(self) -> None:
-        """Whatever happened, it is over."""
+        """Close every callback; then raise what the first that failed raised."""
+        failures = []
         for callback in self._callbacks:
-            callback.close()
+            try:
+                callback.close()
+            except Exception as error:  # noqa: BLE001  of a user's callback; it is raised when all are closed
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     def begin_epoch(self, epoch: int) -> None:
         """An epoch begins."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mezzo._extras import require
+from mezzo.callbacks._bar import is_shown
 from mezzo.callbacks._callback import Callback, Logs
 
 
@@ -81,5 +82,5 @@ class TensorBoard(Callback):
 
             self._writer = SummaryWriter(str(self._directory))
         for name, value in logs.items():
-            if isinstance(value, float):
-                self._writer.add_scalar(f"{kind}/{name}", value, self._steps)
+            if is_shown(name, value):
+                self._writer.add_scalar(f"{kind}/{name}", float(value), self._steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Literal
 
 from mezzo._errors import unknown_choice
@@ -18,7 +19,8 @@ class _Watch:
     def __init__(self, monitor: str, mode: str, min_delta: float) -> None:
         if mode not in ("auto", "min", "max"):
             raise ValueError(unknown_choice("mode", mode, ("auto", "min", "max")))
-        grows = any(part in monitor for part in _MORE_IS_BETTER) if mode == "auto" else mode == "max"
+        is_score = "loss" not in monitor and any(part in monitor for part in _MORE_IS_BETTER)
+        grows = is_score if mode == "auto" else mode == "max"
         self.monitor, self._sign, self._delta = monitor, 1 if grows else -1, abs(min_delta)
         self.restart(None)
 
@@ -44,7 +46,35 @@ def _check_patience(patience: int) -> int:
     return patience
 
 
-class EarlyStopping(Callback):
+class _Watcher(Callback):
+    """Hears of evaluations while it trains, and of no others."""
+
+    _is_training = False
+
+    def on_train_begin(self, logs: Logs) -> None:
+        """Begin anew."""
+        if not self.params.get("evaluates", True):
+            warnings.warn(
+                f"{type(self).__name__} watches evaluations, and there are none: give fit() eval_data",
+                UserWarning,
+                stacklevel=5,
+            )
+        self._is_training = True
+
+    def close(self) -> None:
+        """Listen no longer."""
+        self._is_training = False
+
+    def on_eval_end(self, logs: Logs) -> None:
+        """Take the result in, if it trains."""
+        if self._is_training:
+            self._judge(logs)
+
+    def _judge(self, logs: Logs) -> None:
+        raise NotImplementedError
+
+
+class EarlyStopping(_Watcher):
     """Ends training when evaluations no longer get better.
 
     Args:
@@ -72,21 +102,16 @@ class EarlyStopping(Callback):
 
     def on_train_begin(self, logs: Logs) -> None:
         """Begin anew."""
+        super().on_train_begin(logs)
         self._watch.restart(self._baseline)
-        self._waited, self._epoch, self._is_training = 0, 0, True
-
-    def on_train_end(self, logs: Logs) -> None:
-        """Listen no longer."""
-        self._is_training = False
+        self._waited, self._epoch = 0, 0
 
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
         """Remember which epoch it is."""
         self._epoch = epoch
 
-    def on_eval_end(self, logs: Logs) -> None:
+    def _judge(self, logs: Logs) -> None:
         """Compare, keep the best, and stop where patience ends."""
-        if not getattr(self, "_is_training", False):
-            return
         if self._watch.is_better(self._watch.read(logs)):
             self._waited = 0
             if self._saves and self.params["save_dir"] is not None:
@@ -102,7 +127,7 @@ class EarlyStopping(Callback):
                 )
 
 
-class ReduceLROnPlateau(Callback):
+class ReduceLROnPlateau(_Watcher):
     """Lowers the learning rate when evaluations no longer get better.
 
     Args:
@@ -135,10 +160,11 @@ class ReduceLROnPlateau(Callback):
 
     def on_train_begin(self, logs: Logs) -> None:
         """Begin anew."""
+        super().on_train_begin(logs)
         self._watch.restart(None)
         self._waited, self._resting = 0, 0
 
-    def on_eval_end(self, logs: Logs) -> None:
+    def _judge(self, logs: Logs) -> None:
         """Compare, and lower the rate where patience ends."""
         is_better = self._watch.is_better(self._watch.read(logs))
         if is_better or self._resting > 0:
@@ -153,8 +179,10 @@ class ReduceLROnPlateau(Callback):
         optimizer = self.model.optimizer
         if optimizer is None:
             return
+        before = [float(group["lr"]) for group in optimizer.param_groups]
         for group in optimizer.param_groups:
-            group["lr"] = max(group["lr"] * self._factor, self._lowest)
-        if self._verbose and self.model.world.is_first:
+            group["lr"] = min(group["lr"], max(group["lr"] * self._factor, self._lowest))
+        has_changed = before != [group["lr"] for group in optimizer.param_groups]
+        if has_changed and self._verbose and self.model.world.is_first:
             rates = ", ".join(f"{group['lr']:.3g}" for group in optimizer.param_groups)
             print(f"{self._watch.monitor} no longer gets better: learning rate {rates}", flush=True)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from mezzo.callbacks._callback import Callback, Logs
 
@@ -23,31 +20,26 @@ class LRScheduler(Callback):
     def __init__(self, scheduler: TorchScheduler, by_step: bool = True, by_epoch: bool = False) -> None:
         if by_step == by_epoch:
             raise ValueError(f"by_step={by_step} and by_epoch={by_epoch}: exactly one of the two must be True")
+        if not isinstance(scheduler, TorchScheduler) or isinstance(scheduler, ReduceLROnPlateau):
+            raise TypeError(
+                f"the scheduler is a {type(scheduler).__name__}: must be one of torch.optim.lr_scheduler that steps without a "
+                "number; for plateaus there is mezzo.callbacks.ReduceLROnPlateau"
+            )
         self._scheduler, self._by_step = scheduler, by_step
 
     def on_train_begin(self, logs: Logs) -> None:
         """Check that the rates are those of the optimizer that trains."""
         if self._scheduler.optimizer is not self.model.optimizer:
             raise ValueError("LRScheduler: the scheduler's optimizer is not the one that prepare() got")
+        # What torch looks for before it warns of a wrong order: a call of optimizer.step. A scaler's step is one too.
+        self._scheduler.optimizer._opt_called = True  # type: ignore[attr-defined]
 
     def on_train_batch_end(self, step: int, logs: Logs) -> None:
         """Step, if the weights were updated."""
         if self._by_step and self.model.has_updated:
-            self._step()
+            self._scheduler.step()
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         """Step."""
         if not self._by_step:
-            self._step()
-
-    def _step(self) -> None:
-        with _no_false_alarm():
             self._scheduler.step()
-
-
-@contextmanager
-def _no_false_alarm() -> Iterator[None]:
-    """Keep torch quiet, which looks for a call of `optimizer.step`: that of a scaler is none."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step", category=UserWarning)
-        yield

@@ -15,7 +15,7 @@ def find_weights(given: str | Path, setting: str = "model.pretrained") -> Path:
     """Return the file of weights that are given as a file, as the folder of a checkpoint, or as that of a run.
 
     Raises:
-        CheckpointError: It is an address, which is not fetched, or a folder without weights.
+        CheckpointError: It is an address, which is not fetched, is not there, or is a folder without weights.
     """
     if re.match(r"\w+:/", str(given)):
         raise CheckpointError(
@@ -23,6 +23,10 @@ def find_weights(given: str | Path, setting: str = "model.pretrained") -> Path:
             f"--opts {setting}=FILE or {setting}=null"
         )
     path = Path(given)
+    if not path.exists():
+        raise CheckpointError(
+            f"{path}: there is no such file or folder; give a file of weights or a checkpoint's folder"
+        )
     if not path.is_dir():
         return path
     newest = CheckpointStore(path).latest()

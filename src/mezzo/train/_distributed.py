@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ class World:
 # busy machine). Python's own reference lets the lock go first.
 _left: list[object] = []
 atexit.register(_left.clear)
+_wrapped: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
 @contextmanager
@@ -61,11 +63,18 @@ def join_world(device: str = "auto") -> Iterator[World]:
 
 def _leave_at_exit() -> None:
     """Leave the process group, but not after an error: others may wait in it, and the launcher ends them."""
-    if dist.is_initialized() and getattr(sys, "last_value", None) is None:
+    if getattr(sys, "last_value", None) is not None:
+        return
+    for wrapper in list(
+        _wrapped
+    ):  # a script's variables live on until there is no interpreter: their reducers must not
+        for name in ("reducer", "logger", "process_group"):
+            vars(wrapper).pop(name, None)
+    if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def enter_world(device: str = "auto") -> World:
+def enter_world(device: str = "auto", setting: str = "--device {}") -> World:
     """Return this process's place; processes that `torchrun` started are connected, GPUs by NCCL and CPUs by gloo.
 
     Without `torchrun` the world is this process; a process group that is there already is used. One that was made here is
@@ -73,12 +82,13 @@ def enter_world(device: str = "auto") -> World:
 
     Args:
         device: `auto` (the GPU if there is one), `cpu`, `gpu`, `cuda` or `gpu:1`.
+        setting: How messages write the choice of a device.
 
     Raises:
         DeviceError: There is no such device.
     """
     size, local_rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
-    chosen = choose_device(device, local_rank if size > 1 else None)
+    chosen = choose_device(device, local_rank if size > 1 else None, setting)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     if dist.is_initialized():
@@ -94,12 +104,13 @@ def enter_world(device: str = "auto") -> World:
     return World(dist.get_rank(), dist.get_world_size(), chosen)
 
 
-def choose_device(name: str, local_rank: int | None = None) -> torch.device:
+def choose_device(name: str, local_rank: int | None = None, setting: str = "--device {}") -> torch.device:
     """Return the device that a command line names.
 
     Args:
         name: `auto`, `cpu`, `gpu`, `cuda`, or one of the last two with a number.
         local_rank: Number of this process on its machine: each has its own GPU.
+        setting: How messages write the choice of a device.
     """
     kind, _, number = name.partition(":")
     count = torch.cuda.device_count()
@@ -108,14 +119,15 @@ def choose_device(name: str, local_rank: int | None = None) -> torch.device:
     if kind == "cpu" and not number:
         return torch.device("cpu")
     if kind not in ("gpu", "cuda") or (number and not number.isdecimal()):
-        raise DeviceError(f"--device {name}: must be auto, cpu, gpu or gpu:N")
+        raise DeviceError(f"{setting.format(name)}: must be auto, cpu, gpu or gpu:N")
     if number and local_rank is not None:
         raise DeviceError(
-            f"--device {name}: each process has a GPU of its own; use --device gpu (CUDA_VISIBLE_DEVICES chooses which)"
+            f"{setting.format(name)}: each process has a GPU of its own; use {setting.format('gpu')} (CUDA_VISIBLE_DEVICES "
+            "chooses which)"
         )
     index = int(number) if number else (local_rank or 0)
     if count == 0:
-        raise DeviceError(f"--device {name}: this machine has no CUDA device; use --device cpu")
+        raise DeviceError(f"{setting.format(name)}: this machine has no CUDA device; use {setting.format('cpu')}")
     if index >= count:
         raise DeviceError(
             f"GPU {index} was asked for, this machine has {count} (0 to {count - 1}); use fewer processes"
@@ -148,16 +160,22 @@ def share_state(model: nn.Module, world: World) -> None:
             dist.broadcast(tensor, 0)
 
 
-def wrap(model: nn.Module, world: World, *, static_graph: bool = True) -> nn.Module:
+def wrap(model: nn.Module, world: World, *, is_shared: bool = False) -> nn.Module:
     """Return the model as all processes train it: gradients are averaged.
+
+    The set of parameters that get a gradient is the same in every step, so DDP learns it once: some networks carry layers
+    that are never executed.
 
     Args:
         model: Decorated already.
         world: The processes.
-        static_graph: The set of parameters that get a gradient is the same in every step, so DDP learns it once: some
-            networks carry layers that are never executed.
+        is_shared: All have the same weights. Else DDP sends those of the first round: half ones, and masters become as coarse.
     """
     if world.size == 1:
         return model
     ids = [world.device.index] if world.device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=ids, static_graph=static_graph, gradient_as_bucket_view=False)
+    wrapped = DistributedDataParallel(
+        model, device_ids=ids, static_graph=True, gradient_as_bucket_view=False, init_sync=not is_shared
+    )
+    _wrapped.add(wrapped)
+    return wrapped

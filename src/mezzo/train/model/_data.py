@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -39,7 +40,7 @@ def make_loader(
     shuffle: bool = False,
     drop_last: bool = False,
     num_workers: int = 0,
-    shared: bool = True,
+    share: Literal["even", "exact", "none"] = "exact",
 ) -> Iterable[Any]:
     """Return batches of a data set; a loader, or any other iterable of batches, is returned as it is.
 
@@ -50,35 +51,48 @@ def make_loader(
         shuffle: Another order in every epoch.
         drop_last: Leave out the last batch if it is smaller.
         num_workers: Processes that read.
-        shared: False: every process gets all of it.
+        share: What a process gets of a data set. `even`: as many batches as any other, a few samples twice if need be, since
+            gradients are averaged in every step. `exact`: each sample is in one process. `none`: all of it.
 
     Raises:
         TypeError: There is nothing in it to iterate over.
         ValueError: The data set is empty, or the batch size below 1.
     """
-    if not isinstance(data, Dataset) and not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
-        if not isinstance(data, Iterable):
-            raise TypeError(
-                f"data is a {type(data).__name__}: must be a Dataset, a DataLoader or an iterable of batches"
-            )
-        return data
+    by_number = isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__"))
+    if isinstance(data, Mapping) or not (by_number or isinstance(data, Iterable)):
+        raise TypeError(f"data is a {type(data).__name__}: must be a Dataset, a DataLoader or an iterable of batches")
+    if not by_number:
+        return cast(Iterable[Any], data)
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size}: must be at least 1")
     options: dict[str, Any] = {"batch_size": batch_size, "num_workers": num_workers, "drop_last": drop_last}
     options["pin_memory"] = world.device.type == "cuda"
     options["persistent_workers"] = num_workers > 0
+    is_split = world.size > 1 and share != "none"
     if isinstance(data, IterableDataset):
-        return DataLoader(data, **options)
+        return DataLoader(_Part(data, world) if is_split else data, **options)
     sized: Any = data
+    if not hasattr(sized, "__len__"):
+        raise TypeError(f"{type(data).__name__}: a data set needs __len__; one without a length is an IterableDataset")
     if not len(sized):
         raise ValueError("the data set is empty: there is nothing to iterate over")
-    if world.size == 1 or not shared:
+    if not is_split:
         return DataLoader(sized, shuffle=shuffle, **options)
-    if shuffle or drop_last:
+    if share == "even":
         sampler: Any = DistributedSampler(sized, world.size, world.rank, shuffle=shuffle, drop_last=drop_last)
     else:  # each sample once, so that sums over processes are right: no sampler of torch's does that
         sampler = range(world.rank, len(sized), world.size)
     return DataLoader(sized, sampler=sampler, **options)
+
+
+class _Part(IterableDataset[Any]):
+    """Every so-many-th sample of a stream: the part of one process."""
+
+    def __init__(self, whole: IterableDataset[Any], world: World) -> None:
+        self._whole, self._rank, self._size = whole, world.rank, world.size
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(iter(self._whole), self._rank, None, self._size)
 
 
 def begin_epoch(loader: Iterable[Any], epoch: int) -> None:
@@ -88,12 +102,13 @@ def begin_epoch(loader: Iterable[Any], epoch: int) -> None:
         sampler.set_epoch(epoch)
 
 
-def length_of(loader: Iterable[Any]) -> int | None:
-    """Return how many batches there are; None if nobody knows."""
+def length_of(loader: Iterable[Any], most: int | None = None) -> int | None:
+    """Return how many batches will be taken, at most so many; None if nobody knows."""
     try:
-        return len(loader)  # type: ignore[arg-type]
+        length = len(loader)  # type: ignore[arg-type]
     except TypeError:
-        return None
+        return most
+    return length if most is None else min(length, most)
 
 
 def with_last(items: Iterable[T]) -> Iterator[tuple[T, bool]]:
@@ -113,26 +128,25 @@ def with_last(items: Iterable[T]) -> Iterator[tuple[T, bool]]:
     yield item, True
 
 
-def as_tensors(values: Any, device: torch.device) -> list[Tensor]:
+def as_tensors(values: Any, device: torch.device, *, double: bool = False) -> list[Tensor]:
     """Return what a batch holds as a flat list of tensors on the device.
 
     Args:
         values: A tensor, an array, a number, or lists and tuples of them; None is an empty list.
         device: Where the network is.
+        double: Whether it computes in float64. Else such values become float32: numpy's default is not a network's.
 
     Raises:
         TypeError: There is something else in it.
     """
     if values is None:
         return []
-    if isinstance(values, Tensor):
-        return [values.to(device, non_blocking=True)]
-    if isinstance(values, (np.ndarray, np.generic, bool, int, float)):
+    if isinstance(values, (Tensor, np.ndarray, np.generic, bool, int, float)):
         tensor = torch.as_tensor(values)
-        narrow = tensor.float() if tensor.dtype is torch.float64 else tensor  # numpy's default is not a network's
-        return [narrow.to(device)]
+        narrow = tensor.float() if tensor.dtype is torch.float64 and not double else tensor
+        return [narrow.to(device, non_blocking=True)]
     if isinstance(values, Sequence) and not isinstance(values, (str, bytes)):
-        return [tensor for value in values for tensor in as_tensors(value, device)]
+        return [tensor for value in values for tensor in as_tensors(value, device, double=double)]
     kind = "dict" if isinstance(values, Mapping) else type(values).__name__
     raise TypeError(
         f"a batch holds a {kind}: it must be a tensor, an array, or a list or tuple of them, inputs first, then labels; "
@@ -140,13 +154,15 @@ def as_tensors(values: Any, device: torch.device) -> list[Tensor]:
     )
 
 
-def split_batch(batch: Any, inputs: int, device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the inputs of a batch and its labels.
+def split_batch(
+    batch: Any, inputs: int, device: torch.device, *, double: bool = False
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the inputs of a batch and its labels; see `as_tensors`.
 
     Raises:
         ValueError: The batch has fewer tensors than the network takes.
     """
-    tensors = as_tensors(batch, device)
+    tensors = as_tensors(batch, device, double=double)
     if len(tensors) < inputs:
         raise ValueError(
             f"a batch has {len(tensors)} tensors, the network's forward takes {inputs}: the data set must give inputs first, "

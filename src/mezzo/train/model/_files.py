@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,9 +14,10 @@ from torch.optim import Optimizer
 
 from mezzo._errors import RunError
 from mezzo._exported import load_program
+from mezzo._files import explained
 from mezzo.amp import float32_copy
 from mezzo.checkpoint import CheckpointError, CheckpointStore, read_state, write_state
-from mezzo.models import load_weights
+from mezzo.models import WeightsError, load_weights
 from mezzo.static import InputSpec, save_forward
 from mezzo.train._precision import Precision
 
@@ -30,6 +32,7 @@ def save_training(path: Path, network: nn.Module, optimizer: Optimizer | None, p
         "kind": _KIND,
         "network": dict(network.state_dict()),
         "optimizer": None if optimizer is None else optimizer.state_dict(),
+        "optimizer_kind": None if optimizer is None else type(optimizer).__name__,
         "precision": precision.state_dict(),
     }
     return CheckpointStore(path.parent).save(path.name, lambda folder: write_state(folder, state))
@@ -44,66 +47,95 @@ def load_training(
     skip_mismatch: bool,
     reset_optimizer: bool,
 ) -> None:
-    """Load what `save_training` wrote, or a file of weights alone.
+    """Load what `save_training` wrote, or a file of weights alone; whatever does not fit is found before anything changes.
 
     Raises:
-        CheckpointError: It is no such folder, or its weights do not fit.
+        CheckpointError: It is no such folder, or it does not fit.
     """
     if path.is_file():
-        load_weights(network, path, strict=not skip_mismatch)
+        faults = _load_file(path, network, skip_mismatch)
+        if faults:
+            _tell(path, faults, skip_mismatch)
         return
     state = read_state(path)
     if state.get("kind") != _KIND:
         raise CheckpointError(f"{path}: was not written by Model.save(); give a folder that was, or a file of weights")
-    _load_network(path, network, state["network"], skip_mismatch)
-    if optimizer is not None and state["optimizer"] is not None and not reset_optimizer:
-        try:
-            optimizer.load_state_dict(state["optimizer"])
-        except (ValueError, KeyError) as error:
-            raise CheckpointError(
-                f"{path}: the optimizer's state does not fit ({error}); load(..., reset_optimizer=True) takes the weights alone"
-            ) from error
-        precision.load_state_dict(state["precision"])
+    weights, of_optimizer = state.get("network"), state.get("optimizer")
+    if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
+        raise CheckpointError(f"{path}: its state has no weights; it was damaged, or written by something else")
+    fitting, faults = _compare(network, weights)
+    if faults:
+        _tell(path, faults, skip_mismatch)
+        if optimizer is not None and not reset_optimizer:
+            optimizer.state.clear()  # what it knows is of other weights
+    elif optimizer is not None and of_optimizer is not None and not reset_optimizer:
+        _load_optimizer(path, optimizer, of_optimizer, state.get("optimizer_kind"))
+        precision.load_state_dict(state.get("precision") or {})
+    network.load_state_dict(fitting, strict=False)
 
 
-def _load_network(path: Path, network: nn.Module, saved: Mapping[str, Tensor], skip_mismatch: bool) -> None:
+def _load_file(path: Path, network: nn.Module, skip_mismatch: bool) -> list[str]:
+    """Load a file of weights; return a line for each that did not fit."""
+    try:
+        report = load_weights(network, path, strict=not skip_mismatch)
+    except WeightsError as error:
+        text = str(error)
+        raise CheckpointError(text if text.startswith(str(path)) else f"{path}: {text}") from error
+    faults = [f"{name} is missing" for name in report.missing]
+    faults += [f"{name} is not in the network" for name in report.unexpected]
+    return faults + [f"{name} has another shape" for name in report.mismatched]
+
+
+def _load_optimizer(path: Path, optimizer: Optimizer, state: Any, kind: Any) -> None:
+    before = copy.deepcopy(optimizer.state_dict())
+    try:
+        if kind != type(optimizer).__name__:
+            raise ValueError(f"it is that of {kind}, this is {type(optimizer).__name__}")
+        optimizer.load_state_dict(state)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        optimizer.load_state_dict(before)
+        raise CheckpointError(
+            f"{path}: the optimizer's state does not fit ({error}); load(..., reset_optimizer=True) takes the weights alone"
+        ) from error
+
+
+def _compare(network: nn.Module, saved: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the weights that fit, and a line for each that does not."""
     own = network.state_dict()
     fits = {name: value for name, value in saved.items() if name in own and own[name].shape == value.shape}
-    if len(fits) < max(len(own), len(saved)):
-        faults = [f"{name} is missing" for name in own if name not in saved]
-        faults += [f"{name} is not in the network" for name in saved if name not in own]
-        faults += [
-            f"{name} is {tuple(saved[name].shape)} on disk, {tuple(own[name].shape)} in the network"
-            for name in own
-            if name in saved and name not in fits
-        ]
-        more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
-        text = f"{path}: {'; '.join(faults[:3])}{more}"
-        if not skip_mismatch:
-            raise CheckpointError(f"{text}; load(..., skip_mismatch=True) takes what fits")
-        warnings.warn(f"{text}: skipped", UserWarning, stacklevel=4)
-    network.load_state_dict(fits, strict=False)
+    faults = [f"{name} is missing" for name in own if name not in saved]
+    faults += [f"{name} is not in the network" for name in saved if name not in own]
+    faults += [
+        f"{name} is {tuple(saved[name].shape)} on disk, {tuple(own[name].shape)} in the network"
+        for name in own
+        if name in saved and name not in fits
+    ]
+    return fits, faults
 
 
-def export_forward(
-    path: Path, network: nn.Module, inputs: Sequence[InputSpec], sample: Sequence[Tensor] | None
-) -> Path:
+def _tell(path: Path, faults: Sequence[str], skip_mismatch: bool) -> None:
+    more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
+    text = f"{path}: {'; '.join(faults[:3])}{more}"
+    if not skip_mismatch:
+        raise CheckpointError(f"{text}; load(..., skip_mismatch=True) takes what fits")
+    warnings.warn(f"{text}: skipped; the optimizer begins anew", UserWarning, stacklevel=4)
+
+
+def export_forward(target: Path, network: nn.Module, inputs: Sequence[InputSpec], sample: Sequence[Tensor]) -> None:
     """Write the forward, in evaluation and float32, as a `torch.export` file; what was written is run before it stays.
 
     Raises:
-        RunError: torch cannot export the network, or the file gives other results.
+        RunError: torch cannot export the network, the file gives other results, or the system refuses to write.
     """
-    target = path if path.suffix == ".pt2" else path.with_name(path.name + ".pt2")
     plain = float32_copy(network).eval().cpu()
     part = target.with_name(f".{target.name}.part")
     try:
         save_forward(plain, inputs, part)
-        if sample is not None:
-            _verify(plain, part, sample)
-        part.replace(target)
+        _verify(plain, part, sample)
+        with explained(target):
+            part.replace(target)
     finally:
         part.unlink(missing_ok=True)
-    return target
 
 
 @torch.no_grad()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +15,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mezzo.amp import GradScaler
+from mezzo.amp._dtypes import HALF_DTYPES
 from mezzo.callbacks import Callback, CallbackList, ModelCheckpoint, ProgBarLogger
 from mezzo.metric import Metric
 from mezzo.static import InputSpec
-from mezzo.train._distributed import enter_world, share_state, wrap
+from mezzo.train._distributed import enter_world, share_buffers, share_state, wrap
 from mezzo.train._precision import FullPrecision
 from mezzo.train.model._amp_configs import make_precision_of
 from mezzo.train.model._data import (
@@ -26,7 +30,6 @@ from mezzo.train.model._data import (
     count_samples,
     length_of,
     make_loader,
-    split_batch,
 )
 from mezzo.train.model._files import export_forward, load_training, save_training
 from mezzo.train.model._prepared import Loss, Prepared
@@ -34,6 +37,8 @@ from mezzo.train.model._runs import Epoch, run_evaluation
 from mezzo.train.model._summary import count_parameters, summarize
 
 Callbacks = Callback | Sequence[Callback] | None
+_prepared_as: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+"""The precision that the weights of a network are in: another Model of it must know."""
 
 
 class Model:
@@ -59,14 +64,14 @@ class Model:
     ) -> None:
         if not isinstance(network, nn.Module):
             raise TypeError(f"network is a {type(network).__name__}: must be a torch.nn.Module")
-        self.world = enter_world(device)
+        self.world = enter_world(device, setting="device={!r}")
         self.network = network.to(self.world.device)
         self.stop_training = False
         """Set by a callback: training ends after this epoch."""
         self._inputs = None if inputs is None else [_check_spec(spec) for spec in as_list(inputs)]
-        self._num_inputs = count_inputs(network) if self._inputs is None else len(self._inputs)
-        self._prepared = Prepared(self.world, self.network, self.network, FullPrecision())
-        self._is_prepared = False
+        num_inputs = count_inputs(network) if self._inputs is None else len(self._inputs)
+        self._prepared = Prepared(self.world, self.network, self.network, num_inputs, FullPrecision())
+        self._is_prepared = self._is_in_epoch = False
 
     # What it consists of
 
@@ -143,22 +148,43 @@ class Model:
                 raise TypeError(f"metrics: a {type(metric).__name__} is no mezzo.metric.Metric")
         if max_norm is not None and not max_norm >= 0:
             raise ValueError(f"max_norm={max_norm!r}: must be 0 or more")
+        self._refuse_what_does_not_fit(optimizer, chosen)
         precision = make_precision_of(amp_configs)
-        before = self._prepared.precision.name
+        before = _prepared_as.get(self.network, "fp32")
         if before not in ("fp32", precision.name):
             raise RuntimeError(
                 f"the network has the weights of {before}, {precision.name} was asked: prepare a Model of another network, "
                 "such as amp.float32_copy(model.network)"
             )
-        share_state(self.network, self.world)  # before there are masters, which no broadcast of torch's knows of
+        if not self._is_prepared:  # later there are masters, which no broadcast of torch's knows of
+            share_state(self.network, self.world)
         precision.prepare(self.network, optimizer)
+        _prepared_as[self.network] = precision.name
         if isinstance(loss, nn.Module):
             loss.to(self.world.device)
-        wrapped = self.network if optimizer is None else wrap(self.network, self.world, static_graph=False)
-        self._prepared = Prepared(
-            self.world, self.network, wrapped, precision, optimizer, loss, chosen, max_norm, self._prepared.sample
+        wrapped = self.network if optimizer is None else wrap(self.network, self.world, is_shared=True)
+        self._prepared = replace(
+            self._prepared,
+            wrapped=wrapped,
+            precision=precision,
+            optimizer=optimizer,
+            loss=loss,
+            metrics=chosen,
+            max_norm=max_norm,
         )
         self._is_prepared = True
+
+    def _refuse_what_does_not_fit(self, optimizer: Optimizer | None, metrics: Sequence[Metric]) -> None:
+        if optimizer is not None:
+            own = {id(param) for param in self.network.parameters()}
+            if not any(id(param) in own for group in optimizer.param_groups for param in group["params"]):
+                raise ValueError("the optimizer has no parameter of the network: make it of model.parameters()")
+        names = ["loss", *(name for metric in metrics for name in as_list(metric.name()))]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(
+                f"metrics: the name {twice[0]!r} is there twice; give one of them another, as Accuracy(name=...)"
+            )
 
     # One batch
 
@@ -175,21 +201,22 @@ class Model:
         prepared.need("loss", "train_batch")
         prepared.reset_metrics()
         result = prepared.train(self._as_batch(inputs, labels), update)
-        return self._with_metrics(result.loss)
+        return _with_metrics(prepared, result.loss)
 
     def eval_batch(self, inputs: Any, labels: Any = None) -> Any:
         """Evaluate one batch; return as `train_batch` does."""
-        prepared = self._prepared
-        prepared.need("loss", "eval_batch")
+        prepared = self._for_evaluation()
+        if not prepared.metrics:
+            prepared.need("loss", "eval_batch")
         prepared.reset_metrics()
         with prepared.evaluation():
             loss = prepared.measure(self._as_batch(inputs, labels))
-        return self._with_metrics(loss)
+        return _with_metrics(prepared, loss)
 
     def predict_batch(self, inputs: Any) -> list[np.ndarray[Any, Any]]:
         """Return the network's outputs for one batch, as arrays; half values become float32."""
         with self._prepared.evaluation():
-            return [_as_array(output) for output in self._prepared.predict(as_tensors(inputs, self.world.device))]
+            return [_as_array(output) for output in self._prepared.predict(self._as_tensors(inputs))]
 
     # All of the data
 
@@ -241,7 +268,13 @@ class Model:
         )
         world = self.world
         loader = make_loader(
-            train_data, world, batch_size=batch_size, num_workers=num_workers, shuffle=shuffle, drop_last=drop_last
+            train_data,
+            world,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            share="even",
         )
         eval_loader = eval_data
         if eval_data is not None:
@@ -250,30 +283,31 @@ class Model:
             callbacks,
             [ProgBarLogger(log_freq, verbose), ModelCheckpoint(save_freq)],
             epochs=epochs,
-            steps=length_of(loader),
+            steps=length_of(loader, num_iters),
+            evaluates=eval_data is not None,
             batch_size=batch_size,
             verbose=verbose,
             save_dir=None if save_dir is None else Path(save_dir),
         )
         history: list[dict[str, float]] = []
-        self.stop_training, left = False, num_iters
+        self.stop_training, left, self._is_in_epoch = False, num_iters, False
         optimizer.zero_grad(set_to_none=True)
-        try:
+        with told.closing():
             told.begin("train")
             for number in range(epochs):
                 begin_epoch(loader, number)
-                logs = Epoch(prepared, told, self._num_inputs, accumulate_grad_batches, left).run(loader, number)
+                self._is_in_epoch = True
+                logs = Epoch(prepared, told, accumulate_grad_batches, left).run(loader, number)
+                self._is_in_epoch = False
                 left = None if left is None else left - int(logs["step"])
                 is_last = number == epochs - 1 or self.stop_training or left == 0
                 if eval_loader is not None and ((number + 1) % eval_freq == 0 or is_last):
-                    found = run_evaluation(prepared, eval_loader, told, self._num_inputs)
+                    found = run_evaluation(prepared, eval_loader, told)
                     logs |= {f"eval_{name}": value for name, value in found.items() if name != "samples"}
                 history.append(logs)
                 if self.stop_training or left == 0:
                     break
             told.end("train", history[-1])
-        finally:
-            told.close()
         return history
 
     def evaluate(
@@ -297,15 +331,13 @@ class Model:
             callbacks: Of `mezzo.callbacks`.
             num_iters: End after so many batches.
         """
-        if not self._is_prepared:
+        if self._prepared.loss is None and not self._prepared.metrics:
             raise RuntimeError("evaluate() needs a loss or metrics: call prepare(...) first")
         _check_counts(num_iters=num_iters)
         loader = make_loader(eval_data, self.world, batch_size=batch_size, num_workers=num_workers)
         told = self._tell(callbacks, [ProgBarLogger(log_freq, verbose)], batch_size=batch_size, verbose=verbose)
-        try:
-            return run_evaluation(self._prepared, loader, told, self._num_inputs, num_iters)
-        finally:
-            told.close()
+        with told.closing():
+            return run_evaluation(self._for_evaluation(), loader, told, num_iters)
 
     def predict(
         self,
@@ -328,20 +360,19 @@ class Model:
             verbose: As in `fit`.
             callbacks: Of `mezzo.callbacks`.
         """
-        loader = make_loader(test_data, self.world, batch_size=batch_size, num_workers=num_workers, shared=False)
+        loader = make_loader(test_data, self.world, batch_size=batch_size, num_workers=num_workers, share="none")
         told = self._tell(callbacks, [ProgBarLogger(1, verbose)], batch_size=batch_size, verbose=verbose)
         rows, samples = [], 0
-        try:
+        share_buffers(self.network, self.world)
+        with told.closing():
             told.begin("predict", {"steps": length_of(loader)})
             for step, batch in enumerate(loader):
                 told.begin_batch("predict", step)
-                inputs, _ = split_batch(batch, self._num_inputs, self.world.device)
+                inputs, _ = self._prepared.split(batch)
                 rows.append(self.predict_batch(inputs))
                 samples += count_samples(inputs)
                 told.end_batch("predict", step, {})
             told.end("predict", {"samples": samples})
-        finally:
-            told.close()
         outputs = [list(column) for column in zip(*rows, strict=True)]
         return [np.concatenate(column) for column in outputs] if stack_outputs else outputs
 
@@ -365,23 +396,27 @@ class Model:
             self.world.barrier()
             return target
         inputs, sample = self._known_inputs()
+        target = target if target.suffix == ".pt2" else target.with_name(f"{target.name}.pt2")
         if self.world.is_first:
-            target = export_forward(target, self.network, inputs, sample)
+            export_forward(target, self.network, inputs, sample)
         self.world.barrier()
         return target
 
-    def _known_inputs(self) -> tuple[list[InputSpec], list[Tensor] | None]:
-        """Return what forward takes, and two samples of it if there were any."""
+    def _known_inputs(self) -> tuple[list[InputSpec], list[Tensor]]:
+        """Return what forward takes, and samples of it: of the first batch, or zeros."""
         seen = self._prepared.sample
         sample = None if seen is None else [tensor.cpu() for tensor in seen]
         if self._inputs is not None:
+            if sample is None or not all(map(_fits, self._inputs, sample)):
+                sample = [_zeros(spec, torch.device("cpu")) for spec in self._inputs]
             return self._inputs, sample
         if sample is None:
             raise ValueError(
                 "save(training=False): the shapes of the inputs are not known; say Model(network, "
                 "inputs=[InputSpec(...)]), or train or predict a batch first"
             )
-        return [InputSpec([None, *tensor.shape[1:]], tensor.dtype) for tensor in sample], sample
+        wide = [tensor.float() if tensor.dtype in HALF_DTYPES.values() else tensor for tensor in sample]
+        return [InputSpec([None, *tensor.shape[1:]], tensor.dtype) for tensor in wide], wide
 
     def load(self, path: str | Path, skip_mismatch: bool = False, reset_optimizer: bool = False) -> None:
         """Load what `save` wrote, or a file of weights (`.safetensors`, `.pdparams`, `.pt`).
@@ -406,26 +441,45 @@ class Model:
     # Inside
 
     def _tell(self, callbacks: Callbacks, usual: list[Callback], **params: Any) -> CallbackList:
-        known = {"epochs": 1, "steps": None, "save_dir": None, "metrics": ["loss", *self._prepared.metric_names()]}
-        return CallbackList([*usual, *([] if callbacks is None else as_list(callbacks))], self, {**known, **params})
+        numbers = ["loss", *self._prepared.metric_names()]
+        known = {"epochs": 1, "steps": None, "save_dir": None, "evaluates": True, "metrics": numbers}
+        given = [] if callbacks is None else as_list(callbacks)
+        missing = [one for one in usual if not any(isinstance(other, type(one)) for other in given)]
+        # A bar first; a checkpoint last: it must hold what the others did after the epoch.
+        first = [one for one in missing if isinstance(one, ProgBarLogger)]
+        return CallbackList([*first, *given, *(one for one in missing if one not in first)], self, {**known, **params})
+
+    def _for_evaluation(self) -> Prepared:
+        """Return what evaluates: in the middle of an epoch with metrics of its own, since those of training go on counting."""
+        if not self._is_in_epoch:
+            return self._prepared
+        return replace(self._prepared, metrics=copy.deepcopy(self._prepared.metrics))
 
     def _as_batch(self, inputs: Any, labels: Any) -> tuple[list[Tensor], list[Tensor]]:
-        return as_tensors(inputs, self.world.device), as_tensors(labels, self.world.device)
+        return self._as_tensors(inputs), self._as_tensors(labels)
 
-    def _with_metrics(self, loss: Tensor | None) -> Any:
-        values = [metric.accumulate() for metric in self._prepared.metrics]
-        losses = [] if loss is None else [loss.item()]
-        return (losses, values) if values else losses
+    def _as_tensors(self, values: Any) -> list[Tensor]:
+        return as_tensors(values, self.world.device, double=self._prepared.is_double)
+
+
+def _with_metrics(prepared: Prepared, loss: Tensor | None) -> Any:
+    values = [metric.accumulate() for metric in prepared.metrics]
+    losses = [] if loss is None else [loss.item()]
+    return (losses, values) if values else losses
 
 
 def _as_array(output: Tensor) -> np.ndarray[Any, Any]:
-    wide = output.float() if output.dtype in (torch.float16, torch.bfloat16) else output
+    wide = output.float() if output.dtype in HALF_DTYPES.values() else output
     array: np.ndarray[Any, Any] = wide.cpu().numpy()
     return array
 
 
 def _zeros(spec: InputSpec, device: torch.device) -> Tensor:
     return torch.zeros([2 if size < 0 else size for size in spec.shape], dtype=spec.dtype, device=device)
+
+
+def _fits(spec: InputSpec, tensor: Tensor) -> bool:
+    return spec.fits(tensor.shape) and spec.dtype is tensor.dtype
 
 
 def _check_spec(spec: Any) -> InputSpec:

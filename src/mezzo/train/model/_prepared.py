@@ -15,7 +15,8 @@ from mezzo.metric import Metric
 from mezzo.train._distributed import World
 from mezzo.train._loop import StepResult, take_step
 from mezzo.train._precision import Precision
-from mezzo.train.model._data import as_list
+from mezzo.train.model._data import as_list, split_batch
+from mezzo.train.model._summary import in_evaluation
 
 Loss = Callable[..., Any]
 Batch = tuple[list[Tensor], list[Tensor]]
@@ -31,6 +32,8 @@ class Prepared:
     """The bare network: what is saved and evaluated."""
     wrapped: nn.Module
     """The same as all processes train it."""
+    num_inputs: int
+    """How many tensors of a batch are inputs."""
     precision: Precision
     optimizer: Optimizer | None = None
     loss: Loss | None = None
@@ -40,6 +43,15 @@ class Prepared:
     """Inputs of two samples of the first batch: what an exported file is tried on."""
     has_updated: bool = True
     """Whether the last batch of training updated the weights."""
+
+    def split(self, batch: Any) -> Batch:
+        """Return inputs and labels of a batch, on the device."""
+        return split_batch(batch, self.num_inputs, self.world.device, double=self.is_double)
+
+    @property
+    def is_double(self) -> bool:
+        """Whether the network computes in float64."""
+        return any(param.dtype is torch.float64 for param in self.network.parameters())
 
     def need(self, name: str, call: str) -> Any:
         """Return the optimizer or the loss, which a call cannot do without.
@@ -74,14 +86,17 @@ class Prepared:
         """Return the loss of a batch, None without a loss function, and count it into the metrics; inside `evaluation`."""
         inputs, labels = batch
         self._remember(inputs)
-        outputs = self.network(*inputs)
+        with self.precision.autocast():
+            outputs = self.network(*inputs)
+            loss = None if self.loss is None else self._loss_of(outputs, labels)
         self._update_metrics(outputs, labels)
-        return None if self.loss is None else self._loss_of(outputs, labels)
+        return loss
 
     def predict(self, inputs: list[Tensor]) -> list[Tensor]:
         """Return the outputs; inside `evaluation`."""
         self._remember(inputs)
-        outputs = as_list(self.network(*inputs))
+        with self.precision.autocast():
+            outputs = as_list(self.network(*inputs))
         for output in outputs:
             if not isinstance(output, Tensor):
                 raise TypeError(
@@ -91,14 +106,9 @@ class Prepared:
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Inside, the network evaluates: under the precision, without gradients."""
-        was_training = self.network.training
-        self.network.eval()
-        try:
-            with torch.no_grad(), self.precision.autocast():
-                yield
-        finally:
-            self.network.train(was_training)
+        """Inside, the network evaluates, without gradients; afterwards its parts are in the modes they were in."""
+        with in_evaluation(self.network), torch.no_grad():
+            yield
 
     def _remember(self, inputs: list[Tensor]) -> None:
         if self.sample is None:
@@ -106,11 +116,19 @@ class Prepared:
 
     def _loss_of(self, outputs: Any, labels: list[Tensor]) -> Tensor:
         assert self.loss is not None
-        losses = as_list(self.loss(*as_list(outputs), *labels))
+        try:
+            losses = as_list(self.loss(*as_list(outputs), *labels))
+        except TypeError as error:
+            if labels:
+                raise
+            raise ValueError(f"the batch has no labels, and the loss fails without: {error}") from error
+        for loss in losses:
+            if not isinstance(loss, Tensor):
+                raise TypeError(f"the loss is a {type(loss).__name__}: it must be a tensor, or several")
         total: Tensor = losses[0] if len(losses) == 1 else torch.stack([loss.float() for loss in losses]).sum()
         if total.numel() != 1:
             raise ValueError(f"the loss has shape {list(total.shape)}: it must be one number; use reduction='mean'")
-        return total
+        return total.reshape(())
 
     # Metrics
 

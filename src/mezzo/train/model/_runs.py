@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -14,7 +15,7 @@ from mezzo.train._distributed import share_buffers
 from mezzo.train._engine import NonFiniteLoss
 from mezzo.train._loop import StepResult, run_steps
 from mezzo.train._meter import Meter
-from mezzo.train.model._data import count_samples, length_of, split_batch, with_last
+from mezzo.train.model._data import count_samples, length_of, with_last
 from mezzo.train.model._prepared import Prepared
 
 LOSS_IS_LOOKED_AT_EVERY = 10  # batches: whether it is finite
@@ -26,16 +27,12 @@ class Epoch:
     Args:
         prepared: What trains.
         told: Hears of it.
-        num_inputs: How many tensors of a batch are inputs.
         accumulate: Batches for one update.
         most: End after so many batches.
     """
 
-    def __init__(
-        self, prepared: Prepared, told: CallbackList, num_inputs: int, accumulate: int, most: int | None
-    ) -> None:
-        self._prepared, self._told, self._num_inputs = prepared, told, num_inputs
-        self._accumulate, self._most = accumulate, most
+    def __init__(self, prepared: Prepared, told: CallbackList, accumulate: int, most: int | None) -> None:
+        self._prepared, self._told, self._accumulate, self._most = prepared, told, accumulate, most
         self._meter, self._mean = Meter(prepared.world.device), RunningMean(prepared.world.device)
         self._loss: Tensor | None = None
 
@@ -45,8 +42,8 @@ class Epoch:
         self._prepared.reset_metrics()
         self._told.begin_epoch(epoch)
         taken = run_steps(
-            itertools.count() if self._most is None else range(self._most),
-            with_last(loader),
+            itertools.count(),
+            with_last(itertools.islice(loader, self._most)),
             self._train,
             lambda item: 1,
             self._meter,
@@ -67,9 +64,8 @@ class Epoch:
 
     def _train(self, step: int, item: tuple[Any, bool]) -> StepResult:
         batch, is_last = item
-        parts = split_batch(batch, self._num_inputs, self._prepared.world.device)
-        update = is_last or step + 1 == self._most or (step + 1) % self._accumulate == 0
-        result = self._prepared.train(parts, update)
+        parts = self._prepared.split(batch)
+        result = self._prepared.train(parts, update=is_last or (step + 1) % self._accumulate == 0)
         self._samples = count_samples(parts[0])
         self._mean.update(result.loss, self._samples)
         self._loss = result.loss
@@ -80,10 +76,10 @@ class Epoch:
         assert loss is not None
 
         def read() -> dict[str, Any]:
-            values = self._prepared.metric_values()
-            return {"loss": loss.item(), **values, "step": step + 1, "batch_size": samples}
+            return {**_read(loss, self._prepared), "step": step + 1, "batch_size": samples}
 
-        self._told.end_batch("train", step, LateLogs(read))
+        with LateLogs(read) as logs:
+            self._told.end_batch("train", step, logs)
         if (step + 1) % LOSS_IS_LOOKED_AT_EVERY == 0:
             self._refuse_non_finite()
         return False
@@ -92,7 +88,8 @@ class Epoch:
         if self._meter.is_empty:
             return
         bad = self._meter.read().first_bad_step
-        if bad is not None and self._prepared.precision.scaler is None:
+        scaler = self._prepared.precision.scaler
+        if bad is not None and (scaler is None or not scaler.is_use_dynamic_loss_scaling()):
             raise NonFiniteLoss(
                 f"the loss is not finite in batch {bad + 1} of epoch {self._epoch + 1}; lower the learning rate, or look at "
                 "the batch"
@@ -100,23 +97,24 @@ class Epoch:
 
 
 def run_evaluation(
-    prepared: Prepared, loader: Iterable[Any], told: CallbackList, num_inputs: int, most: int | None = None
+    prepared: Prepared, loader: Iterable[Any], told: CallbackList, most: int | None = None
 ) -> dict[str, Any]:
     """Return the mean loss, the metrics and the number of samples, of all processes together."""
     share_buffers(prepared.network, prepared.world)
     prepared.reset_metrics()
     device = prepared.world.device
     mean, samples = RunningMean(device), RunningMean(device)
-    told.begin("eval", {"steps": length_of(loader)})
+    told.begin("eval", {"steps": length_of(loader, most)})
     with prepared.evaluation():
         for step, batch in enumerate(itertools.islice(loader, most)):
             told.begin_batch("eval", step)
-            parts = split_batch(batch, num_inputs, device)
+            parts = prepared.split(batch)
             loss = prepared.measure(parts)
             if loss is not None:
                 mean.update(loss, count_samples(parts[0]))
             samples.update(float(count_samples(parts[0])), 1)
-            told.end_batch("eval", step, LateLogs(prepared.metric_values))
+            with LateLogs(partial(_read, loss, prepared)) as logs:
+                told.end_batch("eval", step, logs)
     mean.reduce()
     samples.reduce()
     count = round(samples.sum())
@@ -126,3 +124,7 @@ def run_evaluation(
     result |= {**prepared.metric_values(of_all=True), "samples": count}
     told.end("eval", result)
     return result
+
+
+def _read(loss: Tensor | None, prepared: Prepared) -> dict[str, Any]:
+    return {**({} if loss is None else {"loss": loss.item()}), **prepared.metric_values()}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -60,11 +61,22 @@ def _shapes_of(network: nn.Module, inputs: Sequence[Tensor]) -> dict[str, str]:
         return hook
 
     handles = [part.register_forward_hook(note(name)) for name, part in network.named_modules()]
-    was_training = network.training
     try:
-        network.eval()(*inputs)
+        with in_evaluation(network):
+            network(*inputs)
     finally:
-        network.train(was_training)
         for handle in handles:
             handle.remove()
     return shapes
+
+
+@contextmanager
+def in_evaluation(network: nn.Module) -> Iterator[None]:
+    """Inside, the network is in evaluation; afterwards each part is in the mode it was in."""
+    modes = [(part, part.training) for part in network.modules()]
+    network.eval()
+    try:
+        yield
+    finally:
+        for part, is_training in modes:
+            part.training = is_training
