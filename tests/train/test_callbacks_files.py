@@ -114,6 +114,20 @@ def test_a_checkpoint_after_an_epoch_has_the_rate_of_the_next_one(tmp_path: Path
     assert loaded.optimizer.param_groups[0]["lr"] == 0.05
 
 
+def test_final_holds_what_callbacks_do_to_the_weights_at_the_end(tmp_path: Path) -> None:
+    """As an average of the weights does, which is put in place when training ends."""
+
+    class Average(Callback):
+        def on_train_end(self, logs: Logs) -> None:
+            with torch.no_grad():
+                model.network[0].weight.fill_(0.5)
+
+    model, loaded = make_model(), make_model()
+    model.fit(make_data(), batch_size=7, verbose=0, save_dir=tmp_path, callbacks=Average())
+    loaded.load(tmp_path / "final")
+    assert_same_weights(loaded.network, model.network)
+
+
 # TensorBoard
 
 

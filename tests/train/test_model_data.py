@@ -126,6 +126,12 @@ def test_numbers_arrays_and_nested_lists_are_flattened_in_order() -> None:
     assert as_tensors(None, CPU) == []
 
 
+def test_an_array_that_must_not_be_written_to_is_taken_quietly() -> None:
+    rows = make_data().tensors[0].numpy().copy()
+    rows.flags.writeable = False
+    make_model().predict_batch(rows)  # a warning would be an error
+
+
 # Order
 
 

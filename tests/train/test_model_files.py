@@ -149,6 +149,23 @@ def test_reset_optimizer_leaves_optimizer_and_loss_scale_alone(tmp_path: Path) -
 # What does not fit
 
 
+def weights_without_a_bias(folder: Path) -> Path:
+    """Return a file of weights with one entry missing."""
+    state = make_network().state_dict()
+    del state["2.bias"]
+    torch.save(state, folder / "w.pt")
+    return folder / "w.pt"
+
+
+def test_the_warning_of_a_file_says_nothing_of_the_optimizer(tmp_path: Path) -> None:
+    model = make_model()
+    fit(model)
+    before = [value.clone() for value in optimizer_state(model)]
+    with pytest.warns(UserWarning, match=r"2\.bias is missing: skipped$"):
+        model.load(weights_without_a_bias(tmp_path), skip_mismatch=True)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(optimizer_state(model), before, strict=True))
+
+
 def bigger() -> mezzo.Model:
     """Return a model with one class more."""
     network = make_network()
@@ -541,6 +558,26 @@ def test_shapes_that_nobody_knows_are_told(tmp_path: Path) -> None:
     ):
         make_model().save(tmp_path / "net", training=False)
     assert list(tmp_path.iterdir()) == []
+
+
+class Scaled(nn.Linear):
+    """Takes a number beside its samples."""
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        return super().forward(x) * scale
+
+
+@pytest.mark.parametrize("call", ["save", "summary"])
+def test_an_input_may_be_a_single_number(call: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, rows = mezzo.Model(Scaled(6, 3), device="cpu"), make_data().tensors[0]
+    (expected,) = model.predict_batch([rows, torch.tensor(2.0)])
+    if call == "summary":
+        model.summary()
+        assert "[2, 3]" in capsys.readouterr().out
+        return
+    exported = load_program(model.save(tmp_path / "net", training=False)).module()
+    with torch.no_grad():
+        np.testing.assert_allclose(exported(rows, torch.tensor(2.0)).numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
 class Branches(nn.Module):

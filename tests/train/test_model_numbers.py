@@ -323,6 +323,29 @@ def test_several_losses_are_added_up_in_float32() -> None:
         assert model.train_batch(inputs, labels)[0] == pytest.approx(2.0**17 + alone, rel=1e-7)
 
 
+def test_several_losses_of_many_numbers_are_refused() -> None:
+    def losses(outputs: Tensor, labels: Tensor) -> list[Tensor]:
+        each = nn.functional.cross_entropy(outputs, labels, reduction="none")
+        return [each, each]
+
+    with pytest.raises(ValueError, match=r"^the loss has shape \[14\]: it must be one number; use reduction='mean'$"):
+        make_model(loss=losses).train_batch(*make_data()[:])
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_losses_of_one_element_are_added_up_and_none_at_all_are_refused(count: int) -> None:
+    def losses(outputs: Tensor, labels: Tensor) -> list[Tensor]:
+        one = nn.functional.cross_entropy(outputs, labels)
+        return [one, one.reshape(1)][:count]
+
+    model, (inputs, labels) = make_model(loss=losses), make_data()[:]
+    if not count:
+        with pytest.raises(TypeError, match="the loss"):
+            model.train_batch(inputs, labels)
+        return
+    assert model.train_batch(inputs, labels)[0] == 2 * make_model().train_batch(inputs, labels)[0]
+
+
 class Distance(Metric):
     """The mean distance of the first output from a number that no half format holds."""
 

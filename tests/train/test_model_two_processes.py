@@ -82,6 +82,14 @@ def main():
     model.fit(make_data(16), batch_size=4, verbose=0)
     found["norms"] = model.predict(make_data(5), batch_size=5, stack_outputs=True, verbose=0)[0]
 
+    model = make_model()
+    model.fit(make_data(16), batch_size=4, verbose=0)
+    torch.manual_seed(100 + rank)
+    model.network[2] = nn.Linear(8, 3)  # a new head, drawn in each process
+    model.prepare(torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss())
+    model.fit(make_data(16), batch_size=4, verbose=0)
+    found["new head"] = weights(model)
+
     found["stream"] = make_model().evaluate(Stream(), batch_size=2, verbose=0)["samples"]
     torch.save(found, out / f"found{rank}.pt")
 
@@ -262,6 +270,10 @@ def test_samples_of_a_stream_count_once(found: Found) -> None:
     assert found["stream"] == (7, 7)
 
 
+def test_a_layer_that_was_replaced_is_shared_by_the_next_prepare(found: Found) -> None:
+    assert same(*found["new head"])
+
+
 # One launch each: what fails would take others with it
 
 SCENARIO = """
@@ -295,6 +307,25 @@ def test_a_layer_that_is_never_used_does_not_stop_training(tmp_path: Path) -> No
         "model.fit(make_data(16), batch_size=2, verbose=0); found = {'weights': weights(model)}",
     )
     assert same(*found["weights"])
+
+
+def test_a_stream_trains_in_all_processes_for_as_many_batches(tmp_path: Path) -> None:
+    found = scenario(
+        tmp_path,
+        "model = make_model(); h = model.fit(Stream(), batch_size=1, verbose=0); "
+        "found = {'steps': h[0]['step'], 'weights': weights(model)}",
+    )
+    assert len(set(found["steps"])) == 1
+    assert same(*found["weights"])
+
+
+def test_one_process_alone_may_predict(tmp_path: Path) -> None:
+    found = scenario(
+        tmp_path,
+        "model = make_model(network=make_network(norm=True)); model.fit(make_data(16), batch_size=4, verbose=0); "
+        "found = {'shape': model.predict(make_data(5), batch_size=5, verbose=0)[0][0].shape if rank == 0 else None}",
+    )
+    assert found["shape"] == ((5, 3), None)
 
 
 def test_the_failure_of_one_process_ends_all_and_is_told(tmp_path: Path) -> None:

@@ -168,8 +168,8 @@ class CallbackList:
             getattr(callback, f"on_{mode}_begin")(logs or {})
 
     def end(self, mode: Mode, logs: Logs | None = None) -> None:
-        """It is over. After a training the last ones hear first: a checkpoint is written whatever others do."""
-        for callback in reversed(self._callbacks) if mode == "train" else self._callbacks:
+        """It is over."""
+        for callback in self._callbacks:
             getattr(callback, f"on_{mode}_end")(logs or {})
 
     @contextmanager

@@ -82,7 +82,7 @@ class EarlyStopping(_Watcher):
         mode: `min`, `max`, or `auto`: accuracies and the like grow, all else falls.
         patience: Evaluations without a gain that are still accepted.
         verbose: 0 says nothing.
-        min_delta: Less than this is no gain.
+        min_delta: What is not more than this is no gain.
         baseline: What the first evaluation must beat.
         save_best_model: Keep the best one as `best_model` in the `save_dir` of `fit`.
     """
@@ -136,7 +136,7 @@ class ReduceLROnPlateau(_Watcher):
         patience: Evaluations without a gain before that.
         verbose: 0 says nothing.
         mode: `min`, `max`, or `auto`.
-        min_delta: Less than this is no gain.
+        min_delta: What is not more than this is no gain.
         cooldown: Evaluations after a change that do not count.
         min_lr: The rate falls no lower.
     """

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mezzo._errors import MezzoError
+from mezzo.optim import master_of
 
 _TIMEOUT = timedelta(minutes=30)
 
@@ -154,10 +155,18 @@ def share_buffers(model: nn.Module, world: World) -> None:
 
 @torch.no_grad()
 def share_state(model: nn.Module, world: World) -> None:
-    """Give every process the weights and buffers of the first."""
-    if world.size > 1:
-        for tensor in (*model.parameters(), *model.buffers()):
-            dist.broadcast(tensor, 0)
+    """Give every process the weights and buffers of the first; of half weights, their masters."""
+    if world.size == 1:
+        return
+    for param in model.parameters():
+        master = master_of(param)
+        if master is None:
+            dist.broadcast(param, 0)
+        else:
+            dist.broadcast(master, 0)
+            param.data.copy_(master)  # as data: no edit that the master would have to follow
+    for buffer in model.buffers():
+        dist.broadcast(buffer, 0)
 
 
 def wrap(model: nn.Module, world: World, *, is_shared: bool = False) -> nn.Module:

@@ -45,8 +45,9 @@ def make_loader(
     """Return batches of a data set; a loader, or any other iterable of batches, is returned as it is.
 
     Args:
-        data: A data set with a length, or batches.
-        world: The processes; each gets its share of a data set.
+        data: A data set with a length, or batches. A list counts as a data set of samples.
+        world: The processes; each gets its share of a data set. A stream is dealt out sample by sample: one that deals itself
+            out belongs into a loader.
         batch_size: Samples in a batch of one process.
         shuffle: Another order in every epoch.
         drop_last: Leave out the last batch if it is smaller.
@@ -70,7 +71,7 @@ def make_loader(
     options["persistent_workers"] = num_workers > 0
     is_split = world.size > 1 and share != "none"
     if isinstance(data, IterableDataset):
-        return DataLoader(_Part(data, world) if is_split else data, **options)
+        return DataLoader(_Part(data, world, is_even=share == "even") if is_split else data, **options)
     sized: Any = data
     if not hasattr(sized, "__len__"):
         raise TypeError(f"{type(data).__name__}: a data set needs __len__; one without a length is an IterableDataset")
@@ -86,13 +87,16 @@ def make_loader(
 
 
 class _Part(IterableDataset[Any]):
-    """Every so-many-th sample of a stream: the part of one process."""
+    """Every so-many-th sample of a stream: the part of one process; an even part ends where not all get one more."""
 
-    def __init__(self, whole: IterableDataset[Any], world: World) -> None:
-        self._whole, self._rank, self._size = whole, world.rank, world.size
+    def __init__(self, whole: IterableDataset[Any], world: World, *, is_even: bool) -> None:
+        self._whole, self._rank, self._size, self._is_even = whole, world.rank, world.size, is_even
 
     def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(iter(self._whole), self._rank, None, self._size)
+        samples = iter(self._whole)
+        while dealt := list(itertools.islice(samples, self._size)):
+            if self._rank < len(dealt) and not (self._is_even and len(dealt) < self._size):
+                yield dealt[self._rank]
 
 
 def begin_epoch(loader: Iterable[Any], epoch: int) -> None:
@@ -142,7 +146,8 @@ def as_tensors(values: Any, device: torch.device, *, double: bool = False) -> li
     if values is None:
         return []
     if isinstance(values, (Tensor, np.ndarray, np.generic, bool, int, float)):
-        tensor = torch.as_tensor(values)
+        is_locked = isinstance(values, np.ndarray) and not values.flags.writeable
+        tensor = torch.as_tensor(np.array(values) if is_locked else values)  # of a locked one torch would warn
         narrow = tensor.float() if tensor.dtype is torch.float64 and not double else tensor
         return [narrow.to(device, non_blocking=True)]
     if isinstance(values, Sequence) and not isinstance(values, (str, bytes)):

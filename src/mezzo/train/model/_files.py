@@ -55,7 +55,7 @@ def load_training(
     if path.is_file():
         faults = _load_file(path, network, skip_mismatch)
         if faults:
-            _tell(path, faults, skip_mismatch)
+            _tell(path, faults, skip_mismatch, "skipped")
         return
     state = read_state(path)
     if state.get("kind") != _KIND:
@@ -65,7 +65,8 @@ def load_training(
         raise CheckpointError(f"{path}: its state has no weights; it was damaged, or written by something else")
     fitting, faults = _compare(network, weights)
     if faults:
-        _tell(path, faults, skip_mismatch)
+        is_reset = optimizer is not None and not reset_optimizer
+        _tell(path, faults, skip_mismatch, "skipped; the optimizer begins anew" if is_reset else "skipped")
         if optimizer is not None and not reset_optimizer:
             optimizer.state.clear()  # what it knows is of other weights
     elif optimizer is not None and of_optimizer is not None and not reset_optimizer:
@@ -113,12 +114,12 @@ def _compare(network: nn.Module, saved: Mapping[str, Tensor]) -> tuple[dict[str,
     return fits, faults
 
 
-def _tell(path: Path, faults: Sequence[str], skip_mismatch: bool) -> None:
+def _tell(path: Path, faults: Sequence[str], skip_mismatch: bool, done: str) -> None:
     more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
     text = f"{path}: {'; '.join(faults[:3])}{more}"
     if not skip_mismatch:
         raise CheckpointError(f"{text}; load(..., skip_mismatch=True) takes what fits")
-    warnings.warn(f"{text}: skipped; the optimizer begins anew", UserWarning, stacklevel=4)
+    warnings.warn(f"{text}: {done}", UserWarning, stacklevel=4)
 
 
 def export_forward(target: Path, network: nn.Module, inputs: Sequence[InputSpec], sample: Sequence[Tensor]) -> None:

@@ -70,8 +70,11 @@ class Model:
         """Set by a callback: training ends after this epoch."""
         self._inputs = None if inputs is None else [_check_spec(spec) for spec in as_list(inputs)]
         num_inputs = count_inputs(network) if self._inputs is None else len(self._inputs)
-        self._prepared = Prepared(self.world, self.network, self.network, num_inputs, FullPrecision())
-        self._is_prepared = self._is_in_epoch = False
+        is_double = any(param.dtype is torch.float64 for param in network.parameters())
+        self._prepared = Prepared(
+            self.world, self.network, self.network, num_inputs, FullPrecision(), is_double=is_double
+        )
+        self._is_in_epoch = False
 
     # What it consists of
 
@@ -156,8 +159,7 @@ class Model:
                 f"the network has the weights of {before}, {precision.name} was asked: prepare a Model of another network, "
                 "such as amp.float32_copy(model.network)"
             )
-        if not self._is_prepared:  # later there are masters, which no broadcast of torch's knows of
-            share_state(self.network, self.world)
+        share_state(self.network, self.world)
         precision.prepare(self.network, optimizer)
         _prepared_as[self.network] = precision.name
         if isinstance(loss, nn.Module):
@@ -171,8 +173,8 @@ class Model:
             loss=loss,
             metrics=chosen,
             max_norm=max_norm,
+            is_double=any(param.dtype is torch.float64 for param in self.network.parameters()),
         )
-        self._is_prepared = True
 
     def _refuse_what_does_not_fit(self, optimizer: Optimizer | None, metrics: Sequence[Metric]) -> None:
         if optimizer is not None:
@@ -241,7 +243,7 @@ class Model:
         """Train; return loss and metrics of every epoch, those of its evaluation as `eval_loss` and so on.
 
         Args:
-            train_data: A data set, a `DataLoader`, or an iterable of batches: inputs, then labels.
+            train_data: A data set, a `DataLoader`, or an iterable of batches: inputs, then labels. A list is a data set.
             eval_data: The same, for evaluations on the way.
             batch_size: Samples in a batch of one process, of a data set.
             epochs: How often the data is gone through.
@@ -290,15 +292,17 @@ class Model:
             save_dir=None if save_dir is None else Path(save_dir),
         )
         history: list[dict[str, float]] = []
-        self.stop_training, left, self._is_in_epoch = False, num_iters, False
+        self.stop_training, left = False, num_iters
         optimizer.zero_grad(set_to_none=True)
         with told.closing():
             told.begin("train")
             for number in range(epochs):
                 begin_epoch(loader, number)
                 self._is_in_epoch = True
-                logs = Epoch(prepared, told, accumulate_grad_batches, left).run(loader, number)
-                self._is_in_epoch = False
+                try:
+                    logs = Epoch(prepared, told, accumulate_grad_batches, left).run(loader, number)
+                finally:
+                    self._is_in_epoch = False
                 left = None if left is None else left - int(logs["step"])
                 is_last = number == epochs - 1 or self.stop_training or left == 0
                 if eval_loader is not None and ((number + 1) % eval_freq == 0 or is_last):
@@ -307,6 +311,7 @@ class Model:
                 history.append(logs)
                 if self.stop_training or left == 0:
                     break
+            share_buffers(self.network, self.world)  # each process has seen its own batches
             told.end("train", history[-1])
         return history
 
@@ -363,7 +368,6 @@ class Model:
         loader = make_loader(test_data, self.world, batch_size=batch_size, num_workers=num_workers, share="none")
         told = self._tell(callbacks, [ProgBarLogger(1, verbose)], batch_size=batch_size, verbose=verbose)
         rows, samples = [], 0
-        share_buffers(self.network, self.world)
         with told.closing():
             told.begin("predict", {"steps": length_of(loader)})
             for step, batch in enumerate(loader):
@@ -416,7 +420,7 @@ class Model:
                 "inputs=[InputSpec(...)]), or train or predict a batch first"
             )
         wide = [tensor.float() if tensor.dtype in HALF_DTYPES.values() else tensor for tensor in sample]
-        return [InputSpec([None, *tensor.shape[1:]], tensor.dtype) for tensor in wide], wide
+        return [InputSpec([None, *tensor.shape[1:]] if tensor.dim() else [], tensor.dtype) for tensor in wide], wide
 
     def load(self, path: str | Path, skip_mismatch: bool = False, reset_optimizer: bool = False) -> None:
         """Load what `save` wrote, or a file of weights (`.safetensors`, `.pdparams`, `.pt`).

@@ -39,6 +39,8 @@ class Prepared:
     loss: Loss | None = None
     metrics: Sequence[Metric] = ()
     max_norm: float | None = None
+    is_double: bool = False
+    """Whether the network computes in float64."""
     sample: list[Tensor] | None = None
     """Inputs of two samples of the first batch: what an exported file is tried on."""
     has_updated: bool = True
@@ -47,11 +49,6 @@ class Prepared:
     def split(self, batch: Any) -> Batch:
         """Return inputs and labels of a batch, on the device."""
         return split_batch(batch, self.num_inputs, self.world.device, double=self.is_double)
-
-    @property
-    def is_double(self) -> bool:
-        """Whether the network computes in float64."""
-        return any(param.dtype is torch.float64 for param in self.network.parameters())
 
     def need(self, name: str, call: str) -> Any:
         """Return the optimizer or the loss, which a call cannot do without.
@@ -112,7 +109,7 @@ class Prepared:
 
     def _remember(self, inputs: list[Tensor]) -> None:
         if self.sample is None:
-            self.sample = [tensor[:2].clone() for tensor in inputs if tensor.dim()]
+            self.sample = [tensor[:2].clone() if tensor.dim() else tensor.clone() for tensor in inputs]
 
     def _loss_of(self, outputs: Any, labels: list[Tensor]) -> Tensor:
         assert self.loss is not None
@@ -122,13 +119,16 @@ class Prepared:
             if labels:
                 raise
             raise ValueError(f"the batch has no labels, and the loss fails without: {error}") from error
+        if not losses:
+            raise TypeError("the loss function returned an empty list: it must return a tensor, or several")
         for loss in losses:
             if not isinstance(loss, Tensor):
                 raise TypeError(f"the loss is a {type(loss).__name__}: it must be a tensor, or several")
-        total: Tensor = losses[0] if len(losses) == 1 else torch.stack([loss.float() for loss in losses]).sum()
-        if total.numel() != 1:
-            raise ValueError(f"the loss has shape {list(total.shape)}: it must be one number; use reduction='mean'")
-        return total.reshape(())
+            if loss.numel() != 1:
+                raise ValueError(f"the loss has shape {list(loss.shape)}: it must be one number; use reduction='mean'")
+        first, *others = (loss.reshape(()) for loss in losses)
+        total: Tensor = torch.stack([first.float(), *(loss.float() for loss in others)]).sum() if others else first
+        return total
 
     # Metrics
 

@@ -85,11 +85,11 @@ class Epoch:
         return False
 
     def _refuse_non_finite(self) -> None:
-        if self._meter.is_empty:
-            return
-        bad = self._meter.read().first_bad_step
         scaler = self._prepared.precision.scaler
-        if bad is not None and (scaler is None or not scaler.is_use_dynamic_loss_scaling()):
+        if self._meter.is_empty or (scaler is not None and scaler.is_use_dynamic_loss_scaling()):
+            return  # a scale that adapts sees to it
+        bad = self._meter.read().first_bad_step
+        if bad is not None:
             raise NonFiniteLoss(
                 f"the loss is not finite in batch {bad + 1} of epoch {self._epoch + 1}; lower the learning rate, or look at "
                 "the batch"
