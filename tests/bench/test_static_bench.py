@@ -102,4 +102,4 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", "static", "--size", "16", "--batch-size", "8", "--steps", "2", "--device", "cpu"]) == 0
     text = capsys.readouterr().out
     assert "mezzo O2 guard graph" in text
-    assert "stock autocast, torch.compile reduce-overhead, grads kept" in text
+    assert "stock autocast, torch.compile default, grads kept" in text
