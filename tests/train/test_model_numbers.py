@@ -346,6 +346,20 @@ def test_losses_of_one_element_are_added_up_and_none_at_all_are_refused(count: i
     assert model.train_batch(inputs, labels)[0] == 2 * make_model().train_batch(inputs, labels)[0]
 
 
+def test_a_frozen_batch_norm_stays_frozen_while_the_rest_trains() -> None:
+    network = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    model = make_model(network=network)
+    network.train()
+    network[1].eval()
+    fit(model, make_data(), batch_size=4)
+    assert not network[1].training
+    assert torch.equal(network[1].running_mean, torch.zeros(8))
+    network.eval()  # as a network that comes from a prediction
+    fit(model, make_data(), batch_size=4)
+    assert network[1].training
+    assert not torch.equal(network[1].running_mean, torch.zeros(8))
+
+
 class Distance(Metric):
     """The mean distance of the first output from a number that no half format holds."""
 

@@ -67,7 +67,8 @@ class Prepared:
         """Train on a batch, and count it into the metrics."""
         inputs, labels = batch
         self._remember(inputs)
-        self.wrapped.train()
+        if not self.network.training:  # else parts that are kept in evaluation, as frozen batch norms, stay there
+            self.wrapped.train()
 
         def forward() -> tuple[Any, Tensor]:
             outputs = self.wrapped(*inputs)
