@@ -1,6 +1,5 @@
 """What all metrics of the high-level API share: order, splits, devices, processes, and that nothing waits."""
 
-import multiprocessing
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
+from two_ranks import run_two_ranks
 
 from mezzo.amp import auto_cast
 from mezzo.metric import Accuracy, Auc, MeanIoU, Metric, Precision, Recall
@@ -236,14 +236,7 @@ def one_rank(rank: int, store: str, results) -> None:
 
 
 def test_two_processes_read_what_one_would_have_counted(tmp_path: Path):
-    context = multiprocessing.get_context("spawn")
-    results = context.SimpleQueue()
-    ranks = [context.Process(target=one_rank, args=(rank, str(tmp_path / "store"), results)) for rank in range(2)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(60)
-        assert process.exitcode == 0
+    found = run_two_ranks(one_rank, tmp_path)
     expected = {}
     for kind, make in MAKERS.items():
         both, first = make(), make()
@@ -251,5 +244,5 @@ def test_two_processes_read_what_one_would_have_counted(tmp_path: Path):
             count(both, *batch(kind, 30 + rank, seed=rank))
         count(first, *batch(kind, 30, seed=2))
         expected[kind] = (both.accumulate(), first.accumulate())
-    assert results.get() == results.get() == expected
+    assert found == [expected, expected]
     assert all(np.all(np.asarray(value) > 0) for pair in expected.values() for value in pair)  # they counted

@@ -1,11 +1,11 @@
 """Metrics of several processes add up to those of one."""
 
-import multiprocessing
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from two_ranks import run_two_ranks
 
 from mezzo.metric import ConfusionMatrix, RunningMean, TopK
 
@@ -25,16 +25,9 @@ def one_rank(rank: int, store: str, results) -> None:
 
 
 def test_two_processes_read_the_sums_of_both(tmp_path: Path):
-    context = multiprocessing.get_context("spawn")
-    results = context.SimpleQueue()
-    ranks = [context.Process(target=one_rank, args=(rank, str(tmp_path / "store"), results)) for rank in range(2)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(60)
-        assert process.exitcode == 0
-    for _ in ranks:
-        assert results.get() == ([[0, 0], [1, 1]], 2 / 3, 2 / 3)
+    found = run_two_ranks(one_rank, tmp_path)
+    for values in found:
+        assert values == ([[0, 0], [1, 1]], 2 / 3, 2 / 3)
 
 
 def test_alone_reduce_changes_nothing_and_later_updates_are_refused():

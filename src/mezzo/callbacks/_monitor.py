@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from abc import ABC, abstractmethod
 from typing import Literal
 
 from mezzo._errors import unknown_choice
@@ -46,7 +47,7 @@ def _check_patience(patience: int) -> int:
     return patience
 
 
-class _Watcher(Callback):
+class _Watcher(Callback, ABC):
     """Hears of evaluations while it trains, and of no others."""
 
     _is_training = False
@@ -70,8 +71,9 @@ class _Watcher(Callback):
         if self._is_training:
             self._judge(logs)
 
+    @abstractmethod
     def _judge(self, logs: Logs) -> None:
-        raise NotImplementedError
+        """Take the result of an evaluation in."""
 
 
 class EarlyStopping(_Watcher):

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mezzo.metric._metric import Counts, DeviceMetric, as_tensor
+from mezzo.metric._metric import DeviceMetric, as_tensor
+from mezzo.metric._sums import Counts
 
 
 class Accuracy(DeviceMetric[Counts]):

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from mezzo._errors import unknown_choice
 from mezzo.metric._binary import probabilities_and_labels, refuse_strays, strays
-from mezzo.metric._metric import Counts, DeviceMetric
+from mezzo.metric._metric import DeviceMetric
+from mezzo.metric._sums import Counts
 
 Curve = Literal["ROC", "PR"]
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mezzo.metric._metric import Counts, DeviceMetric, as_tensor
+from mezzo.metric._metric import DeviceMetric, as_tensor
+from mezzo.metric._sums import Counts
 
 
 def probabilities_and_labels(preds: Any, labels: Any, allow_pairs: bool = False) -> tuple[Tensor, Tensor]:

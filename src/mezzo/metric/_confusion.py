@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from mezzo.metric._scores import Absent, SegmentationScores
-from mezzo.metric._sums import DeviceSums
+from mezzo.metric._sums import Counts
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-class ConfusionMatrix(DeviceSums):
+class ConfusionMatrix(Counts):
     """Counts of pixels by true and predicted class.
 
     Args:
@@ -32,7 +32,7 @@ class ConfusionMatrix(DeviceSums):
         if num_classes < 1:
             raise ValueError(f"num_classes={num_classes}: must be at least 1")
         # Behind the K*K counts: one bin for ignored pixels, one for pixels with a class that does not exist.
-        super().__init__(num_classes * num_classes + 2, torch.int64, device)
+        super().__init__(num_classes * num_classes + 2, device)
         self.num_classes = num_classes
         self.ignore_index = ignore_index
 
@@ -51,11 +51,8 @@ class ConfusionMatrix(DeviceSums):
         Raises:
             ValueError: Shapes differ, or one of the two is not integer.
         """
-        sums = self._open_sums()
         self._check(predictions_NHW, labels_NHW)
-        bins = self._bins(predictions_NHW.reshape(-1).long(), labels_NHW.reshape(-1).long())
-        # Not bincount: on CUDA it asks the device for the largest value.
-        sums.scatter_add_(0, bins, sums.new_ones(()).expand(bins.shape))
+        self.add_ones(self._bins(predictions_NHW.reshape(-1).long(), labels_NHW.reshape(-1).long()))
 
     def scores(self, absent: Absent = "one") -> SegmentationScores:
         """Return the scores of what was counted; the one moment in which the host waits.

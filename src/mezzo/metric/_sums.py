@@ -46,3 +46,24 @@ class DeviceSums:
         if self._is_reduced:
             raise ValueError("update after reduce: this metric holds the sums of all processes; call reset() first")
         return self._sums
+
+
+class Counts(DeviceSums):
+    """Whole numbers on a device that are only ever added to."""
+
+    def __init__(self, size: int, device: torch.device | str) -> None:
+        super().__init__(size, torch.int64, device)
+
+    def add(self, numbers: Tensor) -> None:
+        """Add to all of them."""
+        self._open_sums().add_(numbers)
+
+    def add_ones(self, places: Tensor) -> None:
+        """Add 1 at each of the places; a place may come more than once."""
+        sums = self._open_sums()
+        # Not bincount: on CUDA it asks the device for the largest value.
+        sums.scatter_add_(0, places, sums.new_ones(()).expand(places.shape))
+
+    def read(self) -> Tensor:
+        """Return them on the host; waits for the device."""
+        return self._sums.cpu()

@@ -59,31 +59,30 @@ def join_world(device: str = "auto") -> Iterator[World]:
     world = enter_world(device)
     yield world
     if world.size > 1:
-        dist.destroy_process_group()
+        dist.destroy_process_group()  # not after an error: others may wait in it, and the launcher ends them
 
 
 def _leave_at_exit() -> None:
     """Leave the process group, but not after an error: others may wait in it, and the launcher ends them."""
     if getattr(sys, "last_value", None) is not None:
         return
-    for wrapper in list(
-        _wrapped
-    ):  # a script's variables live on until there is no interpreter: their reducers must not
+    # A script's variables live on until there is no interpreter: what their wrappers hold of the group must not.
+    for wrapper in list(_wrapped):
         for name in ("reducer", "logger", "process_group"):
             vars(wrapper).pop(name, None)
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def enter_world(device: str = "auto", setting: str = "--device {}") -> World:
+def enter_world(device: str = "auto", setting: str = "--device {}", *, leave_at_exit: bool = False) -> World:
     """Return this process's place; processes that `torchrun` started are connected, GPUs by NCCL and CPUs by gloo.
 
-    Without `torchrun` the world is this process; a process group that is there already is used. One that was made here is
-    left when the process ends.
+    Without `torchrun` the world is this process; a process group that is there already is used.
 
     Args:
         device: `auto` (the GPU if there is one), `cpu`, `gpu`, `cuda` or `gpu:1`.
         setting: How messages write the choice of a device.
+        leave_at_exit: A group that is made here is left when the process ends, unless an error ended it.
 
     Raises:
         DeviceError: There is no such device.
@@ -101,7 +100,8 @@ def enter_world(device: str = "auto", setting: str = "--device {}") -> World:
     else:
         dist.init_process_group("gloo", timeout=_TIMEOUT)
     _left.append(dist.group.WORLD)
-    atexit.register(_leave_at_exit)
+    if leave_at_exit:
+        atexit.register(_leave_at_exit)
     return World(dist.get_rank(), dist.get_world_size(), chosen)
 
 

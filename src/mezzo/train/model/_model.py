@@ -64,7 +64,7 @@ class Model:
     ) -> None:
         if not isinstance(network, nn.Module):
             raise TypeError(f"network is a {type(network).__name__}: must be a torch.nn.Module")
-        self.world = enter_world(device, setting="device={!r}")
+        self.world = enter_world(device, setting="device={!r}", leave_at_exit=True)
         self.network = network.to(self.world.device)
         self.stop_training = False
         """Set by a callback: training ends after this epoch."""
