@@ -129,7 +129,8 @@ def test_a_row_tells_module_torch_level_call_and_phase() -> None:
     assert ("relu", "body.1", "relu", "forward") in rows
     assert ("addmm", "head", "linear", "forward") in rows
     assert ("mse_loss", "", "mse_loss", "forward") in rows
-    assert ("mm", "", "", "backward") in rows
+    assert ("mm", "body.0", "", "backward") in rows  # the module of the forward
+    assert ("mm", "head", "", "backward") in rows
     assert ("add_", "", "add_", "optimizer") in rows
 
 

@@ -5,13 +5,14 @@ torch-level call and asks the policy for its reason. Both, and the hooks that te
 phase, exist only while at least one recording is on: off, nothing of this file is installed anywhere.
 """
 
+import itertools
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import FunctionType
-from typing import Any, Literal
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,160 +21,39 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
+from mezzo.amp._kernel_times import RANGE, KernelTimes
+from mezzo.amp._leaks import LeakTracker
+from mezzo.amp._operator_stats import OperatorStats
 from mezzo.amp._ops import OPS
+from mezzo.amp._seen import Op, Phase, Seen, Sink, describe_op, tensors, users_line
 from mezzo.amp._state import current_policy
-
-Phase = Literal["forward", "backward", "optimizer"]
-Counts = tuple[int, int, int, int]
-"""Calls in float16, bfloat16, float32, anything else."""
 
 NO_AUTO_CAST = "no auto_cast"
 UNLISTED = "unlisted: torch's own rule"
 GRADIENT = "gradient: follows the dtype of the forward"
 
-_COLUMNS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
-_OTHER = 3
-_NAME_WIDTH = 40
+_KEPT_NODES = 2**17  # of the forward, for their backward; a recording of many steps forgets the oldest
 
-# Not views by their schema, yet they compute nothing: they allocate, or give a tensor another shape or storage.
-_ALLOCATIONS = frozenset(
-    {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
-    | {"_unsafe_view", "resize_", "set_"}
-)
-_RANGES = {"profiler::_record_function_enter_new": 1, "profiler::_record_function_exit": -1}
 _BACKWARD_CALLS = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 _OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 # The two torch-level spellings that differ from the name users and lists know.
 _API_NAMES = {"cross_entropy_loss": "cross_entropy", "rsub": "sub"}
 
 _graph_task_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
-
-
-# ---------------------------------------------------------------------------------------------- what was recorded
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorRow:
-    """Calls of one kernel from one place, by dtype."""
-
-    op: str
-    """Kernel without overload: `addmm`; operators outside aten keep their namespace."""
-    phase: Phase
-    module: str
-    """Path below the outermost module that was called; empty for that module itself and outside of any."""
-    api_op: str
-    """Torch-level call under which the kernel ran (`linear` for `addmm`); empty where the autograd engine ran it."""
-    reason: str
-    """What the policy says about `api_op` for the dtypes it was called with."""
-    fp16: int
-    bf16: int
-    fp32: int
-    other: int
-
-
-class OperatorStats:
-    """What a recording has seen; it can be read while the recording runs and afterwards.
-
-    >>> with collect_operator_stats(print_table=False) as stats:
-    ...     _ = torch.ones(2) + torch.ones(2)
-    >>> stats.raw()
-    {'add': '0,0,1,0', 'ones': '0,0,2,0'}
-    """
-
-    def __init__(self, *, include_views: bool = False) -> None:
-        self.include_views = include_views
-        self._calls: dict[tuple[str, Phase, str, str, str], list[int]] = {}
-        self._lock = threading.Lock()  # backward runs in one thread a device
-
-    def _add(self, key: tuple[str, Phase, str, str, str], column: int) -> None:
-        with self._lock:
-            self._calls.setdefault(key, [0, 0, 0, 0])[column] += 1
-
-    def count(
-        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, *,
-        phase: Phase, module: str = "", api_op: str = "", reason: str = "",
-    ) -> None:  # fmt: skip
-        """Count a call of a dispatcher operator that is known otherwise than by a recording: a node of a graph."""
-        op = _describe_op(func)
-        if op.has_tensors and (op.computes or self.include_views):
-            self._add((op.name, phase, module, api_op, reason), _column(args, kwargs, out))
-
-    @property
-    def rows(self) -> list[OperatorRow]:
-        """One row per kernel, phase, module, torch-level call and reason, sorted in that order."""
-        with self._lock:
-            return [OperatorRow(*key, *calls) for key, calls in sorted(self._calls.items())]
-
-    def totals(self) -> dict[str, Counts]:
-        """Return the calls of each kernel in float16, bfloat16, float32 and other dtypes, sorted by name."""
-        totals: dict[str, Counts] = {}
-        for row in self.rows:
-            fp16, bf16, fp32, other = totals.get(row.op, (0, 0, 0, 0))
-            totals[row.op] = (fp16 + row.fp16, bf16 + row.bf16, fp32 + row.fp32, other + row.other)
-        return totals
-
-    def raw(self) -> dict[str, str]:
-        """Return the totals as `name -> 'fp16,bf16,fp32,other'`."""
-        return {name: ",".join(map(str, calls)) for name, calls in self.totals().items()}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return totals and rows for JSON."""
-        totals = {
-            name: dict(zip(("fp16", "bf16", "fp32", "other"), c, strict=True)) for name, c in self.totals().items()
-        }
-        return {"op_count": len(totals), "totals": totals, "rows": [asdict(row) for row in self.rows]}
-
-    def table(self) -> str:
-        """Return the operator table: every line has 122 characters, a blank line ends it."""
-        # FP32 has no blank after it, as in the table that Paddle prints: scripts match these bytes.
-        captions = [f"{c:-^17}" for c in (" FP16 Calls ", " BF16 Calls ", " FP32 Calls", " Other Calls ")]
-        totals = self.totals()
-        lines = [f"<{' op list ':-^120}>", f"<{' Op Name ':-^40} | {' | '.join(captions)}>"]
-        for name, calls in totals.items():
-            lines.append(f"  {_shorten(name):<40}" + "".join(f"|  {count:<17}" for count in calls))
-        lines.append(f"<{f' op count: {len(totals)} ':-^120}>")
-        return "\n".join(lines) + "\n\n"
-
-
-def _shorten(name: str) -> str:
-    """Fit a name into its column by leaving out its middle: attention kernels differ at both ends."""
-    half = _NAME_WIDTH // 2 - 1
-    return name if len(name) <= _NAME_WIDTH else f"{name[:half]}..{name[-half:]}"
-
-
-# ------------------------------------------------------------------------------------------- what a recording knows
-
-
-@dataclass(frozen=True, slots=True)
-class _Op:
-    """What the recorder needs to know of a dispatcher operator."""
-
-    name: str
-    has_tensors: bool
-    computes: bool
-    range: int
-    """+1 opens and -1 closes a profiler range, 0 is any other operator."""
-
-
-def _describe_op(func: Any) -> _Op:
-    schema = getattr(func, "_schema", None)
-    if schema is None:  # a higher-order operator
-        return _Op(name=func.name(), has_tensors=True, computes=True, range=0)
-    name = schema.name.removeprefix("aten::")
-    aliases = [a.alias_info for a in schema.arguments if a.alias_info is not None and not a.alias_info.is_write]
-    is_view = bool(aliases) and any(r.alias_info is not None for r in schema.returns)
-    is_view = is_view or torch.Tag.inplace_view in func.tags or name in _ALLOCATIONS
-    return _Op(name=name, has_tensors="Tensor" in str(schema), computes=not is_view, range=_RANGES.get(name, 0))
+_current_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
+_next_node_number: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
+_numbers = itertools.count()
 
 
 class _Call:
     """One torch-level call in progress; its name is worked out when a kernel runs under it."""
 
-    __slots__ = ("args", "func", "in_backward", "kwargs", "policy", "reason")
+    __slots__ = ("args", "func", "in_backward", "kwargs", "number", "policy", "reason")
     in_backward: bool
 
     def __init__(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], outer: "_Call | None") -> None:
         self.func, self.args, self.kwargs = func, args, kwargs
+        self.number = next(_numbers)
         self.in_backward = func in _BACKWARD_CALLS or (outer is not None and outer.in_backward)
         self.policy = current_policy()  # now: a kernel of ours may switch it off inside
         self.reason: str | None = None
@@ -207,20 +87,8 @@ def _name_of(func: Any) -> str:
     return name.split(".")[0]  # torch.ops.aten.add.Tensor is add.Tensor
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
-
-
-def _column(args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> int:
-    """Return the column of the first floating input, else of the first floating output, else 'other'."""
-    for tensor in _tensors((*args, *kwargs.values(), out)):
-        if tensor.dtype.is_floating_point:
-            return _COLUMNS.get(tensor.dtype, _OTHER)
-    return _OTHER
+_Origin = tuple[str, str]
+"""Module and line that an autograd node comes from."""
 
 
 class _Place(threading.local):
@@ -231,6 +99,8 @@ class _Place(threading.local):
         self.modules: list[nn.Module] = []
         self.path: str | None = ""
         self.is_root_named = True
+        self.nodes: dict[int, _Origin] = {}
+        """Of the forward that this thread recomputed in a backward."""
         self.num_ranges = 0
         self.steps: list[int] = []
         """For each optimizer step in progress, how many profiler ranges were open when it began."""
@@ -240,9 +110,11 @@ class _Recording:
     """The modes and hooks of one thread, shared by all its recordings: nested ones are only more sinks."""
 
     def __init__(self) -> None:
-        self.sinks: list[OperatorStats] = []
+        self.sinks: list[Sink] = []
+        self._wants_lines = self._wants_times = False
         self._place = _Place()
-        self._ops: dict[Any, _Op] = {}
+        self._nodes: dict[int, _Origin] = {}
+        self._ops: dict[Any, Op] = {}
         self._unlisted: set[str] = set()
         self._bodies: dict[Any, Callable[..., Any] | None] = {}
         self._paths: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
@@ -297,22 +169,69 @@ class _Recording:
         finally:
             place.call = outer
 
-    def note(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-        """Count a kernel that has run."""
+    def add(self, sink: Sink) -> None:
+        """Let one more listen."""
+        self._set_sinks([*self.sinks, sink])
+
+    def remove(self, sink: Sink) -> None:
+        """Let one no longer listen."""
+        self._set_sinks([each for each in self.sinks if each is not sink])
+
+    def _set_sinks(self, sinks: list[Sink]) -> None:
+        self.sinks = sinks  # a new list: an autograd thread may be walking through the old one
+        self._wants_lines = any(sink.wants_lines for sink in sinks)
+        self._wants_times = any(sink.wants_times for sink in sinks)
+
+    def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run a kernel, and tell who listens."""
+        if not self._wants_times:
+            out = func(*args, **kwargs)
+            self._note(func, args, kwargs, out)
+            return out
+        number = next(_numbers)
+        with torch.profiler.record_function(f"{RANGE}{number}"):
+            begin = time.perf_counter()
+            out = func(*args, **kwargs)
+            seconds = time.perf_counter() - begin
+        self._note(func, args, kwargs, out, number, seconds)
+        return out
+
+    def _note(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, number: int = -1, seconds: float = 0.0
+    ) -> None:
         op = self._ops.get(func)
         if op is None:
-            op = self._ops[func] = _describe_op(func)
+            op = self._ops[func] = describe_op(func)
         if op.range:
             self._note_range(op.range)
-        sinks = [sink for sink in self.sinks if op.has_tensors and (op.computes or sink.include_views)]
-        if not sinks:
             return
         with torch._C.DisableTorchFunction():  # reading a dtype is no call to record
             call, phase = self._place.call, self._phase()
-            key = (op.name, phase, self._path(), call.name if call else "", self._reason(call, phase))
-            column = _column(args, kwargs, out)
-        for sink in sinks:
-            sink._add(key, column)
+            origin = self._origin(phase)
+            sinks = [sink for sink in self.sinks if sink.wants(op)]
+            if not sinks:
+                return
+            name, reason = call.name if call else "", self._reason(call, phase)
+            seen = Seen(
+                op, func, args, kwargs, out, phase, origin[0], name, reason, origin[1],
+                call.number if call else -1, number, seconds,
+            )  # fmt: skip
+            for sink in sinks:
+                sink.see(seen)
+
+    def _origin(self, phase: Phase) -> _Origin:
+        """Return module and line of the kernel that runs now; for a gradient those of its forward."""
+        place, node = self._place, _current_node() if phase == "backward" else None
+        if node is not None and not place.modules:
+            number = node._sequence_nr()
+            return place.nodes.get(number) or self._nodes.get(number) or ("", "")
+        origin = (self._path(), users_line() if self._wants_lines else "")
+        # The first kernel after a node was made is the node's own: its forward. Later ones may make none.
+        nodes = self._nodes if node is None else place.nodes
+        if nodes.setdefault(_next_node_number() - 1, origin) is origin and len(nodes) > _KEPT_NODES:
+            for number in list(itertools.islice(nodes, _KEPT_NODES // 2)):
+                del nodes[number]
+        return origin
 
     def _phase(self) -> Phase:
         place = self._place
@@ -335,7 +254,7 @@ class _Recording:
         variant = call.variant
         if variant in self._unlisted:  # the policy looks for the nearest known name, which takes milliseconds
             return UNLISTED
-        dtypes = [tensor.dtype for tensor in _tensors((*call.args, *call.kwargs.values()))]
+        dtypes = [tensor.dtype for tensor in tensors((*call.args, *call.kwargs.values()))]
         try:
             return call.policy.decide(variant, dtypes).reason
         except ValueError:
@@ -393,9 +312,7 @@ class _DispatchMode(TorchDispatchMode):
         self._recording = recording
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        self._recording.note(func, args, kwargs or {}, out)
-        return out
+        return self._recording.run(func, args, kwargs or {})
 
 
 class _FunctionMode(TorchFunctionMode):
@@ -442,25 +359,37 @@ class _Active(threading.local):
 _active = _Active()
 
 
-def _start(stats: OperatorStats) -> None:
+def _start(sink: Sink) -> None:
     if _active.recording is None:
         recording = _Recording()
         recording.install()
         _active.recording = recording
-    _active.recording.sinks.append(stats)
+    _active.recording.add(sink)
 
 
-def _stop(stats: OperatorStats) -> None:
+def _stop(sink: Sink) -> None:
     recording = _active.recording
     assert recording is not None, "a recording is stopped by the thread that started it"
-    if recording.sinks == [stats]:
+    if recording.sinks == [sink]:
         recording.uninstall()
         _active.recording = None
-    recording.sinks.remove(stats)
+    recording.remove(sink)
 
 
 @contextmanager
-def collect_operator_stats(print_table: bool = True, *, include_views: bool = False) -> Iterator[OperatorStats]:
+def listening(*sinks: Sink) -> Iterator[None]:
+    """Show the kernels that run inside, in this thread and in the backward's, to sinks."""
+    with ExitStack() as stack:
+        for sink in sinks:
+            _start(sink)
+            stack.callback(_stop, sink)
+        yield
+
+
+@contextmanager
+def collect_operator_stats(
+    print_table: bool = True, *, include_views: bool = False, kernels: bool = False, leaks: bool = False
+) -> Iterator[OperatorStats]:
     """Record the kernels that run inside: which operator, in which dtype, where, and why; print the table at the end.
 
     Counts what the dispatcher really runs, casts (`_to_copy`) included, in the forward, the backward and the optimizer
@@ -478,13 +407,19 @@ def collect_operator_stats(print_table: bool = True, *, include_views: bool = Fa
     Args:
         print_table: Print `OperatorStats.table()` when the block ends without an exception.
         include_views: Also count operators that compute nothing: views, and allocations such as `empty`.
+        kernels: Also time the kernels of each operator (`OperatorStats.kernels`, `tensor_core_share`), on a GPU by torch's
+            profiler, of which there can be one at a time; the table by module shows them.
+        leaks: Also follow float32 results of half inputs to the half operators that they feed (`OperatorStats.leaks`).
     """
     stats = OperatorStats(include_views=include_views)
-    _start(stats)
-    try:
+    times, tracker = KernelTimes() if kernels else None, LeakTracker() if leaks else None
+    sinks: list[Sink] = [sink for sink in (stats, times, tracker) if sink is not None]
+    with nullcontext() if times is None else times.profiled(), listening(*sinks):
         yield stats
-    finally:
-        _stop(stats)
+    if times is not None:
+        stats.kernels = times.rows
+    if tracker is not None:
+        stats.leaks = tracker.leaks()
     if print_table:
         print(stats.table(), end="")
 

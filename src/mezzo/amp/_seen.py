@@ -1,0 +1,143 @@
+"""One kernel that has run, as a recording hands it to whoever listens: what, where, why, and from which line."""
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+Phase = Literal["forward", "backward", "optimizer"]
+
+# Not views by their schema, yet they compute nothing: they allocate, or give a tensor another shape or storage.
+_ALLOCATIONS = frozenset(
+    {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+    | {"_unsafe_view", "resize_", "set_"}
+)
+_RANGES = {"profiler::_record_function_enter_new": 1, "profiler::_record_function_exit": -1}
+_CASTS = frozenset({"_to_copy", "copy_"})
+
+# Whose lines are not the user's: torch, and the parts of mezzo that run below a user's call.
+_MACHINERY = (
+    f"{Path(torch.__file__).parent}/",
+    *(f"{Path(__file__).parents[1]}/{part}/" for part in ("amp", "optim", "static", "proof")),
+    "<",  # what torch builds at run time
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """What a recording needs to know of a dispatcher operator."""
+
+    name: str
+    """Without overload: `addmm`; operators outside aten keep their namespace."""
+    has_tensors: bool
+    computes: bool
+    """False for views and allocations."""
+    is_in_place: bool
+    range: int
+    """+1 opens and -1 closes a profiler range, 0 is any other operator."""
+
+
+def describe_op(func: Any) -> Op:
+    """Return what is to be known of a dispatcher operator, or of a higher-order one."""
+    schema = getattr(func, "_schema", None)
+    if schema is None:
+        return Op(name=func.name(), has_tensors=True, computes=True, is_in_place=False, range=0)
+    name = schema.name.removeprefix("aten::")
+    aliases = [a.alias_info for a in schema.arguments if a.alias_info is not None]
+    is_view = any(not a.is_write for a in aliases) and any(r.alias_info is not None for r in schema.returns)
+    is_view = is_view or torch.Tag.inplace_view in func.tags or name in _ALLOCATIONS
+    return Op(
+        name=name,
+        has_tensors="Tensor" in str(schema),
+        computes=not is_view,
+        is_in_place=any(a.is_write for a in aliases),
+        range=_RANGES.get(name, 0),
+    )
+
+
+@dataclass(slots=True)
+class Seen:
+    """A kernel that has run."""
+
+    op: Op
+    func: Any
+    """The dispatcher operator; called with other arguments inside of `Sink.see`, it is not recorded."""
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    out: Any
+    phase: Phase
+    module: str
+    """Path below the outermost module that was called, in the backward too; empty for that module itself and outside."""
+    api_op: str
+    """Torch-level call under which it ran (`linear` for `addmm`); empty where the autograd engine ran it."""
+    reason: str
+    """What the policy says about `api_op` for the dtypes it was called with."""
+    line: str = ""
+    """The user's line, `net.py:12`, if a sink wants lines: of the forward, also for a kernel of the backward."""
+    call: int = -1
+    """Number of the torch-level call: two kernels with the same one belong together."""
+    number: int = -1
+    """Of the range in the profile, where one is taken."""
+    seconds: float = 0.0
+    """The host's time in the kernel, where it is measured."""
+
+    @property
+    def cast(self) -> tuple[Tensor, Tensor] | None:
+        """What was copied into what, where the kernel turns one floating dtype into another; else None."""
+        if self.op.name not in _CASTS:
+            return None
+        target, source = next(self.outputs(), None), list(self.inputs())[-1:]  # copy_(target, source)
+        return (source[0], target) if target is not None and source and source[0].dtype is not target.dtype else None
+
+    def inputs(self) -> Iterator[Tensor]:
+        """Yield the floating tensors that the kernel got."""
+        return floating((*self.args, *self.kwargs.values()))
+
+    def outputs(self) -> Iterator[Tensor]:
+        """Yield the floating tensors that it returned."""
+        return floating((self.out,))
+
+
+class Sink(Protocol):
+    """Whoever listens to a recording. What it computes itself is not recorded."""
+
+    wants_lines: bool
+    """Whether the user's lines are to be looked for."""
+    wants_times: bool
+    """Whether kernels are to be timed and numbered."""
+
+    def wants(self, op: Op) -> bool:
+        """Whether kernels of an operator are to be shown."""
+
+    def see(self, seen: Seen) -> None:
+        """Take note of a kernel; autograd threads call it too."""
+
+
+def tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the tensors among values, and in lists and tuples among them."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors(value)
+
+
+def floating(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the floating tensors among values."""
+    return (tensor for tensor in tensors(values) if tensor.dtype.is_floating_point)
+
+
+def users_line() -> str:
+    """Return `file:line` of the innermost frame that is neither torch's nor of mezzo's machinery; else nothing."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_MACHINERY):
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
