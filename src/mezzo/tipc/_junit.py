@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
+from mezzo._plain import plain
 from mezzo.tipc._load import Run
-from mezzo.tipc._log_text import plain, read_log, tail
+from mezzo.tipc._log_text import read_log, tail
 from mezzo.tipc._record import Record
 
 _VERDICTS = {"failed": "failure", "timeout": "error", "interrupted": "error", "skipped": "skipped"}

@@ -1,27 +1,21 @@
 """The page of one run or of many: a single HTML file that asks nothing of the network.
 
-What runs print and record is foreign text: jinja2 escapes all of it, `plain` takes control characters out, and the
-page's security policy lets no script run but its own, and nothing be loaded from anywhere.
+What runs print and record is foreign text; `mezzo._html` makes it harmless.
 """
 
-import base64
-import hashlib
 import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from mezzo._extras import require
 from mezzo._files import write_text
-from mezzo._version import version_of
+from mezzo._html import render_page
+from mezzo._svg import Series, line_chart
 from mezzo.tipc._load import Check, Run
-from mezzo.tipc._log_text import plain
 from mezzo.tipc._matrix import inference_support, stage_matrix, training_support, verdict
 from mezzo.tipc._shown import SYMBOLS, Shown, show_steps
-from mezzo.tipc._svg import Series, line_chart
 
 LONGEST = 40
 """Bars in the chart of durations."""
@@ -82,27 +76,14 @@ def write_page(runs: Sequence[Run], path: Path | str) -> None:
 
 def page_text(runs: Sequence[Run], path: Path) -> str:
     """Return the page that is to be written to a path."""
-    require("jinja2", extra="report")
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_finalize
-    )
-    environment.filters["duration"] = duration
-    environment.filters["number"] = _number
     views = [_view(run, number, path) for number, run in enumerate(runs, start=1)]
-    return environment.from_string(_asset("page.html.jinja")).render(_content(views))
+    return render_page("mezzo.tipc", "page.html.jinja", _content(views), style="page.css", script="page.js")
 
 
 def _content(views: Sequence[RunView]) -> dict[str, Any]:
     steps = [step for view in views for step in view.steps]
-    script = _asset("page.js")
     cards, trainings = training_support(steps)
     return {
-        "style": _asset("page.css"),
-        "script": script,
-        "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        "version": version_of() or "(from its sources)",
         "symbols": SYMBOLS,
         "state": verdict_of(views),
         "counts": Counter(step.record.status for step in steps),
@@ -135,18 +116,6 @@ def verdict_of(views: Sequence[RunView]) -> str:
 def check_state(check: Check) -> str:
     """Return the status that a check is shown with."""
     return "skipped" if check.passed is None else "passed" if check.passed else "failed"
-
-
-def duration(seconds: float) -> str:
-    """Return a time for people.
-
-    >>> duration(0.25), duration(59.6), duration(200), duration(7300)
-    ('0.25 s', '59.6 s', '3 min 20 s', '2 h 1 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _view(run: Run, number: int, path: Path) -> RunView:
@@ -188,16 +157,3 @@ def _notices(views: Sequence[RunView]) -> dict[str, list[str]]:
             for notice in step.record.notices:
                 notices.setdefault(notice, []).append(f"{whole}: {step.record.step}")
     return notices
-
-
-def _asset(name: str) -> str:
-    return files("mezzo.tipc").joinpath(name).read_text("utf-8")
-
-
-def _finalize(value: Any) -> Any:
-    """Take control characters out of every text that is set into the page; markup of our own is left alone."""
-    return plain(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
-
-
-def _number(value: float | None, digits: int = 3) -> str:
-    return "" if value is None else f"{value:.{digits}f}"

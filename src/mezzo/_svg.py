@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from mezzo.tipc._log_text import plain
+from mezzo._plain import plain
 
 WIDTH, HEIGHT = 640, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 12, 10, 30
@@ -23,26 +23,66 @@ class Series:
     """In order; finite, and no larger than a float32 can be."""
     style: str
     """Class of the page's style sheet."""
+    names: Sequence[str] = ()
+    """One a point: each point then is a dot of its own with its name."""
 
 
-def line_chart(series: Sequence[Series], *, title: str, x_label: str) -> str:
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A vertical line."""
+
+    label: str
+    x: float
+    style: str
+    """Class of the page's style sheet."""
+
+
+def line_chart(
+    series: Sequence[Series],
+    *,
+    title: str,
+    x_label: str,
+    log_y: bool = False,
+    counts_x: bool = False,
+    marks: Sequence[Mark] = (),
+) -> str:
     """Return an SVG element with lines, axes and a name to each line; all texts are escaped.
 
     Args:
         series: Lines; those without points are left out.
         title: Read aloud instead of the picture.
         x_label: Below the axis.
+        log_y: Powers of ten at the side; all y are positive then.
+        counts_x: Only whole numbers below.
+        marks: Vertical lines.
     """
     drawn = [each for each in series if each.points]
-    x_ticks, y_ticks = (nice_ticks([point[axis] for each in drawn for point in each.points]) for axis in (0, 1))
-    scale = _Scale(x_ticks, y_ticks)
+    across, up = ([point[axis] for each in drawn for point in each.points] for axis in (0, 1))
+    x_ticks = nice_ticks([*across, *(mark.x for mark in marks)])
+    scale = _Scale(x_ticks, decades(up) if log_y else nice_ticks(up), log_y=log_y)
     parts = [
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_text(title)}">',
-        *_axes(scale, x_label),
+        *_axes(scale, x_label, counts_x=counts_x),
+        *(_mark(each, scale) for each in marks),
         *(_line(each, scale) for each in drawn),
+        *(dot for each in drawn if each.names for dot in _dots(each, scale)),
         "</svg>",
     ]
     return "\n".join(parts)
+
+
+def decades(values: Sequence[float]) -> list[float]:
+    """Return powers of ten that span positive values, at most eight of them.
+
+    >>> decades([0.002, 0.5])
+    [0.001, 0.01, 0.1, 1.0]
+    """
+    first, last = (
+        (math.floor(math.log10(min(values)) + 1e-9), math.ceil(math.log10(max(values)) - 1e-9)) if values else (0, 1)
+    )
+    last = max(last, first + 1)
+    step = math.ceil((last - first) / 7)
+    return [float(f"1e{place}") for place in range(first, last + step, step)]
 
 
 def nice_ticks(values: Sequence[float]) -> list[float]:
@@ -70,25 +110,26 @@ def _nice_step(rough: float) -> float:
 class _Scale:
     """Where a value lies on the picture."""
 
-    def __init__(self, x_ticks: Sequence[float], y_ticks: Sequence[float]) -> None:
+    def __init__(self, x_ticks: Sequence[float], y_ticks: Sequence[float], *, log_y: bool = False) -> None:
         self.x_ticks, self.y_ticks = x_ticks, y_ticks
+        self._at = math.log10 if log_y else float
 
     def x(self, value: float) -> float:
         first, last = self.x_ticks[0], self.x_ticks[-1]
         return _LEFT + (value - first) / (last - first) * (WIDTH - _LEFT - _RIGHT)
 
     def y(self, value: float) -> float:
-        first, last = self.y_ticks[0], self.y_ticks[-1]
+        value, first, last = (self._at(each) for each in (value, self.y_ticks[0], self.y_ticks[-1]))
         return HEIGHT - _BOTTOM - (value - first) / (last - first) * (HEIGHT - _TOP - _BOTTOM)
 
 
-def _axes(scale: _Scale, x_label: str) -> Iterator[str]:
+def _axes(scale: _Scale, x_label: str, *, counts_x: bool) -> Iterator[str]:
     bottom, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
     for value in scale.y_ticks:
         y = scale.y(value)
         yield f'<line class="grid" x1="{_LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}"/>'
         yield f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.4g}</text>'
-    for value in scale.x_ticks:
+    for value in scale.x_ticks if not counts_x else [each for each in scale.x_ticks if each == int(each)]:
         yield f'<text x="{scale.x(value):.1f}" y="{bottom + 14}" text-anchor="middle">{value:.6g}</text>'
     yield f'<text x="{right}" y="{HEIGHT - 3}" text-anchor="end">{_text(x_label)}</text>'
 
@@ -100,6 +141,18 @@ def _line(series: Series, scale: _Scale) -> str:
         x, y = places[0].split(",")
         return f'<circle class="{_text(series.style)}" cx="{x}" cy="{y}" r="3">{title}</circle>'
     return f'<polyline class="{_text(series.style)}" points="{" ".join(places)}">{title}</polyline>'
+
+
+def _dots(series: Series, scale: _Scale) -> Iterator[str]:
+    for (x, y), name in zip(series.points, series.names, strict=True):
+        place = f'cx="{scale.x(x):.1f}" cy="{scale.y(y):.1f}" r="2.5"'
+        yield f'<circle class="{_text(series.style)}" {place}><title>{_text(name)}</title></circle>'
+
+
+def _mark(mark: Mark, scale: _Scale) -> str:
+    x = f"{scale.x(mark.x):.1f}"
+    place = f'x1="{x}" y1="{_TOP}" x2="{x}" y2="{HEIGHT - _BOTTOM}"'
+    return f'<line class="{_text(mark.style)}" {place}><title>{_text(mark.label)}</title></line>'
 
 
 def _text(text: str) -> str:

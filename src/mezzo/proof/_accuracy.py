@@ -1,0 +1,162 @@
+"""`compare_accuracy`: two runs of one model, layer by layer; where they part, and which layer does the harm."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mezzo._files import write_file, write_text
+from mezzo._plain import plain
+from mezzo.proof._accuracy_page import page_text
+from mezzo.proof._accuracy_pairs import Pairing
+from mezzo.proof._accuracy_rows import Row, as_computed, by_harm
+from mezzo.proof._accuracy_run import Run, load_run
+from mezzo.proof._accuracy_sheet import csv_text, text_table, xlsx_bytes
+
+INPUTS_DIFFER = 2.0**-8
+"""Error of a model's inputs above which the runs were given different data: more than rounding them to bfloat16."""
+
+NEVER_CALLED_SHOWN = 12
+
+
+def compare_accuracy(run_a: Run | str | os.PathLike[str], run_b: Run | str | os.PathLike[str]) -> Comparison:
+    """Compare the outputs and gradients of two runs of one model, layer by layer.
+
+    Args:
+        run_a: The reference, usually float32: a run, or the file of one.
+        run_b: The run that is judged.
+
+    Raises:
+        ValueError: The runs are of different models, keep samples of different sizes, or a file is no run.
+    """
+    a, b = (each if isinstance(each, Run) else load_run(each) for each in (run_a, run_b))
+    pairing = Pairing(a, b)
+    rows = tuple(sorted(pairing.rows(), key=by_harm))
+    return Comparison(a.name, b.name, a.loss, b.loss, rows, tuple(_notes(pairing)))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What `compare_accuracy` found; `name_a` is the reference."""
+
+    name_a: str
+    name_b: str
+    loss_a: float | None
+    loss_b: float | None
+    rows: tuple[Row, ...]
+    """By harm: who makes NaN or inf, who inherits them, then error and underflow that were added, largest first."""
+    notes: tuple[str, ...]
+    """What a reader must know: gradients that are missing, modules that were never called, inputs that differ."""
+
+    def in_order(self) -> list[Row]:
+        """Return the rows as they were computed: outputs forward, then gradients backward."""
+        return sorted(self.rows, key=as_computed)
+
+    @property
+    def first_divergence(self) -> Row | None:
+        """The first output, in the order of the forward, that differs by more than rounding explains."""
+        return next((row for row in self.in_order() if row.kind == "output" and row.diverges), None)
+
+    @property
+    def first_gradient_divergence(self) -> Row | None:
+        """The first gradient, in the order of the backward, that differs by more than rounding explains."""
+        return next((row for row in self.in_order() if row.kind != "output" and row.diverges), None)
+
+    def summary(self) -> list[str]:
+        """Return what there is to say in a few lines: the losses, where the runs part, the notes."""
+        lines = [f"{self.name_b} against {self.name_a}: {len(self.rows)} tensors"]
+        if self.loss_a is not None and self.loss_b is not None:
+            apart = self.loss_b - self.loss_a
+            lines.append(f"loss {self.loss_b:.6g} against {self.loss_a:.6g}, difference {apart:.3g}")
+        for what, row in (("output", self.first_divergence), ("gradient", self.first_gradient_divergence)):
+            told = "none; all differences are rounding" if row is None else describe(row)
+            if row is not None or any((each.kind == "output") == (what == "output") for each in self.rows):
+                lines.append(f"first {what} that diverges: {told}")
+        told_already = (self.first_divergence, self.first_gradient_divergence)
+        if self.rows and self.rows[0].diverges and self.rows[0] not in told_already:
+            lines.append(f"most harm: {describe(self.rows[0])}")
+        return [plain(line) for line in (*lines, *self.notes)]
+
+    def table(self, limit: int | None = 20) -> str:
+        """Return a text: the summary and the rows that do most harm; None for all rows."""
+        return "\n".join([*self.summary(), "", text_table(self.rows, limit)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as plain types, for JSON; numbers that are not finite are the texts `inf`, `-inf` and `nan`."""
+        first, first_gradient = self.first_divergence, self.first_gradient_divergence
+        return {
+            "name_a": self.name_a,
+            "name_b": self.name_b,
+            "loss_a": _finite(self.loss_a),
+            "loss_b": _finite(self.loss_b),
+            "first_divergence": first.name if first else None,
+            "first_gradient_divergence": first_gradient.name if first_gradient else None,
+            "notes": list(self.notes),
+            "rows": [row.to_dict() for row in self.rows],
+        }
+
+    def write_csv(self, path: str | os.PathLike[str]) -> None:
+        """Write the rows, by harm. A text that a spreadsheet would take for a formula begins with a quote.
+
+        Raises:
+            RunError: The file cannot be written.
+        """
+        write_text(Path(path), csv_text(self.rows))
+
+    def write_xlsx(self, path: str | os.PathLike[str]) -> None:
+        """Write the rows as a coloured sheet: red overflow, NaN and inf, orange beyond rounding, yellow half.
+
+        Raises:
+            MissingExtra: Neither XlsxWriter nor openpyxl is installed.
+            RunError: The file cannot be written.
+        """
+        write_file(Path(path), xlsx_bytes(self.rows))
+
+    def write_html(self, path: str | os.PathLike[str]) -> None:
+        """Write a page: where the runs part, a chart of the error over depth, the rows by harm or in order.
+
+        Raises:
+            MissingExtra: jinja2 is not installed.
+            RunError: The file cannot be written.
+        """
+        text = page_text(
+            title=f"{self.name_b} against {self.name_a}",
+            summary=self.summary(),
+            rows=self.rows,
+            first=self.first_divergence,
+            first_gradient=self.first_gradient_divergence,
+        )
+        write_text(Path(path), text)
+
+
+def describe(row: Row) -> str:
+    """Return one line about a row that diverges."""
+    where = f"{row.name} ({row.module}, {row.kind}, number {row.order})"
+    if row.note:
+        return f"{where}: {row.note}"
+    if row.is_bad:
+        inherited = ", as in what it was computed from" if row.is_inherited else ""
+        beyond = "; the reference is larger than float16 holds" if row.overflows else ""
+        return f"{where}: {row.nan_b} NaN and {row.inf_b} inf of {math.prod(row.shape)}{inherited}{beyond}"
+    return f"{where}: error {row.error:.3g}, rounding explains {row.limit:.3g}; {row.added:.3g} was added here"
+
+
+def _finite(value: float | None) -> float | str | None:
+    return str(value) if value is not None and not math.isfinite(value) else value
+
+
+def _notes(pairing: Pairing) -> list[str]:
+    a, b = pairing.a, pairing.b
+    notes = []
+    if (error := pairing.inputs_error()) > INPUTS_DIFFER:
+        notes.append(f"the model was given different inputs (error {error:.3g}): compare runs on the same batch")
+    if not pairing.has_gradients:
+        notes.append("outputs alone are compared: a run without a backward has no gradients")
+    silent = [path or "(model)" for path in a.modules if path in set(a.never_called()) & set(b.never_called())]
+    if silent:
+        more = f" and {len(silent) - NEVER_CALLED_SHOWN} more" if len(silent) > NEVER_CALLED_SHOWN else ""
+        notes.append(f"never called: {', '.join(silent[:NEVER_CALLED_SHOWN])}{more}")
+    return notes

@@ -1,0 +1,364 @@
+"""Recording a step: hooks on every module and parameter, for as long as the step runs."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from mezzo.amp import auto_cast, decorate, float32_copy
+from mezzo.proof._accuracy_run import (
+    Call,
+    Output,
+    ParameterGrad,
+    Run,
+    TensorRecord,
+    coarsest,
+    sample_places,
+)
+
+MAX_ELEMENTS = 2**16
+"""Of a tensor that are kept; 256 KiB."""
+
+_graph_task_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+
+
+class HasScale(Protocol):
+    """A loss scaler, ours or torch's."""
+
+    def get_scale(self) -> float:
+        """Return the loss scale."""
+        ...
+
+
+def record_run(
+    model: nn.Module,
+    step: Callable[[], Any],
+    *,
+    name: str = "run",
+    loss_scale: float | HasScale = 1.0,
+    max_elements: int = MAX_ELEMENTS,
+) -> Run:
+    """Run a step and return what each module gave, with the gradients.
+
+    Hooks are set before the step and removed after it, also if it raises; neither the model nor a random state is changed by
+    the recording itself. What a region of activation checkpointing computes again in the backward is not recorded again.
+
+    Args:
+        model: The eager model that the step uses; not one made by `torch.compile`.
+        step: Forward and, where gradients are to be compared, backward. Returns the unscaled loss, or nothing.
+        name: What the run is called in tables.
+        loss_scale: What the loss was multiplied by before the backward: a number, or the scaler. Gradients are divided by it.
+        max_elements: Of a larger tensor that many elements are kept, a sample that is the same in every run. Counts of NaN
+            and inf and the largest magnitude are of the whole tensor.
+
+    Raises:
+        ValueError: The loss scale is not a positive number, or the step called no module of the model.
+        TypeError: The step returned something that is no loss.
+    """
+    scale = _read_scale(loss_scale)
+    if max_elements < 1:
+        raise ValueError(f"max_elements={max_elements}: must be at least 1")
+    recorder = _Recorder(scale, max_elements)
+    with recorder.watching(model):
+        loss = _read_loss(step())
+    if not recorder.calls:
+        raise ValueError("the step called no module of the model; record the eager model itself, not a compiled one")
+    return Run(
+        name=name,
+        loss=loss,
+        loss_scale=scale,
+        max_elements=max_elements,
+        modules={path: type(module).__name__ for path, module in model.named_modules()},
+        calls=tuple(call.finished() for call in recorder.calls),
+        parameters=tuple(sorted(recorder.parameters.values(), key=lambda each: each.order)),
+    )
+
+
+def run_at(
+    model: nn.Module,
+    inputs: Any,
+    targets: Any,
+    loss_fn: Callable[[Any, Any], Tensor],
+    *,
+    level: str = "O1",
+    dtype: str | torch.dtype = "float16",
+    loss_scale: float | None = None,
+    name: str | None = None,
+    seed: int = 0,
+    max_elements: int = MAX_ELEMENTS,
+    **region: Any,
+) -> Run:
+    """Record one forward and backward of a copy of a model at a level; the model itself is not touched.
+
+    Every call starts from the same float32 weights (of a decorated model: its masters), the same buffers, mode and seed, so
+    two runs differ in precision alone. Dropout layers are off: a GPU draws other numbers for a half tensor than for a float32
+    one. Global random states are put back.
+
+    Args:
+        model: In training or evaluation mode, as it is to be compared.
+        inputs: A tensor, a tuple or list of positional arguments, or a dict of named ones.
+        targets: Second argument of `loss_fn`.
+        loss_fn: Called as `loss_fn(model(inputs), targets)`, in the region.
+        level: `O0` is float32; `OD`, `O1` and `O2` as in `auto_cast`. At O2 the copy is decorated.
+        dtype: `float16` or `bfloat16`.
+        loss_scale: None is 2^15 for float16 and 1 for all else.
+        name: In tables; None makes one of level and dtype.
+        seed: Of the random numbers that the forward draws.
+        max_elements: See `record_run`.
+        region: Further arguments of `auto_cast`, such as `custom_black_list`.
+    """
+    region_of_run = auto_cast(level=level, dtype=dtype, **region)
+    level, half = region_of_run.policy.level, region_of_run.policy.dtype
+    is_scaled = level != "O0" and half is torch.float16
+    scale = (2.0**15 if is_scaled else 1.0) if loss_scale is None else loss_scale
+    device = next((each.device for each in itertools.chain(model.parameters(), model.buffers())), torch.device("cpu"))
+    copied = float32_copy(model).to(device)
+    copied.zero_grad()
+    for module in copied.modules():
+        if isinstance(module, _DropoutNd):
+            module.eval()
+    if level == "O2":
+        decorate(copied, level="O2", dtype=half)
+    own_inputs = copy.deepcopy(inputs)  # a network may change them in place
+
+    def step() -> Tensor:
+        with region_of_run:
+            loss = loss_fn(_called(copied, own_inputs), targets)
+        (loss.float() * scale).backward()
+        return loss
+
+    label = "float32" if level == "O0" else f"{level} {str(half).removeprefix('torch.')}"
+    with _seeded(device, seed):
+        return record_run(copied, step, name=name or label, loss_scale=scale, max_elements=max_elements)
+
+
+def _called(model: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
+
+
+@contextmanager
+def _seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """Start the generators of the CPU and of one device from a seed; put them back afterwards."""
+    on_cuda = device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if on_cuda else []):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach every GPU
+        if on_cuda:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
+
+
+def _read_scale(loss_scale: float | HasScale) -> float:
+    scale = float(loss_scale) if isinstance(loss_scale, (int, float)) else float(loss_scale.get_scale())
+    if not (scale > 0 and math.isfinite(scale)):
+        raise ValueError(f"loss_scale={scale}: must be a positive number")
+    return scale
+
+
+def _read_loss(loss: Any) -> float | None:
+    if loss is None:
+        return None
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return float(loss.detach())
+    if isinstance(loss, (int, float)) and not isinstance(loss, bool):
+        return float(loss)
+    what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+    raise TypeError(f"step returned {what}; it returns the loss (a number, or a tensor with one element) or nothing")
+
+
+def tensors_in(value: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the floating tensors of a value with their places: tuples, lists, mappings and dataclasses are looked into.
+
+    >>> [place for place, _ in tensors_in({"a": (torch.ones(1), 3), "b": torch.ones(1)})]
+    ["['a'][0]", "['b']"]
+    """
+    if isinstance(value, Tensor):
+        if (value.is_floating_point() or value.is_complex()) and not value.is_nested:
+            yield place, value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from tensors_in(each, f"{place}[{key!r}]")
+    elif isinstance(value, (tuple, list)):
+        names = getattr(value, "_fields", None)
+        for position, each in enumerate(value):
+            yield from tensors_in(each, f"{place}.{names[position]}" if names else f"{place}[{position}]")
+    elif is_dataclass(value) and not isinstance(value, type):
+        for each in fields(value):
+            yield from tensors_in(getattr(value, each.name), f"{place}.{each.name}")
+
+
+def record_tensor(tensor: Tensor, max_elements: int, scale: float = 1.0) -> TensorRecord:
+    """Return what is kept of a tensor, divided by a scale."""
+    with auto_cast(enable=False), torch.no_grad():  # a region's policy must not touch these operators
+        whole = tensor.detach()
+        whole = whole.to_dense() if whole.layout is not torch.strided else whole
+        flat = (torch.view_as_real(whole.resolve_conj()) if whole.is_complex() else whole).reshape(-1)
+        flat = flat.float()
+        magnitudes = torch.where(flat.isfinite(), flat.abs(), 0.0)
+        largest = magnitudes.max() if flat.numel() else flat.new_zeros(())
+        num_nan, num_inf, max_abs = torch.stack(
+            [flat.isnan().sum().double(), flat.isinf().sum().double(), largest.double()]
+        ).tolist()
+        places = sample_places(flat.numel(), max_elements)
+        kept = flat if places is None else flat[places.to(flat.device)]
+        values = kept.to("cpu", copy=True)
+        shape = (*whole.shape, 2) if whole.is_complex() else tuple(whole.shape)
+        return TensorRecord(
+            shape=shape,
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            num_nan=int(num_nan),
+            num_inf=int(num_inf),
+            max_abs=max_abs / scale,
+            values=values if scale == 1.0 else values.div_(scale),
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """An output whose gradient may still come."""
+
+    value: TensorRecord
+    grad: TensorRecord | None = None
+    order: int = -1
+
+
+@dataclass(slots=True, eq=False)
+class _Frame:
+    """A call that is under way, or has ended."""
+
+    path: str
+    module: nn.Module
+    occurrence: int
+    inputs: tuple[TensorRecord, ...]
+    rounding: str
+    outputs: list[tuple[str, _Slot, bool]] = field(default_factory=list)
+    inner: list[int] = field(default_factory=list)
+
+    def finished(self) -> Call:
+        outputs = tuple(
+            Output(place, slot.value, slot.grad, slot.order, is_passed_on) for place, slot, is_passed_on in self.outputs
+        )
+        kind = type(self.module).__name__
+        return Call(self.path, kind, self.occurrence, self.rounding, self.inputs, outputs, tuple(self.inner))
+
+
+class _Recorder:
+    """What the hooks of one recording write to."""
+
+    def __init__(self, scale: float, max_elements: int) -> None:
+        self.calls: list[_Frame] = []
+        self.parameters: dict[str, ParameterGrad] = {}
+        self._scale, self._max_elements = scale, max_elements
+        self._stack: list[_Frame] = []
+        self._times: dict[str, int] = {}
+        self._order = itertools.count()
+        self._nothing = itertools.count(-1, -1)
+        self._hooks = ExitStack()
+        self._known: dict[int, tuple[weakref.ref[Tensor], int, TensorRecord, _Slot | None]] = {}
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Hold the hooks while a step runs."""
+        with self._hooks:
+            for path, module in model.named_modules():
+                self._hold(module.register_forward_pre_hook(self._before(path), with_kwargs=True))
+                self._hold(module.register_forward_hook(self._after, with_kwargs=True))
+            for name, param in model.named_parameters():
+                if param.requires_grad and param.is_leaf:
+                    self._hold(param.register_post_accumulate_grad_hook(self._keep_parameter(name)))
+            yield
+
+    def _hold(self, handle: Any) -> None:
+        self._hooks.callback(handle.remove)
+
+    def _before(self, path: str) -> Callable[..., None]:
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+            if _graph_task_id() != -1:  # a checkpointed region computes again what is recorded already
+                return
+            given = [tensor for _, tensor in tensors_in((args, kwargs))]
+            self._times[path] = self._times.get(path, 0) + 1
+            inputs = tuple(self._record(tensor)[0] for tensor in given)
+            own = [each for each in module.parameters(recurse=False) if each.is_floating_point()]
+            rounding = coarsest("float64", *(_rounding(each) for each in (*given, *own)))
+            self._stack.append(_Frame(path, module, self._times[path], inputs, rounding))
+
+        return enter
+
+    def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if _graph_task_id() != -1:
+            return
+        if all(frame.module is not module for frame in self._stack):  # it began where nobody listened
+            return
+        while (frame := self._stack.pop()).module is not module:
+            pass  # a call inside raised, and the model went on
+        for place, tensor in tensors_in(output):
+            slot, is_passed_on = self._slot(tensor)
+            frame.outputs.append((place, slot, is_passed_on))
+            frame.rounding = coarsest(frame.rounding, _rounding(tensor))
+        if self._stack:
+            self._stack[-1].inner.append(len(self.calls))
+        self.calls.append(frame)
+
+    def _record(self, tensor: Tensor) -> tuple[TensorRecord, _Slot | None]:
+        """Return the record of a tensor, and its slot if a call returned it; one that is known is not copied again."""
+        version = next(self._nothing) if tensor.is_inference() else tensor._version  # such a tensor has no version
+        known = self._known.get(id(tensor))
+        if known is not None and known[0]() is tensor and known[1] == version:
+            return known[2], known[3]
+        record = record_tensor(tensor, self._max_elements)
+        self._known[id(tensor)] = (weakref.ref(tensor), version, record, None)
+        return record, None
+
+    def _slot(self, tensor: Tensor) -> tuple[_Slot, bool]:
+        """Return the slot of an output, and whether the tensor was known before."""
+        before = self._known.get(id(tensor))
+        record, slot = self._record(tensor)
+        is_passed_on = before is not None and before[2] is record
+        if slot is None:
+            slot = _Slot(record)
+            reference, version, record, _ = self._known[id(tensor)]
+            self._known[id(tensor)] = (reference, version, record, slot)
+            if tensor.requires_grad:
+                self._hold(tensor.register_hook(self._keep_grad(slot)))
+        return slot, is_passed_on
+
+    def _keep_grad(self, slot: _Slot) -> Callable[[Tensor], None]:
+        def keep(grad: Tensor) -> None:
+            slot.grad, slot.order = record_tensor(grad, self._max_elements, self._scale), next(self._order)
+
+        return keep
+
+    def _keep_parameter(self, name: str) -> Callable[[Tensor], None]:
+        def keep(param: Tensor) -> None:
+            if param.grad is not None:
+                grad = record_tensor(param.grad, self._max_elements, self._scale)
+                self.parameters[name] = ParameterGrad(name, name.rpartition(".")[0], next(self._order), grad)
+
+        return keep
+
+
+def _rounding(tensor: Tensor) -> str:
+    """Return the coarsest dtype that an operator on a tensor may round to here."""
+    kind = tensor.device.type
+    own = str(tensor.dtype).removeprefix("torch.")
+    if torch.is_autocast_enabled(kind) and tensor.dtype is not torch.float64:
+        return coarsest(own, str(torch.get_autocast_dtype(kind)).removeprefix("torch."))
+    if kind == "cuda" and own == "float32" and _tf32_is_on():
+        return "tensorfloat32"
+    return own
+
+
+def _tf32_is_on() -> bool:
+    return torch.get_float32_matmul_precision() != "highest" or bool(torch.backends.cudnn.allow_tf32)

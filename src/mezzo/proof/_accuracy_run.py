@@ -1,0 +1,355 @@
+"""A run as it is compared: what each call of a module gave, and the gradients, as numbers on the CPU."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from mezzo._files import write_file
+from mezzo._plain import plain
+
+T = TypeVar("T")
+
+FORMAT = "mezzo accuracy run"
+VERSION = 1
+
+SAMPLE_SEED = 20260
+"""Of the sample that is kept of a large tensor."""
+
+_NOT_CALLABLE = ("ModuleList", "ModuleDict", "ParameterList", "ParameterDict")
+
+#: Bits of a significand (the hidden one counted) and exponent of the smallest number, by dtype; the coarser stand first.
+GRIDS: dict[str, tuple[int, int]] = {
+    "float8_e5m2": (3, -16),
+    "float8_e4m3fn": (4, -9),
+    "bfloat16": (8, -133),
+    "float16": (11, -24),
+    "tensorfloat32": (11, -136),
+    "float32": (24, -149),
+    "float64": (53, -1074),
+}
+
+
+def unit_roundoff(dtype: str) -> float:
+    """Return the largest relative error of rounding to a dtype.
+
+    >>> unit_roundoff("float16") == 2.0**-11
+    True
+    """
+    return 2.0 ** -GRIDS[dtype][0] if dtype in GRIDS else 0.0
+
+
+def coarsest(*dtypes: str) -> str:
+    """Return the dtype that rounds most.
+
+    >>> coarsest("float32", "bfloat16", "float16")
+    'bfloat16'
+    """
+    return max(dtypes, key=unit_roundoff)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorRecord:
+    """What is kept of a tensor. Counts and the largest magnitude are of the whole tensor, `values` may be a sample."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    num_nan: int
+    num_inf: int
+    max_abs: float
+    """Of the finite elements; 0.0 if there are none."""
+    values: Tensor
+    """Flat, float32, on the CPU: all elements, or those that `sample_places` names. Gradients are unscaled."""
+
+    @property
+    def num_bad(self) -> int:
+        """How many elements are NaN or infinite."""
+        return self.num_nan + self.num_inf
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether `values` has a part of the elements."""
+        return self.values.numel() < math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Output:
+    """One floating tensor of what a call returned."""
+
+    place: str
+    """Where it is in the returned value: nothing, `[0]`, `['logits']`, `.hidden`."""
+    value: TensorRecord
+    grad: TensorRecord | None = None
+    grad_order: int = -1
+    """Position in the backward; -1 without a gradient."""
+    is_passed_on: bool = False
+    """Whether another call made it: containers, `Identity`, `Dropout` in evaluation."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """One call of one module."""
+
+    path: str
+    kind: str
+    """Name of the module's class."""
+    occurrence: int
+    """1 for the first call of this module."""
+    rounding: str
+    """The coarsest dtype at hand: of inputs, parameters, results, and of the region in force."""
+    inputs: tuple[TensorRecord, ...]
+    outputs: tuple[Output, ...]
+    inner: tuple[int, ...]
+    """Positions of the calls that were made inside."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParameterGrad:
+    """The gradient of a parameter."""
+
+    name: str
+    owner: str
+    """Path of the module that it belongs to."""
+    order: int
+    """Position in the backward."""
+    grad: TensorRecord
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """One recorded step, from `record_run`, `run_at` or `load_run`."""
+
+    name: str
+    loss: float | None
+    """As the step returned it, not scaled."""
+    loss_scale: float
+    """What gradients were divided by."""
+    max_elements: int
+    """Tensors with more elements are kept as a sample of this size."""
+    modules: dict[str, str]
+    """Path and class of every module of the model, called or not."""
+    calls: tuple[Call, ...]
+    """In the order in which they ended."""
+    parameters: tuple[ParameterGrad, ...]
+    """In the order of the backward."""
+
+    @property
+    def dtype(self) -> str:
+        """The coarsest dtype of the run."""
+        return coarsest("float64", *(call.rounding for call in self.calls))
+
+    def never_called(self) -> list[str]:
+        """Return the paths of the modules that the step did not call; lists of modules cannot be."""
+        called = {call.path for call in self.calls}
+        return [path for path, kind in self.modules.items() if path not in called and kind not in _NOT_CALLABLE]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the run to a file, whole or not at all; `load_run` reads it back.
+
+        Raises:
+            RunError: The file cannot be written.
+        """
+        buffer = io.BytesIO()
+        torch.save(_Packer().pack(self), buffer)
+        write_file(Path(path), buffer.getvalue())
+
+
+def sample_places(numel: int, max_elements: int) -> Tensor | None:
+    """Return the places of the elements that are kept of a flat tensor, in order; None for all.
+
+    The tensor is cut into as many equal parts as elements are kept, and one is drawn from each, by a generator of its own:
+    the places depend on the two sizes alone, so both runs keep the same ones.
+    """
+    if numel <= max_elements:
+        return None
+    generator = torch.Generator().manual_seed(SAMPLE_SEED)
+    drawn = torch.rand(max_elements, dtype=torch.float64, generator=generator)
+    parts = torch.arange(max_elements, dtype=torch.float64)
+    return ((parts + drawn) * (numel / max_elements)).long().clamp_(max=numel - 1)
+
+
+def load_run(path: str | os.PathLike[str]) -> Run:
+    """Return a run that `Run.save` wrote. The file may come from anyone: nothing in it is executed.
+
+    Raises:
+        ValueError: The file cannot be read, or is no such run.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from error
+    try:
+        payload = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        return _Unpacker(payload).run()
+    except Exception as error:  # whatever a damaged or hostile file makes torch or us raise is one line
+        reason = plain(str(error)).split("\n")[0][:120]
+        raise ValueError(f"{path}: no run that Run.save wrote: {reason or type(error).__name__}") from error
+
+
+class _Packer:
+    """A run as tensors and plain types; what two calls share is stored once."""
+
+    def __init__(self) -> None:
+        self._records: list[TensorRecord] = []
+        self._places: dict[int, int] = {}
+
+    def pack(self, run: Run) -> dict[str, Any]:
+        calls = [
+            {
+                "path": call.path,
+                "kind": call.kind,
+                "occurrence": call.occurrence,
+                "rounding": call.rounding,
+                "inputs": [self._place(record) for record in call.inputs],
+                "outputs": [self._output(output) for output in call.outputs],
+                "inner": list(call.inner),
+            }
+            for call in run.calls
+        ]
+        parameters = [
+            {"name": each.name, "owner": each.owner, "order": each.order, "grad": self._place(each.grad)}
+            for each in run.parameters
+        ]
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "name": run.name,
+            "loss": run.loss,
+            "loss_scale": run.loss_scale,
+            "max_elements": run.max_elements,
+            "modules": dict(run.modules),
+            "calls": calls,
+            "parameters": parameters,
+            "records": [
+                [list(each.shape), each.dtype, each.num_nan, each.num_inf, each.max_abs] for each in self._records
+            ],
+            "values": torch.cat([torch.empty(0), *(each.values for each in self._records)]),
+        }
+
+    def _place(self, record: TensorRecord) -> int:
+        if id(record) not in self._places:
+            self._places[id(record)] = len(self._records)
+            self._records.append(record)
+        return self._places[id(record)]
+
+    def _output(self, output: Output) -> dict[str, Any]:
+        return {
+            "place": output.place,
+            "value": self._place(output.value),
+            "grad": None if output.grad is None else self._place(output.grad),
+            "grad_order": output.grad_order,
+            "is_passed_on": output.is_passed_on,
+        }
+
+
+class _Unpacker:
+    """A run out of a file; every type and size is checked."""
+
+    def __init__(self, payload: Any) -> None:
+        whole = _checked(payload, dict, "the file")
+        if whole.get("format") != FORMAT or whole.get("version") != VERSION:
+            raise ValueError(f"its format is {whole.get('format')!r}, version {whole.get('version')!r}")
+        self._whole: dict[str, Any] = whole
+        self._max_elements = _checked(whole["max_elements"], int, "max_elements")
+        self._loss_scale = _checked(whole["loss_scale"], float, "loss_scale")
+        if self._max_elements < 1 or not (0 < self._loss_scale < math.inf):
+            raise ValueError(f"max_elements is {self._max_elements}, loss_scale {self._loss_scale}")
+        values = _checked(whole["values"], Tensor, "values")
+        # A stride of zero lets a small file claim any size.
+        if values.dtype != torch.float32 or values.dim() != 1 or not values.is_contiguous():
+            raise ValueError("values are not one flat float32 tensor")
+        self._records = list(self._read_records(values))
+
+    def run(self) -> Run:
+        whole = self._whole
+        modules = _checked(whole["modules"], dict, "modules")
+        calls = _checked(whole["calls"], list, "calls")
+        return Run(
+            name=_checked(whole["name"], str, "name"),
+            loss=None if whole["loss"] is None else _checked(whole["loss"], float, "loss"),
+            loss_scale=self._loss_scale,
+            max_elements=self._max_elements,
+            modules={_checked(k, str, "a path"): _checked(v, str, "a class") for k, v in modules.items()},
+            calls=tuple(self._call(call, position) for position, call in enumerate(calls)),
+            parameters=tuple(self._parameter(each) for each in _checked(whole["parameters"], list, "parameters")),
+        )
+
+    def _read_records(self, values: Tensor) -> Iterator[TensorRecord]:
+        start = 0
+        for entry in _checked(self._whole["records"], list, "records"):
+            sizes, dtype, num_nan, num_inf, max_abs = _checked(entry, list, "a record")
+            shape = tuple(_checked(size, int, "a size") for size in _checked(sizes, list, "a shape"))
+            if min(shape, default=0) < 0 or math.prod(shape) >= 2**63:
+                raise ValueError(f"a shape is {shape}")
+            kept = min(math.prod(shape), self._max_elements)
+            if start + kept > values.numel():
+                raise ValueError("values are missing")
+            yield TensorRecord(
+                shape=shape,
+                dtype=_checked(dtype, str, "a dtype"),
+                num_nan=_checked(num_nan, int, "a count"),
+                num_inf=_checked(num_inf, int, "a count"),
+                max_abs=_checked(max_abs, float, "a magnitude"),
+                values=values[start : start + kept],
+            )
+            start += kept
+
+    def _record(self, place: Any) -> TensorRecord:
+        return self._records[_index(place, len(self._records))]
+
+    def _call(self, entry: Any, position: int) -> Call:
+        call = _checked(entry, dict, "a call")
+        rounding = _checked(call["rounding"], str, "a dtype")
+        return Call(
+            path=_checked(call["path"], str, "a path"),
+            kind=_checked(call["kind"], str, "a class"),
+            occurrence=_checked(call["occurrence"], int, "an occurrence"),
+            rounding=rounding,
+            inputs=tuple(self._record(place) for place in _checked(call["inputs"], list, "inputs")),
+            outputs=_all(call["outputs"], self._output),
+            inner=_all(call["inner"], lambda place: _index(place, position)),
+        )
+
+    def _output(self, entry: Any) -> Output:
+        output = _checked(entry, dict, "an output")
+        return Output(
+            place=_checked(output["place"], str, "a place"),
+            value=self._record(output["value"]),
+            grad=None if output["grad"] is None else self._record(output["grad"]),
+            grad_order=_checked(output["grad_order"], int, "an order"),
+            is_passed_on=_checked(output["is_passed_on"], bool, "is_passed_on"),
+        )
+
+    def _parameter(self, entry: Any) -> ParameterGrad:
+        each = _checked(entry, dict, "a parameter")
+        return ParameterGrad(
+            name=_checked(each["name"], str, "a name"),
+            owner=_checked(each["owner"], str, "a path"),
+            order=_checked(each["order"], int, "an order"),
+            grad=self._record(each["grad"]),
+        )
+
+
+def _checked(value: Any, kind: type[T], what: str) -> T:
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ValueError(f"{what}: {type(value).__name__} in place of {kind.__name__}")
+    return value
+
+
+def _index(value: Any, end: int) -> int:
+    place = _checked(value, int, "a position")
+    if not 0 <= place < end:
+        raise ValueError(f"a position is {place} of {end}")
+    return place
+
+
+def _all(values: Any, read: Callable[[Any], T]) -> tuple[T, ...]:
+    return tuple(read(value) for value in _checked(values, list, "a list"))
