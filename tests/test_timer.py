@@ -3,7 +3,8 @@ import itertools
 import pytest
 import torch
 
-from mezzo.bench import Timing, _timer, time_calls
+from mezzo import _timer
+from mezzo._timer import Timing, time_calls
 
 CPU = torch.device("cpu")
 

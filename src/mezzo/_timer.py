@@ -1,5 +1,6 @@
 """The one timer: calls on a device, each waited for, warm-up calls left out."""
 
+import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -32,6 +33,13 @@ def synchronize(device: torch.device) -> None:
     """Wait for the work queued on `device`; a CPU has none."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def release_memory(device: torch.device) -> None:
+    """Give back what finished measurements held, so that it does not count for the next."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def time_calls(

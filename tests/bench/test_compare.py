@@ -7,8 +7,9 @@ import torch
 
 from mezzo._errors import RunError
 from mezzo.bench import Timing, _clocks, _compare, compare
-from mezzo.bench._compare import Trainer, default_sizes
-from mezzo.bench._task import Task, simple_net_task
+from mezzo.bench._compare import default_sizes
+from mezzo.bench._task import simple_net_task
+from mezzo.proof._trial import Setup, Task, Trainer
 
 RTOL_FP16 = 1e-4  # after a few steps with fp32 masters
 RTOL_BF16 = 2e-3
@@ -42,7 +43,7 @@ def test_levels_hold_the_weights_they_promise(dtype):
     # O1 and O2 end at the very same loss here (all operators are white), so the loss alone would not show a lazy O2
     name = str(dtype).removeprefix("torch.")
     for level, expected in (("O0", torch.float32), ("O1", torch.float32), ("O2", dtype)):
-        trainer = Trainer(simple_net_task(8, 2, torch.device("cpu")), level, name, learning_rate=0.1)
+        trainer = Trainer(simple_net_task(8, 2, torch.device("cpu")), Setup(level=level, dtype=name, learning_rate=0.1))
         trainer.step()
         assert {parameter.dtype for parameter in trainer.model.parameters()} == {expected}
 
@@ -198,7 +199,7 @@ def test_cpu_clocks_are_a_range_where_the_kernel_tells_it(monkeypatch, tmp_path,
 def test_kept_losses_do_not_keep_the_memory_they_were_views_of():
     task = simple_net_task(8, 2, torch.device("cpu"))
     view_loss = Task(task.model, task.inputs, task.targets, lambda x, y: (x - y).square().flatten()[0])
-    trainer = Trainer(view_loss, "O0", "float16", learning_rate=0.1)
+    trainer = Trainer(view_loss, Setup(level="O0", learning_rate=0.1))
     trainer.step()
     assert trainer.losses[0].untyped_storage().nbytes() == 4
 

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from mezzo._timer import Timing
 from mezzo.bench import StaticBench, StaticResult, bench_static
 from mezzo.bench import _static as bench
 from mezzo.bench._clocks import Machine
 from mezzo.bench._static import StaticRecipe, StaticSettings
-from mezzo.bench._timer import Timing
 from mezzo.cli._app import run
 from mezzo.static import _graph
 

@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
+from mezzo._timer import Timing, time_on_device
 from mezzo.bench import StepBench, bench_step
 from mezzo.bench._clocks import Machine
 from mezzo.bench._step import Recipe, Settings, StepResult, small_net_task
-from mezzo.bench._timer import Timing, time_on_device
 from mezzo.cli._app import run
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._C._autograd import DeviceType
 
 from mezzo.amp._dtypes import dtype_name
 from mezzo.amp._seen import Op, Phase, Seen, floating
@@ -20,14 +21,15 @@ RANGE = "mezzo#"
 """What a range's name in the profile begins with; its number follows."""
 
 # Names of the libraries' kernels that multiply on Tensor Cores: the instruction's shape (884, 1688, 16816: Volta to
-# Ampere), CUTLASS' tensorop, cuDNN's xmma with a tensor shape, Hopper's warp groups (gmma, nvjet), fused attention.
+# Ampere), CUTLASS' tensorop, cuDNN's and cuBLAS' xmma with a tensor shape or, on Hopper, with warp groups, cuBLAS' nvjet,
+# fused attention.
 _TENSOR_CORES = re.compile(
-    r"[shbi]\d*(?:884|1688|16816|16832|16864)|tensorop|tensor\d+x\d+x\d+|[hib]mma|gmma|nvjet|flash_(?:fwd|bwd)|fmha"
-    r"|sdpa|cudnn_generated.*attention|device_kernel.*(?:sm90|sm100).*mma",
+    r"[shib](?:884|1688|16816|16832)|tensorop|tensor\d+x\d+x\d+|xmma.*warpgroupsize|[hib]mma|gmma|nvjet"
+    r"|flash_(?:fwd|bwd)|fmha|sdpa",
     re.IGNORECASE,
 )
-# The same libraries' kernels on the ordinary units: they hold 'xmma' or 'gemm' too.
-_ORDINARY_UNITS = re.compile(r"simt|sgemm(?!.*tensor)|dgemm|ffma|cudnn.*(?:depthwise|dw_)", re.IGNORECASE)
+# Of the same families, those on the ordinary units.
+_ORDINARY_UNITS = re.compile(r"simt|ffma|depthwise|_sgemm|_dgemm", re.IGNORECASE)
 
 
 def uses_tensor_cores(kernel: str) -> bool:
@@ -132,13 +134,25 @@ class KernelTimes:
 
 
 def _launched(events: Any) -> Iterator[_Launched]:
-    """Yield the kernels of a profile; range -1 is none of ours."""
+    """Yield the kernels of a profile; range -1 is none of ours: launched without the dispatcher, as Triton does."""
+    unclaimed: dict[str, list[float]] = {}
     for event in events:
-        if not event.kernels:
+        is_ours = getattr(event, "is_user_annotation", False) or event.name.startswith(RANGE)
+        if event.device_type == DeviceType.CUDA and not is_ours:
+            unclaimed.setdefault(event.name, []).append(event.device_time_total)
+    for event in events:
+        if event.device_type != DeviceType.CPU or not event.kernels:
             continue
         parent = event
         while parent is not None and not parent.name.startswith(RANGE):
             parent = parent.cpu_parent
-        number = -1 if parent is None else int(parent.name.removeprefix(RANGE))
+        if parent is None:
+            continue
         for kernel in event.kernels:
-            yield kernel.name, number, kernel.duration, uses_tensor_cores(kernel.name)
+            times = unclaimed.get(kernel.name, [])
+            if times:
+                times.pop()
+            yield kernel.name, int(parent.name.removeprefix(RANGE)), kernel.duration, uses_tensor_cores(kernel.name)
+    for name, times in unclaimed.items():
+        for time_us in times:
+            yield name, -1, time_us, uses_tensor_cores(name)

@@ -115,6 +115,16 @@ def known_names() -> tuple[str, ...]:
     return tuple(sorted({*OPS, *VARIANTS, *GROUPS, *ALIASES, *WITHOUT_OPERATOR}))
 
 
+def is_known(name: str) -> bool:
+    """Whether a name means something to a policy; asking costs next to nothing.
+
+    >>> is_known("linear"), is_known("argsort")
+    (True, False)
+    """
+    base = name.removeprefix("aten::")
+    return name in VARIANTS or base in OPS or name in GROUPS or name in ALIASES
+
+
 @cache
 def resolve_name(name: str) -> frozenset[str]:
     """Return the variants that a name means; an unknown name is a ValueError that tells the nearest known one.

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mezzo.amp._dtypes import dtype_name
 from mezzo.amp._kernel_times import KernelRow
@@ -226,6 +227,10 @@ class OperatorStats:
 
 def column_of(args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> int:
     """Return the column of the first floating input, else of the first floating output, else 'other'."""
+    if args and isinstance(args[0], Tensor):  # nearly always: answered without walking through the others
+        column = _COLUMN_OF.get(args[0].dtype)
+        if column is not None:
+            return column
     first = next(floating((*args, *kwargs.values(), out)), None)
     return _OTHER if first is None else _COLUMN_OF.get(first.dtype, _OTHER)
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache
 from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from mezzo.amp._kernel_times import RANGE, KernelTimes
 from mezzo.amp._leaks import LeakTracker
+from mezzo.amp._names import is_known
 from mezzo.amp._operator_stats import OperatorStats
 from mezzo.amp._ops import OPS
 from mezzo.amp._seen import Op, Phase, Seen, Sink, describe_op, tensors, users_line
@@ -36,6 +38,20 @@ _KEPT_NODES = 2**17  # of the forward, for their backward; a recording of many s
 
 _BACKWARD_CALLS = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 _OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+_PLAIN_PROPERTIES = frozenset(
+    "dtype device shape layout ndim grad grad_fn requires_grad is_leaf is_cuda is_cpu is_sparse is_sparse_csr is_meta "
+    "is_quantized is_nested names itemsize nbytes _version _backward_hooks".split()
+)
+_PLAIN_METHODS = frozenset(
+    "numel nelement dim ndimension size stride storage_offset element_size data_ptr get_device is_contiguous "
+    "is_floating_point is_complex untyped_storage register_hook register_post_accumulate_grad_hook".split()
+)
+# Python functions around one operator of the same name: there is nothing more to see inside of them.
+_ONE_KERNEL = frozenset(
+    "relu batch_norm layer_norm group_norm instance_norm hardswish hardsigmoid hardtanh silu mish elu selu celu leaky_relu "
+    "dropout adaptive_avg_pool2d embedding softmax log_softmax".split()
+)
+_PLAIN = "(plain)"
 # The two torch-level spellings that differ from the name users and lists know.
 _API_NAMES = {"cross_entropy_loss": "cross_entropy", "rsub": "sub"}
 
@@ -48,31 +64,27 @@ _numbers = itertools.count()
 class _Call:
     """One torch-level call in progress; its name is worked out when a kernel runs under it."""
 
-    __slots__ = ("args", "func", "in_backward", "kwargs", "number", "policy", "reason")
+    __slots__ = ("_variant", "args", "func", "in_backward", "kwargs", "name", "number", "policy", "reason")
     in_backward: bool
 
-    def __init__(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], outer: "_Call | None") -> None:
-        self.func, self.args, self.kwargs = func, args, kwargs
+    def __init__(
+        self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], outer: "_Call | None"
+    ) -> None:
+        self.func, self.name, self.args, self.kwargs = func, name, args, kwargs
         self.number = next(_numbers)
         self.in_backward = func in _BACKWARD_CALLS or (outer is not None and outer.in_backward)
         self.policy = current_policy()  # now: a kernel of ours may switch it off inside
         self.reason: str | None = None
-
-    @property
-    def name(self) -> str:
-        """Name as users write it: `linear`, `add`, `sub` for `1 - x`; empty for backward, which is no operator."""
-        if self.func in _BACKWARD_CALLS:
-            return ""
-        name = _name_of(self.func)
-        if name in ("__get__", "__set__"):  # a property such as `x.mT`
-            name = _name_of(self.func.__self__)
-        if name.startswith("__") and name.endswith("__"):
-            name = name[2:-2]
-        return _API_NAMES.get(name, name)
+        self._variant: str | None = None
 
     @property
     def variant(self) -> str:
         """What the policy knows the call by: its name, or which of the two things it does (`sum.dim`)."""
+        if self._variant is None:
+            self._variant = self._classify()
+        return self._variant
+
+    def _classify(self) -> str:
         op = OPS.get(self.name)
         if op is None or op.classify is None:
             return self.name
@@ -82,13 +94,25 @@ class _Call:
             return self.name
 
 
+def _users_name(func: Any) -> str:
+    """Return the name as users write it: `linear`, `add`, `sub` for `1 - x`; empty for backward, which is no operator."""
+    if func in _BACKWARD_CALLS:
+        return ""
+    name = _name_of(func)
+    if name in ("__get__", "__set__"):  # a property such as `x.mT`
+        name = _name_of(func.__self__)
+    if name.startswith("__") and name.endswith("__"):
+        name = name[2:-2]
+    return _API_NAMES.get(name, name)
+
+
 def _name_of(func: Any) -> str:
     name: str = getattr(func, "__name__", type(func).__name__)
     return name.split(".")[0]  # torch.ops.aten.add.Tensor is add.Tensor
 
 
-_Origin = tuple[str, str]
-"""Module and line that an autograd node comes from."""
+_Origin = tuple[str, str, str]
+"""Module, line and torch-level call that an autograd node comes from."""
 
 
 class _Place(threading.local):
@@ -114,9 +138,8 @@ class _Recording:
         self._wants_lines = self._wants_times = False
         self._place = _Place()
         self._nodes: dict[int, _Origin] = {}
-        self._ops: dict[Any, Op] = {}
-        self._unlisted: set[str] = set()
-        self._bodies: dict[Any, Callable[..., Any] | None] = {}
+        self._ops: dict[Any, tuple[Op, list[Sink]]] = {}
+        self._names: dict[Any, str] = {}
         self._paths: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
         self._dispatch_mode = _DispatchMode(self)
         self._function_mode = _FunctionMode(self)
@@ -152,16 +175,19 @@ class _Recording:
 
     def call(self, func: Any, types: Iterable[type], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run a torch-level call; Python composites of torch run with the mode on, so that their parts are seen."""
+        name = self._names.get(func)
+        if name is None:
+            name = self._names[func] = _PLAIN if _is_plain(func) else _users_name(func)
+        if name is _PLAIN:
+            return func(*args, **kwargs)
         place = self._place
         outer = place.call
-        place.call = _Call(func, args, kwargs, outer)
+        place.call = _Call(func, name, args, kwargs, outer)
         try:
             again = outer is not None and outer.func is func  # the composite asks once more: let it through
-            if again or not all(t in (Tensor, nn.Parameter) for t in types):
+            if again or not all(t is Tensor or t is nn.Parameter for t in types):
                 return func(*args, **kwargs)
-            if func not in self._bodies:
-                self._bodies[func] = _without_override_check(func)
-            body = self._bodies[func]
+            body = None if name in _ONE_KERNEL else _without_override_check(func)
             if body is None:
                 return func(*args, **kwargs)
             with self._function_mode:
@@ -178,54 +204,62 @@ class _Recording:
         self._set_sinks([each for each in self.sinks if each is not sink])
 
     def _set_sinks(self, sinks: list[Sink]) -> None:
-        self.sinks = sinks  # a new list: an autograd thread may be walking through the old one
+        self.sinks, self._ops = sinks, {}  # new ones: an autograd thread may be walking through the old
         self._wants_lines = any(sink.wants_lines for sink in sinks)
         self._wants_times = any(sink.wants_times for sink in sinks)
 
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run a kernel, and tell who listens."""
-        if not self._wants_times:
+        """Run a kernel, and tell who listens. This is the hot path: what is known of an operator is kept."""
+        known = self._ops.get(func)
+        if known is None:
+            op = describe_op(func)
+            known = self._ops[func] = (op, [sink for sink in self.sinks if sink.wants(op)])
+        op, sinks = known
+        with torch._C.DisableTorchFunction():  # neither the kernel nor reading a dtype is a torch-level call
+            if not sinks:
+                if op.range:
+                    self._note_range(op.range)
+                return func(*args, **kwargs)
+            if self._wants_times:
+                return self._run_timed(op, sinks, func, args, kwargs)
             out = func(*args, **kwargs)
-            self._note(func, args, kwargs, out)
+            self._show(op, sinks, func, args, kwargs, out, -1, 0.0)
             return out
+
+    def _run_timed(self, op: Op, sinks: list[Sink], func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         number = next(_numbers)
         with torch.profiler.record_function(f"{RANGE}{number}"):
             begin = time.perf_counter()
             out = func(*args, **kwargs)
             seconds = time.perf_counter() - begin
-        self._note(func, args, kwargs, out, number, seconds)
+        self._show(op, sinks, func, args, kwargs, out, number, seconds)
         return out
 
-    def _note(
-        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, number: int = -1, seconds: float = 0.0
-    ) -> None:
-        op = self._ops.get(func)
-        if op is None:
-            op = self._ops[func] = describe_op(func)
-        if op.range:
-            self._note_range(op.range)
-            return
-        with torch._C.DisableTorchFunction():  # reading a dtype is no call to record
-            call, phase = self._place.call, self._phase()
-            origin = self._origin(phase)
-            sinks = [sink for sink in self.sinks if sink.wants(op)]
-            if not sinks:
-                return
-            name, reason = call.name if call else "", self._reason(call, phase)
-            seen = Seen(
-                op, func, args, kwargs, out, phase, origin[0], name, reason, origin[1],
-                call.number if call else -1, number, seconds,
-            )  # fmt: skip
-            for sink in sinks:
-                sink.see(seen)
+    def _show(
+        self, op: Op, sinks: list[Sink], func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any,
+        number: int, seconds: float,
+    ) -> None:  # fmt: skip
+        call, phase = self._place.call, self._phase()
+        module, line, forward_op = self._origin(phase)
+        if call is None:
+            name, variant, call_number = "", "", -1
+        else:
+            name, variant, call_number = call.name, call.variant, call.number
+        seen = Seen(
+            op, func, args, kwargs, out, phase, module, name, self._reason(call, phase), line,
+            call_number, number, seconds, variant, forward_op if phase == "backward" and not name else "",
+        )  # fmt: skip
+        for sink in sinks:
+            sink.see(seen)
 
     def _origin(self, phase: Phase) -> _Origin:
-        """Return module and line of the kernel that runs now; for a gradient those of its forward."""
+        """Return module, line and call of the kernel that runs now; for a gradient those of its forward."""
         place, node = self._place, _current_node() if phase == "backward" else None
         if node is not None and not place.modules:
             number = node._sequence_nr()
-            return place.nodes.get(number) or self._nodes.get(number) or ("", "")
-        origin = (self._path(), users_line() if self._wants_lines else "")
+            return place.nodes.get(number) or self._nodes.get(number) or ("", "", "")
+        call = place.call
+        origin = (self._path(), users_line() if self._wants_lines else "", call.name if call else "")
         # The first kernel after a node was made is the node's own: its forward. Later ones may make none.
         nodes = self._nodes if node is None else place.nodes
         if nodes.setdefault(_next_node_number() - 1, origin) is origin and len(nodes) > _KEPT_NODES:
@@ -252,13 +286,14 @@ class _Recording:
         if call.policy is None:
             return NO_AUTO_CAST
         variant = call.variant
-        if variant in self._unlisted:  # the policy looks for the nearest known name, which takes milliseconds
+        if not is_known(variant):
             return UNLISTED
-        dtypes = [tensor.dtype for tensor in tensors((*call.args, *call.kwargs.values()))]
+        dtypes = [tensor.dtype for tensor in tensors(call.args)]
+        if call.kwargs:
+            dtypes += [tensor.dtype for tensor in tensors(call.kwargs.values())]
         try:
             return call.policy.decide(variant, dtypes).reason
-        except ValueError:
-            self._unlisted.add(variant)
+        except ValueError:  # a name that lists may hold, but that means no operator
             return UNLISTED
 
     # -- where it runs
@@ -307,6 +342,11 @@ class _Recording:
 class _DispatchMode(TorchDispatchMode):
     supports_higher_order_operators = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Leave out torch's guard against compiling this mode: Dynamo is told to stay out anyway, and it takes seconds."""
+        return False
+
     def __init__(self, recording: _Recording) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._recording = recording
@@ -324,6 +364,15 @@ class _FunctionMode(TorchFunctionMode):
         return self._recording.call(func, types, args, kwargs or {})
 
 
+def _is_plain(func: Any) -> bool:
+    """Whether a call only reads or sets what a tensor is, so that no kernel runs under it: the most frequent calls."""
+    name = _name_of(func)
+    if name in ("__get__", "__set__"):
+        return _name_of(func.__self__) in _PLAIN_PROPERTIES
+    return name in _PLAIN_METHODS
+
+
+@cache
 def _without_override_check(func: Any) -> Callable[..., Any] | None:
     """Return a copy of a Python function of torch that does not ask for overrides of itself, None for any other.
 
@@ -377,13 +426,34 @@ def _stop(sink: Sink) -> None:
 
 
 @contextmanager
-def listening(*sinks: Sink) -> Iterator[None]:
-    """Show the kernels that run inside, in this thread and in the backward's, to sinks."""
+def listening(*sinks: Sink, inside: nn.Module | None = None) -> Iterator[None]:
+    """Show the kernels that run inside, in this thread and in the backward's, to sinks.
+
+    Args:
+        sinks: Whoever listens.
+        inside: The module whose forward is in progress, where the recording starts there: paths are below it.
+    """
     with ExitStack() as stack:
         for sink in sinks:
             _start(sink)
             stack.callback(_stop, sink)
+        if inside is not None and inside not in modules_in_progress():
+            recording = _active.recording
+            assert recording is not None, "a sink was started"
+            recording._enter_module(inside, ())
+            stack.callback(recording._leave_module, inside, (), None)
         yield
+
+
+def modules_in_progress() -> list[nn.Module]:
+    """Return the modules whose forward runs in this thread, the outermost first; none without a recording."""
+    return [] if _active.recording is None else list(_active.recording._place.modules)
+
+
+def node_origins(nodes: Iterable[Any]) -> list[tuple[str, str, str]]:
+    """Return module, line and torch-level call of autograd nodes that were made in this thread's recording."""
+    known = {} if _active.recording is None else _active.recording._nodes
+    return [known.get(node._sequence_nr(), ("", "", "")) for node in nodes]
 
 
 @contextmanager

@@ -1,8 +1,10 @@
 """One kernel that has run, as a recording hands it to whoever listens: what, where, why, and from which line."""
 
 import sys
+import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, Protocol
@@ -20,12 +22,21 @@ _ALLOCATIONS = frozenset(
 _RANGES = {"profiler::_record_function_enter_new": 1, "profiler::_record_function_exit": -1}
 _CASTS = frozenset({"_to_copy", "copy_"})
 
-# Whose lines are not the user's: torch, and the parts of mezzo that run below a user's call.
+# Whose lines are not the user's: torch, the parts of mezzo that run below a user's call, and Python's own library.
 _MACHINERY = (
     f"{Path(torch.__file__).parent}/",
     *(f"{Path(__file__).parents[1]}/{part}/" for part in ("amp", "optim", "static", "proof")),
-    "<",  # what torch builds at run time
+    "<frozen ",
+    "<string>",
+    "<eval_with_key>",  # what torch builds at run time
 )
+_STANDARD_LIBRARY = f"{sysconfig.get_paths()['stdlib']}/"
+
+
+@cache
+def _is_machinery(file: str) -> bool:
+    is_library = file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file
+    return is_library or file.startswith(_MACHINERY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +53,7 @@ class Op:
     """+1 opens and -1 closes a profiler range, 0 is any other operator."""
 
 
+@cache
 def describe_op(func: Any) -> Op:
     """Return what is to be known of a dispatcher operator, or of a higher-order one."""
     schema = getattr(func, "_schema", None)
@@ -85,6 +97,10 @@ class Seen:
     """Of the range in the profile, where one is taken."""
     seconds: float = 0.0
     """The host's time in the kernel, where it is measured."""
+    variant: str = ""
+    """What the policy knows `api_op` by: its name, or which of the things it does (`sum.dim`)."""
+    forward_op: str = ""
+    """Torch-level call whose gradient the kernel computes; empty outside of the backward, and where it is not known."""
 
     @property
     def cast(self) -> tuple[Tensor, Tensor] | None:
@@ -118,13 +134,15 @@ class Sink(Protocol):
         """Take note of a kernel; autograd threads call it too."""
 
 
-def tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the tensors among values, and in lists and tuples among them."""
+def tensors(values: Iterable[Any]) -> list[Tensor]:
+    """Return the tensors among values, and in lists and tuples among them."""
+    found: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
-            yield value
+            found.append(value)
         elif isinstance(value, list | tuple):
-            yield from tensors(value)
+            found += tensors(value)
+    return found
 
 
 def floating(values: Iterable[Any]) -> Iterator[Tensor]:
@@ -134,10 +152,16 @@ def floating(values: Iterable[Any]) -> Iterator[Tensor]:
 
 def users_line() -> str:
     """Return `file:line` of the innermost frame that is neither torch's nor of mezzo's machinery; else nothing."""
+    return next(iter(users_lines(1)), "")
+
+
+def users_lines(limit: int) -> list[str]:
+    """Return `file:line` of frames that are neither torch's nor of mezzo's machinery, the innermost first."""
+    lines: list[str] = []
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    while frame is not None and len(lines) < limit:
         name = frame.f_code.co_filename
-        if not name.startswith(_MACHINERY):
-            return f"{name}:{frame.f_lineno}"
+        if not _is_machinery(name):
+            lines.append(f"{name}:{frame.f_lineno}")
         frame = frame.f_back
-    return ""
+    return lines

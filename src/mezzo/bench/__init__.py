@@ -1,11 +1,13 @@
 """Side-by-side measurements, made in one run on one machine."""
 
+from mezzo._timer import Timing, time_calls
+from mezzo.bench._bisect import bisect_model
 from mezzo.bench._compare import Comparison, ModeResult, compare
 from mezzo.bench._static import StaticBench, StaticResult, bench_static
 from mezzo.bench._step import StepBench, StepResult, bench_step
-from mezzo.bench._timer import Timing, time_calls
 
 __all__ = [
+    "bisect_model",
     "compare",
     "Comparison",
     "ModeResult",

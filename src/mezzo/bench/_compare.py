@@ -1,24 +1,21 @@
 """One model trained in float32, AMP-O1 and AMP-O2, from the same start on the same batch (guide, 2.1)."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from mezzo import amp
 from mezzo._errors import MezzoError, RunError
+from mezzo._timer import Timing, release_memory, time_calls
 from mezzo.amp import debugging
 from mezzo.amp._cpu import has_half_units
 from mezzo.amp._dtypes import dtype_name, parse_half_dtype
 from mezzo.bench._clocks import Machine, read_machine
-from mezzo.bench._device import find_device, release_memory
+from mezzo.bench._device import find_device
 from mezzo.bench._settings import refuse_below_one
-from mezzo.bench._task import Task, copy_task, find_place, load_task, simple_net_task
-from mezzo.bench._timer import Timing, time_calls
+from mezzo.bench._task import find_place, load_task, simple_net_task
+from mezzo.proof._trial import Setup, Task, Trainer
 
 MODES = {"float32": "O0", "AMP-O1": "O1", "AMP-O2": "O2"}
 WARMUP_STEPS = 3
@@ -115,38 +112,6 @@ class Comparison:
         }
 
 
-class Trainer:
-    """One task trained at one level; a disabled auto_cast and GradScaler make float32 and bfloat16 the same loop."""
-
-    def __init__(self, task: Task, level: str, dtype: str, learning_rate: float) -> None:
-        self.model: nn.Module = task.model.train()
-        self.task = task
-        self.level = level
-        self.dtype = dtype
-        self.optimizer: Optimizer = torch.optim.SGD(self.model.parameters(), lr=learning_rate)
-        if level == "O2":
-            self.model, self.optimizer = amp.decorate(
-                models=self.model, optimizers=self.optimizer, level=level, dtype=dtype
-            )
-        self.scaler = amp.GradScaler(enable=level != "O0" and dtype == "float16")
-        self.losses: list[Tensor] = []
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context of the forward pass and the loss."""
-        return amp.auto_cast(enable=self.level != "O0", level=self.level, dtype=self.dtype)
-
-    def step(self) -> None:
-        """Train one step on the task's batch; the loss stays on the device."""
-        with self.autocast():
-            loss = self.task.loss_fn(self.model(self.task.inputs), self.task.targets)
-        self.scaler.scale(loss).backward()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        # a copy: on CUDA a mean loss is a view of the whole unreduced loss, which would stay allocated for each step
-        self.losses.append(loss.detach().clone())
-
-
 def compare(
     *,
     model: str | None = None,
@@ -215,7 +180,7 @@ def _compare(
     operator_table = ""
     operators: list[dict[str, Any]] = []
     for name, level in MODES.items():
-        trainer = Trainer(make_task(), level, settings.dtype, settings.learning_rate)
+        trainer = Trainer(make_task(), Setup(level=level, dtype=settings.dtype, learning_rate=settings.learning_rate))
         modes.append(_run_mode(name, trainer, settings, device, progress))
         if level == "O1":
             operator_table, operators = _record_step(trainer)
@@ -271,7 +236,7 @@ def _run_mode(
     )
     return ModeResult(
         name=name,
-        level=trainer.level,
+        level=trainer.setup.level,
         timing=timing,
         first_loss=float(trainer.losses[0]),
         last_loss=float(trainer.losses[-1]),
@@ -290,7 +255,7 @@ def _task_maker(model: str | None, settings: Settings, device: torch.device) -> 
     size, batch_size = settings.size, settings.batch_size
     if model is not None:
         task = load_task(model, batch_size)
-        return lambda: copy_task(task, device)
+        return lambda: task.copied(device)
     assert size is not None
     return lambda: simple_net_task(size, batch_size, device)
 

@@ -1,7 +1,5 @@
 """The device a benchmark runs on."""
 
-import gc
-
 import torch
 
 from mezzo.amp._hardware import parse_device
@@ -25,10 +23,3 @@ def find_device(device: str | None, command: str) -> torch.device:
         here = f"this machine has {count}" if count else "this machine has no GPU; try --device cpu"
         raise ValueError(f"--device {device}: no such GPU, {here}")
     return torch.device("cuda", index)
-
-
-def release_memory(device: torch.device) -> None:
-    """Give back what finished measurements held, so that it does not count for the next."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()

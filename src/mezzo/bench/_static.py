@@ -13,12 +13,13 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Optimizer
 
 from mezzo import amp, static
+from mezzo._timer import Timing, release_memory, synchronize, time_calls
 from mezzo.bench._clocks import Machine, read_machine
-from mezzo.bench._device import find_device, release_memory
+from mezzo.bench._device import find_device
 from mezzo.bench._settings import chosen, ratio, refuse_below_one
-from mezzo.bench._task import SEED, SimpleNet, Task, simple_net_task
-from mezzo.bench._timer import Timing, synchronize, time_calls
+from mezzo.bench._task import SEED, SimpleNet, simple_net_task
 from mezzo.models import create_model
+from mezzo.proof._trial import Task
 
 WARMUP_STEPS = 5
 ROUNDS = 3

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from mezzo import amp
+from mezzo._timer import Timing, release_memory, time_calls, time_on_device
 from mezzo.bench._clocks import Machine, read_machine
-from mezzo.bench._device import find_device, release_memory
+from mezzo.bench._device import find_device
 from mezzo.bench._settings import chosen, ratio, refuse_below_one
-from mezzo.bench._task import SEED, Task, simple_net_task
-from mezzo.bench._timer import Timing, time_calls, time_on_device
+from mezzo.bench._task import SEED, simple_net_task
+from mezzo.proof._trial import Task
 
 WARMUP_STEPS = 3
 SMALL_LAYERS, SMALL_SIZE, SMALL_BATCH = 71, 64, 64  # 142 tensors, as many as MobileNetV3-small has

@@ -6,7 +6,6 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mezzo._errors import MezzoError, RunError, unknown_choice
+from mezzo.proof._trial import Task
 
 SEED = 100  # the guide's
 IMAGE_SIZE = 64
@@ -42,16 +42,6 @@ class SimpleNet(nn.Module):
         return x
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A model and the one batch it is trained on."""
-
-    model: nn.Module
-    inputs: Any
-    targets: Any
-    loss_fn: Callable[[Any, Any], Tensor]
-
-
 def simple_net_task(size: int, batch_size: int, device: torch.device) -> Task:
     """Return the guide's network with uniform [0, 1) data and labels; the same numbers at every call."""
     torch.manual_seed(SEED)
@@ -75,12 +65,6 @@ def load_task(reference: str, batch_size: int) -> Task:
     except Exception as error:  # whatever the user's code raises, the line says where
         raise RunError(f"{find_place(error, reference)}: {name}() raised {type(error).__name__}: {error}") from error
     return _as_task(made, reference, batch_size)
-
-
-def copy_task(task: Task, device: torch.device) -> Task:
-    """Return the task with a copy of its model on `device`, so that training leaves the original as it was."""
-    model = copy.deepcopy(task.model).to(device)
-    return Task(model, _to(task.inputs, device), _to(task.targets, device), task.loss_fn)
 
 
 def find_place(error: BaseException, reference: str) -> str:
@@ -176,14 +160,3 @@ def _describe(value: object) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(type(item).__name__ for item in value)})"
     return type(value).__name__
-
-
-def _to(value: Any, device: torch.device) -> Any:
-    """Return tensors, also inside lists, tuples and dicts, on `device`; anything else as it is."""
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, dict):
-        return {key: _to(item, device) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_to(item, device) for item in value)
-    return value

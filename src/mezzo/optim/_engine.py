@@ -217,7 +217,9 @@ class StepEngine:
         if closure is not None:
             self._clip = None  # it brings gradients of its own
             return self._run_closure(closure)
-        plan = self._plan()
+        # Bookkeeping reads a thousand attributes, and a function mode (a recording) would be asked about each of them.
+        with torch._C.DisableTorchFunction():
+            plan = self._plan()
         if request is None:
             request = StepRequest(clip_coef=self._take_clip(), checks=False)
         if request.verdict is None and request.checks:
@@ -225,7 +227,8 @@ class StepEngine:
         found = None if request.verdict is None else request.verdict.found_inf
         self.last_plan = plan
         if plan is not None:
-            plan.update(found, request.scale, request.clip_coef)
+            with torch._C.DisableTorchFunction():
+                plan.update(found, request.scale, request.clip_coef)
             return None
         return self._apply(gather(self.optimizer), request.verdict, factor_of(request.scale, request.clip_coef))
 

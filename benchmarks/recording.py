@@ -1,0 +1,61 @@
+"""What recording costs: a training step as it is, recorded, recorded with leaks, recorded with kernels' times.
+
+    python benchmarks/recording.py [--device cuda] [--json FILE]
+
+Off must cost nothing: the first and the last row are the same step, before any recording and after all of them.
+"""
+
+import argparse
+import json
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+
+from mezzo._timer import time_calls
+from mezzo.amp.debugging import collect_operator_stats
+from mezzo.bench._find_task import find_task
+from mezzo.proof._trial import Setup, Trainer
+
+NETWORKS = {"mobilenet_v3_small": (256, 224), "pp_liteseg_stdc1": (8, 512)}
+WAYS = {
+    "off, before": None,
+    "operators": {},
+    "operators, leaks": {"leaks": True},
+    "operators, kernels": {"kernels": True},
+    "off, after": None,
+}
+
+
+def step_ms(trainer: Trainer, options: dict[str, bool] | None, device: torch.device) -> float:
+    def step() -> None:
+        with nullcontext() if options is None else collect_operator_stats(False, **options):
+            trainer.step()
+
+    is_profiled = bool(options and options.get("kernels"))
+    return 1e3 * time_calls(step, calls=3 if is_profiled else 10, warmup_calls=2, device=device).median_s
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--small", action="store_true", help="small batches: to see that it runs")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    found: dict[str, dict[str, float]] = {}
+    for name, (batch, size) in NETWORKS.items():
+        batch, size = (2, 64) if options.small else (batch, size)
+        task = find_task(name, batch, size).copied(device)
+        task.model.to(memory_format=torch.channels_last)
+        trainer = Trainer(task, Setup(level="O1", is_decorated=True))
+        found[name] = {way: step_ms(trainer, extra, device) for way, extra in WAYS.items()}
+        off = found[name]["off, before"]
+        for way, ms in found[name].items():
+            print(f"{name:20} {way:20} {ms:9.2f} ms  {ms / off:5.2f}x", flush=True)
+    if options.json:
+        options.json.write_text(json.dumps({"torch": torch.__version__, "device": str(device), "ms": found}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""What a command's MODEL means: a module of the user's from FILE:FACTORY, or a network of the registry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from mezzo._errors import unknown_choice
+from mezzo.bench._task import IMAGE_SIZE, SEED, ModelError, load_task
+from mezzo.models import create_model, model_info
+from mezzo.models._registry import names_and_aliases
+from mezzo.proof._trial import Task
+
+
+def find_task(reference: str, batch_size: int, image_size: int = IMAGE_SIZE) -> Task:
+    """Return the model that a reference names with a batch to train it on, on the CPU; the same numbers at every call.
+
+    Args:
+        reference: FILE:FACTORY, as `load_task` takes it, or a name of `list_models()`.
+        batch_size: Samples of a batch that is made here.
+        image_size: Side of the images that a network of the registry gets; they are noise, their labels are drawn.
+
+    Raises:
+        ModelError: The reference names no usable model.
+        ValueError: A number is below 1.
+        RunError: The user's factory raised.
+    """
+    for name, value in (("batch_size", batch_size), ("image_size", image_size)):
+        if value < 1:
+            raise ValueError(f"{name}={value}: must be at least 1")
+    with torch.random.fork_rng(devices=[]):
+        if ":" in reference:
+            try:
+                return load_task(reference, batch_size)
+            except ModelError as error:
+                raise ModelError(str(error).removeprefix("--model ")) from error
+        if reference not in names_and_aliases():
+            advice = "for a model of your own give FILE:FACTORY, such as net.py:build_model"
+            raise ModelError(f"{unknown_choice('model', reference, names_and_aliases())}; {advice}")
+        return _registry_task(reference, batch_size, image_size)
+
+
+def _registry_task(name: str, batch_size: int, image_size: int) -> Task:
+    info = model_info(name)
+    torch.manual_seed(SEED)
+    model: nn.Module = create_model(name)
+    images = torch.randn(batch_size, 3, image_size, image_size)
+    shape = (batch_size,) if info.task == "classification" else (batch_size, image_size, image_size)
+    return Task(model, images, torch.randint(info.num_classes, shape), _mean_over_heads)
+
+
+def _mean_over_heads(output: Any, labels: Tensor) -> Tensor:
+    """Return the cross entropy, the mean of all heads' where a network has several."""
+    heads = [output] if isinstance(output, Tensor) else list(output)
+    return torch.stack([cross_entropy(logits, labels) for logits in heads]).mean()

@@ -1,0 +1,200 @@
+"""Changes that make a model faster and leave its results: memory layout, padded channels, operators added to a list."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor, nn
+from torch.nn.functional import linear, pad
+
+from mezzo._errors import MezzoError
+from mezzo._files import write_text
+from mezzo.amp._names import resolve_list
+
+_KEYS = ("channels_last", "pad_channels", "custom_white_list")
+_MARK = "_mezzo_forward_before_padding"
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+class ChangesError(MezzoError):
+    """A file of changes, or a layer, that changes cannot be applied to."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Changes:
+    """What `mezzo doctor --apply` writes and `apply_changes` does."""
+
+    channels_last: bool = False
+    """Lay out four-dimensional weights channels-last; what convolutions give follows them."""
+    pad_channels: tuple[tuple[str, int, int], ...] = ()
+    """Layers that compute with more channels or features: path, inputs, outputs. What is added is zero and is cut off."""
+    custom_white_list: tuple[str, ...] = ()
+    """Operators that compute in half besides the policy's own."""
+
+    @property
+    def are_none(self) -> bool:
+        """Whether there is nothing to change."""
+        return self == NO_CHANGES
+
+    def write(self, path: Path | str) -> None:
+        """Write the changes as YAML, whole or not at all."""
+        write_text(Path(path), yaml.safe_dump(self.to_dict(), sort_keys=False))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what the file holds: only what is changed."""
+        data: dict[str, Any] = {}
+        if self.channels_last:
+            data["channels_last"] = True
+        if self.pad_channels:
+            data["pad_channels"] = {path: {"in": inputs, "out": outputs} for path, inputs, outputs in self.pad_channels}
+        if self.custom_white_list:
+            data["custom_white_list"] = list(self.custom_white_list)
+        return data
+
+
+NO_CHANGES = Changes()
+
+
+def read_changes(path: Path | str) -> Changes:
+    """Return the changes that a file holds.
+
+    Raises:
+        ChangesError: It cannot be read, or holds something else.
+    """
+    path = Path(path)
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ChangesError(f"{path}: cannot read the changes: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ChangesError(f"{path}: not a YAML file: {str(error).splitlines()[0]}") from error
+    data = {} if data is None else data
+    if not isinstance(data, dict) or not data.keys() <= set(_KEYS):
+        found = sorted(map(str, data)) if isinstance(data, dict) else type(data).__name__
+        raise ChangesError(f"{path}: holds {found}; allowed are the keys {', '.join(_KEYS)}")
+    return Changes(
+        channels_last=_read_flag(path, data.get("channels_last", False)),
+        pad_channels=_read_padding(path, data.get("pad_channels", {})),
+        custom_white_list=_read_names(path, data.get("custom_white_list", [])),
+    )
+
+
+def _read_flag(path: Path, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ChangesError(f"{path}: channels_last is {value!r}; must be true or false")
+    return value
+
+
+def _read_names(path: Path, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise ChangesError(f"{path}: custom_white_list must be a list of operator names")
+    try:
+        resolve_list(value, "custom_white_list")
+    except ValueError as error:
+        raise ChangesError(f"{path}: {error}") from error
+    return tuple(value)
+
+
+def _read_padding(path: Path, value: Any) -> tuple[tuple[str, int, int], ...]:
+    if not isinstance(value, Mapping):
+        raise ChangesError(f"{path}: pad_channels must map a layer to its channels, such as stem: {{in: 4, out: 64}}")
+    rows = []
+    for layer, sizes in value.items():
+        is_whole = isinstance(sizes, Mapping) and sizes.keys() == {"in", "out"}
+        if not is_whole or not all(type(size) is int and size > 0 for size in sizes.values()):
+            raise ChangesError(f"{path}: pad_channels of {layer!r} is {sizes!r}; must be such as {{in: 4, out: 64}}")
+        rows.append((str(layer), sizes["in"], sizes["out"]))
+    return tuple(rows)
+
+
+def apply_changes(model: nn.Module, changes: Changes | Path | str) -> dict[str, list[str]]:
+    """Change a model in place, and return the lists for `auto_cast`.
+
+    Parameters, their names and the checkpoint stay as they are; results differ by rounding alone. Applied before
+    `decorate` and before any wrapper.
+
+    Args:
+        model: What was examined.
+        changes: Or the file that holds them.
+
+    Raises:
+        ChangesError: A layer is not in the model, or cannot be padded so. The model is as it was.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 61, 3))
+    >>> apply_changes(net, Changes(channels_last=True, pad_channels=(("0", 4, 64),)))
+    {}
+    >>> net(torch.zeros(1, 3, 8, 8)).shape
+    torch.Size([1, 61, 6, 6])
+    """
+    if not isinstance(changes, Changes):
+        changes = read_changes(changes)
+    layers = [
+        (_find_layer(model, path, inputs, outputs), inputs, outputs) for path, inputs, outputs in changes.pad_channels
+    ]
+    if changes.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    for layer, inputs, outputs in layers:
+        pad_layer(layer, inputs, outputs)
+    return {"custom_white_list": list(changes.custom_white_list)} if changes.custom_white_list else {}
+
+
+def _find_layer(model: nn.Module, path: str, inputs: int, outputs: int) -> nn.Module:
+    try:
+        layer = model.get_submodule(path)
+    except AttributeError as error:
+        raise ChangesError(f"pad_channels: the model has no layer {path!r}") from error
+    if not can_be_padded(layer):
+        raise ChangesError(
+            f"pad_channels: {path!r} is a {type(layer).__name__}; padded are linear layers and convolutions without groups"
+        )
+    has = channels_of(layer)
+    if inputs < has[0] or outputs < has[1]:
+        raise ChangesError(
+            f"pad_channels: {path!r} has {has[0]} inputs and {has[1]} outputs, cannot become {inputs}, {outputs}"
+        )
+    return layer
+
+
+def can_be_padded(layer: nn.Module) -> bool:
+    """Whether a layer's channels can be padded: its own forward, no groups, zeros around the image."""
+    if type(layer) is nn.Linear:
+        return True
+    return (
+        type(layer) in _CONVOLUTIONS
+        and getattr(layer, "groups", 0) == 1
+        and getattr(layer, "padding_mode", "") == "zeros"
+    )
+
+
+def channels_of(layer: nn.Module) -> tuple[int, int]:
+    """Return how many inputs and outputs a layer has, channels or features."""
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    return weight.shape[1], weight.shape[0]
+
+
+def pad_layer(layer: nn.Module, inputs: int, outputs: int) -> None:
+    """Let a layer compute with more inputs and outputs, all zero; its parameters and its result stay as they are."""
+    if _MARK not in layer.__dict__:
+        layer.__dict__[_MARK] = layer.__dict__.get("forward")
+    layer.__dict__["forward"] = functools.partial(_padded_forward, layer, inputs, outputs)
+
+
+def _padded_forward(layer: Any, inputs: int, outputs: int, x: Tensor) -> Tensor:
+    weight, bias = layer.weight, layer.bias
+    has_in, has_out = weight.shape[1], weight.shape[0]
+    spatial = weight.dim() - 2
+    channel_pad = [0] * (2 * spatial) + [0, inputs - has_in]
+    x = pad(x, channel_pad) if inputs > has_in else x
+    weight = pad(weight, [*channel_pad, 0, outputs - has_out])
+    bias = None if bias is None else pad(bias, [0, outputs - has_out])
+    if isinstance(layer, nn.Linear):
+        return linear(x, weight, bias)[..., :has_out]
+    padded: Tensor = layer._conv_forward(x, weight, bias)
+    return padded.narrow(-1 - spatial, 0, has_out)

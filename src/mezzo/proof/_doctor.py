@@ -1,0 +1,214 @@
+"""`advise`: a step is measured in float32 and in AMP, and told what keeps it from being faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from mezzo.amp import GradScaler
+from mezzo.amp._dtypes import dtype_name, parse_half_dtype
+from mezzo.proof._advice import Advice
+from mezzo.proof._changes import NO_CHANGES, Changes
+from mezzo.proof._examination import Examination, Progress
+from mezzo.proof._measure import Measured
+from mezzo.proof._number_rules import leaks, loss_scale
+from mezzo.proof._shape_rules import layout, shapes, with_padding
+from mezzo.proof._time_rules import LEAST_GAIN, amdahl, amp_itself, casts, hardware, launches, loader
+from mezzo.proof._trial import Setup, Task
+
+RULES: tuple[Callable[[Examination], Any], ...] = (
+    hardware, amp_itself, amdahl, launches, layout, shapes, casts, leaks, loss_scale, loader,
+)  # fmt: skip
+
+LOSS_TOLERANCE = 1e-2
+"""Relative difference of the last loss above which changes are withdrawn: they are to change the speed, not the training."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `advise` found; print it."""
+
+    setup: Setup
+    full: Measured
+    amp: Measured
+    advices: tuple[Advice, ...]
+    """The largest gain first."""
+    changes: Changes
+    """What can be changed from outside, all together."""
+    changed: Measured | None = None
+    """The step with the changes made, where they were measured."""
+
+    @property
+    def speedup(self) -> float:
+        """How many times as fast as float32 AMP is now."""
+        return self.full.step_s / self.amp.step_s
+
+    def of_kind(self, kind: str) -> list[Advice]:
+        """Return the advice of one kind."""
+        return [advice for advice in self.advices if advice.kind == kind]
+
+    def __str__(self) -> str:
+        amp, full = self.amp, self.full
+        lines = [
+            f"float32 {_ms(full.step_s)} a step, AMP-{self.setup.level} in {self.setup.dtype} {_ms(amp.step_s)}: "
+            f"{self.speedup:.2f}x",
+            f"kernels {_ms(amp.busy_s)}: products {_share(amp.product_s, amp)}, casts {_share(amp.cast_s, amp)}"
+            + (f"; host {_ms(amp.host_s)}, no kernel runs for {amp.idle_share:.0%} of a step" if amp.is_cuda else ""),
+        ]
+        lines += ["", *(f"{number}. {advice}" for number, advice in enumerate(self.advices, start=1))]
+        if self.changed is not None:
+            gain = amp.step_s / self.changed.step_s
+            lines += ["", f"with the changes made: {_ms(self.changed.step_s)} a step, {gain:.2f}x what it was"]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return {
+            "level": self.setup.level,
+            "dtype": self.setup.dtype,
+            "speedup": self.speedup,
+            "float32": _as_dict(self.full),
+            "amp": _as_dict(self.amp),
+            "changed": None if self.changed is None else _as_dict(self.changed),
+            "changes": self.changes.to_dict(),
+            "advices": [advice.to_dict() for advice in self.advices],
+        }
+
+
+def advise(
+    model: nn.Module,
+    inputs: Any,
+    targets: Any = None,
+    loss_fn: Callable[[Any, Any], Tensor] | None = None,
+    *,
+    level: str = "O1",
+    dtype: str = "float16",
+    device: str | torch.device | None = None,
+    steps: int = 10,
+    loader: Any = None,
+    scaler: GradScaler | None = None,
+    measure_gains: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Measure a training step in float32 and in AMP, and say what keeps it from being faster, largest gain first.
+
+    The model is copied and stays as it is; so do the random numbers. On a GPU it takes some seconds a setup that is tried.
+
+    Args:
+        model: Any module; called as `model(inputs)`.
+        inputs: One batch.
+        targets: What `loss_fn` gets besides the output.
+        loss_fn: None: the mean square of everything floating in the output.
+        level: O1 or O2.
+        dtype: float16 or bfloat16.
+        device: None: the GPU if there is one.
+        steps: Timed ones of each setup.
+        loader: Gives batches; its speed is compared with the step's.
+        scaler: Of your training; its history is looked at instead of that of the steps measured here.
+        measure_gains: Also make each change that can be made from here, and measure what it brings; the safe ones also
+            together, as `mezzo doctor --apply` does.
+        progress: Told what is being measured, how much of it is done, and how much there is.
+
+    Raises:
+        ValueError: A level or a number that is not allowed.
+    """
+    if level not in ("O1", "O2"):
+        raise ValueError(f"level={level!r}: what AMP brings is measured at 'O1' or 'O2'")
+    if steps < 1:
+        raise ValueError(f"steps={steps}: must be at least 1")
+    place = _device(device)
+    task = Task(model, inputs, targets, loss_fn or mean_square)
+    setup = Setup(level=level, dtype=dtype_name(parse_half_dtype(dtype)))
+    capability = torch.cuda.get_device_capability(place) if place.type == "cuda" else None
+    seen = Examination(task, setup, place, steps, capability, loader, scaler)
+    if progress is not None:
+        seen.progress = progress
+    return examine(seen, measure_gains=measure_gains)
+
+
+def examine(seen: Examination, *, measure_gains: bool = False) -> Report:
+    """Ask every rule."""
+    found = [advice for rule in RULES for advice in rule(seen)]
+    changes = _all_changes(found)
+    changed = None
+    if measure_gains:
+        found = [_measured(seen, advice) for advice in found]
+        changes, changed = _measure_together(seen, changes)
+    found.sort(key=lambda advice: -(advice.measured_gain or advice.gain or 1.0))
+    return Report(seen.setup, seen.full, seen.amp, tuple(found), changes, changed)
+
+
+def _all_changes(advices: list[Advice]) -> Changes:
+    """Return the safe changes of all advice."""
+    setups = [advice.setup.changes for advice in advices if advice.setup is not None]
+    return Changes(
+        channels_last=any(changes.channels_last for changes in setups),
+        pad_channels=with_padding(advices),
+        custom_white_list=tuple(sorted({name for changes in setups for name in changes.custom_white_list})),
+    )
+
+
+def _measured(seen: Examination, advice: Advice) -> Advice:
+    if advice.setup is None:
+        return advice
+    after = seen.measure(advice.setup, f"with the advice about {advice.kind}")
+    return replace(advice, measured_gain=seen.amp.step_s / after.step_s)
+
+
+def _measure_together(seen: Examination, changes: Changes) -> tuple[Changes, Measured | None]:
+    """Return the changes that hold, and the step with them: none that makes it slower or moves the loss."""
+    if changes.are_none:
+        return changes, None
+    for candidate in _fewer_and_fewer(changes):
+        after = seen.measure(replace(seen.setup, changes=candidate), "all changes together")
+        is_same = abs(after.losses[-1] - seen.amp.losses[-1]) <= LOSS_TOLERANCE * abs(seen.amp.losses[-1])
+        if is_same and seen.amp.step_s / after.step_s >= 1 / LEAST_GAIN:
+            return candidate, after
+    return NO_CHANGES, None
+
+
+def _fewer_and_fewer(changes: Changes) -> list[Changes]:
+    """Return the changes, then without the lists, then the layout alone: what moves numbers goes first."""
+    some = [changes, replace(changes, custom_white_list=()), Changes(channels_last=changes.channels_last)]
+    return [each for number, each in enumerate(some) if not each.are_none and each not in some[:number]]
+
+
+def mean_square(output: Any, _: Any) -> Tensor:
+    """Return the mean square of all floating tensors in an output, as a loss for a model that comes without one."""
+    values = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    if not values:
+        raise ValueError("the model's output holds no floating tensor; give loss_fn and targets")
+    return torch.stack([value.float().square().mean() for value in values]).mean()
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    if device is not None:
+        return torch.device(device)
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def _as_dict(measured: Measured) -> dict[str, Any]:
+    return {
+        "step_s": measured.step_s,
+        "host_s": measured.host_s,
+        "busy_s": measured.busy_s,
+        "product_s": measured.product_s,
+        "cast_s": measured.cast_s,
+        "launches": measured.num_launches,
+        "idle_share": measured.idle_share,
+        "tensor_core_share": measured.stats.tensor_core_share,
+        "losses": list(measured.losses),
+    }
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms"
+
+
+def _share(seconds: float, of: Measured) -> str:
+    return f"{seconds / of.busy_s:.0%}" if of.busy_s else "0%"

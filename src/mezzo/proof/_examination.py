@@ -1,0 +1,90 @@
+"""What the rules of advice look at: a step in float32, the same in AMP, and steps that might be."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from mezzo.amp import GradScaler
+from mezzo.proof._measure import Measured, copy_bandwidth, launch_gap_s, measure, product_speedup
+from mezzo.proof._trial import Setup, Task
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(eq=False)
+class Examination:
+    """Measurements of a task; those that might be are made when a rule asks for them, each once."""
+
+    task: Task
+    setup: Setup
+    device: torch.device
+    steps: int
+    capability: tuple[int, int] | None
+    """Of the GPU; None on a CPU."""
+    loader: Any = None
+    scaler: GradScaler | None = None
+    progress: Progress = lambda *_: None
+    _measured: dict[Setup, Measured] = field(default_factory=dict)
+
+    def measure(self, setup: Setup, what: str) -> Measured:
+        """Return the measurement of a setup."""
+        if setup not in self._measured:
+            self.progress(what, 0, 1)
+            self._measured[setup] = measure(self.task, setup, self.device, self.steps)
+            self.progress(what, 1, 1)
+        return self._measured[setup]
+
+    @cached_property
+    def full(self) -> Measured:
+        """The step in float32."""
+        return self.measure(replace(self.setup, level="O0", is_decorated=False, is_captured=False), "float32 step")
+
+    @cached_property
+    def amp(self) -> Measured:
+        """The step in AMP, as it is."""
+        return self.measure(self.setup, f"AMP-{self.setup.level} step")
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether a GPU is examined."""
+        return self.device.type == "cuda"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The half dtype."""
+        return torch.float16 if self.setup.dtype == "float16" else torch.bfloat16
+
+    @cached_property
+    def launch_gap_s(self) -> float:
+        """What a CUDA graph needs between two kernels."""
+        return launch_gap_s(self.device)
+
+    @cached_property
+    def copy_bandwidth(self) -> float:
+        """Bytes a second of a large copy."""
+        return copy_bandwidth(self.device)
+
+    @cached_property
+    def product_speedup(self) -> float:
+        """How many times as fast as in float32 a large product is in half, here."""
+        return product_speedup(self.device, self.dtype)
+
+    def layer(self, path: str) -> nn.Module:
+        """Return a layer of the model by its path below the outermost module."""
+        return self.task.model.get_submodule(path)
+
+    def with_changes(self, **changes: Any) -> Setup:
+        """Return the setup with changes to the model besides those that it has."""
+        return replace(self.setup, changes=replace(self.setup.changes, **changes))
+
+    def gain_of(self, setup: Setup, what: str) -> float:
+        """Return the predicted gain of a setup from the kernels of one of its steps, the host's part unchanged."""
+        return self.amp.step_s / self.amp.predicted_s(self.measure(setup, what).busy_s)
+
+    def gain_without(self, seconds: float) -> float:
+        """Return the predicted gain if kernels of that many seconds were not there."""
+        return self.amp.step_s / self.amp.predicted_s(max(0.0, self.amp.busy_s - seconds))

@@ -1,0 +1,126 @@
+"""The matrix products and convolutions of a step: their sizes and layouts, layer by layer."""
+
+import math
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mezzo.amp._seen import Op, Seen, tensors
+
+MATRIX_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "_scaled_mm", "linear"})
+CONVOLUTIONS = frozenset(
+    {"convolution", "_convolution", "cudnn_convolution", "convolution_backward", "mkldnn_convolution"}
+)
+ATTENTIONS = "_scaled_dot_product"
+"""What the names of fused attention begin with; forward and backward."""
+
+
+def is_product(op: str) -> bool:
+    """Whether a kernel multiplies matrices: what Tensor Cores are for.
+
+    >>> is_product("addmm"), is_product("convolution_backward"), is_product("add")
+    (True, True, False)
+    """
+    return op in MATRIX_PRODUCTS or op in CONVOLUTIONS or op.startswith(ATTENTIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product of the forward, as often as it ran with these sizes at one place."""
+
+    op: str
+    api_op: str
+    module: str
+    line: str
+    input_shape: tuple[int, ...]
+    inputs: int
+    """K: what is summed over; channels of a convolution."""
+    outputs: int
+    """N: columns of the result; channels of a convolution."""
+    rows: int
+    """M: rows of the result; pixels of a convolution, all images together."""
+    groups: int
+    is_channels_last: bool | None
+    """None for what has no channels."""
+
+    @property
+    def is_convolution(self) -> bool:
+        """Whether it is one."""
+        return self.op in CONVOLUTIONS
+
+
+class ProductSink:
+    """Listens to a recording and keeps the sizes of its products."""
+
+    wants_lines = True
+    wants_times = False
+
+    def __init__(self) -> None:
+        self._calls: dict[Product, int] = {}
+        self._lock = threading.Lock()
+
+    def wants(self, op: Op) -> bool:
+        """Whether an operator is a product of the forward."""
+        return op.name in MATRIX_PRODUCTS or op.name in CONVOLUTIONS
+
+    def see(self, seen: Seen) -> None:
+        """Keep the sizes of a kernel."""
+        if seen.phase != "forward":
+            return
+        product = _convolution(seen) if seen.op.name in CONVOLUTIONS else _matrix_product(seen)
+        if product is not None:
+            with self._lock:
+                self._calls[product] = self._calls.get(product, 0) + 1
+
+    @property
+    def products(self) -> list[Product]:
+        """What ran, in order, each once."""
+        with self._lock:
+            return list(self._calls)
+
+
+def _matrix_product(seen: Seen) -> Product | None:
+    matrices = [tensor for tensor in tensors(seen.args) if tensor.dim() >= 2 and tensor.is_floating_point()]
+    if len(matrices) < 2:
+        return None
+    a, b = matrices[-2:]  # what is added stands before them
+    rows, inputs = a.shape[-2], a.shape[-1]
+    outputs = b.shape[0] if seen.op.name == "linear" else b.shape[-1]
+    return _product(seen, a, inputs, outputs, rows=rows, groups=1, is_channels_last=None)
+
+
+def _convolution(seen: Seen) -> Product | None:
+    found = list(tensors(seen.args))
+    if len(found) < 2 or found[0].dim() < 3:
+        return None
+    image, weight = found[:2]
+    arguments: tuple[Any, ...] = tuple(seen.args)
+    groups = next((value for value in reversed(arguments) if type(value) is int), 1)
+    is_transposed = seen.op.name == "convolution" and len(arguments) > 6 and arguments[6] is True
+    outputs = weight.shape[1] * groups if is_transposed else weight.shape[0]
+    result = next(seen.outputs())
+    rows = result.shape[0] * math.prod(result.shape[2:])
+    is_last = image.is_contiguous(memory_format=torch.channels_last) if image.dim() == 4 else None
+    if is_last and image.is_contiguous():  # one pixel or one channel: both layouts are the same memory
+        is_last = weight.is_contiguous(memory_format=torch.channels_last)
+    return _product(seen, image, image.shape[1], outputs, rows=rows, groups=groups, is_channels_last=is_last)
+
+
+def _product(
+    seen: Seen, first: Tensor, inputs: int, outputs: int, *, rows: int, groups: int, is_channels_last: bool | None
+) -> Product:
+    return Product(
+        op=seen.op.name,
+        api_op=seen.api_op,
+        module=seen.module,
+        line=seen.line,
+        input_shape=tuple(first.shape),
+        inputs=inputs,
+        outputs=outputs,
+        rows=rows,
+        groups=groups,
+        is_channels_last=is_channels_last,
+    )
