@@ -106,3 +106,14 @@ def test_a_half_layer_without_float32_values_is_refused() -> None:
 def test_a_glob_far_from_every_name_lists_some() -> None:
     with pytest.raises(ValueError, match="no module is named 'zzz'; the model has first, second"):
         find_excluded(Block(), "zzz")
+
+
+def test_layers_that_were_excluded_before_stay_float32_when_the_model_is_decorated():
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    exclude_layers(net, "1")
+    decorate(net, optimizer, level="O2")
+    assert net[0].weight.dtype is torch.float16
+    assert net[1].weight.dtype is torch.float32
+    with auto_cast(level="O2"):
+        assert net(torch.ones(2, 4)).dtype is torch.float32

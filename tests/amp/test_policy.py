@@ -157,7 +157,10 @@ def test_lists_come_from_a_file(tmp_path: Path, suffix: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("white: [exp]", "holds \\['white'\\]; allowed are the keys custom_white_list and custom_black_list"),
+        (
+            "white: [exp]",
+            "holds \\['white'\\]; allowed are the keys custom_white_list, custom_black_list and excluded_layers",
+        ),
         ("[exp]", "holds list; allowed"),
         ("custom_white_list: exp", "custom_white_list must be a list of operator names"),
         ("custom_white_list: [1]", "custom_white_list must be a list of operator names"),

@@ -411,7 +411,7 @@ def test_ending_under_a_foreign_mode_is_an_error_that_names_it_and_can_be_repeat
 def test_table_has_the_documented_bytes() -> None:
     stats = OperatorStats()
     for name, column in (("mm", 0), ("add", 2), ("mm", 2), ("add", 2), ("eq", 3), ("_to_copy", 1)):
-        stats._add((name, "forward", "", "", ""), column)
+        stats.add((name, "forward", "", "", ""), column)
     blanks = " " * 16
     assert stats.table() == "\n".join(
         [
@@ -432,7 +432,7 @@ def test_table_has_the_documented_bytes() -> None:
 def test_every_line_of_the_table_has_122_characters_even_with_long_names() -> None:
     stats = OperatorStats()
     for name in ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward"):
-        stats._add((name, "forward", "", "", ""), 2)
+        stats.add((name, "forward", "", "", ""), 2)
     lines = stats.table().split("\n")
     assert lines[-2:] == ["", ""]
     assert {len(line) for line in lines[:-2]} == {122}

@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from mezzo.amp._checkpoint import keep_float32_checkpoints, parse_save_dtype
 from mezzo.amp._dtypes import HALF_DTYPES, dtype_name, parse_half_dtype
-from mezzo.amp._exclude import Excluded, exclude_layers, find_excluded, refuse_half_without_master
+from mezzo.amp._exclude import Excluded, exclude_layers, find_excluded, is_excluded, refuse_half_without_master
 from mezzo.amp._hardware import warn_if_unsupported
 from mezzo.amp._policy import parse_level
 from mezzo.optim import attach, attach_master, engine_of, is_dtensor, master_of, remember_names
@@ -73,7 +73,10 @@ def decorate(
         _refuse_wrapped(model, "" if isinstance(models, nn.Module) else f"models[{index}]")
         _refuse_uninitialised(model)
         _refuse_other_dtype(model, half)
-    excluded = [find_excluded(model, excluded_layers) for model in model_list]
+    excluded = [
+        [*find_excluded(model, excluded_layers), *(part for part in model.modules() if is_excluded(part))]
+        for model in model_list
+    ]
     stay = _ids_of_parameters(excluded_parameters, model_list)
     for layers in excluded:
         refuse_half_without_master(layers)

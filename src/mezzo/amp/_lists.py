@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 import yaml
+from torch import nn
 
 from mezzo.amp import _ops as ops
 from mezzo.amp._dtypes import HALF_DTYPES, dtype_name
+from mezzo.amp._exclude import exclude_layers
 from mezzo.amp._names import check_disjoint, resolve_list
 
 LISTS_VERSION = 1
@@ -86,14 +88,38 @@ def black_list() -> dict[str, dict[str, set[str]]]:
     return {dtype_name(dtype): {level: set(default_black(level)) for level in LEVELS} for dtype in HALF_DTYPES.values()}
 
 
-_FILE_KEYS = ("custom_white_list", "custom_black_list")
+_OPERATOR_KEYS = ("custom_white_list", "custom_black_list")
+_LAYERS_KEY = "excluded_layers"
 
 
-def read_lists(path: str | Path) -> dict[str, list[str]]:
+def read_lists(path: str | Path, model: nn.Module | None = None) -> dict[str, list[str]]:
     """Read `custom_white_list` and `custom_black_list` from a YAML or JSON file, as keywords for `auto_cast`.
 
-    >>> auto_cast(**read_lists("lists.yml"))  # doctest: +SKIP
+    Args:
+        path: The file; what it holds is checked, names included.
+        model: Where the modules that the file names under `excluded_layers` (names or globs) are kept in float32, as
+            `exclude_layers` does it; those that are already stay so. Decorate a model before, not after.
+
+    Raises:
+        ValueError: The file cannot be read, holds something else or an unknown name, or names modules and there is no
+            model.
+
+    >>> auto_cast(**read_lists("lists.yml", model=net))  # doctest: +SKIP
     """
+    lists = load_lists(path)
+    layers = lists.pop(_LAYERS_KEY, [])
+    if layers and model is None:
+        raise ValueError(f"{path}: holds {_LAYERS_KEY}, which are modules of a model: call read_lists(path, model=...)")
+    if layers and model is not None:
+        try:
+            exclude_layers(model, layers)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+    return lists
+
+
+def load_lists(path: str | Path) -> dict[str, list[str]]:
+    """Return what a list file holds, `excluded_layers` too; operator names are checked, module names need a model."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -103,14 +129,15 @@ def read_lists(path: str | Path) -> dict[str, list[str]]:
         data: Any = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (yaml.YAMLError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: not a YAML or JSON file: {str(error).splitlines()[0]}") from error
-    if not isinstance(data, dict) or not data.keys() <= set(_FILE_KEYS):
+    if not isinstance(data, dict) or not data.keys() <= {*_OPERATOR_KEYS, _LAYERS_KEY}:
         found = sorted(map(str, data)) if isinstance(data, dict) else type(data).__name__
-        raise ValueError(f"{path}: holds {found}; allowed are the keys {' and '.join(_FILE_KEYS)}")
+        keys = f"{', '.join(_OPERATOR_KEYS)} and {_LAYERS_KEY}"
+        raise ValueError(f"{path}: holds {found}; allowed are the keys {keys}")
     for key, names in data.items():
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ValueError(f"{path}: {key} must be a list of operator names")
+            raise ValueError(f"{path}: {key} must be a list of {'module' if key == _LAYERS_KEY else 'operator'} names")
     try:
-        check_disjoint(*(resolve_list(data.get(key), key) for key in _FILE_KEYS))
+        check_disjoint(*(resolve_list(data.get(key), key) for key in _OPERATOR_KEYS))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return data

@@ -100,7 +100,7 @@ class OperatorStats:
     def see(self, seen: Seen) -> None:
         """Count a kernel."""
         key = (seen.op.name, seen.phase, seen.module, seen.api_op, seen.reason)
-        self._add(key, column_of(seen.args, seen.kwargs, seen.out))
+        self.add(key, column_of(seen.args, seen.kwargs, seen.out))
         if (cast := seen.cast) is not None:
             source, target = (dtype_name(tensor.dtype) for tensor in cast)
             place = (seen.module, seen.phase, seen.api_op, source, target)
@@ -108,7 +108,8 @@ class OperatorStats:
                 self._casts[place] += 1
                 self._cast_elements[place] += cast[1].numel()
 
-    def _add(self, key: tuple[str, Phase, str, str, str], column: int) -> None:
+    def add(self, key: tuple[str, Phase, str, str, str], column: int) -> None:
+        """Count a call by its row and the column of its dtype."""
         with self._lock:
             self._calls.setdefault(key, [0, 0, 0, 0])[column] += 1
 

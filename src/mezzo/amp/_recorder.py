@@ -22,16 +22,18 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
+from mezzo.amp._exclude import is_excluded
 from mezzo.amp._kernel_times import RANGE, KernelTimes
 from mezzo.amp._leaks import LeakTracker
 from mezzo.amp._names import is_known
-from mezzo.amp._operator_stats import OperatorStats
+from mezzo.amp._operator_stats import OperatorStats, column_of
 from mezzo.amp._ops import OPS
 from mezzo.amp._seen import Op, Phase, Seen, Sink, describe_op, tensors, users_line
 from mezzo.amp._state import current_policy
 
 NO_AUTO_CAST = "no auto_cast"
 UNLISTED = "unlisted: torch's own rule"
+EXCLUDED = "excluded layer"
 GRADIENT = "gradient: follows the dtype of the forward"
 
 _KEPT_NODES = 2**17  # of the forward, for their backward; a recording of many steps forgets the oldest
@@ -123,6 +125,8 @@ class _Place(threading.local):
         self.modules: list[nn.Module] = []
         self.path: str | None = ""
         self.is_root_named = True
+        self.is_excluded = False
+        """Whether a module around is kept in float32; known once `path` is."""
         self.nodes: dict[int, _Origin] = {}
         """Of the forward that this thread recomputed in a backward."""
         self.num_ranges = 0
@@ -136,9 +140,11 @@ class _Recording:
     def __init__(self) -> None:
         self.sinks: list[Sink] = []
         self._wants_lines = self._wants_times = False
+        self._counter: OperatorStats | None = None
+        """The one that listens, if all it does is count."""
         self._place = _Place()
         self._nodes: dict[int, _Origin] = {}
-        self._ops: dict[Any, tuple[Op, list[Sink]]] = {}
+        self._ops: dict[Any, tuple[Op, Callable[..., Any], list[Sink]]] = {}
         self._names: dict[Any, str] = {}
         self._paths: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
         self._dispatch_mode = _DispatchMode(self)
@@ -207,22 +213,27 @@ class _Recording:
         self.sinks, self._ops = sinks, {}  # new ones: an autograd thread may be walking through the old
         self._wants_lines = any(sink.wants_lines for sink in sinks)
         self._wants_times = any(sink.wants_times for sink in sinks)
+        self._counter = sinks[0] if len(sinks) == 1 and isinstance(sinks[0], OperatorStats) else None
 
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run a kernel, and tell who listens. This is the hot path: what is known of an operator is kept."""
         known = self._ops.get(func)
         if known is None:
             op = describe_op(func)
-            known = self._ops[func] = (op, [sink for sink in self.sinks if sink.wants(op)])
-        op, sinks = known
+            run = getattr(func, "_op", func)  # what an operator's __call__ calls
+            known = self._ops[func] = (op, run, [sink for sink in self.sinks if sink.wants(op)])
+        op, run, sinks = known
         with torch._C.DisableTorchFunction():  # neither the kernel nor reading a dtype is a torch-level call
             if not sinks:
+                out = run(*args, **kwargs)
                 if op.range:
                     self._note_range(op.range)
-                return func(*args, **kwargs)
+                elif op.has_tensors and _next_node_number() - 1 not in self._nodes:
+                    self._origin(self._phase())  # a view, whose gradient may be a kernel to show
+                return out
             if self._wants_times:
                 return self._run_timed(op, sinks, func, args, kwargs)
-            out = func(*args, **kwargs)
+            out = run(*args, **kwargs)
             self._show(op, sinks, func, args, kwargs, out, -1, 0.0)
             return out
 
@@ -241,12 +252,14 @@ class _Recording:
     ) -> None:  # fmt: skip
         call, phase = self._place.call, self._phase()
         module, line, forward_op = self._origin(phase)
-        if call is None:
-            name, variant, call_number = "", "", -1
-        else:
-            name, variant, call_number = call.name, call.variant, call.number
+        name = "" if call is None else call.name
+        reason = self._reason(call, phase)
+        if self._counter is not None and not op.may_cast:  # nobody wants more than the count
+            self._counter.add((op.name, phase, module, name, reason), column_of(args, kwargs, out))
+            return
+        variant, call_number = ("", -1) if call is None else (call.variant, call.number)
         seen = Seen(
-            op, func, args, kwargs, out, phase, module, name, self._reason(call, phase), line,
+            op, func, args, kwargs, out, phase, module, name, reason, line,
             call_number, number, seconds, variant, forward_op if phase == "backward" and not name else "",
         )  # fmt: skip
         for sink in sinks:
@@ -278,7 +291,7 @@ class _Recording:
         if call is None or not call.name:
             return GRADIENT if phase == "backward" else NO_AUTO_CAST if current_policy() is None else UNLISTED
         if call.reason is None:
-            call.reason = self._ask(call)
+            call.reason = EXCLUDED if self._place.is_excluded and call.policy is not None else self._ask(call)
         return call.reason
 
     def _ask(self, call: _Call) -> str:
@@ -307,6 +320,7 @@ class _Recording:
                 self._paths.update((module, path) for path, module in place.modules[0].named_modules())
                 place.is_root_named = True
             place.path = next((self._paths[m] for m in reversed(place.modules) if m in self._paths), "")
+            place.is_excluded = any(is_excluded(module) for module in place.modules)
         return place.path
 
     def _enter_module(self, module: nn.Module, args: Any) -> None:
@@ -323,6 +337,7 @@ class _Recording:
                 del place.modules[index:]
                 break
         place.path = None if place.modules else ""
+        place.is_excluded = place.is_excluded and bool(place.modules)
 
     def _enter_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._place.steps.append(self._place.num_ranges)

@@ -51,6 +51,8 @@ class Op:
     is_in_place: bool
     range: int
     """+1 opens and -1 closes a profiler range, 0 is any other operator."""
+    may_cast: bool = False
+    """Whether it copies one dtype into another, where the two differ."""
 
 
 @cache
@@ -69,6 +71,7 @@ def describe_op(func: Any) -> Op:
         computes=not is_view,
         is_in_place=any(a.is_write for a in aliases),
         range=_RANGES.get(name, 0),
+        may_cast=name in _CASTS,
     )
 
 
@@ -105,7 +108,7 @@ class Seen:
     @property
     def cast(self) -> tuple[Tensor, Tensor] | None:
         """What was copied into what, where the kernel turns one floating dtype into another; else None."""
-        if self.op.name not in _CASTS:
+        if not self.op.may_cast:
             return None
         target, source = next(self.outputs(), None), list(self.inputs())[-1:]  # copy_(target, source)
         return (source[0], target) if target is not None and source and source[0].dtype is not target.dtype else None

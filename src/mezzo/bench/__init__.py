@@ -3,11 +3,13 @@
 from mezzo._timer import Timing, time_calls
 from mezzo.bench._bisect import bisect_model
 from mezzo.bench._compare import Comparison, ModeResult, compare
+from mezzo.bench._doctor import examine_model
 from mezzo.bench._static import StaticBench, StaticResult, bench_static
 from mezzo.bench._step import StepBench, StepResult, bench_step
 
 __all__ = [
     "bisect_model",
+    "examine_model",
     "compare",
     "Comparison",
     "ModeResult",

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-from mezzo._errors import MezzoError, RunError
 from mezzo.bench._device import find_device
-from mezzo.bench._find_task import find_task
-from mezzo.bench._task import find_place
+from mezzo.bench._find_task import failures_explained, find_task
 from mezzo.proof import Bisection, bisect
 
 
@@ -28,16 +24,5 @@ def bisect_model(model: str, *, batch_size: int = 8, device: str | None = None, 
     """
     place = find_device(device, "mezzo bisect")
     task = find_task(model, batch_size).copied(place)
-    try:
+    with failures_explained(model, place, batch_size):
         return bisect(task.model, task.inputs, task.targets, task.loss_fn, **options)
-    except MezzoError:
-        raise
-    except Exception as error:  # the user's own code runs in here; a fault of ours keeps its traceback below
-        if isinstance(error, torch.cuda.OutOfMemoryError):
-            raise RunError(f"out of memory on {place}; choose a smaller --batch-size than {batch_size}") from error
-        if ":" not in model:
-            raise
-        where = find_place(error, model)
-        if isinstance(error, ValueError) and where == model.rpartition(":")[0]:  # of ours, about an option
-            raise
-        raise RunError(f"{where}: training failed: {type(error).__name__}: {error}") from error

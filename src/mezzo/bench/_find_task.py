@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from mezzo._errors import unknown_choice
-from mezzo.bench._task import IMAGE_SIZE, SEED, ModelError, load_task
+from mezzo._errors import MezzoError, RunError, unknown_choice
+from mezzo.bench._task import IMAGE_SIZE, SEED, ModelError, find_place, load_task
 from mezzo.models import create_model, model_info
 from mezzo.models._registry import names_and_aliases
 from mezzo.proof._trial import Task
@@ -41,6 +43,24 @@ def find_task(reference: str, batch_size: int, image_size: int = IMAGE_SIZE) -> 
             advice = "for a model of your own give FILE:FACTORY, such as net.py:build_model"
             raise ModelError(f"{unknown_choice('model', reference, names_and_aliases())}; {advice}")
         return _registry_task(reference, batch_size, image_size)
+
+
+@contextmanager
+def failures_explained(reference: str, device: torch.device, batch_size: int) -> Iterator[None]:
+    """Turn what the user's own code raises inside into a `RunError` that says where; ours keeps its traceback."""
+    try:
+        yield
+    except MezzoError:
+        raise
+    except Exception as error:
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            raise RunError(f"out of memory on {device}; choose a smaller --batch-size than {batch_size}") from error
+        if ":" not in reference:
+            raise
+        where = find_place(error, reference)
+        if isinstance(error, ValueError) and where == reference.rpartition(":")[0]:  # of ours, about an option
+            raise
+        raise RunError(f"{where}: training failed: {type(error).__name__}: {error}") from error
 
 
 def _registry_task(name: str, batch_size: int, image_size: int) -> Task:

@@ -57,12 +57,12 @@ def load_task(reference: str, batch_size: int) -> Task:
     A module alone gets uniform [0, 1) inputs of the shape that its first linear or convolution layer takes, uniform
     targets of its output's shape, and the mean squared error.
     """
-    path, name = _split(reference)
-    factory = _find_factory(path, name, reference)
+    factory = find_factory(reference)
     torch.manual_seed(SEED)
     try:
         made = factory()
     except Exception as error:  # whatever the user's code raises, the line says where
+        name = reference.rpartition(":")[2]
         raise RunError(f"{find_place(error, reference)}: {name}() raised {type(error).__name__}: {error}") from error
     return _as_task(made, reference, batch_size)
 
@@ -75,26 +75,32 @@ def find_place(error: BaseException, reference: str) -> str:
     return f"{file}:{lines[-1]}" if lines else file
 
 
-def _split(reference: str) -> tuple[Path, str]:
+def find_factory(reference: str, *, option: str = "--model", wanted: str = _WANTED) -> Callable[[], Any]:
+    """Return the function that FILE:FACTORY names.
+
+    Args:
+        reference: Where it is defined.
+        option: That gave the reference, for messages.
+        wanted: What the function must return, for messages.
+
+    Raises:
+        ModelError: There is no such file or function, or the file cannot be imported.
+    """
     file, colon, name = reference.rpartition(":")
     if not colon or not file or not name:
-        raise ModelError(f"--model {reference!r}: must be FILE:FACTORY, such as net.py:build_model")
+        raise ModelError(f"{option} {reference!r}: must be FILE:FACTORY, such as net.py:build_model")
     path = Path(file)
     if not path.is_file():
-        raise ModelError(f"--model {reference!r}: there is no file {file!r}")
-    return path, name
-
-
-def _find_factory(path: Path, name: str, reference: str) -> Callable[[], Any]:
+        raise ModelError(f"{option} {reference!r}: there is no file {file!r}")
     module = _import_file(path, reference)
     factory = getattr(module, name, None)
     if factory is None:
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         if not functions:
-            raise ModelError(f"{path}: defines no function; {name!r} must be one that returns {_WANTED}")
+            raise ModelError(f"{path}: defines no function; {name!r} must be one that returns {wanted}")
         raise ModelError(f"{path}: {unknown_choice('factory', name, functions)}")
     if not callable(factory):
-        raise ModelError(f"{path}: {name!r} is a {type(factory).__name__}, must be a function that returns {_WANTED}")
+        raise ModelError(f"{path}: {name!r} is a {type(factory).__name__}, must be a function that returns {wanted}")
     return factory  # type: ignore[no-any-return]
 
 

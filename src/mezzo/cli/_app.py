@@ -10,9 +10,11 @@ from mezzo._errors import MezzoError
 from mezzo._version import version_of
 from mezzo.cli import _export, _infer
 from mezzo.cli._bench import app as bench
+from mezzo.cli._bisect import bisect
 from mezzo.cli._build import build
 from mezzo.cli._check import check
 from mezzo.cli._compare import compare
+from mezzo.cli._doctor import doctor
 from mezzo.cli._export import export
 from mezzo.cli._flags import spelled_out
 from mezzo.cli._infer import infer
@@ -29,6 +31,8 @@ _ClickError: type[Exception] = next(base for base in typer.BadParameter.__mro__ 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command()(check)
 app.command()(compare)
+app.command()(bisect)
+app.command()(doctor)
 app.command()(build)
 app.command()(models)
 app.command()(convert)

@@ -23,6 +23,7 @@ def train(
     num_classes: Annotated[_Int, option("Classes [counted in the training data].", "--num-classes")] = None,
     precision: Annotated[_Text, option("fp32, fp16 or bf16.", "--precision")] = None,
     amp_level: Annotated[_Text, option("O0, OD, O1 or O2.", "--amp-level")] = None,
+    amp_lists: Annotated[_Path, option("Lists of `mezzo bisect`: what stays in float32.", "--amp-lists")] = None,
     batch_size: Annotated[_Int, option("Samples of one process.", "--batch-size", "-b")] = None,
     learning_rate: Annotated[_Float, option("First learning rate.", "--learning-rate", "--lr")] = None,
     iters: Annotated[_Int, option("Steps, also of the decay (with --config).", "--iters")] = None,
@@ -78,7 +79,7 @@ def train(
         save_dir=save_dir, resume=resume, pretrained=pretrained, device=device, seed=seed, workers=workers,
         log_every=log_every, save_every=save_every, keep_checkpoints=keep_checkpoints, early_stop_after=early_stop_after,
         data_format=data_format, do_eval=do_eval or given.has_validation(), use_ema=use_ema, sync_bn=sync_bn, fsdp=fsdp,
-        log_ops=log_ops, to_static=to_static,
+        log_ops=log_ops, to_static=to_static, amp_lists=amp_lists,
     )  # fmt: skip
     from mezzo.train import evaluate, train  # torch takes seconds to import: not for --help
 
@@ -104,6 +105,7 @@ def evaluate(
     num_classes: Annotated[_Int, option("Classes [counted in the training data].", "--num-classes")] = None,
     precision: Annotated[_Text, option("fp32, fp16 or bf16.", "--precision")] = None,
     amp_level: Annotated[_Text, option("O0, OD, O1 or O2.", "--amp-level")] = None,
+    amp_lists: Annotated[_Path, option("Lists of `mezzo bisect`: what stays in float32.", "--amp-lists")] = None,
     batch_size: Annotated[_Int, option("Samples of one process.", "--batch-size", "-b")] = None,
     image_size: Annotated[_Int, option("Side of the crop [224].", "--image-size", "--crop-size")] = None,
     resize_size: Annotated[_Int, option("Short side before the crop [256].", "--resize-size")] = None,
@@ -121,7 +123,9 @@ def evaluate(
     )  # fmt: skip
     from mezzo.train import evaluate
 
-    options = given.options(pretrained=weights, device=device, workers=workers, eval_batch_size=batch_size)
+    options = given.options(
+        pretrained=weights, device=device, workers=workers, eval_batch_size=batch_size, amp_lists=amp_lists
+    )
     evaluate(given.recipe(), options)
     return 0
 

@@ -2,8 +2,10 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -16,48 +18,29 @@ from mezzo.proof._trial import Setup, Task, Trainer
 
 WARMUP_STEPS = 3
 HOST_CALLS = 5
-_TINY_KERNELS = 256
 _COPY_BYTES = 2**28
 _PRODUCT_SIZE = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A step of one setup."""
+@dataclass(frozen=True)
+class Observed:
+    """One recorded step of a setup: its kernels, without the time of the step itself."""
 
     setup: Setup
-    timing: Timing
-    """Steps one after the other, nobody waiting in between."""
-    host_s: float
-    """Until the host has queued a step; on a CPU the step itself."""
     stats: OperatorStats
-    """Of one recorded step, with its kernels and leaks; empty for a captured step."""
+    """With kernels and leaks; empty for a captured step."""
     products: tuple[Product, ...]
-    losses: tuple[float, ...]
-    num_skipped: int
-    """Steps that the loss scaler skipped."""
-    last_scale: float
     is_cuda: bool
 
-    @property
-    def step_s(self) -> float:
-        """Median time of a step."""
-        return self.timing.median_s
-
-    @property
+    @cached_property
     def busy_s(self) -> float:
         """Time of all kernels of a step."""
         return self.stats.kernel_time_us / 1e6
 
-    @property
+    @cached_property
     def num_launches(self) -> int:
         """Kernels of a step."""
         return sum(kernel.calls for kernel in self.stats.kernels)
-
-    @property
-    def idle_share(self) -> float:
-        """Share of a step in which no kernel runs; 0 on a CPU."""
-        return max(0.0, 1 - self.busy_s / self.step_s) if self.is_cuda else 0.0
 
     @property
     def product_s(self) -> float:
@@ -73,14 +56,52 @@ class Measured:
         """Return the time of the kernels that a function picks."""
         return sum(kernel.time_us for kernel in self.stats.kernels if wanted(kernel)) / 1e6
 
-    def predicted_s(self, busy_s: float) -> float:
-        """Return the time of a step whose kernels take `busy_s`, the host's part unchanged.
 
-        A GPU's step takes as long as the longer of the two; what it takes more than that now, it takes more then.
+@dataclass(frozen=True)
+class Measured(Observed):
+    """A step of one setup, timed too."""
+
+    timing: Timing
+    """Steps one after the other, nobody waiting in between."""
+    host_s: float
+    """Until the host has queued a step; on a CPU the step itself."""
+    losses: tuple[float, ...]
+    num_skipped: int
+    """Steps that the loss scaler skipped."""
+    last_scale: float
+
+    @property
+    def step_s(self) -> float:
+        """Median time of a step."""
+        return self.timing.median_s
+
+    @property
+    def idle_share(self) -> float:
+        """Share of a step in which no kernel runs; 0 on a CPU."""
+        return max(0.0, 1 - self.busy_s / self.step_s) if self.is_cuda else 0.0
+
+    def predicted_s(self, busy_s: float, num_launches: int | None = None) -> float:
+        """Return the time of a step with other kernels.
+
+        A GPU's step takes as long as the longer of two: its kernels, and the host's part, which grows with their number.
+        What the step takes more than that now, it takes more then. On a CPU the kernels are the host's part.
+
+        Args:
+            busy_s: The kernels' time.
+            num_launches: How many they are; None: as many as now.
         """
         if not self.is_cuda:
             return self.step_s * busy_s / self.busy_s if self.busy_s else self.step_s
-        return max(self.host_s, busy_s) * self.step_s / max(self.host_s, self.busy_s)
+        host_s = self.host_s if num_launches is None else self.host_s * num_launches / self.num_launches
+        return max(host_s, busy_s) * self.step_s / max(self.host_s, self.busy_s)
+
+
+def observe(task: Task, setup: Setup, device: torch.device) -> Observed:
+    """Train a copy of a task for a step that is recorded, after some for warm-up; random numbers are given back."""
+    with _trained(task, setup, device) as trainer:
+        for _ in range(WARMUP_STEPS):
+            trainer.step()
+        return Observed(setup, *_record(trainer), device.type == "cuda")
 
 
 def measure(task: Task, setup: Setup, device: torch.device, steps: int) -> Measured:
@@ -92,31 +113,42 @@ def measure(task: Task, setup: Setup, device: torch.device, steps: int) -> Measu
         device: Where.
         steps: Timed ones.
     """
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        trainer = Trainer(task.copied(device), setup)
+    with _trained(task, setup, device) as trainer:
         outcomes: list[bool] = []
         trainer.scaler.register_outcome_hook(outcomes.append)
         timing = time_on_device(trainer.step, calls=steps, warmup_calls=WARMUP_STEPS, device=device)
         host_s = _host_time(trainer, device) if device.type == "cuda" else timing.median_s
-        stats, products = OperatorStats(), ProductSink()
-        if not setup.is_captured:
-            with collect_operator_stats(False, kernels=True, leaks=True) as stats, listening(products):
-                trainer.step()
+        stats, products = _record(trainer)
         trainer.scaler.flush()
-        measured = Measured(
+        return Measured(
             setup=setup,
+            stats=stats,
+            products=products,
+            is_cuda=device.type == "cuda",
             timing=timing,
             host_s=host_s,
-            stats=stats,
-            products=tuple(products.products),
             losses=tuple(float(loss) for loss in trainer.losses),
             num_skipped=outcomes.count(False),
             last_scale=trainer.scaler.get_scale() if trainer.scaler.is_enable() else 1.0,
-            is_cuda=device.type == "cuda",
         )
+
+
+@contextmanager
+def _trained(task: Task, setup: Setup, device: torch.device) -> Iterator[Trainer]:
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        trainer = Trainer(task.copied(device), setup)
+        yield trainer
     del trainer
     release_memory(device)
-    return measured
+
+
+def _record(trainer: Trainer) -> tuple[OperatorStats, tuple[Product, ...]]:
+    if trainer.setup.is_captured:  # a replay runs no operators
+        return OperatorStats(), ()
+    sink = ProductSink()
+    with collect_operator_stats(False, kernels=True, leaks=True) as stats, listening(sink):
+        trainer.step()
+    return stats, tuple(sink.products)
 
 
 def _host_time(trainer: Trainer, device: torch.device) -> float:
@@ -128,28 +160,6 @@ def _host_time(trainer: Trainer, device: torch.device) -> float:
         times_s.append(time.perf_counter() - begin)
     synchronize(device)
     return statistics.median(times_s)
-
-
-def launch_gap_s(device: torch.device) -> float:
-    """Return what a CUDA graph needs from one kernel to the next, besides the kernels: measured on tiny ones."""
-    x = torch.zeros(1, device=device)
-
-    def tiny() -> None:
-        for _ in range(_TINY_KERNELS):
-            x.add_(1)
-
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        tiny()
-    torch.cuda.current_stream(device).wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        tiny()
-    replay_s = time_on_device(graph.replay, calls=10, warmup_calls=3, device=device).median_s
-    with collect_operator_stats(False, kernels=True) as stats:
-        tiny()
-    return max(0.0, replay_s - stats.kernel_time_us / 1e6) / _TINY_KERNELS
 
 
 def copy_bandwidth(device: torch.device) -> float:

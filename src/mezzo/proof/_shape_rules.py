@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from mezzo.proof._advice import Advice
 from mezzo.proof._changes import can_be_padded, channels_of, pad_layer
 from mezzo.proof._examination import Examination
 from mezzo.proof._products import Product
-from mezzo.proof._time_rules import LEAST_GAIN
+from mezzo.proof._time_rules import IDLE_SHARE, LEAST_GAIN, takes_tensors
 
 IMAGE_CHANNELS = 3
 PADDED_IMAGE_CHANNELS = 4
@@ -44,41 +45,70 @@ def layout(seen: Examination) -> Iterator[Advice]:
     if not wrong:
         return
     setup = seen.with_changes(channels_last=True)
-    gain = seen.gain_of(setup, "AMP step channels-last")
-    if gain < LEAST_GAIN:
+    after = seen.observe(setup, "AMP step channels-last")
+    if seen.amp.busy_s / after.busy_s < LEAST_GAIN:
         return
+    gain = seen.gain_of(after)
     yield Advice(
         kind="layout",
         where=wrong[0].module,
-        seen=f"{len(wrong)} convolutions read NCHW images, the first is {wrong[0].module or wrong[0].line}; their kernels "
-        f"take {1e3 * seen.amp.busy_s:.3g} ms, channels-last {1e3 * seen.measure(setup, '').busy_s:.3g} ms",
-        todo="model.to(memory_format=torch.channels_last), and images in that layout",
+        seen=f"{len(wrong)} convolutions read NCHW images, the first is {wrong[0].module or wrong[0].line}; the step's kernels "
+        f"take {1e3 * seen.amp.busy_s:.3g} ms, channels-last {1e3 * after.busy_s:.3g} ms"
+        + (", but the host needs longer than that to launch them" if gain < LEAST_GAIN else ""),
+        todo="model.to(memory_format=torch.channels_last), and images in that layout"
+        + ("; only together with a captured step" if gain < LEAST_GAIN else ""),
         gain=gain,
         setup=setup,
     )
+    if seen.is_cuda and 1 - after.busy_s / seen.amp.predicted_s(after.busy_s, after.num_launches) >= IDLE_SHARE:
+        yield Advice(
+            kind="launch-bound",
+            where="channels-last",
+            seen=f"channels-last the GPU waits for the host: {after.num_launches} kernels take {1e3 * after.busy_s:.3g} ms",
+            todo="channels-last and a captured step together: mezzo.static.capture_step, or compile_step",
+            gain=seen.gain_captured(after),
+            setup=replace(setup, is_captured=True) if takes_tensors(seen) else None,
+        )
 
 
 def shapes(seen: Examination) -> Iterator[Advice]:
     """Products with sizes that are no multiple of 8, or 16: which layer, and what to pad to."""
     multiple = multiple_for(seen.capability)
-    odd = sorted(
-        (p for p in _each_layer_once(seen) if _wanted(p, multiple) != _has(p)),
-        key=lambda p: -p.rows * p.inputs * p.outputs,
-    )
+    odd = [product for product in _each_layer_once(seen) if _wanted(product, multiple) != _has(product)]
+    odd.sort(key=lambda p: (not _breaks_eight(p), -p.rows * p.inputs * p.outputs))
+    without_gain: list[Product] = []
     for number, product in enumerate(odd):
         seen.progress("odd shapes", number + 1, len(odd))
-        yield from _advise_shape(seen, product, multiple, is_timed=seen.is_cuda and number < TRIED_LAYERS)
+        gain = _gain_of_padding(seen, product, multiple) if seen.is_cuda and number < TRIED_LAYERS else None
+        if gain is not None and gain < LEAST_GAIN:
+            without_gain.append(product)
+        elif gain is not None or _breaks_eight(product):
+            yield _shape(seen, product, multiple, gain)
+    if without_gain:
+        names = ", ".join(f"{_where(product)} ({_sizes(_has(product))})" for product in without_gain)
+        seen_text = f"sizes that are no multiple of {multiple}, where padding is not faster here: {names}"
+        yield Advice(kind="shape", where="", seen=seen_text, todo="")
 
 
 def _each_layer_once(seen: Examination) -> list[Product]:
-    products = {
-        (product.module, product.api_op, product.line): product for product in seen.amp.products if product.groups == 1
-    }
+    products = {(each.module, each.api_op, each.line): each for each in seen.amp.products if each.groups == 1}
     return list(products.values())
 
 
 def _has(product: Product) -> tuple[int, int]:
     return product.inputs, product.outputs
+
+
+def _breaks_eight(product: Product) -> bool:
+    return any(size % 8 for size in _has(product))
+
+
+def _where(product: Product) -> str:
+    return product.module or product.line
+
+
+def _sizes(sizes: tuple[int, int]) -> str:
+    return f"{sizes[0]} -> {sizes[1]}"
 
 
 def _wanted(product: Product, multiple: int) -> tuple[int, int]:
@@ -89,31 +119,27 @@ def _wanted(product: Product, multiple: int) -> tuple[int, int]:
     )
 
 
-def _advise_shape(seen: Examination, product: Product, multiple: int, *, is_timed: bool) -> Iterator[Advice]:
+def _shape(seen: Examination, product: Product, multiple: int, gain: float | None) -> Advice:
     wanted = _wanted(product, multiple)
     what = "channels" if product.is_convolution else "features"
-    is_odd = any(size % 8 for size in _has(product))
-    where = product.module or product.line
-    layer = _padded_candidate(seen, product)
-    setup, gain = None, None
-    if layer is not None and is_timed:
-        saved_s = _time_layer(seen, layer, product) - _time_layer(seen, layer, product, padded_to=wanted)
-        gain = seen.gain_without(saved_s)
-        if gain >= LEAST_GAIN:
-            padding = (*seen.setup.changes.pad_channels, (product.module, *wanted))
-            setup = seen.with_changes(pad_channels=padding)
-    if gain is not None and gain < LEAST_GAIN and not is_odd:
-        return  # a multiple of 8 that would not gain from 16
-    helps = "; padded it is not faster here" if gain is not None and gain < LEAST_GAIN else ""
-    yield Advice(
+    padding = (*seen.setup.changes.pad_channels, (product.module, *wanted))
+    return Advice(
         kind="shape",
-        where=where,
-        seen=f"{product.api_op or product.op} with {product.inputs} -> {product.outputs} {what}: "
-        f"no multiple of {multiple}{helps}",
-        todo=f"{wanted[0]} -> {wanted[1]} {what}, what is added being zero" if not helps else "",
-        gain=gain if gain is None or gain >= LEAST_GAIN else None,
-        setup=setup,
+        where=_where(product),
+        seen=f"{product.api_op or product.op} with {_sizes(_has(product))} {what}: no multiple of {multiple}",
+        todo=f"{_sizes(wanted)} {what}, what is added being zero",
+        gain=gain,
+        setup=None if gain is None else seen.with_changes(pad_channels=padding),
     )
+
+
+def _gain_of_padding(seen: Examination, product: Product, multiple: int) -> float | None:
+    """Return what padding brings, from the kernels of the layer as it is and padded; None where it has no layer to pad."""
+    layer = _padded_candidate(seen, product)
+    if layer is None:
+        return None
+    wanted = _wanted(product, multiple)
+    return seen.gain_without(_time_layer(seen, layer, product) - _time_layer(seen, layer, product, padded_to=wanted))
 
 
 def _padded_candidate(seen: Examination, product: Product) -> nn.Module | None:

@@ -12,7 +12,7 @@ from mezzo.proof._advice import Advice
 from mezzo.proof._examination import Examination
 from mezzo.proof._products import is_product
 
-IDLE_SHARE = 0.25
+IDLE_SHARE = 0.1
 """Share of a step without a kernel from which it is called launch-bound."""
 CAST_SHARE = 0.05
 """Share of the kernels' time in casts from which they are worth a line."""
@@ -92,19 +92,19 @@ def launches(seen: Examination) -> Iterator[Advice]:
     amp = seen.amp
     if not seen.is_cuda or amp.idle_share < IDLE_SHARE:
         return
-    graph_s = amp.busy_s + amp.num_launches * seen.launch_gap_s
     yield Advice(
         kind="launch-bound",
         where="",
         seen=f"no kernel runs for {amp.idle_share:.0%} of a step: {amp.num_launches} kernels take {_ms(amp.busy_s)}, "
         f"the host needs {_ms(amp.host_s)} to launch them",
         todo="capture the step: mezzo.static.capture_step (the same kernels) or compile_step (fewer); or a larger batch",
-        gain=amp.step_s / graph_s,
-        setup=replace(seen.setup, is_captured=True) if _are_tensors(seen) else None,
+        gain=seen.gain_captured(amp),
+        setup=replace(seen.setup, is_captured=True) if takes_tensors(seen) else None,
     )
 
 
-def _are_tensors(seen: Examination) -> bool:
+def takes_tensors(seen: Examination) -> bool:
+    """Whether a step of the task can be captured from here: one tensor in, one tensor to compare with."""
     return all(isinstance(value, torch.Tensor) for value in (seen.task.inputs, seen.task.targets))
 
 
@@ -120,7 +120,7 @@ def casts(seen: Examination) -> Iterator[Advice]:
         f"the largest is {top.source} to {top.target} in {top.module or 'the model itself'} ({top.phase})"
     )
     setup = replace(seen.setup, is_decorated=True)
-    gain = seen.gain_of(setup, "AMP step with half weights") if is_plain else seen.gain_without(amp.cast_s)
+    gain = seen.gain_of(seen.observe(setup, "AMP step with half weights")) if is_plain else 1.0
     if is_plain and gain >= LEAST_GAIN:
         todo = f"amp.decorate(model, optimizer, level={seen.setup.level!r}): no step casts a weight any more"
         yield Advice(kind="casts", where="", seen=seen_text, todo=todo, gain=gain, setup=setup)

@@ -29,6 +29,9 @@ class RunOptions:
     amp_level: str | None = None
     """`O0`, `OD`, `O1` or `O2`; counts where the precision is not fp32. None is `O1`."""
 
+    amp_lists: Path | None = None
+    """A file of lists, added to those of the task; see `amp.read_lists`."""
+
     device: str = "auto"
     """`auto` takes the GPU if there is one; `gpu` and `cuda` are the same."""
 
@@ -93,6 +96,11 @@ class RunOptions:
             raise OptionError(f"seed={self.seed}: must be below 2**63")
         if self.fsdp and self.use_ema:
             raise OptionError("use_ema together with fsdp: the average of shared weights is not kept; leave one out")
+        if self.amp_lists is not None and (self.precision == "fp32" or self.amp_level == "O0"):
+            raise OptionError(
+                f"amp_lists={self.amp_lists} with fp32: there is nothing to apply it to; add --precision fp16 or bf16 and "
+                "an --amp_level above O0"
+            )
         if self.data_format is not None and self.data_format not in _LAYOUTS:
             raise OptionError(unknown_choice("data_format", self.data_format, _LAYOUTS))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
@@ -10,7 +12,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mezzo._errors import unknown_choice
-from mezzo.amp import GradScaler, Policy, auto_cast, decorate
+from mezzo.amp import GradScaler, Policy, auto_cast, decorate, exclude_layers
+from mezzo.amp._exclude import find_excluded
+from mezzo.amp._lists import load_lists
+from mezzo.amp._names import resolve_name
 
 LEVELS = ("O0", "OD", "O1", "O2")
 PRECISIONS = ("fp32", "fp16", "bf16")
@@ -26,9 +31,14 @@ class Precision(Protocol):
     name: str
     scaler: GradScaler | None
     policy: Policy | None
+    excluded_layers: tuple[str, ...]
+    """Names or globs of modules that stay in float32."""
 
     def prepare(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
         """Make model and optimizer ready, in place; before any wrapper for distributed training."""
+
+    def keep_float32(self, model: nn.Module) -> None:
+        """Keep what a list file names in float32, in place: all that an evaluation needs; `prepare` does it too."""
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the region in which forward and loss run."""
@@ -52,9 +62,13 @@ class FullPrecision:
     name = "fp32"
     scaler: GradScaler | None = None
     policy: Policy | None = None
+    excluded_layers: tuple[str, ...] = ()
 
     def prepare(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
         """Leave both as they are."""
+
+    def keep_float32(self, model: nn.Module) -> None:
+        """Leave it as it is."""
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return a region that does nothing."""
@@ -85,9 +99,20 @@ class MixedPrecision:
     Args:
         policy: Decides the dtype of every operator.
         scaler: Of float16; None: one that starts as both documented training commands do.
+        excluded_layers: Names or globs of modules that stay in float32.
+        lists: The file that named them, for messages.
     """
 
-    def __init__(self, policy: Policy, scaler: GradScaler | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        scaler: GradScaler | None = None,
+        *,
+        excluded_layers: Sequence[str] = (),
+        lists: Path | None = None,
+    ) -> None:
+        self.excluded_layers: tuple[str, ...] = tuple(excluded_layers)
+        self._lists = lists
         self.policy: Policy | None = policy
         self._level, self._dtype = policy.level, policy.dtype
         self._region = auto_cast(policy=policy)
@@ -98,11 +123,24 @@ class MixedPrecision:
 
     def prepare(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
         """Make the weights half that only ever compute in half, with masters: no step casts a weight."""
+        excluded = self._find_excluded(model)
         if self._level in ("O1", "O2"):
-            decorate(model, optimizer, level=self._level, dtype=self._dtype)
+            decorate(model, optimizer, level=self._level, dtype=self._dtype, excluded_layers=excluded)
+        else:
+            exclude_layers(model, excluded)
         self._scaler.name_parameters(model)
         if self.scaler is not None:
             self.scaler.protect_batch_norm(model)
+
+    def keep_float32(self, model: nn.Module) -> None:
+        """Keep the excluded layers in float32."""
+        exclude_layers(model, self._find_excluded(model))
+
+    def _find_excluded(self, model: nn.Module) -> list[nn.Module]:
+        try:
+            return find_excluded(model, self.excluded_layers)
+        except ValueError as error:
+            raise ValueError(f"{self._lists}: {error}" if self._lists else str(error)) from error
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the region of the policy."""
@@ -130,7 +168,10 @@ class MixedPrecision:
 
 
 def make_precision(
-    precision: str, level: str, task: Literal["classification", "segmentation"] = "classification"
+    precision: str,
+    level: str,
+    task: Literal["classification", "segmentation"] = "classification",
+    lists: Path | None = None,
 ) -> Precision:
     """Return the precision of a command line.
 
@@ -138,6 +179,11 @@ def make_precision(
         precision: `fp32`, `fp16` or `bf16`.
         level: `O0` (the same as fp32), `OD`, `O1` or `O2`.
         task: Segmentation's documented command edits the lists; both start at the same loss scale.
+        lists: A file of lists (`amp.read_lists`), added to those of the task; where they contradict, the file decides.
+            At fp32 and O0 it has no effect.
+
+    Raises:
+        ValueError: A choice is unknown, or the file is wrong.
 
     >>> make_precision("fp16", "O2").name, make_precision("fp32", "O1").name
     ('fp16 O2', 'fp32')
@@ -148,6 +194,25 @@ def make_precision(
         raise ValueError(unknown_choice("amp_level", level, LEVELS))
     if precision == "fp32" or level == "O0":
         return FullPrecision()
-    white, black = (SEGMENTATION_WHITE, SEGMENTATION_BLACK) if task == "segmentation" else ((), ())
+    own = {} if lists is None else load_lists(lists)
+    white, black = _merged(own, task)
     dtype = {"fp16": "float16", "bf16": "bfloat16"}[precision]
-    return MixedPrecision(Policy.create(level, dtype=dtype, custom_white_list=white, custom_black_list=black))
+    policy = Policy.create(level, dtype=dtype, custom_white_list=white, custom_black_list=black)
+    return MixedPrecision(policy, excluded_layers=own.get("excluded_layers", ()), lists=lists)
+
+
+def _merged(own: Mapping[str, Sequence[str]], task: str) -> tuple[list[str], list[str]]:
+    """Return the white and the black list: a file's, and of the task's what the file does not put on the other list."""
+    white, black = own.get("custom_white_list", ()), own.get("custom_black_list", ())
+    if task != "segmentation":
+        return list(white), list(black)
+    return [*_less(SEGMENTATION_WHITE, black), *white], [*_less(SEGMENTATION_BLACK, white), *black]
+
+
+def _less(names: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Return the operators of some names that others do not mean."""
+    return sorted(_operators(names) - _operators(others))
+
+
+def _operators(names: Sequence[str]) -> frozenset[str]:
+    return frozenset().union(*map(resolve_name, names))

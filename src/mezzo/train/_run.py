@@ -17,11 +17,10 @@ from mezzo.train._engine import Engine
 from mezzo.train._evaluate import Evaluator
 from mezzo.train._notices import find_notices
 from mezzo.train._options import RunOptions
-from mezzo.train._precision import make_precision
 from mezzo.train._record import write_record
 from mezzo.train._reporter import Reporter, eval_lines
 from mezzo.train._scalars import ScalarLog
-from mezzo.train._session import RecipeError, Session, open_session
+from mezzo.train._session import RecipeError, Session, open_precision, open_session
 from mezzo.train._tasks import Scores, Task, make_task
 
 
@@ -89,10 +88,11 @@ def _begin(session: Session, store: CheckpointStore) -> Progress:
 def evaluate(recipe: Recipe, options: RunOptions) -> Scores:
     """Evaluate weights (`options.pretrained`, or the checkpoint `options.resume`) and print the documented lines."""
     with join_world(options.device) as world:
+        precision = open_precision(recipe, options)
         model = recipe.create_model()
+        precision.keep_float32(model)
         report = load_weights(model, _weights(options, recipe))
         task = make_task(recipe, world.device)
-        precision = make_precision(options.precision, options.amp_level or "O1", recipe.task)
         evaluator = _evaluator(recipe, options, world, task)
         try:
             scores = evaluator(model.to(world.device), precision)

@@ -18,7 +18,7 @@ from mezzo.models import load_weights
 from mezzo.static import to_static
 from mezzo.train._distributed import World, use_sync_batch_norm, wrap
 from mezzo.train._ema import Ema
-from mezzo.train._options import RunOptions
+from mezzo.train._options import OptionError, RunOptions
 from mezzo.train._precision import Precision, make_precision
 from mezzo.train._sharded import shard
 from mezzo.train._tasks import Task, make_task
@@ -93,6 +93,7 @@ def open_session(recipe: Recipe, options: RunOptions, world: World) -> Session:
     """
     if recipe.train_data is None:
         raise RecipeError("the recipe has no train_dataset: there is nothing to train on")
+    precision = open_precision(recipe, options)
     dataset = recipe.train_data.open()
     stream = Stream(
         len(dataset),
@@ -106,7 +107,6 @@ def open_session(recipe: Recipe, options: RunOptions, world: World) -> Session:
     notices: list[str] = []
     model = _create_model(recipe, options, world, notices)
     optimizer = recipe.optimizer.create(model)
-    precision = make_precision(options.precision, options.amp_level or "O1", recipe.task)
     if options.fsdp:
         wrapped = shard(model, precision, world)
         optimizer = recipe.optimizer.create(model)  # of the sharded weights
@@ -134,6 +134,22 @@ def open_session(recipe: Recipe, options: RunOptions, world: World) -> Session:
         ema=Ema(model) if options.use_ema else None,
         notices=notices,
     )
+
+
+def open_precision(recipe: Recipe, options: RunOptions) -> Precision:
+    """Return the precision that the options ask for; their list file is read and checked.
+
+    Raises:
+        OptionError: The file keeps layers in float32 that FSDP gathers in half.
+        ValueError: The file is wrong.
+    """
+    precision = make_precision(options.precision, options.amp_level or "O1", recipe.task, options.amp_lists)
+    if options.fsdp and precision.excluded_layers:
+        raise OptionError(
+            f"{options.amp_lists}: excluded_layers together with fsdp: weights are gathered in half whatever a layer "
+            "computes in; give custom_black_list, or leave fsdp out"
+        )
+    return precision
 
 
 def is_channels_last(options: RunOptions, device: torch.device) -> bool:
