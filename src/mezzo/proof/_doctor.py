@@ -115,12 +115,14 @@ def advise(
         progress: Told what is being measured, how much of it is done, and how much there is.
 
     Raises:
-        ValueError: A level or a number that is not allowed.
+        ValueError: A level or a number that is not allowed, or a model without parameters to train.
     """
     if level not in ("O1", "O2"):
         raise ValueError(f"level={level!r}: what AMP brings is measured at 'O1' or 'O2'")
     if steps < 1:
         raise ValueError(f"steps={steps}: must be at least 1")
+    if not any(param.requires_grad for param in model.parameters()):
+        raise ValueError(f"the {type(model).__name__} has no parameters to train: there is no step to measure")
     place = _device(device)
     task = Task(model, inputs, targets, loss_fn or mean_square)
     setup = Setup(level=level, dtype=dtype_name(parse_half_dtype(dtype)))

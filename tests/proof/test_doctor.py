@@ -1,0 +1,163 @@
+"""The doctor on real models with planted faults: each is found and named; the model stays as it was."""
+
+import copy
+import inspect
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mezzo.proof import Changes, advise, apply_changes
+from mezzo.proof import _doctor as doctor
+
+GPU = pytest.param("cuda", marks=pytest.mark.gpu)
+
+
+class Upsampler(nn.Module):
+    """Leaks: enlarges in float32, and goes on in it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        large = F.interpolate(x.float(), scale_factor=2.0, mode="bilinear")
+        return F.relu(large) + 1
+
+
+class Leaky(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 61, 3, padding=1)
+        self.up = Upsampler()
+        self.head = nn.Conv2d(61, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.up(self.stem(x)))
+
+
+def line_of(text: str) -> int:
+    lines, first = inspect.getsourcelines(Upsampler)
+    return first + next(number for number, line in enumerate(lines) if text in line)
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_the_leak_after_upsampling_and_the_odd_convolution_are_named_exactly(device):
+    report = advise(Leaky(), torch.rand(2, 3, 32, 32), device=device, steps=2, dtype="bfloat16")
+    leak = next(advice for advice in report.of_kind("leak") if advice.where.startswith("up "))
+    assert leak.where == f"up at {__file__}:{line_of('x.float()')}"
+    assert leak.seen.startswith("float gives float32 (cast by the model's own code), then ")
+    assert "until head: conv2d takes it in half" in leak.seen
+    if device == "cpu":
+        wanted = {advice.where: (advice.seen, advice.todo) for advice in report.of_kind("shape")}
+        assert wanted["stem"][0] == "conv2d with 3 -> 61 channels: no multiple of 8"
+        assert wanted["stem"][1].startswith("4 -> 64 channels")
+        assert wanted["head"][1].startswith("64 -> 8 channels")
+    else:  # named in one line if padding brings nothing, in one of its own if it does
+        text = " ".join(f"{advice.where} {advice.seen}" for advice in report.of_kind("shape"))
+        assert "stem" in text
+        assert "3 -> 61" in text
+
+
+@pytest.mark.gpu
+def test_a_launch_bound_net_is_found_and_its_captured_step_measured():
+    net = nn.Sequential(*(nn.Linear(16, 16) for _ in range(200)))
+    report = advise(net, torch.rand(8, 16), torch.rand(8, 16), F.mse_loss, measure_gains=True, steps=5)
+    advice = report.of_kind("launch-bound")[0]
+    assert report.amp.idle_share > 0.5
+    assert advice.gain > 2
+    assert advice.measured_gain > 2
+
+
+def test_the_model_its_buffers_and_the_random_numbers_are_as_before():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout())
+    images = torch.rand(2, 3, 8, 8)
+    before, random = copy.deepcopy(net.state_dict()), torch.get_rng_state()
+    net.eval()
+    advise(net, images, device="cpu", steps=1)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert not net.training
+    assert net[0].weight.is_contiguous()
+
+
+def test_the_report_is_text_and_json_with_the_largest_gain_first():
+    told = []
+    report = advise(
+        Leaky(),
+        torch.rand(2, 3, 16, 16),
+        device="cpu",
+        steps=1,
+        measure_gains=True,
+        progress=lambda *what: told.append(what),
+    )
+    text, data = str(report), json.loads(json.dumps(report.to_dict()))
+    assert text.startswith("float32 ")
+    assert "kernels" in text
+    gains = [advice["measured_gain"] or advice["gain"] or 1.0 for advice in data["advices"]]
+    assert gains == sorted(gains, reverse=True)
+    assert ("float32 step", 1, 1) in told
+    assert data["changes"] == report.changes.to_dict()
+
+
+def test_changes_together_are_measured_and_what_moves_the_loss_is_withdrawn(monkeypatch):
+    wanted = Changes(channels_last=True, custom_white_list=("add",))
+    monkeypatch.setattr(doctor, "_all_changes", lambda _: wanted)
+    monkeypatch.setattr(doctor, "RULES", ())
+    monkeypatch.setattr(doctor, "LEAST_GAIN", 1e4)  # times of tiny steps are noise
+    arguments = (Leaky(), torch.rand(2, 3, 16, 16))
+    report = advise(*arguments, device="cpu", steps=1, measure_gains=True)
+    assert report.changes == wanted
+    assert report.changed.setup.changes == wanted
+    assert "with the changes made: " in str(report)
+    monkeypatch.setattr(doctor, "LOSS_TOLERANCE", -1.0)
+    report = advise(*arguments, device="cpu", steps=1, measure_gains=True)
+    assert report.changes == Changes()
+    assert report.changed is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"level": "O0"}, "level='O0': what AMP brings is measured at 'O1' or 'O2'"),
+        ({"steps": 0}, "steps=0: must be at least 1"),
+        ({"dtype": "float64"}, "must be 'float16' or 'bfloat16'"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_runs(options, message):
+    with pytest.raises(ValueError, match=message):
+        advise(nn.Linear(2, 2), torch.ones(1, 2), device="cpu", **options)
+
+
+def test_a_model_without_a_floating_output_needs_a_loss():
+    class Counter(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).argmax(-1)
+
+    with pytest.raises(ValueError, match="holds no floating tensor; give loss_fn and targets"):
+        advise(Counter(2, 2), torch.ones(1, 2), device="cpu", steps=1)
+
+
+def test_a_model_without_parameters_has_no_step_to_measure():
+    with pytest.raises(ValueError, match="the ReLU has no parameters to train"):
+        advise(nn.ReLU(), torch.ones(1, 2), device="cpu")
+
+
+def test_outputs_of_any_shape_have_a_loss():
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"out": self.layer(x), "index": x.argmax(-1)}
+
+    assert advise(Two(), torch.ones(1, 2), device="cpu", steps=1).amp.losses
+
+
+def test_what_the_doctor_writes_makes_the_same_model(tmp_path):
+    changes = Changes(channels_last=True, pad_channels=(("stem", 4, 64), ("head", 64, 8)), custom_white_list=("add",))
+    changes.write(tmp_path / "changes.yml")
+    net, x = Leaky().double(), torch.rand(2, 3, 16, 16, dtype=torch.float64)
+    plain = net.head(F.relu(F.interpolate(net.stem(x), scale_factor=2.0, mode="bilinear")) + 1)
+    assert apply_changes(net, tmp_path / "changes.yml") == {"custom_white_list": ["add"]}
+    padded = net.head(F.relu(F.interpolate(net.stem(x), scale_factor=2.0, mode="bilinear")) + 1)
+    torch.testing.assert_close(padded, plain, rtol=1e-12, atol=1e-12)  # float64: sums in another order
