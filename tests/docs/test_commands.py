@@ -39,7 +39,7 @@ CHEAP = (
 
 #: Commands that take seconds or minutes; they run as a reader runs them, page by page.
 SLOW = (
-    r"mezzo (build|compare.*|bisect .*|prepare .*|bench .*)",
+    r"mezzo (build|compare.*|bisect .*|doctor .*|prepare .*|bench .*)",
     r"mezzo tipc (prepare|run|matrix|report) .*",
     r"bash test_tipc/\w+\.sh .*",
     r"python train\.py .*",
@@ -65,6 +65,8 @@ SMALL = (
     (r"^mezzo compare\b", "mezzo compare --device cpu --size 64 --batch-size 16 --steps 2", "a network"),
     (r"--size 64 --batch-size 16 (--steps 2 --model)", r"\1", "an own network has its own size"),
     (r"^mezzo bisect\b", "mezzo bisect --device cpu --steps 1", "steps"),
+    (r"^(mezzo doctor .*)--batch-size 256\b", r"\1--batch-size 2 --image-size 32", "images"),
+    (r"^mezzo doctor\b", "mezzo doctor --device cpu --steps 1", "steps"),
     (r"^mezzo bench step\b", "mezzo bench step --device cpu --size 32 --batch-size 8 --steps 1", "a network"),
     (r"^(mezzo bench infer .*)$", r"\1 --rounds 1 --runs 2", "runs"),
     (r"^(mezzo tipc run .*)$", r"\1 --resume", "the README's command has run it"),

@@ -44,7 +44,7 @@ def test_the_leak_after_upsampling_and_the_odd_convolution_are_named_exactly(dev
     report = advise(Leaky(), torch.rand(2, 3, 32, 32), device=device, steps=2, dtype="bfloat16")
     leak = next(advice for advice in report.of_kind("leak") if advice.where.startswith("up "))
     assert leak.where == f"up at {__file__}:{line_of('x.float()')}"
-    assert leak.seen.startswith("float gives float32 (cast by the model's own code), then ")
+    assert leak.seen.startswith("float gives float32 (cast by the model's own code), and so do, behind it, ")
     assert "until head: conv2d takes it in half" in leak.seen
     if device == "cpu":
         wanted = {advice.where: (advice.seen, advice.todo) for advice in report.of_kind("shape")}

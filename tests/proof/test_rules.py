@@ -35,7 +35,7 @@ def test_a_launch_bound_step_is_sent_to_graph_mode_with_the_gain_of_its_kernels(
     seen = examination(measured([kernel(ms=10, calls=1000)], step_ms=42, host_ms=40))
     (advice,) = rules.launches(seen)
     assert advice.kind == "launch-bound"
-    assert "76% of a step: 1000 kernels take 10 ms, the host needs 40 ms" in advice.seen
+    assert "76% of a step: 1000 kernels take 10.0 ms, the host needs 40.0 ms" in advice.seen
     assert "capture_step" in advice.todo
     assert advice.gain == pytest.approx(42 / 10.5)  # half a microsecond a kernel between them
     assert advice.setup == replace(seen.setup, is_captured=True)
@@ -66,7 +66,7 @@ def test_amp_that_is_slower_than_float32_is_to_be_turned_off():
     )
     (advice,) = rules.amp_itself(seen)
     assert advice.kind == "amp-off"
-    assert advice.seen == "a step takes 40 ms in AMP and 32 ms in float32"
+    assert advice.seen == "a step takes 40.0 ms in AMP and 32.0 ms in float32"
     assert "turn AMP off" in advice.todo
     assert advice.gain == pytest.approx(1.25)
 
@@ -222,7 +222,7 @@ def test_nchw_convolutions_are_advised_by_the_time_of_their_kernels():
     seen.observe = lambda setup, _: observed([kernel(ms=15)])
     (advice,) = layout(seen)
     assert advice.where == "stem"
-    assert "take 30 ms, channels-last 15 ms" in advice.seen
+    assert "take 30.0 ms, channels-last 15.0 ms" in advice.seen
     assert advice.gain == pytest.approx(2.0)
     assert advice.setup.changes == Changes(channels_last=True)
 
@@ -257,7 +257,9 @@ def leaking(*found: Leak, is_cuda: bool = True):
 def test_a_leak_is_named_with_what_follows_and_what_it_feeds():
     (advice,) = leaks(leaking(LEAK))
     assert advice.where == "decoder at net.py:9"
-    assert "then relu, add compute in it, until head: conv2d takes it in half: 1,000,000,000 bytes more" in advice.seen
+    assert (
+        "and so do, behind it, relu, add, until head: conv2d takes it in half: 1,000,000,000 bytes more" in advice.seen
+    )
     assert advice.todo.startswith("leave the cast out")
     assert advice.gain == pytest.approx(30 / 26)  # four passes over 1e9 bytes at 1e12 bytes a second
 

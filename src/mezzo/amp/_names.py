@@ -115,6 +115,7 @@ def known_names() -> tuple[str, ...]:
     return tuple(sorted({*OPS, *VARIANTS, *GROUPS, *ALIASES, *WITHOUT_OPERATOR}))
 
 
+@cache
 def is_known(name: str) -> bool:
     """Whether a name means something to a policy; asking costs next to nothing.
 

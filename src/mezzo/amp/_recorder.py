@@ -14,7 +14,6 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from types import FunctionType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -146,7 +145,8 @@ class _Recording:
         self._nodes: dict[int, _Origin] = {}
         self._ops: dict[Any, tuple[Op, Callable[..., Any], list[Sink]]] = {}
         self._names: dict[Any, str] = {}
-        self._paths: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+        self._paths: dict[int, tuple[str, nn.Module]] = {}
+        """By the module's id, which stays its own as long as the module is held here."""
         self._dispatch_mode = _DispatchMode(self)
         self._function_mode = _FunctionMode(self)
         self._installed = ExitStack()
@@ -317,10 +317,11 @@ class _Recording:
         if place.path is None:
             # In backward (a checkpoint recomputes) the true root is not on the stack: the names of the forward stay.
             if not place.is_root_named and _graph_task_id() == -1:
-                self._paths.update((module, path) for path, module in place.modules[0].named_modules())
+                self._paths.update((id(named[1]), named) for named in place.modules[0].named_modules())
                 place.is_root_named = True
-            place.path = next((self._paths[m] for m in reversed(place.modules) if m in self._paths), "")
-            place.is_excluded = any(is_excluded(module) for module in place.modules)
+            named = (self._paths.get(id(module)) for module in reversed(place.modules))
+            place.path = next((found[0] for found in named if found is not None), "")
+            place.is_excluded = any(map(is_excluded, place.modules))
         return place.path
 
     def _enter_module(self, module: nn.Module, args: Any) -> None:

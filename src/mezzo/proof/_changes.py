@@ -44,7 +44,11 @@ class Changes:
 
     def write(self, path: Path | str) -> None:
         """Write the changes as YAML, whole or not at all."""
-        write_text(Path(path), yaml.safe_dump(self.to_dict(), sort_keys=False))
+        write_text(Path(path), self.to_yaml())
+
+    def to_yaml(self) -> str:
+        """Return the text of the file."""
+        return yaml.safe_dump(self.to_dict(), sort_keys=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the file holds: only what is changed."""

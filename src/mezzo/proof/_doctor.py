@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from mezzo.amp import GradScaler
 from mezzo.amp._dtypes import dtype_name, parse_half_dtype
-from mezzo.proof._advice import Advice
+from mezzo.proof._advice import Advice, time_text
 from mezzo.proof._changes import NO_CHANGES, Changes
 from mezzo.proof._examination import Examination, Progress
 from mezzo.proof._measure import Measured
@@ -55,15 +55,19 @@ class Report:
     def __str__(self) -> str:
         amp, full = self.amp, self.full
         lines = [
-            f"float32 {_ms(full.step_s)} a step, AMP-{self.setup.level} in {self.setup.dtype} {_ms(amp.step_s)}: "
-            f"{self.speedup:.2f}x",
-            f"kernels {_ms(amp.busy_s)}: products {_share(amp.product_s, amp)}, casts {_share(amp.cast_s, amp)}"
-            + (f"; host {_ms(amp.host_s)}, no kernel runs for {amp.idle_share:.0%} of a step" if amp.is_cuda else ""),
+            f"float32 {time_text(full.step_s)} a step, AMP-{self.setup.level} in {self.setup.dtype} "
+            f"{time_text(amp.step_s)}: {self.speedup:.2f}x",
+            f"kernels {time_text(amp.busy_s)}: products {_share(amp.product_s, amp)}, casts {_share(amp.cast_s, amp)}"
+            + (
+                f"; host {time_text(amp.host_s)}, no kernel runs for {amp.idle_share:.0%} of a step"
+                if amp.is_cuda
+                else ""
+            ),
         ]
         lines += ["", *(f"{number}. {advice}" for number, advice in enumerate(self.advices, start=1))]
         if self.changed is not None:
             gain = amp.step_s / self.changed.step_s
-            lines += ["", f"with the changes made: {_ms(self.changed.step_s)} a step, {gain:.2f}x what it was"]
+            lines += ["", f"with the changes made: {time_text(self.changed.step_s)} a step, {gain:.2f}x what it was"]
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -206,10 +210,6 @@ def _as_dict(measured: Measured) -> dict[str, Any]:
         "tensor_core_share": measured.stats.tensor_core_share,
         "losses": list(measured.losses),
     }
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"
 
 
 def _share(seconds: float, of: Measured) -> str:

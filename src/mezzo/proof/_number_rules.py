@@ -31,7 +31,7 @@ def leaks(seen: Examination) -> Iterator[Advice]:
             kind="leak",
             where=_place(leak),
             seen=f"{leak.op} gives float32 ({leak.reason})"
-            + (f", then {', '.join(leak.followers)} compute in it" if leak.followers else "")
+            + (f", and so do, behind it, {', '.join(leak.followers)}" if leak.followers else "")
             + f", until {', '.join(leak.fed[:3])} takes it in half: {leak.extra_bytes:,} bytes more in the forward",
             todo=_remedy(leak, white),
             gain=gain,

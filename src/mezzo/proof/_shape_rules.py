@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mezzo.amp import auto_cast
 from mezzo.amp.debugging import collect_operator_stats
-from mezzo.proof._advice import Advice
+from mezzo.proof._advice import Advice, time_text
 from mezzo.proof._changes import can_be_padded, channels_of, pad_layer
 from mezzo.proof._examination import Examination
 from mezzo.proof._products import Product
@@ -53,7 +53,7 @@ def layout(seen: Examination) -> Iterator[Advice]:
         kind="layout",
         where=wrong[0].module,
         seen=f"{len(wrong)} convolutions read NCHW images, the first is {wrong[0].module or wrong[0].line}; the step's kernels "
-        f"take {1e3 * seen.amp.busy_s:.3g} ms, channels-last {1e3 * after.busy_s:.3g} ms"
+        f"take {time_text(seen.amp.busy_s)}, channels-last {time_text(after.busy_s)}"
         + (", but the host needs longer than that to launch them" if gain < LEAST_GAIN else ""),
         todo="model.to(memory_format=torch.channels_last), and images in that layout"
         + ("; only together with a captured step" if gain < LEAST_GAIN else ""),
@@ -64,7 +64,7 @@ def layout(seen: Examination) -> Iterator[Advice]:
         yield Advice(
             kind="launch-bound",
             where="channels-last",
-            seen=f"channels-last the GPU waits for the host: {after.num_launches} kernels take {1e3 * after.busy_s:.3g} ms",
+            seen=f"channels-last the GPU waits for the host: {after.num_launches} kernels take {time_text(after.busy_s)}",
             todo="channels-last and a captured step together: mezzo.static.capture_step, or compile_step",
             gain=seen.gain_captured(after),
             setup=replace(setup, is_captured=True) if takes_tensors(seen) else None,
@@ -78,7 +78,6 @@ def shapes(seen: Examination) -> Iterator[Advice]:
     odd.sort(key=lambda p: (not _breaks_eight(p), -p.rows * p.inputs * p.outputs))
     without_gain: list[Product] = []
     for number, product in enumerate(odd):
-        seen.progress("odd shapes", number + 1, len(odd))
         gain = _gain_of_padding(seen, product, multiple) if seen.is_cuda and number < TRIED_LAYERS else None
         if gain is not None and gain < LEAST_GAIN:
             without_gain.append(product)

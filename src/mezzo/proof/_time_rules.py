@@ -8,7 +8,7 @@ import torch
 
 from mezzo.amp._cpu import has_half_units
 from mezzo.amp._hardware import AMP_SINCE
-from mezzo.proof._advice import Advice
+from mezzo.proof._advice import Advice, time_text
 from mezzo.proof._examination import Examination
 from mezzo.proof._products import is_product
 
@@ -58,7 +58,7 @@ def amp_itself(seen: Examination) -> Iterator[Advice]:
         yield Advice(
             kind="amp-off",
             where="",
-            seen=f"a step takes {_ms(seen.amp.step_s)} in AMP and {_ms(seen.full.step_s)} in float32",
+            seen=f"a step takes {time_text(seen.amp.step_s)} in AMP and {time_text(seen.full.step_s)} in float32",
             todo="as it is now, turn AMP off; what is advised besides may turn it round",
             gain=max(1.0, 1 / gain),
         )
@@ -95,8 +95,8 @@ def launches(seen: Examination) -> Iterator[Advice]:
     yield Advice(
         kind="launch-bound",
         where="",
-        seen=f"no kernel runs for {amp.idle_share:.0%} of a step: {amp.num_launches} kernels take {_ms(amp.busy_s)}, "
-        f"the host needs {_ms(amp.host_s)} to launch them",
+        seen=f"no kernel runs for {amp.idle_share:.0%} of a step: {amp.num_launches} kernels take {time_text(amp.busy_s)}, "
+        f"the host needs {time_text(amp.host_s)} to launch them",
         todo="capture the step: mezzo.static.capture_step (the same kernels) or compile_step (fewer); or a larger batch",
         gain=seen.gain_captured(amp),
         setup=replace(seen.setup, is_captured=True) if takes_tensors(seen) else None,
@@ -141,7 +141,7 @@ def loader(seen: Examination) -> Iterator[Advice]:
     yield Advice(
         kind="loader",
         where=type(seen.loader).__name__,
-        seen=f"a batch takes {_ms(batch_s)} to load and {_ms(step_s)} to train on: the device waits "
+        seen=f"a batch takes {time_text(batch_s)} to load and {time_text(step_s)} to train on: the device waits "
         f"{1 - step_s / batch_s:.0%} of the time" + ("" if workers is None else f", with {workers} workers"),
         todo="more workers (num_workers), persistent_workers=True, smaller or decoded images, uint8 normalised on the device; "
         "no precision helps before",
@@ -155,11 +155,7 @@ def time_batches(seen: Examination) -> float:
     next(batches, None)
     begin, count = time.perf_counter(), 0
     for count, _ in enumerate(batches, start=1):
-        seen.progress("batches", count, LOADER_BATCHES)
+        seen.progress("loader", count, LOADER_BATCHES)
         if count == LOADER_BATCHES:
             break
     return (time.perf_counter() - begin) / count if count else 0.0
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"

@@ -1,0 +1,110 @@
+"""The page of the doctor's report: both steps, where their time goes, and each advice with what it brings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mezzo._files import write_text
+from mezzo._html import render_page
+from mezzo.proof._advice import Advice, time_text
+from mezzo.proof._doctor import Report
+from mezzo.proof._measure import Measured
+from mezzo.proof._recording_parts import TOOLS, Part, percent, work_parts
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A measured step, as it is drawn."""
+
+    label: str
+    measured: Measured
+    parts: list[Part]
+    """Its kernels by class, in microseconds, and on a GPU the time without a kernel; none if they were not recorded."""
+
+
+def write_advice_page(report: Report, path: Path | str) -> None:
+    """Write a report as one HTML file that asks for nothing.
+
+    Args:
+        report: Of `advise`.
+        path: Written whole or not at all; its folder is made.
+
+    Raises:
+        MissingExtra: jinja2 is not installed.
+    """
+    write_text(Path(path), page_text(report))
+
+
+def page_text(report: Report) -> str:
+    """Return the page."""
+    steps = steps_of(report)
+    content = {
+        "tools": TOOLS,
+        "report": report,
+        "name": f"AMP-{report.setup.level} in {report.setup.dtype}",
+        "state": "passed" if report.speedup > 1 else "late",
+        "steps": steps,
+        "longest_s": max(step.measured.step_s for step in steps),
+        "rows": facts(steps),
+        "advices": [(advice, _outcome(report, advice)) for advice in report.advices],
+        "changes": changes_text(report),
+    }
+    return render_page("mezzo.proof", "advice.html.jinja", content, style="recording.css")
+
+
+def steps_of(report: Report) -> list[Step]:
+    """Return the steps in float32, in AMP and, where they were measured, with the changes."""
+    found = [("float32", report.full), (f"AMP-{report.setup.level}", report.amp)]
+    if report.changed is not None:
+        found.append(("with the changes", report.changed))
+    return [Step(label, measured, _parts(measured)) for label, measured in found]
+
+
+def _parts(measured: Measured) -> list[Part]:
+    if not measured.stats.kernels:
+        return []
+    idle_us = 1e6 * measured.idle_share * measured.step_s
+    idle = [Part("no kernel runs", "idle", idle_us)] if measured.is_cuda else []
+    return [*work_parts(measured.stats), *idle]
+
+
+def facts(steps: Sequence[Step]) -> list[tuple[str, list[str]]]:
+    """Return the rows of the table of steps: a name, and a text for each step."""
+    measured = [step.measured for step in steps]
+    is_cuda = any(each.is_cuda for each in measured)
+    rows = [
+        ("step, median", [time_text(each.step_s) for each in measured]),
+        ("distance of the quartiles", [time_text(each.timing.spread_s) for each in measured]),
+        ("kernels" if is_cuda else "operators", [time_text(each.busy_s) for each in measured]),
+        ("products", [_share(each.product_s, each) for each in measured]),
+        ("casts", [_share(each.cast_s, each) for each in measured]),
+        ("last loss", [f"{each.losses[-1]:.6g}" if each.losses else "" for each in measured]),
+    ]
+    if is_cuda:
+        cores = [each.stats.tensor_core_share for each in measured]
+        rows[2:2] = [
+            ("host, until all is queued", [time_text(each.host_s) for each in measured]),
+            ("kernels launched", [f"{each.num_launches:,}" for each in measured]),
+        ]
+        rows[-1:-1] = [
+            ("on Tensor Cores", ["" if share is None else f"{share:.0%} of the kernels" for share in cores]),
+            ("no kernel runs", [f"{each.idle_share:.0%} of the step" for each in measured]),
+        ]
+    return rows
+
+
+def _share(seconds: float, of: Measured) -> str:
+    return f"{time_text(seconds)}, {percent(seconds, of.busy_s)}"
+
+
+def _outcome(report: Report, advice: Advice) -> str:
+    """Return what an AMP step takes now and would take; the measured gain is believed before the predicted."""
+    gain = advice.measured_gain or advice.gain
+    return "" if gain is None else f"{time_text(report.amp.step_s)} → {time_text(report.amp.step_s / gain)}"
+
+
+def changes_text(report: Report) -> str:
+    """Return what the file of changes holds; nothing where nothing is changed."""
+    return "" if report.changes.are_none else report.changes.to_yaml()

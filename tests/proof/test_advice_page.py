@@ -1,0 +1,161 @@
+"""The page of the doctor's report: both steps, each advice, the changes, and the recorded step behind them."""
+
+import re
+import runpy
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+from recordings import HOSTILE, gpu_report, measured
+from torch import nn
+
+from mezzo import _extras
+from mezzo._errors import MezzoError
+from mezzo._html import security_policy
+from mezzo.amp.debugging import OperatorStats
+from mezzo.proof import Advice, Changes, Report, advise, write_advice_page
+from mezzo.proof._advice import Kind
+from mezzo.proof._advice_page import changes_text, facts, page_text, steps_of
+
+OTHER = runpy.run_path(str(Path(__file__).parent / "test_operator_page.py"))
+Page, BROWSER = OTHER["Page"], OTHER["BROWSER"]
+
+
+@pytest.fixture(scope="module")
+def cpu_report() -> Report:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(30, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, 4))
+    return advise(model, torch.randn(4, 30), torch.randint(4, (4,)), nn.functional.cross_entropy, device="cpu", steps=1)
+
+
+def test_the_verdict_and_the_bars_have_the_measured_times() -> None:
+    page = Page(page_text(gpu_report()))
+    assert "A step takes 4.00 ms in float32 and 2.00 ms in AMP: 2.00 times as fast." in page.texts["verdict"]
+    assert "With the changes made it takes 1.60 ms: 1.25 times as fast as AMP" in page.texts["verdict"]
+    widths = [values["style"] for values in page.all("i") if "style" in values]
+    assert widths[:3] == ["width:100.000%", "width:50.000%", "width:40.000%"]
+    assert all(text in page.texts["steps"] for text in ("4.00 ms", "2.00 ms", "1.60 ms"))
+
+
+def test_where_the_time_goes_adds_up_to_the_step() -> None:
+    for step in steps_of(gpu_report()):
+        assert sum(part.amount for part in step.parts) == pytest.approx(1e6 * step.measured.step_s)
+        assert step.parts[-1].label == "no kernel runs"
+    page = Page(page_text(gpu_report()))
+    assert "no kernel runs 1.00 ms 50%" in page.texts["work"]
+    assert "products on Tensor Cores 600 µs 30%" in page.texts["work"]
+
+
+def test_the_table_of_steps_has_the_host_launches_and_losses() -> None:
+    rows = dict(facts(steps_of(gpu_report())))
+    assert rows["host, until all is queued"] == ["1.50 ms"] * 3
+    assert rows["kernels launched"] == ["8"] * 3
+    assert rows["products"] == ["750 µs, 75%"] * 3
+    assert rows["on Tensor Cores"] == ["60% of the kernels"] * 3
+    assert rows["no kernel runs"] == ["75% of the step", "50% of the step", "38% of the step"]
+    assert rows["last loss"] == ["2.25"] * 3
+
+
+def test_each_advice_is_a_card_with_its_gains_in_the_order_of_the_report() -> None:
+    report = gpu_report()
+    text = page_text(report)
+    found = re.findall(r'<li class="card">.*?</li>', text, re.DOTALL)
+    cards = [re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", card)) for card in found]
+    assert len(cards) == len(report.advices)
+    for card, advice in zip(cards, report.advices, strict=True):
+        assert all(part in card for part in (advice.kind, advice.where, advice.seen, advice.todo, advice.benefit))
+    assert "2.00x predicted" in cards[0]
+    assert "2.00 ms → 1.00 ms" in cards[0]
+    assert "1.10x predicted, 1.25x measured" in cards[1]
+    assert "2.00 ms → 1.60 ms" in cards[1]  # by what was measured
+    assert "→" not in cards[2]
+
+
+def test_the_changes_are_those_of_the_file(tmp_path: Path) -> None:
+    report = gpu_report()
+    report.changes.write(tmp_path / "changes.yml")
+    written = (tmp_path / "changes.yml").read_text("utf-8")
+    assert changes_text(report) == written
+    assert written in Page(page_text(report)).texts["changes"]
+
+
+def test_a_report_without_advice_and_changes_says_so() -> None:
+    report = replace(gpu_report(), advices=(), changes=Changes(), changed=None)
+    page = Page(page_text(report))
+    assert "Nothing stands in its way that was looked for." in page.texts["advice"]
+    assert "None of it can be changed from outside." in page.texts["changes"]
+    assert "With the changes" not in page.texts["verdict"]
+
+
+def test_a_slower_amp_is_marked() -> None:
+    report = replace(gpu_report(), full=measured(1e-3))
+    page = Page(page_text(report))
+    assert "verdict late" in [values.get("class") for values in page.all("div")]
+    assert "0.50 times as fast" in page.texts["verdict"]
+
+
+def test_a_step_that_was_not_recorded_says_so() -> None:
+    report = replace(gpu_report(), changed=measured(1e-3, stats=OperatorStats()))
+    assert "Its kernels were not recorded." in Page(page_text(report)).texts["work"]
+
+
+def test_a_report_of_a_cpu_has_no_idle_share_and_no_tensor_cores(cpu_report: Report) -> None:
+    page = Page(page_text(cpu_report))
+    rows = dict(facts(steps_of(cpu_report)))
+    assert not {"no kernel runs", "on Tensor Cores", "kernels launched"} & rows.keys()
+    assert "Tensor Cores" not in page.texts["work"]
+    assert "no kernel runs" not in page.texts["work"]
+    assert all(advice.seen in page.texts["advice"] for advice in cpu_report.advices)
+
+
+def test_the_recorded_step_is_shown_by_the_parts_of_the_operator_page(cpu_report: Report) -> None:
+    text = page_text(cpu_report)
+    found = {row[0].removesuffix(" product"): tuple(map(int, row[1:5])) for row in OTHER["cells"](text, "operators")}
+    assert found == cpu_report.amp.stats.totals()
+    assert "layer_norm" in Page(text).texts["leaks"]
+
+
+def test_hostile_texts_are_text() -> None:
+    for hostile in HOSTILE:
+        report = gpu_report(hostile)
+        advice = Advice(kind="leak", where=hostile, seen=hostile, todo=hostile)
+        text = page_text(replace(report, advices=(advice,)))
+        page = Page(text)
+        assert not page.all("img")
+        assert not page.all("script")
+        assert not any(name.startswith("on") for _, values in page.elements for name in values)
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+
+
+def test_the_report_is_one_file_that_lets_no_script_run(tmp_path: Path) -> None:
+    write_advice_page(gpu_report(), tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text("utf-8")
+    (policy,) = [v["content"] for v in Page(text).all("meta") if v.get("http-equiv") == "Content-Security-Policy"]
+    assert policy == security_policy("")
+    assert not re.search(r"(?:src|href)=|url\(|@import", text)
+
+
+def test_without_jinja2_the_report_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_extras.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MezzoError, match=re.escape("needs jinja2: pip install 'mezzo[report]'")):
+        write_advice_page(gpu_report(), tmp_path / "page.html")
+
+
+def test_the_documentation_has_every_kind_of_advice_once() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text("utf-8")
+    kinds = re.findall(r"^\| `([a-z-]+)` \|", text.split("## What is advised")[1], re.MULTILINE)
+    assert sorted(kinds) == sorted(get_args(Kind))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_report_fits_a_phone_and_follows_the_scheme(scheme: str, tmp_path: Path) -> None:
+    program = BROWSER["find_browser"]()
+    if program is None:
+        pytest.skip(f"needs a browser: none of {', '.join(BROWSER['NAMES'])} is installed")
+    write_advice_page(gpu_report("a.very." * 20), tmp_path / "page.html")
+    (tmp_path / "home").mkdir()
+    with BROWSER["Browser"](program, tmp_path / "home") as browser:
+        OTHER["fits_a_phone"](browser, (tmp_path / "page.html").as_uri(), scheme)

@@ -1,0 +1,284 @@
+"""The page of a recording: its numbers are the recording's, foreign names are text, and it shows on a phone."""
+
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from recordings import ADD, COPY, GEMM, HOSTILE, gpu_stats
+from torch import nn
+
+from mezzo import _extras, amp
+from mezzo._errors import MezzoError, RunError
+from mezzo._html import security_policy
+from mezzo.amp.debugging import Leak, OperatorStats, collect_operator_stats
+from mezzo.proof import write_operator_page
+from mezzo.proof._advice import time_text
+from mezzo.proof._operator_page import page_text, state
+from mezzo.proof._recording_parts import (
+    MOST_OPEN_MODULES,
+    MOST_ROWS,
+    NAME_WIDTH,
+    Node,
+    bytes_text,
+    kernels,
+    module_tree,
+    short_kernel,
+    work_parts,
+)
+
+Page = runpy.run_path(str(Path(__file__).parent / "test_accuracy_page.py"))["Page"]
+BROWSER = runpy.run_path(str(Path(__file__).parents[1] / "tipc" / "report_browser.py"))
+
+
+def recorded(**options: bool) -> OperatorStats:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 4))
+    with collect_operator_stats(False, **options) as stats, amp.auto_cast(level="O1"):
+        loss = model(torch.randn(2, 8)).float().square().mean()
+        loss.backward()
+    return stats
+
+
+def cells(text: str, section: str) -> list[list[str]]:
+    """Return the texts of a table's rows below its head."""
+    inside = re.search(rf'<section id="{section}">.*?</section>', text, re.DOTALL)
+    assert inside is not None
+    body = inside[0].split("<tbody>")[1]
+    rows = re.findall(r"<tr>(.*?)</tr>", body, re.DOTALL)
+    return [[re.sub(r"<[^>]*>", "", cell) for cell in re.findall(r"<t[hd]\b.*?</t[hd]>", row)] for row in rows]
+
+
+def test_the_verdict_has_products_tensor_cores_casts_and_leaks() -> None:
+    told = Page(page_text(gpu_stats(), title="my net")).texts["verdict"]
+    assert "3 of 4 products (75%) ran in half." in told
+    assert "Kernels took 1.00 ms, 60% on Tensor Cores." in told
+    assert "2 casts of 32 elements, 10% of the time." in told
+    assert "1 float32 leak: 4.0 KiB more in the forward than half would have written." in told
+
+
+def test_the_bar_has_the_time_of_each_class() -> None:
+    stats = gpu_stats()
+    amounts = {part.label: part.amount for part in work_parts(stats)}
+    assert amounts == {
+        "products on Tensor Cores": 600,
+        "products on ordinary units": 150,
+        "casts": 100,
+        "the rest": 150,
+    }
+    page = Page(page_text(stats))
+    widths = [float(v["style"].removeprefix("width:").removesuffix("%")) for v in page.all("i") if "style" in v]
+    assert widths == [60, 15, 10, 15]
+    assert "products on Tensor Cores 600 µs 60%" in page.texts["work"]
+
+
+def test_without_times_the_bar_counts_calls_and_they_add_up() -> None:
+    stats = recorded()
+    parts = work_parts(stats)
+    assert sum(part.amount for part in parts) == sum(sum(calls) for calls in stats.totals().values())
+    assert dict((part.style, part.amount) for part in parts)["casts"] == sum(row.calls for row in stats.casts)
+    page = Page(page_text(stats))
+    assert "What was called" in page.texts["work"]
+    assert "Kernels were not timed." in page.texts["verdict"]
+    assert "They were not timed" in page.texts["kernels"]
+
+
+def test_a_recording_of_a_cpu_has_times_and_no_word_of_tensor_cores() -> None:
+    stats = recorded(kernels=True, leaks=True)
+    page = Page(page_text(stats))
+    assert {part.label for part in work_parts(stats)} >= {"products in half", "products in float32"}
+    assert sum(part.amount for part in work_parts(stats)) == pytest.approx(stats.kernel_time_us)
+    assert "on a CPU." in page.texts["verdict"]
+    assert "Tensor Cores" not in page.texts["verdict"] + page.texts["work"] + page.texts["modules"]
+    assert "layer_norm" in page.texts["leaks"]
+    assert state(stats) == "late"
+
+
+def test_operators_casts_and_leaks_are_those_of_the_recording() -> None:
+    stats = recorded(leaks=True)
+    text = page_text(stats)
+    found = {row[0].removesuffix(" product"): tuple(map(int, row[1:5])) for row in cells(text, "operators")}
+    assert found == stats.totals()
+    casts = [[int(row[4].replace(",", "")), int(row[5].replace(",", ""))] for row in cells(text, "casts")]
+    assert casts == [[row.calls, row.elements] for row in stats.casts]
+    ((where, op, why, then, until, _, _),) = cells(text, "leaks")
+    (leak,) = stats.leaks
+    assert (where, op, why) == (leak.module + leak.line, leak.op, leak.reason)
+    assert (then, until) == (", ".join(leak.followers), ", ".join(leak.fed))
+
+
+def test_modules_are_a_tree_in_natural_order_with_the_numbers_of_by_module() -> None:
+    stats = gpu_stats()
+    rows = {row.module: row for row in stats.by_module()}
+
+    def walk(node: Node) -> list[str]:
+        assert node.row == rows[node.row.module]
+        return [node.row.module] + [path for child in node.children for path in walk(child)]
+
+    root = module_tree(stats)
+    assert root is not None
+    assert walk(root) == ["", "body", "body.layers", "body.layers.2", "body.layers.10", "head"]
+    page = Page(page_text(stats))
+    assert len(page.all("details")) == 3
+    assert "head00302250 µs25%0%" in page.texts["modules"]
+
+
+def test_a_large_tree_opens_its_first_level_alone() -> None:
+    stats, x = OperatorStats(), torch.zeros(2, 2)
+    for number in range(MOST_OPEN_MODULES):
+        path = f"blocks.{number}.inner"
+        stats.count(torch.ops.aten.mm.default, (x, x), {}, x, phase="forward", module=path)
+    root = module_tree(stats)
+    assert root is not None
+    assert root.is_open
+    (blocks,) = root.children
+    assert not blocks.is_open
+    assert not any(node.is_open for node in blocks.children)
+
+
+def test_a_name_that_sorts_between_a_module_and_its_parts_does_not_tear_the_tree() -> None:
+    stats, x = OperatorStats(), torch.zeros(2, 2)
+    for path in ("a.b", "a-b", "a b.c"):
+        stats.count(torch.ops.aten.mm.default, (x, x), {}, x, phase="forward", module=path)
+    root = module_tree(stats)
+    assert root is not None
+    assert {child.name: [each.name for each in child.children] for child in root.children} == {
+        "a": ["b"],
+        "a b": ["c"],
+        "a-b": [],
+    }
+
+
+def test_kernels_are_summed_over_places_with_the_full_name_in_reach() -> None:
+    stats = gpu_stats()
+    first = kernels(stats)[0]
+    assert (first.name, first.calls, first.time_us, first.on_tensor_cores) == (GEMM, 3, 600, True)
+    text = page_text(stats)
+    rows = cells(text, "kernels")
+    assert [row[-1] for row in rows] == ["yes", "no", "no", "no", "no"]
+    assert [row[3] for row in rows] == ["600 µs", "150 µs", "100 µs", "90.0 µs", "60.0 µs"]
+    assert "outside the dispatcher" in rows[-1][1]
+    assert {GEMM, ADD, COPY} <= {values.get("title") for values in Page(text).all("code")}
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        (ADD, "vectorized_elementwise_kernel<4, CUDAFunctor_add<float>, array<char*, 3…"),
+        (COPY, "unrolled_elementwise_kernel<direct_copy_kernel_cuda, array<char*, 2ul>,…"),
+        (GEMM, f"{GEMM[:36]}…{GEMM[-35:]}"),
+        ("void (anonymous namespace)::softmax<float>(float*, int)", "softmax<float>"),
+        ("addmm", "addmm"),
+        ("", ""),
+        ("(odd", "(odd"),
+    ],
+)
+def test_kernel_names_lose_namespaces_and_parameters(name: str, wanted: str) -> None:
+    assert short_kernel(name) == wanted
+    assert len(wanted) <= NAME_WIDTH
+
+
+def test_what_is_too_long_to_list_is_counted() -> None:
+    stats = gpu_stats()
+    stats.leaks = [Leak("add", f"m{n}", "", "gray", (), ("linear",), 1, 8) for n in range(MOST_ROWS + 5)]
+    text = page_text(stats)
+    assert len(cells(text, "leaks")) == MOST_ROWS
+    assert "5 more are not listed." in Page(text).texts["leaks"]
+
+
+def test_an_empty_recording_says_so() -> None:
+    page = Page(page_text(OperatorStats()))
+    assert "Nothing was recorded." in page.texts["verdict"]
+    assert "Nothing was recorded." in page.texts["work"]
+
+
+def test_products_in_float32_alone_are_told() -> None:
+    x = torch.randn(2, 2)
+    with collect_operator_stats(False) as stats:
+        x @ x
+    assert state(stats) == "failed"
+    assert "0 of 1 product (0%) ran in half: auto_cast was off, or decided so." in page_text(stats)
+    with collect_operator_stats(False) as stats:
+        x + x
+    assert state(stats) == ""
+    assert "No matrix product or convolution ran." in page_text(stats)
+
+
+def test_hostile_names_are_text() -> None:
+    layers = nn.Module()
+    for name in HOSTILE:
+        layers._modules[name] = nn.Linear(4, 4)
+    layers.forward = lambda x: sum(layer(x) for layer in layers.children())  # type: ignore[method-assign]
+    with collect_operator_stats(False, kernels=True, leaks=True) as stats, amp.auto_cast():
+        layers(torch.randn(2, 4))
+    text = page_text(stats, title=HOSTILE[1])
+    page = Page(text)
+    assert not page.all("img")
+    assert not page.all("script")
+    assert "{{ 7 * 7 }}" in page.texts["modules"]
+    assert not any(name.startswith("on") for _, values in page.elements for name in values)
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+
+
+def test_the_page_is_written_whole_and_lets_no_script_run(tmp_path: Path) -> None:
+    write_operator_page(gpu_stats(), tmp_path / "new" / "page.html")
+    text = (tmp_path / "new" / "page.html").read_text("utf-8")
+    (policy,) = [v["content"] for v in Page(text).all("meta") if v.get("http-equiv") == "Content-Security-Policy"]
+    assert policy == security_policy("")
+    assert not re.search(r"(?:src|href)=|url\(|@import", text)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["page.html"]
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", "utf-8")
+    with pytest.raises(RunError, match="cannot be written"):
+        write_operator_page(gpu_stats(), tmp_path / "file" / "page.html")
+
+
+def test_without_jinja2_the_page_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_extras.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MezzoError, match=re.escape("needs jinja2: pip install 'mezzo[report]'")):
+        write_operator_page(gpu_stats(), tmp_path / "page.html")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "wanted"),
+    [(0.0, "0.00 µs"), (9.996e-6, "10.0 µs"), (9.996e-4, "1.00 ms"), (0.9996, "1.00 s"), (12.3, "12.3 s"), (200, "3 min 20 s")],
+)  # fmt: skip
+def test_times_have_three_digits_and_no_exponent(seconds: float, wanted: str) -> None:
+    assert time_text(seconds) == wanted
+
+
+def test_bytes_are_told_in_the_unit_that_fits() -> None:
+    assert [bytes_text(n) for n in (0, 1023, 1024, 5 * 2**30)] == ["0 B", "1023 B", "1.0 KiB", "5.0 GiB"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_fits_a_phone_and_modules_fold_by_a_click(scheme: str, tmp_path: Path) -> None:
+    program = BROWSER["find_browser"]()
+    if program is None:
+        pytest.skip(f"needs a browser: none of {', '.join(BROWSER['NAMES'])} is installed")
+    write_operator_page(gpu_stats(), tmp_path / "page.html", title="net " * 20)
+    (tmp_path / "home").mkdir()
+    with BROWSER["Browser"](program, tmp_path / "home") as browser:
+        fits_a_phone(browser, (tmp_path / "page.html").as_uri(), scheme)
+        shown = "document.querySelectorAll('.tree .line')[3].checkVisibility({contentVisibilityAuto: true})"
+        assert browser.evaluate(shown) is True
+        browser.click(".tree details details > summary .name")
+        assert browser.evaluate(shown) is False
+
+
+def fits_a_phone(browser: Any, address: str, scheme: str) -> None:
+    """Open a page at 360 pixels: nothing sticks out, nothing is asked for, and the colours follow the scheme."""
+    browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    browser.call("Emulation.setDeviceMetricsOverride", width=360, height=740, deviceScaleFactor=1, mobile=True)
+    browser.open(address)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 360
+    ink, paper = (browser.evaluate(f"getComputedStyle(document.body).{each}") for each in ("color", "backgroundColor"))
+    ink_sum, paper_sum = (sum(int(each) for each in re.findall(r"\d+", colour)[:3]) for colour in (ink, paper))
+    assert (ink_sum < paper_sum) is (scheme == "light")
+    assert browser.requests() == [address]
+    assert browser.complaints() == []
