@@ -13,10 +13,10 @@ from report_runs import HOSTILE, full_run, info, losses, record, write_run
 
 from mezzo import _extras
 from mezzo._errors import MezzoError
+from mezzo._svg import Series, line_chart, nice_ticks
 from mezzo.tipc._load import Run, load_run
 from mezzo.tipc._page import CURVES, LONGEST, page_text, write_page
 from mezzo.tipc._report import merge, write_reports
-from mezzo._svg import Series, line_chart, nice_ticks
 
 VOID = ("meta", "br", "img", "line", "link")
 
