@@ -11,8 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import cache
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -26,9 +24,9 @@ from mezzo.amp._kernel_times import RANGE, KernelTimes
 from mezzo.amp._leaks import LeakTracker
 from mezzo.amp._names import is_known
 from mezzo.amp._operator_stats import OperatorStats, column_of
-from mezzo.amp._ops import OPS
 from mezzo.amp._seen import Op, Phase, Seen, Sink, describe_op, tensors, users_line
 from mezzo.amp._state import current_policy
+from mezzo.amp._torch_calls import PLAIN, Call, name_of_call, numbers, visible_body
 
 NO_AUTO_CAST = "no auto_cast"
 UNLISTED = "unlisted: torch's own rule"
@@ -37,79 +35,9 @@ GRADIENT = "gradient: follows the dtype of the forward"
 
 _KEPT_NODES = 2**17  # of the forward, for their backward; a recording of many steps forgets the oldest
 
-_BACKWARD_CALLS = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
-_OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-_PLAIN_PROPERTIES = frozenset(
-    "dtype device shape layout ndim grad grad_fn requires_grad is_leaf is_cuda is_cpu is_sparse is_sparse_csr is_meta "
-    "is_quantized is_nested names itemsize nbytes _version _backward_hooks".split()
-)
-_PLAIN_METHODS = frozenset(
-    "numel nelement dim ndimension size stride storage_offset element_size data_ptr get_device is_contiguous "
-    "is_floating_point is_complex untyped_storage register_hook register_post_accumulate_grad_hook".split()
-)
-# Python functions around one operator of the same name: there is nothing more to see inside of them.
-_ONE_KERNEL = frozenset(
-    "relu batch_norm layer_norm group_norm instance_norm hardswish hardsigmoid hardtanh silu mish elu selu celu leaky_relu "
-    "dropout adaptive_avg_pool2d embedding softmax log_softmax".split()
-)
-_PLAIN = "(plain)"
-# The two torch-level spellings that differ from the name users and lists know.
-_API_NAMES = {"cross_entropy_loss": "cross_entropy", "rsub": "sub"}
-
 _graph_task_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 _current_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
 _next_node_number: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
-_numbers = itertools.count()
-
-
-class _Call:
-    """One torch-level call in progress; its name is worked out when a kernel runs under it."""
-
-    __slots__ = ("_variant", "args", "func", "in_backward", "kwargs", "name", "number", "policy", "reason")
-    in_backward: bool
-
-    def __init__(
-        self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], outer: "_Call | None"
-    ) -> None:
-        self.func, self.name, self.args, self.kwargs = func, name, args, kwargs
-        self.number = next(_numbers)
-        self.in_backward = func in _BACKWARD_CALLS or (outer is not None and outer.in_backward)
-        self.policy = current_policy()  # now: a kernel of ours may switch it off inside
-        self.reason: str | None = None
-        self._variant: str | None = None
-
-    @property
-    def variant(self) -> str:
-        """What the policy knows the call by: its name, or which of the two things it does (`sum.dim`)."""
-        if self._variant is None:
-            self._variant = self._classify()
-        return self._variant
-
-    def _classify(self) -> str:
-        op = OPS.get(self.name)
-        if op is None or op.classify is None:
-            return self.name
-        try:
-            return op.classify(self.args, self.kwargs)
-        except IndexError:  # written for the arguments of a kernel; a user may give all of them by keyword
-            return self.name
-
-
-def _users_name(func: Any) -> str:
-    """Return the name as users write it: `linear`, `add`, `sub` for `1 - x`; empty for backward, which is no operator."""
-    if func in _BACKWARD_CALLS:
-        return ""
-    name = _name_of(func)
-    if name in ("__get__", "__set__"):  # a property such as `x.mT`
-        name = _name_of(func.__self__)
-    if name.startswith("__") and name.endswith("__"):
-        name = name[2:-2]
-    return _API_NAMES.get(name, name)
-
-
-def _name_of(func: Any) -> str:
-    name: str = getattr(func, "__name__", type(func).__name__)
-    return name.split(".")[0]  # torch.ops.aten.add.Tensor is add.Tensor
 
 
 _Origin = tuple[str, str, str]
@@ -120,7 +48,7 @@ class _Place(threading.local):
     """Where one thread is: torch-level call, modules, optimizer steps. Autograd threads have their own."""
 
     def __init__(self) -> None:
-        self.call: _Call | None = None
+        self.call: Call | None = None
         self.modules: list[nn.Module] = []
         self.path: str | None = ""
         self.is_root_named = True
@@ -183,17 +111,18 @@ class _Recording:
         """Run a torch-level call; Python composites of torch run with the mode on, so that their parts are seen."""
         name = self._names.get(func)
         if name is None:
-            name = self._names[func] = _PLAIN if _is_plain(func) else _users_name(func)
-        if name is _PLAIN:
+            name = self._names[func] = name_of_call(func)
+        if name is PLAIN:
             return func(*args, **kwargs)
         place = self._place
         outer = place.call
-        place.call = _Call(func, name, args, kwargs, outer)
+        policy = current_policy()  # now: a kernel of ours may switch it off inside
+        place.call = Call(func, name, args, kwargs, outer, policy)
         try:
             again = outer is not None and outer.func is func  # the composite asks once more: let it through
             if again or not all(t is Tensor or t is nn.Parameter for t in types):
                 return func(*args, **kwargs)
-            body = None if name in _ONE_KERNEL else _without_override_check(func)
+            body = visible_body(func)
             if body is None:
                 return func(*args, **kwargs)
             with self._function_mode:
@@ -238,7 +167,7 @@ class _Recording:
             return out
 
     def _run_timed(self, op: Op, sinks: list[Sink], func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        number = next(_numbers)
+        number = next(numbers)
         with torch.profiler.record_function(f"{RANGE}{number}"):
             begin = time.perf_counter()
             out = func(*args, **kwargs)
@@ -287,14 +216,14 @@ class _Recording:
         # a closure may run the model inside of step()
         return "optimizer" if place.steps and not place.modules else "forward"
 
-    def _reason(self, call: _Call | None, phase: Phase) -> str:
+    def _reason(self, call: Call | None, phase: Phase) -> str:
         if call is None or not call.name:
             return GRADIENT if phase == "backward" else NO_AUTO_CAST if current_policy() is None else UNLISTED
         if call.reason is None:
             call.reason = EXCLUDED if self._place.is_excluded and call.policy is not None else self._ask(call)
         return call.reason
 
-    def _ask(self, call: _Call) -> str:
+    def _ask(self, call: Call) -> str:
         """Return what the policy says of a call."""
         if call.policy is None:
             return NO_AUTO_CAST
@@ -378,37 +307,6 @@ class _FunctionMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self._recording.call(func, types, args, kwargs or {})
-
-
-def _is_plain(func: Any) -> bool:
-    """Whether a call only reads or sets what a tensor is, so that no kernel runs under it: the most frequent calls."""
-    name = _name_of(func)
-    if name in ("__get__", "__set__"):
-        return _name_of(func.__self__) in _PLAIN_PROPERTIES
-    return name in _PLAIN_METHODS
-
-
-@cache
-def _without_override_check(func: Any) -> Callable[..., Any] | None:
-    """Return a copy of a Python function of torch that does not ask for overrides of itself, None for any other.
-
-    `F.cross_entropy` and its like first ask whether a mode is on and, if so, hand over to it. Called again from the
-    mode, the original would ask for ever with the mode on, and hide its parts with the mode off.
-    """
-    if not isinstance(func, FunctionType) or not func.__module__.startswith("torch."):
-        return None
-    checks = {name: _no for name in _OVERRIDE_CHECKS if name in func.__code__.co_names and name in func.__globals__}
-    if not checks:
-        return None
-    copy = FunctionType(
-        func.__code__, {**func.__globals__, **checks}, func.__name__, func.__defaults__, func.__closure__
-    )
-    copy.__kwdefaults__ = func.__kwdefaults__
-    return copy
-
-
-def _no(*_: Any) -> bool:
-    return False
 
 
 # ------------------------------------------------------------------------------------------------- on and off
