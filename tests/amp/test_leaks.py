@@ -134,9 +134,6 @@ def test_a_float32_constant_promotes() -> None:
     assert leak.extra_bytes == EXTRA * N * C
 
 
-@pytest.mark.xfail(
-    strict=True, reason="kernels that O2 has installed cast at O1, where the operator itself would promote: a pass more"
-)
 def test_an_o1_leak_is_the_same_after_an_o2_region_in_the_same_process() -> None:
     constant = torch.ones(C)
 
@@ -367,15 +364,11 @@ def test_cat_of_float32_and_half_follows_the_float32() -> None:
     assert leak.fed == ("second: linear",)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="only the first followed input of a kernel is looked at: cat is told, the cast is not"
-)
 def test_the_order_of_inputs_of_cat_does_not_change_where_float32_begins() -> None:
     found = leaks_between(lambda h: torch.cat([h[:, :2], h.float()[:, 2:]], 1))
     assert "float" in {leak.op for leak in found}
 
 
-@pytest.mark.xfail(strict=True, reason="only the first followed input of a kernel is looked at: the second is not told")
 def test_two_float32_results_that_meet_are_two_leaks() -> None:
     def between(h: Tensor) -> Tensor:
         one = h.float()
@@ -385,7 +378,6 @@ def test_two_float32_results_that_meet_are_two_leaks() -> None:
     assert sorted(leak.op for leak in leaks_between(between)) == ["float", "to"]
 
 
-@pytest.mark.xfail(strict=True, reason="a write into a view marks the view, not the tensor whose memory it is")
 def test_half_values_written_into_a_part_of_a_float32_tensor_leak() -> None:
     def between(h: Tensor) -> Tensor:
         out = torch.zeros(N, C)
@@ -395,7 +387,6 @@ def test_half_values_written_into_a_part_of_a_float32_tensor_leak() -> None:
     assert len(leaks_between(between)) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="complex tensors are not followed: the flow ends at the transform")
 def test_a_fourier_transform_in_between_is_followed() -> None:
     leak = leak_between(lambda h: torch.fft.irfft(torch.fft.rfft(h.float()), n=C))
     assert leak.fed == ("second: linear",)
@@ -427,13 +418,7 @@ def test_a_checkpointed_module_leaks_once_though_it_runs_twice(use_reentrant: bo
     [
         nullcontext,
         torch.no_grad,
-        pytest.param(
-            torch.inference_mode,
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="inference mode dispatches `to` whole, which by its schema is a view: no cast is seen",
-            ),
-        ),
+        pytest.param(torch.inference_mode),
     ],
 )
 def test_leaks_do_not_depend_on_gradients(mode: Callable[[], AbstractContextManager[None]]) -> None:
@@ -478,7 +463,6 @@ def test_an_excluded_layer_that_feeds_half_is_told() -> None:
     assert leak.extra_bytes == EXTRA * N * C * 2  # its input, and its result
 
 
-@pytest.mark.xfail(strict=True, reason="the cast around an excluded layer is taken for one of the model's own code")
 def test_the_reason_of_an_excluded_layers_leak_is_the_exclusion() -> None:
     assert excluded_leak().reason == "excluded layer"
 

@@ -190,9 +190,6 @@ def test_one_pixel_has_the_layout_of_its_weight() -> None:
     assert product_of(lambda: layer(x)).is_channels_last is True
 
 
-@pytest.mark.xfail(
-    strict=True, reason="channels that are cut off leave gaps: not contiguous, though each pixel lies together"
-)
 def test_what_follows_a_padded_channels_last_convolution_is_channels_last() -> None:
     net = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Conv2d(5, 8, 3))
     apply_changes(net, Changes(channels_last=True, pad_channels=(("0", 4, 8),)))
@@ -200,7 +197,6 @@ def test_what_follows_a_padded_channels_last_convolution_is_channels_last() -> N
     assert [product.is_channels_last for product in products_of(lambda: net(x))] == [True, True]
 
 
-@pytest.mark.xfail(strict=True, raises=StopIteration, reason="a convolution of integers has no floating result to size")
 def test_a_convolution_of_integers_runs_under_the_sink() -> None:
     x, weight = torch.ones(1, 1, 4, 4, dtype=torch.long), torch.ones(1, 1, 2, 2, dtype=torch.long)
     assert len(products_of(lambda: F.conv2d(x, weight))) <= 1
@@ -211,12 +207,7 @@ def test_a_convolution_of_integers_runs_under_the_sink() -> None:
     [
         nullcontext,
         torch.no_grad,
-        pytest.param(
-            torch.inference_mode,
-            marks=pytest.mark.xfail(
-                strict=True, reason="inference mode dispatches conv2d whole; that name is not known"
-            ),
-        ),
+        pytest.param(torch.inference_mode),
     ],
 )
 def test_products_do_not_depend_on_gradients(mode: Callable[[], AbstractContextManager[None]]) -> None:
@@ -278,16 +269,12 @@ def test_other_operators_are_no_products(name: str) -> None:
     assert not is_product(name)
 
 
-@pytest.mark.xfail(strict=True, reason="fused recurrent layers multiply matrices inside, and do not count as products")
 @pytest.mark.parametrize("name", ["_cudnn_rnn", "_cudnn_rnn_backward", "mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"])
 def test_fused_recurrent_layers_are_products(name: str) -> None:
     assert hasattr(torch.ops.aten, name)
     assert is_product(name)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a product with an activation behind it, or of several groups, is not known by name"
-)
 @pytest.mark.parametrize("name", ["_addmm_activation", "_grouped_mm"])
 def test_fused_and_grouped_products_are_products(name: str) -> None:
     assert hasattr(torch.ops.aten, name)
@@ -349,7 +336,6 @@ def test_nothing_is_kept_alive_by_a_product() -> None:
     hash(product)
 
 
-@pytest.mark.xfail(strict=True, reason="scales of rows and columns are matrices too, and stand behind the two factors")
 def test_a_scaled_product_has_the_sizes_of_its_factors() -> None:
     func = torch.ops.aten._scaled_mm.default
     a = torch.ones(16, 32).to(torch.float8_e4m3fn)

@@ -25,11 +25,11 @@ RANGE = "mezzo#"
 # fused attention.
 _TENSOR_CORES = re.compile(
     r"[shib](?:884|1688|16816|16832)|tensorop|tensor\d+x\d+x\d+|xmma.*warpgroupsize|[hib]mma|gmma|nvjet"
-    r"|flash_(?:fwd|bwd)|fmha|sdpa",
+    r"|flash_(?:fwd|bwd)|flashattn|fmha|sdpa",
     re.IGNORECASE,
 )
 # Of the same families, those on the ordinary units.
-_ORDINARY_UNITS = re.compile(r"simt|ffma|depthwise|_sgemm|_dgemm", re.IGNORECASE)
+_ORDINARY_UNITS = re.compile(r"simt|ffma|depthwise|_sgemm|_dgemm|fmha.*_f32_.*sm(?:50|70|75)", re.IGNORECASE)
 
 
 def uses_tensor_cores(kernel: str) -> bool:
@@ -55,7 +55,7 @@ class KernelRow:
     module: str
     api_op: str
     dtype: str
-    """Of the operator's first floating input; empty if it has none."""
+    """Of the operator's first floating input, else of its result; empty if neither is floating."""
     is_cast: bool
     """Whether the operator copied one floating dtype into another."""
     on_tensor_cores: bool | None
@@ -150,8 +150,8 @@ def _launched(events: Any) -> Iterator[_Launched]:
             continue
         for kernel in event.kernels:
             times = unclaimed.get(kernel.name, [])
-            if times:
-                times.pop()
+            if kernel.duration in times:
+                times.remove(kernel.duration)
             yield kernel.name, int(parent.name.removeprefix(RANGE)), kernel.duration, uses_tensor_cores(kernel.name)
     for name, times in unclaimed.items():
         for time_us in times:

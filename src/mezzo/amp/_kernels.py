@@ -195,12 +195,16 @@ def make_native_call(overload: Any, device_type: str) -> Kernel:
 class _Plan:
     """What a kernel does for one variant under one policy, worked out at its first call."""
 
-    __slots__ = ("actions", "border_only", "defer", "spare_scalars")
+    __slots__ = ("actions", "border_only", "defer", "leaves_alone", "spare_scalars")
 
     def __init__(self, policy: Policy, op: Op, variant: str, native: Native, device_type: str) -> None:
         gray = not (variant in policy.white or variant in policy.black or variant in policy.inside)
-        self.defer = native is not Native.NONE and agrees_with_native(policy, op, variant, native, device_type)
+        agrees = agrees_with_native(policy, op, variant, native, device_type)
+        self.defer = agrees and native is not Native.NONE
         """torch's own kernel does the right thing, and caches weight casts."""
+        promotes = policy.decide(variant, (policy.dtype,)).dtype is not policy.decide(variant, (torch.float32,)).dtype
+        self.leaves_alone = agrees and native is Native.NONE and promotes
+        """The operator promotes by itself, as the policy says: another policy has put the kernel there."""
         self.spare_scalars = gray and not op.opaque
         """0-dim tensors neither decide nor are cast, like Python numbers: a float32 loss stays float32 at O2."""
         self.border_only = _computes_between_borders(policy, variant, device_type)
@@ -213,7 +217,8 @@ class _Plan:
         decision = policy.decide(variant, dtypes)
         unchanged = decision.compute is decision.dtype and not (self.border_only and decision.compute is policy.dtype)
         floats = [dtype for dtype in dtypes if dtype in CASTABLE]  # labels and lengths are never cast
-        as_it_is = decision.compute is None or (unchanged and all(dtype is decision.compute for dtype in floats))
+        is_right = unchanged and all(dtype is decision.compute for dtype in floats)
+        as_it_is = self.leaves_alone or decision.compute is None or is_right
         self.actions[key] = None if as_it_is else decision
         return self.actions[key]
 

@@ -5,16 +5,19 @@ turns it half again. On the way each operator moves twice the bytes, and the cas
 """
 
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from mezzo.amp._dtypes import HALF_DTYPES
-from mezzo.amp._seen import Op, Seen
+from mezzo.amp._seen import EXCLUDED, Op, Seen, tensors
 
 _HALF = frozenset(HALF_DTYPES.values())
+_FULL = frozenset({torch.float32, torch.complex64})
 _HALF_BYTES = 2  # what an element takes more in float32
 
 
@@ -86,21 +89,27 @@ class LeakTracker:
         if seen.phase != "forward":
             return
         with self._lock:
-            inputs, outputs = list(seen.inputs()), list(seen.outputs())
-            flow: _Flow | None = next((self._flows[t] for t in inputs if t in self._flows), None)
-            full = [tensor for tensor in outputs if tensor.dtype is torch.float32]
-            if flow is not None and seen.call != flow.call:
+            inputs, outputs = _followed((*seen.args, *seen.kwargs.values())), _followed((seen.out,))
+            flows = list({id(flow): flow for tensor in inputs for flow in self._flows.get(tensor, ())}.values())
+            full = [tensor for tensor in outputs if tensor.dtype in _FULL]
+            older = [flow for flow in flows if flow.call != seen.call]
+            for flow in older:
                 self._go_on(flow, seen, is_half=bool(outputs) and not full)
-            if flow is None and full and any(tensor.dtype in _HALF for tensor in inputs):
-                flow = _Flow(self._place(seen, inputs), seen.call)
-            if flow is None:
-                return
-            for tensor in full:
-                self._flows[tensor] = flow
-                if seen.op.computes and seen.call == flow.call:
-                    flow.own_bytes += _HALF_BYTES * tensor.numel()
-                elif seen.op.computes:
-                    flow.place.extra_bytes += _HALF_BYTES * tensor.numel()
+            flows = older or flows  # what the call itself casts, to meet a float32 tensor, begins nothing
+            if not flows and full and any(tensor.dtype in _HALF for tensor in inputs):
+                flows = [_Flow(self._place(seen, inputs), seen.call)]
+            for tensor in full if flows else ():
+                self._mark(tensor, flows, seen)
+
+    def _mark(self, tensor: Tensor, flows: list[_Flow], seen: Seen) -> None:
+        """Let a tensor, and what it is a view of where it was written into, belong to flows; the first counts its bytes."""
+        self._flows[tensor] = flows
+        if seen.op.is_in_place and tensor._base is not None:
+            self._flows[tensor._base] = flows
+        if seen.op.computes and seen.call == flows[0].call:
+            flows[0].own_bytes += _HALF_BYTES * tensor.numel()
+        elif seen.op.computes:
+            flows[0].place.extra_bytes += _HALF_BYTES * tensor.numel()
 
     def _go_on(self, flow: _Flow, seen: Seen, *, is_half: bool) -> None:
         if is_half:  # somebody wanted it so
@@ -127,11 +136,17 @@ class LeakTracker:
         return sorted(found, key=lambda leak: (-leak.extra_bytes, leak.module, leak.op))
 
 
+def _followed(values: Iterable[Any]) -> list[Tensor]:
+    return [tensor for tensor in tensors(values) if tensor.is_floating_point() or tensor.is_complex()]
+
+
 def _name(seen: Seen) -> str:
     return seen.api_op or seen.op.name
 
 
 def _why(seen: Seen, inputs: list[Tensor]) -> str:
+    if seen.reason == EXCLUDED:
+        return EXCLUDED
     if seen.cast is None and any(t.dtype is torch.float32 for t in inputs):
         return "promoted: another input is float32"
     if seen.api_op in ("to", "float", "type", "type_as"):

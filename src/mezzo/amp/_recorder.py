@@ -24,13 +24,12 @@ from mezzo.amp._kernel_times import RANGE, KernelTimes
 from mezzo.amp._leaks import LeakTracker
 from mezzo.amp._names import is_known
 from mezzo.amp._operator_stats import OperatorStats, column_of
-from mezzo.amp._seen import Op, Phase, Seen, Sink, describe_op, tensors, users_line
+from mezzo.amp._seen import EXCLUDED, Op, Phase, Seen, Sink, describe_op, tensors, users_line
 from mezzo.amp._state import current_policy
 from mezzo.amp._torch_calls import PLAIN, Call, name_of_call, numbers, visible_body
 
 NO_AUTO_CAST = "no auto_cast"
 UNLISTED = "unlisted: torch's own rule"
-EXCLUDED = "excluded layer"
 GRADIENT = "gradient: follows the dtype of the forward"
 
 _KEPT_NODES = 2**17  # of the forward, for their backward; a recording of many steps forgets the oldest
@@ -297,7 +296,17 @@ class _DispatchMode(TorchDispatchMode):
         self._recording = recording
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.is_inference_mode_enabled():  # composites arrive whole there, elsewhere in their parts
+            with self:
+                out = _in_parts(func, args, kwargs or {})
+            if out is not NotImplemented:
+                return out
         return self._recording.run(func, args, kwargs or {})
+
+
+def _in_parts(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run the parts of a composite operator; NotImplemented for one that has none."""
+    return func.decompose(*args, **kwargs) if isinstance(func, torch._ops.OpOverload) else NotImplemented
 
 
 class _FunctionMode(TorchFunctionMode):

@@ -14,6 +14,9 @@ from torch import Tensor
 
 Phase = Literal["forward", "backward", "optimizer"]
 
+EXCLUDED = "excluded layer"
+"""The reason of whatever runs in a module that is kept in float32."""
+
 # Not views by their schema, yet they compute nothing: they allocate, or give a tensor another shape or storage.
 _ALLOCATIONS = frozenset(
     {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +14,10 @@ from torch.nn.functional import linear, pad
 
 from mezzo._errors import MezzoError
 from mezzo._files import write_text
+from mezzo.amp._exclude import is_excluded
 from mezzo.amp._names import resolve_list
 
 _KEYS = ("channels_last", "pad_channels", "custom_white_list")
-_MARK = "_mezzo_forward_before_padding"
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class ChangesError(MezzoError):
@@ -155,7 +153,8 @@ def _find_layer(model: nn.Module, path: str, inputs: int, outputs: int) -> nn.Mo
         raise ChangesError(f"pad_channels: the model has no layer {path!r}") from error
     if not can_be_padded(layer):
         raise ChangesError(
-            f"pad_channels: {path!r} is a {type(layer).__name__}; padded are linear layers and convolutions without groups"
+            f"pad_channels: {path!r} is a {type(layer).__name__}; padded are linear layers and convolutions without groups, "
+            "with padding_mode='zeros' and torch's own forward"
         )
     has = channels_of(layer)
     if inputs < has[0] or outputs < has[1]:
@@ -166,14 +165,12 @@ def _find_layer(model: nn.Module, path: str, inputs: int, outputs: int) -> nn.Mo
 
 
 def can_be_padded(layer: nn.Module) -> bool:
-    """Whether a layer's channels can be padded: its own forward, no groups, zeros around the image."""
-    if type(layer) is nn.Linear:
-        return True
-    return (
-        type(layer) in _CONVOLUTIONS
-        and getattr(layer, "groups", 0) == 1
-        and getattr(layer, "padding_mode", "") == "zeros"
-    )
+    """Whether a layer's channels can be padded: torch's own forward, no groups, zeros around the image."""
+    has_own_forward = "forward" in layer.__dict__ and not is_excluded(layer)
+    if has_own_forward or type(layer) not in _PADDED | dict.fromkeys(_PADDED.values()):
+        return False
+    is_plain = getattr(layer, "groups", 1) == 1 and getattr(layer, "padding_mode", "zeros") == "zeros"
+    return isinstance(layer, nn.Linear) or is_plain
 
 
 def channels_of(layer: nn.Module) -> tuple[int, int]:
@@ -184,13 +181,16 @@ def channels_of(layer: nn.Module) -> tuple[int, int]:
 
 
 def pad_layer(layer: nn.Module, inputs: int, outputs: int) -> None:
-    """Let a layer compute with more inputs and outputs, all zero; its parameters and its result stay as they are."""
-    if _MARK not in layer.__dict__:
-        layer.__dict__[_MARK] = layer.__dict__.get("forward")
-    layer.__dict__["forward"] = functools.partial(_padded_forward, layer, inputs, outputs)
+    """Let a layer compute with more inputs and outputs, all zero; its parameters and its result stay as they are.
+
+    Its class becomes one of ours, below its own: copies, pickles and replicas of the layer are padded too.
+    """
+    layer.__class__ = _PADDED.get(type(layer), type(layer))
+    layer.__dict__["padded_to"] = (inputs, outputs)
 
 
-def _padded_forward(layer: Any, inputs: int, outputs: int, x: Tensor) -> Tensor:
+def _padded(layer: Any, x: Tensor) -> Tensor:
+    inputs, outputs = layer.padded_to
     weight, bias = layer.weight, layer.bias
     has_in, has_out = weight.shape[1], weight.shape[0]
     spatial = weight.dim() - 2
@@ -202,3 +202,43 @@ def _padded_forward(layer: Any, inputs: int, outputs: int, x: Tensor) -> Tensor:
         return linear(x, weight, bias)[..., :has_out]
     padded: Tensor = layer._conv_forward(x, weight, bias)
     return padded.narrow(-1 - spatial, 0, has_out)
+
+
+class PaddedLinear(nn.Linear):
+    """A linear layer that computes with more features than it has."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return what the layer returns."""
+        return _padded(self, input)
+
+
+class PaddedConv1d(nn.Conv1d):
+    """A convolution that computes with more channels than it has."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return what the layer returns."""
+        return _padded(self, input)
+
+
+class PaddedConv2d(nn.Conv2d):
+    """A convolution that computes with more channels than it has."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return what the layer returns."""
+        return _padded(self, input)
+
+
+class PaddedConv3d(nn.Conv3d):
+    """A convolution that computes with more channels than it has."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return what the layer returns."""
+        return _padded(self, input)
+
+
+_PADDED: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Linear: PaddedLinear,
+    nn.Conv1d: PaddedConv1d,
+    nn.Conv2d: PaddedConv2d,
+    nn.Conv3d: PaddedConv3d,
+}

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from mezzo.amp._names import is_known
+from mezzo.amp._seen import EXCLUDED
 from mezzo.amp.debugging import Leak
 from mezzo.proof._advice import Advice
 from mezzo.proof._examination import Examination
@@ -52,6 +53,10 @@ def _remedy(leak: Leak, white: str | None) -> str:
         return f"custom_white_list=[{white!r}]: it computes in half, as what follows does"
     if leak.reason == "cast by the model's own code":
         return "leave the cast out, or cast back (.to(x.dtype)) right behind the operator that needs float32"
+    if leak.reason == EXCLUDED:
+        return (
+            "this layer is excluded from AMP: cast its result to half (.half()) where what follows need not be float32"
+        )
     if "black" in leak.reason:
         return (
             f"{leak.op} is black-listed: fine for its own result; cast it to half before anything else computes on it"

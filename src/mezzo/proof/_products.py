@@ -10,7 +10,10 @@ from torch import Tensor
 
 from mezzo.amp._seen import Op, Seen, tensors
 
-MATRIX_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "_scaled_mm", "linear"})
+MATRIX_PRODUCTS = frozenset(
+    "mm addmm bmm baddbmm mv addmv linear _addmm_activation _scaled_mm _grouped_mm _scaled_grouped_mm".split()
+)
+RECURRENT_LAYERS = frozenset("_cudnn_rnn _cudnn_rnn_backward mkldnn_rnn_layer mkldnn_rnn_layer_backward".split())
 CONVOLUTIONS = frozenset(
     {"convolution", "_convolution", "cudnn_convolution", "convolution_backward", "mkldnn_convolution"}
 )
@@ -24,7 +27,7 @@ def is_product(op: str) -> bool:
     >>> is_product("addmm"), is_product("convolution_backward"), is_product("add")
     (True, True, False)
     """
-    return op in MATRIX_PRODUCTS or op in CONVOLUTIONS or op.startswith(ATTENTIONS)
+    return op in MATRIX_PRODUCTS or op in CONVOLUTIONS or op in RECURRENT_LAYERS or op.startswith(ATTENTIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,8 @@ def _matrix_product(seen: Seen) -> Product | None:
     matrices = [tensor for tensor in tensors(seen.args) if tensor.dim() >= 2 and tensor.is_floating_point()]
     if len(matrices) < 2:
         return None
-    a, b = matrices[-2:]  # what is added stands before them
+    # what is added stands before the factors, scales stand behind them
+    a, b = matrices[:2] if "scaled" in seen.op.name else matrices[-2:]
     rows, inputs = a.shape[-2], a.shape[-1]
     outputs = b.shape[0] if seen.op.name == "linear" else b.shape[-1]
     return _product(seen, a, inputs, outputs, rows=rows, groups=1, is_channels_last=None)
@@ -101,12 +105,20 @@ def _convolution(seen: Seen) -> Product | None:
     groups = next((value for value in reversed(arguments) if type(value) is int), 1)
     is_transposed = seen.op.name == "convolution" and len(arguments) > 6 and arguments[6] is True
     outputs = weight.shape[1] * groups if is_transposed else weight.shape[0]
-    result = next(seen.outputs())
+    result = next(seen.outputs(), None)
+    if result is None:  # of integers
+        return None
     rows = result.shape[0] * math.prod(result.shape[2:])
-    is_last = image.is_contiguous(memory_format=torch.channels_last) if image.dim() == 4 else None
+    is_last = _is_channels_last(image) if image.dim() == 4 else None
     if is_last and image.is_contiguous():  # one pixel or one channel: both layouts are the same memory
         is_last = weight.is_contiguous(memory_format=torch.channels_last)
     return _product(seen, image, image.shape[1], outputs, rows=rows, groups=groups, is_channels_last=is_last)
+
+
+def _is_channels_last(image: Tensor) -> bool:
+    """Whether a pixel's channels lie together; there may be gaps between pixels, where channels were cut off."""
+    is_whole = image.is_contiguous(memory_format=torch.channels_last)
+    return is_whole or (image.stride(1) == 1 and image.shape[1] > 1 and not image.is_contiguous())
 
 
 def _product(
