@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mezzo.infer import Deployed
 
 # The same examples each time, so that a change is what makes a test fail; `--hypothesis-profile=explore` looks further.
-settings.register_profile("fixed", derandomize=True)
+settings.register_profile("fixed", derandomize=True, deadline=None)  # a busy machine is no failure
 settings.register_profile("explore", derandomize=False)
 settings.load_profile("fixed")
 

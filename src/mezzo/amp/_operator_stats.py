@@ -73,6 +73,7 @@ class ModuleRow:
 class OperatorStats:
     """What a recording has seen; it can be read while the recording runs and afterwards.
 
+    >>> from mezzo.amp.debugging import collect_operator_stats
     >>> with collect_operator_stats(print_table=False) as stats:
     ...     _ = torch.ones(2) + torch.ones(2)
     >>> stats.raw()
