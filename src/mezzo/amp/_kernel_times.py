@@ -110,7 +110,8 @@ class KernelTimes:
             return
         torch.cuda.synchronize()
         with torch.profiler.profile(
-            activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+            activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA],
+            acc_events=True,  # without it torch warns
         ) as profile:
             yield
             torch.cuda.synchronize()

@@ -390,7 +390,7 @@ def collect_operator_stats(
     output. Recorded is the calling thread with the autograd threads of its backward. Recordings nest; each sees all.
     After an exception nothing is printed and nothing stays installed; what was recorded can still be read.
 
-    Limits: a recorded operator takes some 10 to 25 microseconds more on the host. Dynamo cannot compile under a
+    Limits: a recorded operator takes 10 to 50 microseconds more, by the host. Dynamo cannot compile under a
     dispatch mode, so code under `torch.compile` runs, and is counted, as eager code meanwhile, in all threads; the
     compiled form is back afterwards (wrap the model before the recording starts; torch itself warns that an
     `OptimizedModule` meets global hooks). Kernels launched without the dispatcher (a Triton kernel that is not a custom
