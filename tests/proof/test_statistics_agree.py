@@ -48,7 +48,8 @@ def with_parents(events: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any],
 
 def profiled_counts(trainer: Trainer, names: set[str], path: Path) -> Counts:
     """Return what the profiler counts of a step: the outermost events among the named operators."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, record_shapes=True, acc_events=True) as profile:
         trainer.step()
     profile.export_chrome_trace(str(path))
     events = [e for e in json.loads(path.read_text(encoding="utf-8"))["traceEvents"] if e.get("cat") == "cpu_op"]
