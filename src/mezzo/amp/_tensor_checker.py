@@ -7,16 +7,14 @@ import functools
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ParamSpec, TextIO, TypeVar
+from typing import TextIO
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from mezzo._errors import unknown_choice
@@ -29,15 +27,14 @@ from mezzo.amp._findings import (
     kept_inputs,
     outside_cause,
     own_infinities,
-    readable,
     result_dtype,
     results,
     stored_as,
 )
 from mezzo.amp._names import resolve_list, resolve_name
 from mezzo.amp._ops import OPS, VARIANTS
-from mezzo.amp._recorder import _start, _stop, listening, modules_in_progress, node_origins
-from mezzo.amp._seen import Op, Seen, floating, users_lines
+from mezzo.amp._recorder import _start, _stop, listening, modules_in_progress
+from mezzo.amp._seen import Op, Seen, users_lines
 from mezzo.amp._tensor_numbers import (
     FLOAT16_INF_FROM,
     FLOAT16_MAX,
@@ -53,9 +50,6 @@ MAX_FINDINGS = 256
 """How many findings a checker keeps; further ones are counted, and printed or written."""
 MAX_CHECKED = 10_000
 """How many tensors CHECK_ALL keeps; further ones are printed or written."""
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +233,7 @@ class TensorChecker:
                 self._notice_mask(seen)
             return
         with undisturbed():
-            is_finite, largest = _extremes([tensor for _, tensor in outputs])
+            is_finite, largest = extremes([tensor for _, tensor in outputs])
             is_beyond = self._mode >= DebugMode.CHECK_ALL_FOR_OVERFLOW and largest >= FLOAT16_INF_FROM
             if is_finite and not is_beyond and self._mode is not DebugMode.CHECK_ALL:
                 return
@@ -354,7 +348,7 @@ class TensorChecker:
                 self._log.write(each.precision_line(_op_name(seen), _tensor_name(seen, each)), each.device)
 
 
-def _extremes(tensors: Sequence[Tensor]) -> tuple[bool, float]:
+def extremes(tensors: Sequence[Tensor]) -> tuple[bool, float]:
     """Return whether all values are finite, and the largest magnitude; one read."""
     pairs = [torch.stack(torch.aminmax(tensor if tensor.itemsize > 1 else tensor.float())) for tensor in tensors]
     joined = pairs[0] if len(pairs) == 1 else torch.cat([pair.to(pairs[0].device).double() for pair in pairs])
@@ -417,12 +411,18 @@ def tensor_checker(config: TensorCheckerConfig | None = None) -> Iterator[Tensor
     Args:
         config: What to look at; None: everything, and the first NaN or inf is a `NonFiniteError`.
     """
-    with _checking(TensorCheckerConfig() if config is None else config) as checker:
+    with checking(TensorCheckerConfig() if config is None else config) as checker:
         yield checker
 
 
 @contextmanager
-def _checking(config: TensorCheckerConfig, inside: nn.Module | None = None) -> Iterator[TensorChecker]:
+def checking(config: TensorCheckerConfig, inside: nn.Module | None = None) -> Iterator[TensorChecker]:
+    """Check one step of a configuration.
+
+    Args:
+        config: What to look at.
+        inside: The module whose forward is in progress; paths are below it.
+    """
     (checker,) = config._checker
     if not config.is_in_window(checker.begin_step()):
         yield checker
@@ -432,77 +432,3 @@ def _checking(config: TensorCheckerConfig, inside: nn.Module | None = None) -> I
             yield checker
     finally:
         checker.close()
-
-
-# ------------------------------------------------------------------------------------------------- one layer
-
-
-def check_layer_numerics(forward: Callable[P, R]) -> Callable[P, R]:
-    """Check every kernel of a layer's forward, and every gradient of its backward: decorator for `forward`.
-
-    The first NaN or inf is a `NonFiniteError`. Module paths are below the layer. In the backward the autograd nodes are
-    looked at, and the cause is not analysed: use `tensor_checker` around the whole step for that. Arguments may be
-    anything; they and the random numbers are left alone. Checking is off after the forward, also after an exception.
-    """
-
-    @functools.wraps(forward)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        layer = args[0] if args and isinstance(args[0], nn.Module) else None
-        with _checking(TensorCheckerConfig(), inside=layer):
-            result = forward(*args, **kwargs)
-            _watch_backward(_tensors(result), _tensors((args, kwargs)))
-        return result
-
-    return checked
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
-
-
-def _watch_backward(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
-    """Put a hook on each autograd node between a layer's outputs and its inputs."""
-    if not torch.is_grad_enabled():
-        return
-    passed = {tensor.grad_fn for tensor in inputs}  # not of the layer
-    nodes, waiting = [], [tensor.grad_fn for tensor in outputs]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in passed or node.name().endswith("AccumulateGrad"):
-            continue
-        passed.add(node)
-        nodes.append(node)
-        waiting += [following for following, _ in node.next_functions]
-    for node, origin in zip(nodes, node_origins(nodes), strict=True):
-        node.register_hook(functools.partial(_look_at_node, node.name(), origin))
-
-
-def _look_at_node(name: str, origin: tuple[str, str, str], grad_inputs: Any, grad_outputs: Any) -> None:
-    """Raise if a node has made NaN or inf: torch's names, so `grad_inputs` is what the node gives."""
-    given = [(f"out[{i}]", tensor) for i, tensor in enumerate(floating(grad_inputs)) if readable(tensor)]
-    if not given:
-        return
-    with _disable_current_modes(), undisturbed():
-        if _extremes([tensor for _, tensor in given])[0]:
-            return
-        got = [(f"grad[{i}]", tensor) for i, tensor in enumerate(floating(grad_outputs)) if readable(tensor)]
-        outputs, inputs = measure(given), measure(got)
-    bad = next((each for each in inputs if not each.is_finite), None)
-    kind: Kind = "unknown" if bad is None else "outside"
-    cause = "finite gradients came in; `tensor_checker` around the whole step repeats the kernel in float32"
-    if bad is not None:
-        cause = f"gradient `{bad.name}` was not finite already when it came into the layer"
-    module, line, op = origin
-    finding = Finding(
-        name,
-        op,
-        module,
-        "backward",
-        (line,) if line else (),
-        outputs[0].dtype,
-        tuple(inputs),
-        tuple(outputs),
-        kind,
-        cause,
-    )
-    raise NonFiniteError(str(finding), finding)

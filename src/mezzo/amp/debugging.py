@@ -3,6 +3,7 @@
 from mezzo.amp._findings import Finding, Kind
 from mezzo.amp._foreign import replaced_kernels
 from mezzo.amp._kernel_times import KernelRow, uses_tensor_cores
+from mezzo.amp._layer_numerics import check_layer_numerics
 from mezzo.amp._leaks import Leak
 from mezzo.amp._operator_stats import CastRow, ModuleRow, OperatorRow, OperatorStats
 from mezzo.amp._ranges import RangeRow, Ranges, ScaleSuggestion, collect_ranges
@@ -16,7 +17,6 @@ from mezzo.amp._tensor_checker import (
     CheckedTensor,
     TensorChecker,
     TensorCheckerConfig,
-    check_layer_numerics,
     disable_tensor_checker,
     enable_tensor_checker,
     tensor_checker,
