@@ -28,11 +28,12 @@ _CASTS = frozenset({"_to_copy", "copy_"})
 # Whose lines are not the user's: torch, the parts of mezzo that run below a user's call, and Python's own library.
 _MACHINERY = (
     f"{Path(torch.__file__).parent}/",
-    *(f"{Path(__file__).parents[1]}/{part}/" for part in ("amp", "optim", "static", "proof")),
+    *(f"{Path(__file__).parents[1]}/{part}/" for part in ("amp", "optim", "static", "proof", "bench", "cli")),
     "<frozen ",
     "<string>",
     "<eval_with_key>",  # what torch builds at run time
 )
+_TRIAL = f"{Path(__file__).parents[1]}/proof/_trial.py"
 _STANDARD_LIBRARY = f"{sysconfig.get_paths()['stdlib']}/"
 
 
@@ -167,6 +168,8 @@ def users_lines(limit: int) -> list[str]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and len(lines) < limit:
         name = frame.f_code.co_filename
+        if name == _TRIAL:  # what called the doctor is not where an operator stands
+            break
         if not _is_machinery(name):
             lines.append(f"{name}:{frame.f_lineno}")
         frame = frame.f_back

@@ -43,7 +43,7 @@ def doctor(
     typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
     if apply is not None:
         found.changes.write(apply)
-        said = "nothing to change from outside" if found.changes.are_none else "apply_changes(model, file) makes them"
+        said = "holds no changes" if found.changes.are_none else "apply_changes(model, file) makes them"
         typer.echo(f"{apply}: {said}", err=True)
     if page is not None:
         from mezzo.proof import write_advice_page

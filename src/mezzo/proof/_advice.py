@@ -34,6 +34,8 @@ class Advice:
     """What to do; empty where there is nothing to do but to know it."""
     gain: float | None = None
     """How many times as fast a step becomes, predicted; None where it is not known."""
+    is_bound: bool = False
+    """Whether `gain` is the most that could be won, not what a change brings."""
     measured_gain: float | None = None
     """The same, measured with the change made."""
     setup: Setup | None = None
@@ -44,7 +46,7 @@ class Advice:
         """The gain in words."""
         parts = []
         if self.gain is not None:
-            parts.append(f"{self.gain:.2f}x predicted")
+            parts.append(f"at most {self.gain:.2f}x" if self.is_bound else f"{self.gain:.2f}x predicted")
         if self.measured_gain is not None:
             parts.append(f"{self.measured_gain:.2f}x measured")
         return ", ".join(parts)

@@ -140,7 +140,9 @@ def apply_changes(model: nn.Module, changes: Changes | Path | str) -> dict[str, 
         (_find_layer(model, path, inputs, outputs), inputs, outputs) for path, inputs, outputs in changes.pad_channels
     ]
     if changes.channels_last:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.dim() == 4:
+                tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
     for layer, inputs, outputs in layers:
         pad_layer(layer, inputs, outputs)
     return {"custom_white_list": list(changes.custom_white_list)} if changes.custom_white_list else {}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from mezzo.amp import GradScaler
@@ -42,6 +45,8 @@ class Report:
     """What can be changed from outside, all together."""
     changed: Measured | None = None
     """The step with the changes made, where they were measured."""
+    is_less_than_advised: bool = False
+    """Whether some of it was left out, since the step became slower or its loss another."""
 
     @property
     def speedup(self) -> float:
@@ -68,6 +73,8 @@ class Report:
         if self.changed is not None:
             gain = amp.step_s / self.changed.step_s
             lines += ["", f"with the changes made: {time_text(self.changed.step_s)} a step, {gain:.2f}x what it was"]
+        if self.is_less_than_advised:
+            lines.append("changes that made the step slower, or its loss another, were left out")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -125,8 +132,7 @@ def advise(
         raise ValueError(f"level={level!r}: what AMP brings is measured at 'O1' or 'O2'")
     if steps < 1:
         raise ValueError(f"steps={steps}: must be at least 1")
-    if not any(param.requires_grad for param in model.parameters()):
-        raise ValueError(f"the {type(model).__name__} has no parameters to train: there is no step to measure")
+    _check_model(model)
     place = _device(device)
     task = Task(model, inputs, targets, loss_fn or mean_square)
     setup = Setup(level=level, dtype=dtype_name(parse_half_dtype(dtype)))
@@ -137,16 +143,33 @@ def advise(
     return examine(seen, measure_gains=measure_gains)
 
 
+def _check_model(model: nn.Module) -> None:
+    """Raise ValueError for a model whose step in float32 cannot be measured."""
+    if isinstance(model, nn.DataParallel | DistributedDataParallel):
+        raise ValueError(f"the model is wrapped in {type(model).__name__}: give the module inside, model.module")
+    for name, param in model.named_parameters():
+        if is_lazy(param):
+            raise ValueError(f"{name!r} has no shape yet: run the model once, then ask again")
+        if param.is_floating_point() and param.dtype is not torch.float32:
+            raise ValueError(
+                f"{name!r} is {dtype_name(param.dtype)}: give the model in float32, as it is before decorate; "
+                "amp.float32_copy(model) makes one"
+            )
+    if not any(param.requires_grad for param in model.parameters()):
+        raise ValueError(f"the {type(model).__name__} has no parameters to train: there is no step to measure")
+
+
 def examine(seen: Examination, *, measure_gains: bool = False) -> Report:
     """Ask every rule."""
     found = [advice for rule in RULES for advice in rule(seen)]
     changes = _all_changes(found)
-    changed = None
+    changed, is_less = None, False
     if measure_gains:
         found = [_measured(seen, advice) for advice in found]
-        changes, changed = _measure_together(seen, changes)
-    found.sort(key=lambda advice: -(advice.measured_gain or advice.gain or 1.0))
-    return Report(seen.setup, seen.full, seen.amp, tuple(found), changes, changed)
+        wanted, (changes, changed) = changes, _measure_together(seen, changes)
+        is_less = changes != wanted
+    found.sort(key=lambda advice: -(advice.measured_gain or (not advice.is_bound and advice.gain) or 1.0))
+    return Report(seen.setup, seen.full, seen.amp, tuple(found), changes, changed, is_less)
 
 
 def _all_changes(advices: list[Advice]) -> Changes:
@@ -166,22 +189,25 @@ def _measured(seen: Examination, advice: Advice) -> Advice:
     return replace(advice, measured_gain=seen.amp.step_s / after.step_s)
 
 
-def _measure_together(seen: Examination, changes: Changes) -> tuple[Changes, Measured | None]:
-    """Return the changes that hold, and the step with them: none that makes it slower or moves the loss."""
-    if changes.are_none:
-        return changes, None
-    for candidate in _fewer_and_fewer(changes):
-        after = seen.measure(replace(seen.setup, changes=candidate), "all changes together")
-        is_same = abs(after.losses[-1] - seen.amp.losses[-1]) <= LOSS_TOLERANCE * abs(seen.amp.losses[-1])
-        if is_same and seen.amp.step_s / after.step_s >= 1 / LEAST_GAIN:
-            return candidate, after
-    return NO_CHANGES, None
+def _measure_together(seen: Examination, wanted: Changes) -> tuple[Changes, Measured | None]:
+    """Return the changes that hold, and the step with them.
 
-
-def _fewer_and_fewer(changes: Changes) -> list[Changes]:
-    """Return the changes, then without the lists, then the layout alone: what moves numbers goes first."""
-    some = [changes, replace(changes, custom_white_list=()), Changes(channels_last=changes.channels_last)]
-    return [each for number, each in enumerate(some) if not each.are_none and each not in some[:number]]
+    None that makes it slower; and no list that moves the loss. Layout and padding change the order of sums alone.
+    """
+    best, after = NO_CHANGES, seen.amp
+    exact = replace(wanted, custom_white_list=())
+    for candidate in (exact, Changes(channels_last=exact.channels_last)):
+        if best.are_none and not candidate.are_none:
+            tried = seen.measure(replace(seen.setup, changes=candidate), "all changes together")
+            if seen.amp.step_s / tried.step_s >= 1 / LEAST_GAIN:
+                best, after = candidate, tried
+    if wanted.custom_white_list:
+        candidate = replace(best, custom_white_list=wanted.custom_white_list)
+        tried = seen.measure(replace(seen.setup, changes=candidate), "the lists too")
+        is_same = abs(tried.losses[-1] - after.losses[-1]) <= LOSS_TOLERANCE * abs(after.losses[-1])
+        if is_same and after.step_s / tried.step_s >= 1 / LEAST_GAIN:
+            best, after = candidate, tried
+    return best, None if best.are_none else after
 
 
 def mean_square(output: Any, _: Any) -> Tensor:
@@ -208,7 +234,7 @@ def _as_dict(measured: Measured) -> dict[str, Any]:
         "launches": measured.num_launches,
         "idle_share": measured.idle_share,
         "tensor_core_share": measured.stats.tensor_core_share,
-        "losses": list(measured.losses),
+        "losses": [loss if math.isfinite(loss) else None for loss in measured.losses],
     }
 
 

@@ -182,7 +182,8 @@ def product_speedup(device: torch.device, dtype: torch.dtype) -> float:
     """Return how many times as fast as float32, as torch is set up now, a large product is in half."""
 
     def seconds(kind: torch.dtype) -> float:
-        a = torch.randn(_PRODUCT_SIZE, _PRODUCT_SIZE, device=device, dtype=kind)
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            a = torch.randn(_PRODUCT_SIZE, _PRODUCT_SIZE, device=device, dtype=kind)
         out: Tensor = torch.empty_like(a)
         return time_on_device(lambda: torch.mm(a, a, out=out), calls=10, warmup_calls=3, device=device).median_s
 

@@ -1,5 +1,6 @@
 """Advice about numbers: float32 that leaks between half layers, and a loss scale that does not come to rest."""
 
+import math
 from collections.abc import Iterator
 
 from mezzo.amp._names import is_known
@@ -66,11 +67,23 @@ def _remedy(leak: Leak, white: str | None) -> str:
 
 def loss_scale(seen: Examination) -> Iterator[Advice]:
     """A loss scale that goes on skipping steps."""
+    bad = next((number for number, loss in enumerate(seen.amp.losses, start=1) if not math.isfinite(loss)), None)
+    if bad is not None:
+        yield Advice(
+            kind="loss-scale",
+            where="",
+            seen=f"the loss is not finite, first at step {bad} of those measured here; in float32 it is "
+            + ("fine" if all(map(math.isfinite, seen.full.losses)) else "not finite either"),
+            todo="amp.debugging.tensor_checker names the kernel and the cause; times may be those of NaN",
+        )
+        return
     if seen.setup.dtype != "float16":
         return
     skipped, scale, source = seen.amp.num_skipped, seen.amp.last_scale, "the steps measured here"
     if seen.scaler is not None and seen.scaler.is_enable():
         skipped, scale, source = seen.scaler.skipped_steps, float(seen.scaler.get_scale()), "the given GradScaler"
+        if scale >= seen.scaler.get_init_loss_scaling():
+            return  # it has come back to where it began: skips now and then are how it grows
     if scale <= 1.0 and skipped:
         yield Advice(
             kind="loss-scale",

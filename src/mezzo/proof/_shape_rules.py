@@ -90,8 +90,9 @@ def shapes(seen: Examination) -> Iterator[Advice]:
 
 
 def _each_layer_once(seen: Examination) -> list[Product]:
-    products = {(each.module, each.api_op, each.line): each for each in seen.amp.products if each.groups == 1}
-    return list(products.values())
+    """Return the products with weights; between two activations it is lengths that meet, which zeros do not lengthen."""
+    weighted = (each for each in seen.amp.products if each.groups == 1 and each.op not in ("bmm", "baddbmm"))
+    return list({(each.module, each.api_op, each.line): each for each in weighted}.values())
 
 
 def _has(product: Product) -> tuple[int, int]:

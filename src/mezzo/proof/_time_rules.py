@@ -3,11 +3,13 @@
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 
 import torch
 
 from mezzo.amp._cpu import has_half_units
 from mezzo.amp._hardware import AMP_SINCE
+from mezzo.amp.debugging import CastRow
 from mezzo.proof._advice import Advice, time_text
 from mezzo.proof._examination import Examination
 from mezzo.proof._products import is_product
@@ -117,7 +119,7 @@ def casts(seen: Examination) -> Iterator[Advice]:
     is_plain = seen.setup.level == "O1" and not seen.setup.is_decorated
     seen_text = (
         f"{sum(row.calls for row in amp.stats.casts)} casts take {amp.cast_s / amp.busy_s:.0%} of the kernels' time; "
-        f"the largest is {top.source} to {top.target} in {top.module or 'the model itself'} ({top.phase})"
+        f"the largest is {top.source} to {top.target} in {_part(top)}"
     )
     setup = replace(seen.setup, is_decorated=True)
     gain = seen.gain_of(seen.observe(setup, "AMP step with half weights")) if is_plain else 1.0
@@ -125,8 +127,16 @@ def casts(seen: Examination) -> Iterator[Advice]:
         todo = f"amp.decorate(model, optimizer, level={seen.setup.level!r}): no step casts a weight any more"
         yield Advice(kind="casts", where="", seen=seen_text, todo=todo, gain=gain, setup=setup)
     else:
-        todo = "at most this is to be won by keeping what flows between layers in half: see the leaks, and level O2"
-        yield Advice(kind="casts", where="", seen=seen_text, todo=todo, gain=seen.gain_without(amp.cast_s))
+        todo = "keep what flows between layers in half: see the leaks" + (
+            ", and level O2" if seen.setup.level == "O1" else ""
+        )
+        yield Advice(
+            kind="casts", where="", seen=seen_text, todo=todo, gain=seen.gain_without(amp.cast_s), is_bound=True
+        )
+
+
+def _part(row: CastRow) -> str:
+    return "the optimizer's step" if row.phase == "optimizer" else f"{row.module or 'the model itself'} ({row.phase})"
 
 
 def loader(seen: Examination) -> Iterator[Advice]:
@@ -134,6 +144,11 @@ def loader(seen: Examination) -> Iterator[Advice]:
     if seen.loader is None:
         return
     batch_s = time_batches(seen)
+    if batch_s is None:
+        yield Advice(
+            kind="loader", where=type(seen.loader).__name__, seen="it gives too few batches to be timed", todo=""
+        )
+        return
     step_s = seen.amp.step_s
     if batch_s <= step_s:
         return
@@ -149,13 +164,19 @@ def loader(seen: Examination) -> Iterator[Advice]:
     )
 
 
-def time_batches(seen: Examination) -> float:
-    """Return the mean time between two batches; the first, for which workers start, is left out."""
-    batches = iter(seen.loader)
-    next(batches, None)
-    begin, count = time.perf_counter(), 0
-    for count, _ in enumerate(batches, start=1):
-        seen.progress("loader", count, LOADER_BATCHES)
-        if count == LOADER_BATCHES:
-            break
-    return (time.perf_counter() - begin) / count if count else 0.0
+def time_batches(seen: Examination) -> float | None:
+    """Return the mean time between two batches; None if there are too few.
+
+    Those that workers have ready, or work on, before anybody asks are left out. Random numbers are given back.
+    """
+    workers = getattr(seen.loader, "num_workers", 0) or 0
+    ahead = 1 + workers * (getattr(seen.loader, "prefetch_factor", None) or 2)
+    wanted = LOADER_BATCHES if not workers else workers * -(-LOADER_BATCHES // workers)
+    with torch.random.fork_rng(devices=[]):
+        batches = iter(seen.loader)
+        if len(list(islice(batches, ahead))) < ahead:
+            return None
+        begin, count = time.perf_counter(), 0
+        for count, _ in enumerate(islice(batches, wanted), start=1):
+            seen.progress("loader", count, wanted)
+        return (time.perf_counter() - begin) / count if count else None

@@ -3,12 +3,13 @@
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves, tree_map
 
 from mezzo import amp
 from mezzo.proof._changes import NO_CHANGES, Changes, apply_changes
@@ -25,9 +26,22 @@ class Task:
     loss_fn: Callable[[Any, Any], Tensor]
 
     def copied(self, device: torch.device) -> "Task":
-        """Return the task with a copy of its model on `device`, so that training leaves the original as it was."""
-        model = copy.deepcopy(self.model).to(device)
-        return replace(self, model=model, inputs=_to(self.inputs, device), targets=_to(self.targets, device))
+        """Return the task with copies of model, batch and loss on `device`, so that training leaves the originals alone.
+
+        Raises:
+            ValueError: The model cannot be copied.
+        """
+        try:
+            model = copy.deepcopy(self.model).to(device)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(
+                f"the model cannot be copied ({reason}); does it keep a result, as in self.last = out?"
+            ) from error
+        inputs, targets = tree_map(lambda leaf: _fresh(leaf, device), (self.inputs, self.targets))
+        is_module = isinstance(self.loss_fn, nn.Module)
+        loss_fn = copy.deepcopy(self.loss_fn).to(device) if is_module else self.loss_fn  # type: ignore[attr-defined]
+        return Task(model, inputs, targets, loss_fn)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +63,9 @@ class Trainer:
 
     def __init__(self, task: Task, setup: Setup) -> None:
         self.task, self.setup = task, setup
-        self.model = task.model.train()
+        self.model = (
+            task.model if task.model.training else task.model.train()
+        )  # what is frozen in training mode stays so
         white = apply_changes(self.model, setup.changes).get("custom_white_list")
         self.optimizer: Optimizer = torch.optim.SGD(self.model.parameters(), lr=setup.learning_rate)
         is_mixed = setup.level != "O0"
@@ -66,19 +82,33 @@ class Trainer:
         """Return the context of the forward pass and the loss."""
         return amp.auto_cast(enable=False) if self.policy is None else amp.auto_cast(policy=self.policy)
 
+    @torch.enable_grad()
     def step(self) -> None:
         """Train one step on the task's batch; the loss stays on the device."""
         if self.setup.is_captured:
             self.losses.append(self._replay())
             return
+        before = None if self.losses else _versions(self.task.inputs, self.task.targets)
         with self.autocast():
             loss = self.task.loss_fn(self.model(self.task.inputs), self.task.targets)
+        if before is not None:
+            self._check(loss, before)
         self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         # a copy: on CUDA a mean loss is a view of the whole unreduced loss, which would stay allocated for each step
         self.losses.append(loss.detach().clone())
+
+    def _check(self, loss: Any, before: list[int]) -> None:
+        """Look at the first step: what it gives, and what it did to the batch that all steps share."""
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            came = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise ValueError(f"loss_fn returned {came}; must return a tensor with one number")
+        if _versions(self.task.inputs, self.task.targets) != before:
+            raise ValueError(
+                "the model writes into its inputs, so that no step is like the one before; clone them in forward"
+            )
 
     def _replay(self) -> Tensor:
         batch = (self.task.inputs, self.task.targets)
@@ -90,12 +120,13 @@ class Trainer:
         return loss
 
 
-def _to(value: Any, device: torch.device) -> Any:
-    """Return tensors, also inside lists, tuples and dicts, on `device`; anything else as it is."""
+def _fresh(value: Any, device: torch.device) -> Any:
+    """Return a copy of a tensor on `device`, of an object that knows how to get there what it gives, else the value."""
     if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, dict):
-        return {key: _to(item, device) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_to(item, device) for item in value)
-    return value
+        return value.detach().to(device, copy=True).requires_grad_(value.requires_grad)
+    return value.to(device) if hasattr(value, "to") else value
+
+
+def _versions(*values: Any) -> list[int]:
+    """Return how often each tensor was written into."""
+    return [leaf._version for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
