@@ -32,7 +32,9 @@ class Task:
             ValueError: The model cannot be copied.
         """
         try:
-            model = copy.deepcopy(self.model).to(device)
+            model = copy.deepcopy(self.model)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise ValueError(
@@ -41,7 +43,7 @@ class Task:
         inputs, targets = tree_map(lambda leaf: _fresh(leaf, device), (self.inputs, self.targets))
         is_module = isinstance(self.loss_fn, nn.Module)
         loss_fn = copy.deepcopy(self.loss_fn).to(device) if is_module else self.loss_fn  # type: ignore[attr-defined]
-        return Task(model, inputs, targets, loss_fn)
+        return Task(model.to(device), inputs, targets, loss_fn)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,9 +65,9 @@ class Trainer:
 
     def __init__(self, task: Task, setup: Setup) -> None:
         self.task, self.setup = task, setup
-        self.model = (
-            task.model if task.model.training else task.model.train()
-        )  # what is frozen in training mode stays so
+        self.model = task.model
+        if not self.model.training:  # else each part stays in its own mode: what is frozen stays frozen
+            self.model.train()
         white = apply_changes(self.model, setup.changes).get("custom_white_list")
         self.optimizer: Optimizer = torch.optim.SGD(self.model.parameters(), lr=setup.learning_rate)
         is_mixed = setup.level != "O0"
