@@ -1,11 +1,9 @@
 """The page of a comparison: what it says, that it is harmless, and how it looks in a real browser."""
 
 import re
-import runpy
 import struct
 from base64 import b64decode
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -13,49 +11,14 @@ import pytest
 from accuracy_nets import Cancel, Large, batch, network, run
 from torch import nn
 
+from html_page import Page
 from mezzo import _extras
 from mezzo._errors import MezzoError
 from mezzo._html import render_page, security_policy
 from mezzo._svg import Mark, Series, decades, line_chart
 from mezzo.proof import Comparison, Run, compare_accuracy, record_run
 from mezzo.proof._accuracy_page import chart
-
-VOID = ("meta", "br", "input")
-BROWSER = runpy.run_path(str(Path(__file__).parents[1] / "tipc" / "report_browser.py"))
-
-
-class Page(HTMLParser):
-    """Elements with their attributes, and the text by section."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str]]] = []
-        self.texts: dict[str, str] = {}
-        self._open: list[tuple[str, str]] = []
-        self.feed(text)
-        self.close()
-        assert not self._open, f"not closed: {self._open}"
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        values = {name: value or "" for name, value in attrs}
-        self.elements.append((tag, values))
-        if tag not in VOID:
-            self._open.append((tag, values.get("id", "")))
-
-    def handle_startendtag(self, tag: str, attrs: Any) -> None:
-        self.elements.append((tag, {name: value or "" for name, value in attrs}))
-
-    def handle_endtag(self, tag: str) -> None:
-        opened, _ = self._open.pop()
-        assert opened == tag, f"<{opened}> is closed by </{tag}>"
-
-    def handle_data(self, data: str) -> None:
-        for _, name in self._open:
-            if name:
-                self.texts[name] = self.texts.get(name, "") + data
-
-    def all(self, tag: str) -> list[dict[str, str]]:
-        return [values for name, values in self.elements if name == tag]
+from report_browser import NAMES, Browser, find_browser
 
 
 def written(found: Comparison, folder: Path) -> str:
@@ -207,25 +170,25 @@ def test_a_logarithmic_chart_puts_equal_ratios_at_equal_distances() -> None:
 
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Any]:
-    program = BROWSER["find_browser"]()
+    program = find_browser()
     if program is None:
-        pytest.skip(f"needs a browser: none of {', '.join(BROWSER['NAMES'])} is installed")
+        pytest.skip(f"needs a browser: none of {', '.join(NAMES)} is installed")
     (tmp_path / "home").mkdir()
-    with BROWSER["Browser"](program, tmp_path / "home") as browser:
+    with Browser(program, tmp_path / "home") as browser:
         yield browser
 
 
-NAMES = "Array.from(document.querySelectorAll('#rows tbody code')).map((each) => each.textContent)"
+SHOWN = "Array.from(document.querySelectorAll('#rows tbody code')).map((each) => each.textContent)"
 
 
 def test_the_switch_sorts_the_rows_both_ways(browser: Any, overflowing: Comparison, tmp_path: Path) -> None:
     written(overflowing, tmp_path)
     browser.open((tmp_path / "page.html").as_uri())
-    assert browser.evaluate(NAMES) == [row.name for row in overflowing.rows]
+    assert browser.evaluate(SHOWN) == [row.name for row in overflowing.rows]
     browser.click("input[value=order]")
-    assert browser.evaluate(NAMES) == [row.name for row in overflowing.in_order()]
+    assert browser.evaluate(SHOWN) == [row.name for row in overflowing.in_order()]
     browser.click("input[value=harm]")
-    assert browser.evaluate(NAMES) == [row.name for row in overflowing.rows]
+    assert browser.evaluate(SHOWN) == [row.name for row in overflowing.rows]
     assert browser.requests() == [(tmp_path / "page.html").as_uri()]
     assert browser.complaints() == []
 

@@ -1,7 +1,6 @@
 """The page of the doctor's report: both steps, each advice, the changes, and the recorded step behind them."""
 
 import re
-import runpy
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -11,6 +10,7 @@ import torch
 from recordings import HOSTILE, gpu_report, measured
 from torch import nn
 
+from html_page import Page, cells
 from mezzo import _extras
 from mezzo._errors import MezzoError
 from mezzo._html import security_policy
@@ -18,9 +18,7 @@ from mezzo.amp.debugging import OperatorStats
 from mezzo.proof import Advice, Changes, Report, advise, write_advice_page
 from mezzo.proof._advice import Kind
 from mezzo.proof._advice_page import changes_text, facts, page_text, steps_of
-
-OTHER = runpy.run_path(str(Path(__file__).parent / "test_operator_page.py"))
-Page, BROWSER = OTHER["Page"], OTHER["BROWSER"]
+from report_browser import NAMES, Browser, find_browser, fits_a_phone
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +110,7 @@ def test_a_report_of_a_cpu_has_no_idle_share_and_no_tensor_cores(cpu_report: Rep
 
 def test_the_recorded_step_is_shown_by_the_parts_of_the_operator_page(cpu_report: Report) -> None:
     text = page_text(cpu_report)
-    found = {row[0].removesuffix(" product"): tuple(map(int, row[1:5])) for row in OTHER["cells"](text, "operators")}
+    found = {row[0].removesuffix(" product"): tuple(map(int, row[1:5])) for row in cells(text, "operators")}
     assert found == cpu_report.amp.stats.totals()
     assert "layer_norm" in Page(text).texts["leaks"]
 
@@ -152,10 +150,10 @@ def test_the_documentation_has_every_kind_of_advice_once() -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_report_fits_a_phone_and_follows_the_scheme(scheme: str, tmp_path: Path) -> None:
-    program = BROWSER["find_browser"]()
+    program = find_browser()
     if program is None:
-        pytest.skip(f"needs a browser: none of {', '.join(BROWSER['NAMES'])} is installed")
+        pytest.skip(f"needs a browser: none of {', '.join(NAMES)} is installed")
     write_advice_page(gpu_report("a.very." * 20), tmp_path / "page.html")
     (tmp_path / "home").mkdir()
-    with BROWSER["Browser"](program, tmp_path / "home") as browser:
-        OTHER["fits_a_phone"](browser, (tmp_path / "page.html").as_uri(), scheme)
+    with Browser(program, tmp_path / "home") as browser:
+        fits_a_phone(browser, (tmp_path / "page.html").as_uri(), scheme)

@@ -1,15 +1,14 @@
 """The page of a recording: its numbers are the recording's, foreign names are text, and it shows on a phone."""
 
 import re
-import runpy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from recordings import ADD, COPY, GEMM, HOSTILE, gpu_stats
 from torch import nn
 
+from html_page import Page, cells
 from mezzo import _extras, amp
 from mezzo._errors import MezzoError, RunError
 from mezzo._html import security_policy
@@ -28,9 +27,7 @@ from mezzo.proof._recording_parts import (
     short_kernel,
     work_parts,
 )
-
-Page = runpy.run_path(str(Path(__file__).parent / "test_accuracy_page.py"))["Page"]
-BROWSER = runpy.run_path(str(Path(__file__).parents[1] / "tipc" / "report_browser.py"))
+from report_browser import NAMES, Browser, find_browser, fits_a_phone
 
 
 def recorded(**options: bool) -> OperatorStats:
@@ -40,15 +37,6 @@ def recorded(**options: bool) -> OperatorStats:
         loss = model(torch.randn(2, 8)).float().square().mean()
         loss.backward()
     return stats
-
-
-def cells(text: str, section: str) -> list[list[str]]:
-    """Return the texts of a table's rows below its head."""
-    inside = re.search(rf'<section id="{section}">.*?</section>', text, re.DOTALL)
-    assert inside is not None
-    body = inside[0].split("<tbody>")[1]
-    rows = re.findall(r"<tr>(.*?)</tr>", body, re.DOTALL)
-    return [[re.sub(r"<[^>]*>", "", cell) for cell in re.findall(r"<t[hd]\b.*?</t[hd]>", row)] for row in rows]
 
 
 def test_the_verdict_has_products_tensor_cores_casts_and_leaks() -> None:
@@ -258,27 +246,14 @@ def test_bytes_are_told_in_the_unit_that_fits() -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_fits_a_phone_and_modules_fold_by_a_click(scheme: str, tmp_path: Path) -> None:
-    program = BROWSER["find_browser"]()
+    program = find_browser()
     if program is None:
-        pytest.skip(f"needs a browser: none of {', '.join(BROWSER['NAMES'])} is installed")
+        pytest.skip(f"needs a browser: none of {', '.join(NAMES)} is installed")
     write_operator_page(gpu_stats(), tmp_path / "page.html", title="net " * 20)
     (tmp_path / "home").mkdir()
-    with BROWSER["Browser"](program, tmp_path / "home") as browser:
+    with Browser(program, tmp_path / "home") as browser:
         fits_a_phone(browser, (tmp_path / "page.html").as_uri(), scheme)
         shown = "document.querySelectorAll('.tree .line')[3].checkVisibility({contentVisibilityAuto: true})"
         assert browser.evaluate(shown) is True
         browser.click(".tree details details > summary .name")
         assert browser.evaluate(shown) is False
-
-
-def fits_a_phone(browser: Any, address: str, scheme: str) -> None:
-    """Open a page at 360 pixels: nothing sticks out, nothing is asked for, and the colours follow the scheme."""
-    browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-    browser.call("Emulation.setDeviceMetricsOverride", width=360, height=740, deviceScaleFactor=1, mobile=True)
-    browser.open(address)
-    assert browser.evaluate("document.documentElement.scrollWidth") <= 360
-    ink, paper = (browser.evaluate(f"getComputedStyle(document.body).{each}") for each in ("color", "backgroundColor"))
-    ink_sum, paper_sum = (sum(int(each) for each in re.findall(r"\d+", colour)[:3]) for colour in (ink, paper))
-    assert (ink_sum < paper_sum) is (scheme == "light")
-    assert browser.requests() == [address]
-    assert browser.complaints() == []

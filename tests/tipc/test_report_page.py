@@ -2,7 +2,6 @@ import json
 import os
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -11,49 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_runs import HOSTILE, full_run, info, losses, record, write_run
 
+from html_page import Page
 from mezzo import _extras
 from mezzo._errors import MezzoError
 from mezzo._svg import Series, line_chart, nice_ticks
 from mezzo.tipc._load import Run, load_run
 from mezzo.tipc._page import CURVES, LONGEST, page_text, write_page
 from mezzo.tipc._report import merge, write_reports
-
-VOID = ("meta", "br", "img", "line", "link")
-
-
-class Page(HTMLParser):
-    """A page taken apart: elements with attributes, the text of each section, and whether tags nest."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str]]] = []
-        self.texts: dict[str, str] = {}
-        self._open: list[tuple[str, str]] = []
-        self.feed(text)
-        self.close()
-        assert not self._open, f"not closed: {self._open}"
-
-    def handle_starttag(self, tag, attrs):
-        values = {name: value or "" for name, value in attrs}
-        self.elements.append((tag, values))
-        if tag not in VOID:
-            self._open.append((tag, values.get("id", "")))
-
-    def handle_startendtag(self, tag, attrs):
-        self.elements.append((tag, {name: value or "" for name, value in attrs}))
-
-    def handle_endtag(self, tag):
-        opened, _ = self._open.pop()
-        assert opened == tag, f"<{opened}> is closed by </{tag}>"
-
-    def handle_data(self, data):
-        for _, name in self._open:
-            if name:
-                self.texts[name] = self.texts.get(name, "") + data
-
-    def all(self, tag: str, **wanted: str) -> list[dict[str, str]]:
-        found = [values for name, values in self.elements if name == tag]
-        return [values for values in found if all(values.get(key) == value for key, value in wanted.items())]
 
 
 def page_of(*runs: Run, path: Path = Path("report.html")) -> Page:

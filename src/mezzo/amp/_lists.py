@@ -98,7 +98,7 @@ def read_lists(path: str | Path, model: nn.Module | None = None) -> dict[str, li
     Args:
         path: The file; what it holds is checked, names included.
         model: Where the modules that the file names under `excluded_layers` (names or globs) are kept in float32, as
-            `exclude_layers` does it; those that are already stay so. Decorate a model before, not after.
+            `exclude_layers` does it, before or after `decorate`; those that are already stay so.
 
     Raises:
         ValueError: The file cannot be read, holds something else or an unknown name, or names modules and there is no

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import select
 import shutil
 import subprocess
@@ -142,3 +143,16 @@ class Browser:
         message, _, self._buffer = self._buffer.partition(b"\0")
         parsed: dict[str, Any] = json.loads(message)
         return parsed
+
+
+def fits_a_phone(browser: Browser, address: str, scheme: str) -> None:
+    """Open a page at 360 pixels: nothing sticks out, nothing is asked for, and the colours follow the scheme."""
+    browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    browser.call("Emulation.setDeviceMetricsOverride", width=360, height=740, deviceScaleFactor=1, mobile=True)
+    browser.open(address)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 360
+    ink, paper = (browser.evaluate(f"getComputedStyle(document.body).{each}") for each in ("color", "backgroundColor"))
+    ink_sum, paper_sum = (sum(int(each) for each in re.findall(r"\d+", colour)[:3]) for colour in (ink, paper))
+    assert (ink_sum < paper_sum) is (scheme == "light")
+    assert browser.requests() == [address]
+    assert browser.complaints() == []
