@@ -22,7 +22,7 @@ demo: $(READY)
 
 check: $(READY)
 	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
+	$(BIN)/ruff check --no-cache .
 	$(BIN)/mypy
 
 # The site, in site/; a warning or a dead link is an error.

@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from report_browser import NAMES, Browser, find_browser
 from report_runs import HOSTILE, full_run, record, write_run
 
 from mezzo.tipc._report import merge, write_reports
+from report_browser import NAMES, Browser, find_browser
 
 PROGRAM = find_browser()
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason=f"needs a browser: none of {', '.join(NAMES)} is installed")
