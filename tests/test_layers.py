@@ -24,6 +24,7 @@ ROWS = (
     ("static",),
     ("amp",),
     ("optim",),
+    ("fp8",),
 )
 DEPTH = {layer: depth for depth, row in enumerate(ROWS) for layer in row}
 

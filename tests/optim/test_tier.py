@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from mezzo.optim import _tier, step_tier
+from mezzo import _tier
+from mezzo.optim import step_tier
 
 
 @pytest.fixture(autouse=True)
@@ -41,13 +42,13 @@ def test_where_triton_cannot_build_one_warning_says_why(
     error: Exception, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton")
-    from mezzo.optim import _triton_step
+    from mezzo import _triton_probe
 
     def fail(device_type: str) -> None:
         raise error
 
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(_triton_step, "try_kernels", fail)
+    monkeypatch.setattr(_triton_probe, "try_kernel", fail)
     with pytest.warns(
         UserWarning, match=rf"Triton cannot build a kernel here \({text}\); steps use torch's fused kernels"
     ):

@@ -1,12 +1,12 @@
 """The step: check, update and half copy on float32 masters. Tensors in, tensors out."""
 
+from mezzo._tier import step_tier, uses_triton
 from mezzo.optim._check import Verdict
 from mezzo.optim._engine import StepEngine, StepRequest, attach, engine_of
 from mezzo.optim._grads import is_dtensor
 from mezzo.optim._masters import attach_master, detach_master, master_of, publish, refresh_master
 from mezzo.optim._names import describe_parameter, name_of, remember_names
 from mezzo.optim._rescale import COUNTERS, rescale
-from mezzo.optim._tier import step_tier, uses_triton
 
 __all__ = [
     "attach_master",

@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from mezzo._dynamo import hide_from_dynamo
+from mezzo._tier import uses_triton
 from mezzo.optim import _fused
 from mezzo.optim._check import Verdict, check
 from mezzo.optim._grads import Slot, factor_of, gather, inverse_of
 from mezzo.optim._masters import attach_master, is_half, master_of
 from mezzo.optim._swap import on_masters, step_on_masters, step_with_closure
-from mezzo.optim._tier import uses_triton
 from mezzo.optim._unscale import unscale_
 
 if TYPE_CHECKING:

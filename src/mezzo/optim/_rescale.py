@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from mezzo._tier import uses_triton
 from mezzo.optim._check import Verdict
-from mezzo.optim._tier import uses_triton
 
 #: What `counts` holds, int32 each.
 COUNTERS = ("incr_count", "decr_count", "skipped_steps", "skips_at_floor")

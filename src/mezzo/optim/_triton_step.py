@@ -6,7 +6,6 @@ import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -440,12 +439,3 @@ def rescale(verdict: Tensor, scale: Tensor, counts: Tensor, rule: Any, dynamic: 
         warps=1,
     )
     return report
-
-
-def try_kernels(device_type: str) -> None:
-    """Build and run the smallest kernel; raises whatever stands in the way."""
-    rule = SimpleNamespace(
-        incr_ratio=2.0, decr_ratio=0.5, min_loss_scaling=1.0, incr_every_n_steps=1000, decr_every_n_nan_or_inf=2
-    )
-    counts = torch.zeros(4, dtype=torch.int32, device=device_type)
-    rescale(torch.zeros(2, device=device_type), torch.ones((), device=device_type), counts, rule, True)

@@ -59,9 +59,9 @@ def _works_on(device_type: str) -> str | None:
     if not interpreted and torch.cuda.get_device_capability() < (7, 0):
         return "Triton needs a GPU of compute capability 7.0 or above"
     try:
-        from mezzo.optim._triton_step import try_kernels
+        from mezzo._triton_probe import try_kernel
 
-        try_kernels(device_type)
+        try_kernel(device_type)
     except Exception as error:  # noqa: BLE001  a broken Triton, no C compiler, an old driver: many kinds, all mean this
         message = (str(error).strip().splitlines() or ["no message"])[0]
         reason = f"Triton cannot build a kernel here ({type(error).__name__}: {message})"

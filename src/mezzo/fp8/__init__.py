@@ -1,0 +1,31 @@
+"""FP8 operands and their products: tensors in, tensors out. Which product is FP8 is `mezzo.amp`'s to decide."""
+
+from mezzo.fp8._linear import fp8_linear
+from mezzo.fp8._numbers import E4M3, E5M2, FORMATS, LARGEST, amax_of, round_to, scale_for
+from mezzo.fp8._operands import Operand, make_operand
+from mezzo.fp8._product import multiply, refuse_without_fp8, why_no_fp8
+from mezzo.fp8._recipe import Fp8Recipe, recipe_of, text_of
+from mezzo.fp8._weights import HEADROOM, WeightCopies, copies_of, keep_copies
+
+__all__ = [
+    "Fp8Recipe",
+    "text_of",
+    "recipe_of",
+    "fp8_linear",
+    "E4M3",
+    "E5M2",
+    "FORMATS",
+    "LARGEST",
+    "amax_of",
+    "scale_for",
+    "round_to",
+    "Operand",
+    "make_operand",
+    "multiply",
+    "why_no_fp8",
+    "refuse_without_fp8",
+    "HEADROOM",
+    "WeightCopies",
+    "copies_of",
+    "keep_copies",
+]

@@ -1,0 +1,104 @@
+"""Triton kernels that make FP8 operands: the largest number of a matrix, and both layouts of it in FP8 from one reading.
+
+A Tensor Core wants both operands with the summed dimension innermost, so that of a layer's input and of the gradient of its
+output both the matrix and its transpose are needed, each in one of the three products.
+"""
+
+import triton
+import triton.language as tl
+
+_EXPONENT_BITS = tl.constexpr(0x7F800000)
+_MOST_SCALE = tl.constexpr(2.0**126)
+
+
+@triton.jit
+def scale_for(amax, LARGEST: tl.constexpr, HEADROOM: tl.constexpr):
+    """Return the power of two that brings numbers up to `amax * HEADROOM` into range; see `_numbers.scale_for`."""
+    ratio = tl.div_rn(tl.full([], LARGEST, tl.float32), amax * HEADROOM)
+    ratio = tl.where(ratio > _MOST_SCALE, _MOST_SCALE, ratio)
+    power = (ratio.to(tl.int32, bitcast=True) & _EXPONENT_BITS).to(tl.float32, bitcast=True)
+    return tl.where(amax == 0.0, 1.0, power)
+
+
+@triton.jit
+def to_fp8(value, scale, LARGEST: tl.constexpr, DTYPE: tl.constexpr):
+    """Return float32 numbers times a scale as FP8; too large ones become the largest, what is not finite NaN."""
+    fitted = value * scale
+    fitted = tl.where(fitted > LARGEST, LARGEST, tl.where(fitted < -LARGEST, -LARGEST, fitted))
+    return (fitted + (value - value)).to(DTYPE)
+
+
+@triton.jit
+def raise_to(at, value):
+    """Make a float32 in memory at least as large as a value that is not negative; such numbers compare as their bits do."""
+    tl.atomic_max(at.to(tl.pointer_type(tl.int32)), value.to(tl.int32, bitcast=True), sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["numel"])
+def amax_kernel(x, amax, numel, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
+    """Raise `amax`, which is 0 before, to the largest absolute value."""
+    start = tl.program_id(0).to(tl.int64) * (BLOCK * BLOCKS)
+    largest = tl.zeros([BLOCK], tl.float32)
+    for block in tl.static_range(BLOCKS):
+        offsets = start + block * BLOCK + tl.arange(0, BLOCK)
+        value = tl.abs(tl.load(x + offsets, mask=offsets < numel, other=0.0).to(tl.float32))
+        largest = tl.where(value > largest, value, largest)
+    raise_to(amax, tl.max(largest, 0))
+
+
+@triton.jit
+def quantise_kernel(
+    x,
+    values,
+    transposed,
+    amax,
+    inverse,
+    next_amax,
+    column_sums,
+    rows,
+    columns,
+    LARGEST: tl.constexpr,
+    HEADROOM: tl.constexpr,
+    DTYPE: tl.constexpr,
+    HAS_VALUES: tl.constexpr,
+    HAS_TRANSPOSED: tl.constexpr,
+    HAS_NEXT_AMAX: tl.constexpr,
+    HAS_SUMS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+):
+    """Write a tile of a matrix as FP8, as it is and transposed, by the scale of `amax`.
+
+    Besides, where asked: the largest absolute value of this matrix, and the sums of the tile's columns, a row of
+    `column_sums` for each row of tiles.
+    """
+    tile_row, tile_column = tl.program_id(0), tl.program_id(1)
+    row = tile_row.to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS).to(tl.int64)
+    column = tile_column.to(tl.int64) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS).to(tl.int64)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    value = tl.load(x + row[:, None] * columns + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    scale = scale_for(tl.load(amax), LARGEST, HEADROOM)
+    small = to_fp8(value, scale, LARGEST, DTYPE)
+    if HAS_VALUES:
+        tl.store(values + row[:, None] * columns + column[None, :], small, mask=inside)
+    if HAS_TRANSPOSED:
+        tl.store(transposed + column[None, :] * rows + row[:, None], small, mask=inside)
+    if HAS_SUMS:
+        tl.store(column_sums + tile_row.to(tl.int64) * columns + column, tl.sum(value, 0), mask=column < columns)
+    if HAS_NEXT_AMAX:
+        raise_to(next_amax, tl.max(tl.max(tl.abs(value), 1), 0))
+    if (tile_row == 0) & (tile_column == 0):
+        tl.store(inverse, tl.div_rn(1.0, scale))
+
+
+@triton.jit
+def remember_kernel(history, next_amax, amax, LENGTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Put the newest amax into a history in front, and the largest of all into `amax`, for the next call."""
+    places = tl.arange(0, BLOCK)
+    newest = tl.load(next_amax)
+    older = tl.load(history + places - 1, mask=(places > 0) & (places < LENGTH), other=0.0)
+    kept = tl.where(places == 0, newest, older)
+    tl.debug_barrier()  # all have read before any writes
+    tl.store(history + places, kept, mask=places < LENGTH)
+    tl.store(amax, tl.max(kept, 0))
+    tl.store(next_amax, 0.0)

@@ -1,0 +1,162 @@
+"""The FP8 linear layer as an operator with a gradient: what level O3 calls, eager or in a captured graph.
+
+Rounded operands of a forward are kept for its backward as they are: the transpose of the input in FP8, half of what the
+half input would take.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mezzo.fp8._numbers import E4M3, FORMATS
+from mezzo.fp8._operands import make_operand
+from mezzo.fp8._product import multiply, refuse_without_fp8
+from mezzo.fp8._recipe import recipe_of
+from mezzo.fp8._weights import history_of, weight_operand
+
+_C = torch._C
+_AUTOCAST_KEYS = _C.DispatchKeySet(_C.DispatchKey.AutocastCPU) | _C.DispatchKeySet(_C.DispatchKey.AutocastCUDA)
+
+
+@torch.library.custom_op("mezzo::fp8_linear", mutates_args=())
+def _fp8_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, recipe: str, keeps_input: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the result, the transposed input in FP8 (empty unless kept), and the factor that undoes its scale."""
+    rule = recipe_of(recipe)
+    refuse_without_fp8(x.device, rule.emulate)
+    by_row = rule.granularity == "row"
+    with _C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS):
+        operand = make_operand(
+            x.reshape(-1, x.shape[-1]).contiguous(),
+            transposed=keeps_input,
+            by_row=by_row,
+            history=history_of(weight, "input", rule),
+        )
+        by = weight_operand(weight, rule)
+        result = multiply(
+            operand.values, operand.inverse, by.values, by.inverse, x.dtype,
+            bias=bias, fast=rule.fast_accumulation != "never", emulate=rule.emulate,
+        )  # fmt: skip
+    kept_inverse = operand.transposed_inverse
+    if not keeps_input and by_row:
+        kept_inverse = x.new_empty(0, dtype=torch.float32)
+    return result.view(*x.shape[:-1], weight.shape[0]), operand.transposed, kept_inverse.clone()
+
+
+@_fp8_linear.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, recipe: str, keeps_input: bool) -> tuple[Tensor, Tensor, Tensor]:
+    rows = x.numel() // x.shape[-1]
+    by_row = recipe_of(recipe).granularity == "row"
+    kept = (x.shape[-1], rows) if keeps_input else (0,)
+    inverse = () if not by_row else (x.shape[-1], 1) if keeps_input else (0,)
+    return (
+        x.new_empty((*x.shape[:-1], weight.shape[0])),
+        x.new_empty(kept, dtype=E4M3),
+        x.new_empty(inverse, dtype=torch.float32),
+    )
+
+
+@torch.library.custom_op("mezzo::fp8_linear_backward", mutates_args=())
+def _fp8_linear_backward(
+    grad: Tensor,
+    input_t: Tensor,
+    input_inverse: Tensor,
+    weight: Tensor,
+    recipe: str,
+    for_input: bool,
+    for_weight: bool,
+    for_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of input, weight and bias; empty ones where they are not asked for."""
+    rule = recipe_of(recipe)
+    outputs, inputs = weight.shape
+    by_row = rule.granularity == "row"
+    fast = rule.fast_accumulation == "always"
+    of_input, of_weight, of_bias = grad.new_empty(0), grad.new_empty(0), grad.new_empty(0)
+    with _C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS):
+        operand = make_operand(
+            grad.reshape(-1, outputs).contiguous(),
+            FORMATS[rule.gradient],
+            values=for_input,
+            transposed=for_weight,
+            sums=for_bias,
+            by_row=by_row,
+            history=history_of(weight, "gradient", rule),
+        )
+        if for_input:
+            by = weight_operand(weight, rule)
+            of_input = multiply(
+                operand.values, operand.inverse, by.transposed, by.transposed_inverse, grad.dtype,
+                fast=fast, emulate=rule.emulate,
+            ).view(*grad.shape[:-1], inputs)  # fmt: skip
+        if for_weight:
+            of_weight = multiply(
+                operand.transposed, operand.transposed_inverse, input_t, input_inverse, weight.dtype,
+                fast=fast, emulate=rule.emulate,
+            )  # fmt: skip
+        if for_bias:
+            assert operand.column_sums is not None
+            of_bias = operand.column_sums.to(grad.dtype)
+    return of_input, of_weight, of_bias
+
+
+@_fp8_linear_backward.register_fake
+def _(
+    grad: Tensor,
+    input_t: Tensor,
+    input_inverse: Tensor,
+    weight: Tensor,
+    recipe: str,
+    for_input: bool,
+    for_weight: bool,
+    for_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    outputs, inputs = weight.shape
+    return (
+        grad.new_empty((*grad.shape[:-1], inputs) if for_input else (0,)),
+        weight.new_empty((outputs, inputs) if for_weight else (0,)),
+        grad.new_empty((outputs,) if for_bias else (0,)),
+    )
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    _, weight, bias, recipe, _ = inputs
+    ctx.save_for_backward(weight, output[1], output[2])
+    ctx.recipe = recipe
+    ctx.has_bias = bias is not None
+    ctx.mark_non_differentiable(output[1], output[2])
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    if grad is None:
+        return None, None, None, None, None
+    weight, input_t, inverse = ctx.saved_tensors
+    for_input, for_weight = ctx.needs_input_grad[:2]
+    for_bias = ctx.has_bias and ctx.needs_input_grad[2]
+    found = torch.ops.mezzo.fp8_linear_backward(
+        grad, input_t, inverse, weight, ctx.recipe, for_input, for_weight, for_bias
+    )
+    wanted = (for_input, for_weight, for_bias)
+    return (*(value if asked else None for value, asked in zip(found, wanted, strict=True)), None, None)
+
+
+_fp8_linear.register_autograd(_differentiate, setup_context=_keep)
+
+
+def fp8_linear(x: Tensor, weight: Tensor, bias: Tensor | None, recipe: str) -> Tensor:
+    """Return `x @ weight.T + bias` with both operands in FP8, and so in the backward.
+
+    Args:
+        x: [..., inputs], half.
+        weight: [outputs, inputs], of the same dtype.
+        bias: [outputs], of the same dtype, or None.
+        recipe: `text_of` an `Fp8Recipe`.
+    """
+    keeps_input = torch.is_grad_enabled() and weight.requires_grad
+    result: Tensor = torch.ops.mezzo.fp8_linear(x, weight, bias, recipe, keeps_input)[0]
+    return result

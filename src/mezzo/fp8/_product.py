@@ -1,0 +1,91 @@
+"""One product of FP8 operands: by the Tensor Cores of a GPU that has them, or emulated."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+LEAST_CAPABILITY = (8, 9)
+"""Ada and Hopper are the first GPUs that multiply FP8."""
+
+
+@functools.cache
+def _of_gpu(index: int) -> str | None:
+    if not hasattr(torch, "_scaled_mm"):
+        return "this torch has no FP8 products"
+    capability = torch.cuda.get_device_capability(index)
+    if capability >= LEAST_CAPABILITY:
+        return None
+    name = torch.cuda.get_device_name(index)
+    return f"{name} has compute capability {capability[0]}.{capability[1]}, FP8 products need 8.9 or above"
+
+
+def why_no_fp8(device: torch.device) -> str | None:
+    """Return why a device cannot multiply FP8 numbers; None if it can.
+
+    >>> why_no_fp8(torch.device("cpu"))
+    'a CPU has no FP8 products'
+    """
+    if device.type != "cuda":
+        return f"a {device.type.upper()} has no FP8 products"
+    return _of_gpu(torch.cuda.current_device() if device.index is None else device.index)
+
+
+def refuse_without_fp8(device: torch.device, emulate: bool) -> None:
+    """Raise RuntimeError where FP8 products were asked for and neither the device has them nor emulation is on."""
+    if emulate:
+        return
+    reason = why_no_fp8(device)
+    if reason is not None:
+        raise RuntimeError(
+            f"level O3: {reason}; fp8={{'emulate': True}} computes the same numbers without them, to see whether FP8 would "
+            "hurt, or use level O2"
+        )
+
+
+def multiply(
+    a: Tensor,
+    a_inverse: Tensor,
+    b: Tensor,
+    b_inverse: Tensor,
+    dtype: torch.dtype,
+    *,
+    bias: Tensor | None = None,
+    fast: bool = False,
+    emulate: bool = False,
+) -> Tensor:
+    """Return a [rows, inner] times the transpose of b [columns, inner], in a half dtype.
+
+    Args:
+        a: FP8, contiguous.
+        a_inverse: Undoes its scale: one number, or [rows, 1].
+        b: FP8, contiguous.
+        b_inverse: One number, or [columns, 1].
+        dtype: Of the result.
+        bias: Added before the result is rounded.
+        fast: Let Tensor Cores add with fewer bits.
+        emulate: Multiply in float32, where the products of FP8 numbers are exact.
+    """
+    by_row = a_inverse.dim() > 0
+    if emulate:
+        exact = (a.float() @ b.float().t()) * (a_inverse * b_inverse.t() if by_row else a_inverse * b_inverse)
+        return (exact if bias is None else exact + bias.float()).to(dtype)
+    if by_row:  # cuBLAS gives these in bfloat16 alone
+        return _by_row(a, a_inverse, b, b_inverse, dtype, bias, fast)
+    result: Tensor = torch._scaled_mm(
+        a, b.t(), scale_a=a_inverse, scale_b=b_inverse, bias=bias, out_dtype=dtype, use_fast_accum=fast
+    )
+    return result
+
+
+def _by_row(
+    a: Tensor, a_inverse: Tensor, b: Tensor, b_inverse: Tensor, dtype: torch.dtype, bias: Tensor | None, fast: bool
+) -> Tensor:
+    product: Tensor = torch._scaled_mm(
+        a, b.t(), scale_a=a_inverse, scale_b=b_inverse.t(), out_dtype=torch.bfloat16, use_fast_accum=fast
+    )
+    if bias is not None:
+        product = product + bias
+    return product.to(dtype)
