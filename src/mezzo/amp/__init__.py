@@ -7,6 +7,7 @@ from mezzo.amp._compiled import build_kernels
 from mezzo.amp._decorate import decorate
 from mezzo.amp._exclude import exclude_layers
 from mezzo.amp._explain import Explanation, explain
+from mezzo.amp._fp8 import keep_in_half
 from mezzo.amp._hardware import check_environment, is_bfloat16_supported, is_float16_supported
 from mezzo.amp._lists import black_list, read_lists, white_list
 from mezzo.amp._names import known_names as operator_names
@@ -14,6 +15,7 @@ from mezzo.amp._policy import Decision, Policy
 from mezzo.amp._recompute import bind_policy, custom_bwd, custom_fwd
 from mezzo.amp._scaler import GradScaler, LossScaleFloorError
 from mezzo.amp._state import current_policy
+from mezzo.fp8 import Fp8Recipe
 
 __all__ = [
     "auto_cast",
@@ -30,6 +32,8 @@ __all__ = [
     "explain",
     "Explanation",
     "exclude_layers",
+    "keep_in_half",
+    "Fp8Recipe",
     "float32_copy",
     "bind_policy",
     "custom_fwd",

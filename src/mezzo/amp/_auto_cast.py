@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from mezzo.amp._kernels import KERNELS
 from mezzo.amp._policy import Policy
 from mezzo.amp._recompute import carry_policy_along
 from mezzo.amp._state import AutocastState, here, read_state, state_of, state_without, write_state
+from mezzo.fp8 import Fp8Recipe
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -35,11 +36,12 @@ _checked_dtypes: set[torch.dtype] = set()
 _policies: dict[Any, Policy] = {}
 
 
-def _policy_of(level: Any, dtype: Any, white: Any, black: Any, use_promote: bool, cpu_compute: str) -> Policy:
+def _policy_of(level: Any, dtype: Any, white: Any, black: Any, use_promote: bool, cpu_compute: str, fp8: Any) -> Policy:
     """Return the policy of a region; one without custom lists, which a training loop asks for every step, is remembered."""
-    plain = white is None and black is None and isinstance(level, str) and isinstance(dtype, (str, torch.dtype))
+    plain = white is None and black is None and fp8 is None
+    plain = plain and isinstance(level, str) and isinstance(dtype, (str, torch.dtype))
     if not plain:
-        return Policy.create(level, dtype, white, black, use_promote, cpu_compute)
+        return Policy.create(level, dtype, white, black, use_promote, cpu_compute, fp8)
     key = (level, dtype, use_promote, cpu_compute)
     policy = _policies.get(key)
     if policy is None:
@@ -61,10 +63,12 @@ class auto_cast:  # the documents' name, used like a function
         enable: False turns mixed precision off inside, also within another region.
         custom_white_list: Operators to compute in half besides the defaults.
         custom_black_list: Operators to compute in float32 besides the defaults.
-        level: `O0` off, `OD` only white operators half, `O1` by lists, `O2` all half but the black list.
+        level: `O0` off, `OD` only white operators half, `O1` by lists, `O2` all half but the black list, `O3` as O2 with
+            large matrix products in FP8.
         dtype: `float16` or `bfloat16`, as string or torch dtype.
         use_promote: At O2, an operator on neither list is half only if none of its inputs is float32.
         cpu_compute: See `Policy.cpu_compute`.
+        fp8: O3: an `Fp8Recipe`, or a mapping of its settings; None: the default one.
         policy: A ready policy instead of level, dtype and lists.
 
     >>> with auto_cast(level="O1", dtype="bfloat16"):
@@ -85,15 +89,19 @@ class auto_cast:  # the documents' name, used like a function
         use_promote: bool = False,
         *,
         cpu_compute: str = "auto",
+        fp8: Fp8Recipe | Mapping[str, Any] | None = None,
         policy: Policy | None = None,
     ) -> None:
         if policy is None:
             if callable(enable):
                 raise TypeError("auto_cast is used with parentheses: write @auto_cast(), not @auto_cast")
-            policy = _policy_of(level, dtype, custom_white_list, custom_black_list, use_promote, cpu_compute)
+            policy = _policy_of(level, dtype, custom_white_list, custom_black_list, use_promote, cpu_compute, fp8)
         elif not isinstance(policy, Policy):
             raise TypeError(f"policy={policy!r}: must be a mezzo.amp.Policy, from Policy.create(...)")
-        elif (custom_white_list, custom_black_list, level, dtype, use_promote) != (None, None, "O1", "float16", False):
+        elif (custom_white_list, custom_black_list, level, dtype, use_promote, fp8) != (
+            *(None, None, "O1", "float16"),
+            *(False, None),
+        ):
             raise TypeError("auto_cast: give a policy, or level, dtype and lists, not both")
         self.policy = policy
         self._state = state_of(policy) if enable and policy.level != "O0" else state_without(policy.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -21,8 +21,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from mezzo.amp._checkpoint import keep_float32_checkpoints, parse_save_dtype
 from mezzo.amp._dtypes import HALF_DTYPES, dtype_name, parse_half_dtype
 from mezzo.amp._exclude import Excluded, exclude_layers, find_excluded, is_excluded, refuse_half_without_master
+from mezzo.amp._fp8 import first_and_last, keep_in_half
 from mezzo.amp._hardware import warn_if_unsupported
 from mezzo.amp._policy import parse_level
+from mezzo.fp8 import Fp8Recipe, refuse_without_fp8
 from mezzo.optim import attach, attach_master, engine_of, is_dtensor, master_of, remember_names
 
 T = TypeVar("T")
@@ -41,6 +43,8 @@ def decorate(
     excluded_layers: Excluded | Sequence[Excluded] | None = None,
     *,
     excluded_parameters: Iterable[nn.Parameter] = (),
+    half_layers: Excluded | Sequence[Excluded] | None = None,
+    fp8: Fp8Recipe | Mapping[str, Any] | None = None,
 ) -> Any:
     """Store weights in half and keep their float32 masters, in place; return what was given.
 
@@ -51,13 +55,17 @@ def decorate(
         optimizers: The optimizers of these models. Their `step()` then updates masters and half weights; the same
             objects come back. Without them the masters wait for the first `scaler.step(optimizer)`.
         level: `O2`: all floating parameters and buffers but BatchNorm's (float16: nor LayerNorm's and InstanceNorm's).
-            `O1`: weights and biases of Linear and convolution layers, which only ever compute in half.
+            `O1`: weights and biases of Linear and convolution layers, which only ever compute in half. `O3`: as O2, and the
+            layers whose products stay in half are marked.
         dtype: `float16` or `bfloat16`.
         master_weight: False updates the half weights themselves, which loses small updates.
         save_dtype: Dtype of all floating tensors in `state_dict()`; None gives the float32 masters.
         master_grad: Gradients of half weights arrive and accumulate in float32.
         excluded_layers: Modules, types or name globs that stay in float32, weights and arithmetic.
         excluded_parameters: Parameters that stay float32; what they are used in is the policy's decision.
+        half_layers: O3: modules, types or name globs whose products stay in half; None: the first and the last layer,
+            `()`: none.
+        fp8: O3: the recipe that `auto_cast` will get; looked at for whether the device can follow it.
 
     Returns:
         The model(s), or the pair (model(s), optimizer(s)) if optimizers were given.
@@ -65,7 +73,7 @@ def decorate(
     Raises:
         RuntimeError: A model is wrapped for distributed training already, or decorated in the other dtype.
     """
-    level, half = parse_level(level, ("O1", "O2")), parse_half_dtype(dtype)
+    level, half = parse_level(level, ("O1", "O2", "O3")), parse_half_dtype(dtype)
     saved_as = parse_save_dtype(save_dtype)
     model_list = _as_list(models, nn.Module, "models")
     optimizer_list = [] if optimizers is None else _as_list(optimizers, Optimizer, "optimizers")
@@ -77,6 +85,7 @@ def decorate(
         [*find_excluded(model, excluded_layers), *(part for part in model.modules() if is_excluded(part))]
         for model in model_list
     ]
+    in_half = _find_half_layers(model_list, level, half_layers, fp8)
     stay = _ids_of_parameters(excluded_parameters, model_list)
     for layers in excluded:
         refuse_half_without_master(layers)
@@ -86,8 +95,9 @@ def decorate(
     _warn_about_strangers(model_list, optimizer_list)
     if torch.cuda.is_initialized():
         warn_if_unsupported(half)
-    for model, layers in zip(model_list, excluded, strict=True):
+    for model, layers, halves in zip(model_list, excluded, in_half, strict=True):
         exclude_layers(model, layers)
+        keep_in_half(model, halves)
         _cast_model(model, level, half, layers, stay, with_masters=master_weight is not False, master_grad=master_grad)
         keep_float32_checkpoints(model, saved_as)
         remember_names(model)
@@ -95,6 +105,24 @@ def decorate(
         attach(optimizer, masters_for_new=master_weight is not False)
     _watch_optimizers()
     return models if optimizers is None else (models, optimizers)
+
+
+def _find_half_layers(
+    models: Sequence[nn.Module], level: str, half_layers: Excluded | Sequence[Excluded] | None, fp8: Any
+) -> list[list[nn.Module]]:
+    """Return the modules of each model whose products stay in half at O3."""
+    if level != "O3":
+        for argument, value in (("half_layers", half_layers), ("fp8", fp8)):
+            if value is not None:
+                raise ValueError(f"{argument} with level={level!r}: it belongs to level O3")
+        return [[] for _ in models]
+    recipe = Fp8Recipe.of(fp8)
+    for device in {param.device for model in models for param in model.parameters() if not param.is_meta}:
+        if device.type == "cuda":  # on the CPU a model may be on its way to a GPU
+            refuse_without_fp8(device, recipe.emulate)
+    if half_layers is None:
+        return [first_and_last(model) for model in models]
+    return [find_excluded(model, half_layers, "half_layers") for model in models]
 
 
 def _as_list(value: Any, kind: type[T], argument: str) -> list[T]:

@@ -6,7 +6,7 @@ import difflib
 import fnmatch
 import functools
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,12 +21,15 @@ Excluded = nn.Module | type[nn.Module] | str
 _MARK = "_mezzo_forward_before_exclusion"
 
 
-def find_excluded(model: nn.Module, excluded_layers: Excluded | Sequence[Excluded] | None) -> list[nn.Module]:
+def find_excluded(
+    model: nn.Module, excluded_layers: Excluded | Sequence[Excluded] | None, argument: str = "excluded_layers"
+) -> list[nn.Module]:
     """Return the outermost excluded modules of a model.
 
     Args:
         model: Where to look.
         excluded_layers: A module of the model, a module type, a name glob such as `encoder.*.norm`, or a list of these.
+        argument: What messages call them.
 
     Raises:
         TypeError: Something else was given.
@@ -38,20 +41,20 @@ def find_excluded(model: nn.Module, excluded_layers: Excluded | Sequence[Exclude
     names = {name: module for name, module in model.named_modules(remove_duplicate=False)}
     found: list[nn.Module] = []
     for item in wanted:
-        found += [module for module in _match(names, item) if module not in found]
+        found += [module for module in _match(names, item, argument) if module not in found]
     inner = {id(child) for module in found for child in module.modules() if child is not module}
     return [module for module in found if id(module) not in inner]
 
 
-def _match(names: dict[str, nn.Module], item: Any) -> Iterable[nn.Module]:
+def _match(names: dict[str, nn.Module], item: Any, argument: str) -> Iterable[nn.Module]:
     if isinstance(item, nn.Module):
         if not any(module is item for module in names.values()):
-            raise ValueError(f"excluded_layers: this {type(item).__name__} is not part of the model")
+            raise ValueError(f"{argument}: this {type(item).__name__} is not part of the model")
         return [item]
     if isinstance(item, type) and issubclass(item, nn.Module):
         of_type = [module for module in names.values() if isinstance(module, item)]
         if not of_type:
-            warnings.warn(f"excluded_layers: the model has no {item.__name__}", UserWarning, stacklevel=4)
+            warnings.warn(f"{argument}: the model has no {item.__name__}", UserWarning, stacklevel=4)
         return of_type
     if isinstance(item, str):
         matching = [module for name, module in names.items() if fnmatch.fnmatchcase(name, item)]
@@ -59,23 +62,26 @@ def _match(names: dict[str, nn.Module], item: Any) -> Iterable[nn.Module]:
             close = difflib.get_close_matches(item, [name for name in names if name], n=1)
             some = ", ".join(list(names)[1:6]) or "no submodules"
             hint = f"did you mean {close[0]!r}?" if close else f"the model has {some}"
-            raise ValueError(f"excluded_layers: no module is named {item!r}; {hint}")
+            raise ValueError(f"{argument}: no module is named {item!r}; {hint}")
         return matching
     raise TypeError(
-        f"excluded_layers: {item!r} is {type(item).__name__}; give modules, module types or name globs, or a list of them"
+        f"{argument}: {item!r} is {type(item).__name__}; give modules, module types or name globs, or a list of them"
     )
 
 
 class ExclusionHandle:
     """Undoes an exclusion."""
 
-    def __init__(self, modules: list[nn.Module]) -> None:
+    def __init__(self, modules: list[nn.Module], mark: str = _MARK) -> None:
         self.modules = modules
+        self._mark = mark
 
     def remove(self) -> None:
         """Let the modules follow `auto_cast` again."""
         for module in self.modules:
-            before = module.__dict__.pop(_MARK, None)
+            if self._mark not in module.__dict__:
+                continue  # undone already
+            before = module.__dict__.pop(self._mark)
             module.__dict__.pop("forward", None)
             if before is not None:
                 module.__dict__["forward"] = before
@@ -94,9 +100,14 @@ def exclude_layers(model: nn.Module, excluded_layers: Excluded | Sequence[Exclud
     refuse_half_without_master(modules)
     for module in modules:
         _restore_float32(module)
-        module.__dict__[_MARK] = module.__dict__.get("forward")
-        module.__dict__["forward"] = functools.partial(_forward_in_float32, module)
+        wrap_forward(module, _MARK, functools.partial(_forward_in_float32, module))
     return ExclusionHandle(modules)
+
+
+def wrap_forward(module: nn.Module, mark: str, forward: Callable[..., Any]) -> None:
+    """Put a forward in front of a module's own, which is remembered under a mark."""
+    module.__dict__[mark] = module.__dict__.get("forward")
+    module.__dict__["forward"] = forward
 
 
 def refuse_half_without_master(modules: Iterable[nn.Module]) -> None:

@@ -24,6 +24,7 @@ class _Probe:
     """Stands in for a policy: whoever asks it for a plan shows that the call reached a kernel of ours."""
 
     dtype = torch.float16
+    fp8 = None
 
     @property
     def _plans(self) -> Any:

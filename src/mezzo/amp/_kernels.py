@@ -20,6 +20,7 @@ from mezzo._dynamo import hide_from_dynamo
 from mezzo.amp import _cpu
 from mezzo.amp._compiled import load_kernels
 from mezzo.amp._dtypes import CASTABLE
+from mezzo.amp._fp8 import fp8_call, has_fp8
 from mezzo.amp._native import AUTOCAST_KEYS, Native, has_native_kernel, native_behaviour
 from mezzo.amp._ops import HEAVY, NO_CPU_HALF_KERNEL, OPS, PIECES, VARIANTS, WITH_NUMBERS, Op
 from mezzo.amp._policy import Decision, Policy
@@ -267,6 +268,11 @@ def make_kernel(overload: Any, op: Op, device_type: str) -> Kernel:
             return _call_without_autocast(own_keys, overload, args, kwargs)
         if may_be_elsewhere and _is_elsewhere(args):
             return _call_without_autocast(own_keys, overload, args, kwargs)
+        may_be_fp8 = policy.fp8 is not None and has_fp8(policy, op.name)
+        if may_be_fp8:
+            result = _call_without_autocast(own_keys, fp8_call, (policy, op.name, args, kwargs), {})
+            if result is not None:
+                return result
         variant = only_variant if classify is None else classify(args, kwargs)
         plan = policy._plans.get((own_name, variant))
         if plan is None:
@@ -285,7 +291,7 @@ def make_kernel(overload: Any, op: Op, device_type: str) -> Kernel:
         decision: Any = plan.actions.get(key, missing)
         if decision is missing:
             decision = plan.decide(policy, variant, key)
-        if decision is None and is_covered and KERNELS.compiled is not None:
+        if decision is None and is_covered and not may_be_fp8 and KERNELS.compiled is not None:
             KERNELS.compiled.remember()  # the compiled kernel, which called this one, need not ask again
         if decision is not None and not (takes_dtype and signature.asks_for_dtype(args, kwargs)):
             return _carry_out(decision, plan, own_keys, function, op, signature, args, kwargs)
@@ -417,7 +423,8 @@ class KernelTable:
         native = native_behaviour(op.name, name, device_type)
         only = op.overload_variant.get(overload._schema.overload_name)
         variants = op.variants if only is None else (only,)
-        if all(agrees_with_native(policy, op, variant, native, device_type) for variant in variants):
+        agrees = all(agrees_with_native(policy, op, variant, native, device_type) for variant in variants)
+        if agrees and not has_fp8(policy, op.name):
             return
         if self._library is None:
             self._library = torch.library.Library("aten", "IMPL")

@@ -19,7 +19,7 @@ from mezzo.amp._names import check_disjoint, resolve_list
 
 LISTS_VERSION = 1
 
-LEVELS = ("O0", "OD", "O1", "O2")
+LEVELS = ("O0", "OD", "O1", "O2", "O3")
 
 _WHITE = ops.variants_of([*ops.MATRIX_PRODUCTS, *ops.CONVOLUTIONS, *ops.ATTENTION, *ops.INDEXED_MAX_POOLING])
 _WHITE_BY_DTYPE = {
@@ -51,8 +51,8 @@ _INSIDE_O2 = (
 )
 
 _NOTHING: frozenset[str] = frozenset()
-_BLACK = {"O0": _NOTHING, "OD": _NOTHING, "O1": _BLACK_O1, "O2": _BLACK_O2}
-_INSIDE = {"O0": _NOTHING, "OD": _NOTHING, "O1": _INSIDE_O1, "O2": _INSIDE_O2}
+_BLACK = {"O0": _NOTHING, "OD": _NOTHING, "O1": _BLACK_O1, "O2": _BLACK_O2, "O3": _BLACK_O2}
+_INSIDE = {"O0": _NOTHING, "OD": _NOTHING, "O1": _INSIDE_O1, "O2": _INSIDE_O2, "O3": _INSIDE_O2}
 
 
 def default_white(level: str, dtype: torch.dtype) -> frozenset[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from mezzo.amp._dtypes import CASTABLE, dtype_name, parse_half_dtype
 from mezzo.amp._lists import LEVELS, LISTS_VERSION, default_black, default_inside, default_white
 from mezzo.amp._names import check_disjoint, resolve_list, resolve_name
 from mezzo.amp._ops import OPS, VARIANTS, WITHOUT_HALF_KERNEL
+from mezzo.fp8 import Fp8Recipe
 
 
 class _DtypeAndReason(NamedTuple):
@@ -72,13 +73,24 @@ class Policy:
     cpu_compute: str = "auto"
     """On CPU tensors heavy operators compute in half ('native'), in float32 between half borders ('float32'), or as a
     probe of this CPU decides ('auto')."""
+    fp8: Fp8Recipe | None = None
+    """O3: how matrix products are made in FP8, and which are worth it; all others are as at O2."""
 
     _memo: Memo = field(default_factory=dict, init=False, repr=False, compare=False)
     _plans: dict[tuple[str, str], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what the policy says, not what it remembers: another process has kernels of its own to install."""
-        data = (self.level, self.dtype, self.white, self.black, self.inside, self.use_promote, self.cpu_compute)
+        data = (
+            self.level,
+            self.dtype,
+            self.white,
+            self.black,
+            self.inside,
+            self.use_promote,
+            self.cpu_compute,
+            self.fp8,
+        )
         return Policy, data
 
     @classmethod
@@ -90,11 +102,12 @@ class Policy:
         custom_black_list: Iterable[str] | None = None,
         use_promote: bool = False,
         cpu_compute: str = "auto",
+        fp8: Fp8Recipe | Mapping[str, Any] | None = None,
     ) -> Policy:
         """Return the default lists of a level and dtype with the custom ones merged in.
 
         Each custom white name leaves the black list, then each custom black name leaves the white list: where two
-        different names overlap, black wins. At O0 the lists are checked and ignored.
+        different names overlap, black wins. At O0 the lists are checked and ignored. `fp8` is O3's alone.
         """
         level, half = parse_level(level), parse_half_dtype(dtype)
         if cpu_compute not in _CPU_COMPUTE:
@@ -104,9 +117,12 @@ class Policy:
         check_disjoint(to_white, to_black)
         if level == "O0":
             to_white, to_black = {}, {}
+        if fp8 is not None and level != "O3":
+            raise ValueError(f"fp8 with level={level!r}: FP8 products are level O3's; say level='O3', or leave fp8 out")
+        recipe = Fp8Recipe.of(fp8) if level == "O3" else None
         added_white = frozenset().union(*to_white.values())
         added_black = frozenset().union(*to_black.values())
-        return _merge(level, half, added_white, added_black, bool(use_promote), cpu_compute)
+        return _merge(level, half, added_white, added_black, bool(use_promote), cpu_compute, recipe)
 
     def decide(self, op: str, input_dtypes: Sequence[torch.dtype]) -> Decision:
         """Return the precision of a call of `op` on tensors of the given dtypes, and the list or rule behind it.
@@ -144,8 +160,8 @@ class Policy:
         """Return the result dtype of an operator on neither list."""
         if self.level == "OD":
             return torch.float32, "only white operators are half at OD"
-        if self.level == "O2" and not self.use_promote:
-            return self.dtype, "all but the black list is half at O2"
+        if self.level in ("O2", "O3") and not self.use_promote:
+            return self.dtype, f"all but the black list is half at {self.level}"
         if torch.float32 in castable:
             return torch.float32, "promoted by a float32 input"
         return self.dtype, "no input is float32"
@@ -162,7 +178,9 @@ class Policy:
         torch.float32
         """
         black = self.white | self.black | self.inside
-        return replace(self, level="OD", white=frozenset(), black=black, inside=frozenset(), use_promote=False)
+        return replace(
+            self, level="OD", white=frozenset(), black=black, inside=frozenset(), use_promote=False, fp8=None
+        )
 
     @property
     def digest(self) -> str:
@@ -180,6 +198,7 @@ class Policy:
             "white": sorted(self.white),
             "black": sorted(self.black),
             "fp32_inside": sorted(self.inside),
+            **({} if self.fp8 is None else {"fp8": self.fp8.to_dict()}),
         }
 
     def diff(self, other: Policy) -> str:
@@ -191,13 +210,13 @@ class Policy:
         """
         lines = []
         mine, theirs = self.to_dict(), other.to_dict()
-        for key in mine:
-            if isinstance(mine[key], list):
+        for key in {**mine, **theirs}:
+            if isinstance(mine.get(key), list):
                 here, there = set(mine[key]), set(theirs[key])
                 lines += [f"{key.removeprefix('fp32_')}: - {name}" for name in sorted(here - there)]
                 lines += [f"{key.removeprefix('fp32_')}: + {name}" for name in sorted(there - here)]
-            elif mine[key] != theirs[key]:
-                lines.append(f"{key}: {mine[key]} -> {theirs[key]}")
+            elif mine.get(key) != theirs.get(key):
+                lines.append(f"{key}: {mine.get(key)} -> {theirs.get(key)}")
         return "\n".join(lines)
 
 
@@ -209,6 +228,7 @@ def _merge(
     to_black: frozenset[str],
     use_promote: bool,
     cpu_compute: str,
+    fp8: Fp8Recipe | None,
 ) -> Policy:
     """Return the policy with these additions; one object a combination, which remembers what it decided."""
     return Policy(
@@ -219,6 +239,7 @@ def _merge(
         inside=default_inside(level) - to_white - to_black,
         use_promote=use_promote,
         cpu_compute=cpu_compute,
+        fp8=fp8,
     )
 
 

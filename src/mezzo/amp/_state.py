@@ -101,7 +101,13 @@ class AutocastState(NamedTuple):
     cuda_dtype: torch.dtype
     cpu_is_on: bool
     cpu_dtype: torch.dtype
+    stays_half: bool | None = None
+    """Whether this is inside a layer whose products are not FP8; None: as it is around."""
 
+
+HALF_FLAG = "mtia"
+"""Autocast of this device type, which no machine here has, is on inside a layer whose products stay in half at O3: Dynamo
+traces and guards torch's own autocast, and nothing of ours."""
 
 _is_on, _dtype_of = torch.is_autocast_enabled, torch.get_autocast_dtype
 _switch, _set_dtype = torch.set_autocast_enabled, torch.set_autocast_dtype
@@ -111,7 +117,8 @@ def read_state() -> AutocastState:
     """Return the state of this thread."""
     own = here.policy
     policy = current_policy() if own is None else own
-    return AutocastState(policy, own, _is_on("cuda"), _dtype_of("cuda"), _is_on("cpu"), _dtype_of("cpu"))
+    flags = _is_on("cuda"), _dtype_of("cuda"), _is_on("cpu"), _dtype_of("cpu")
+    return AutocastState(policy, own, *flags, _is_on(HALF_FLAG))
 
 
 def write_state(state: AutocastState) -> None:
@@ -120,6 +127,8 @@ def write_state(state: AutocastState) -> None:
     _set_dtype("cuda", state.cuda_dtype)
     _switch("cpu", state.cpu_is_on)
     _set_dtype("cpu", state.cpu_dtype)
+    if state.stays_half is not None:
+        _switch(HALF_FLAG, state.stays_half)
     set_marker(state.policy)
     set_policy(state.policy)
     if state.policy_here is not state.policy:

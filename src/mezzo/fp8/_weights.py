@@ -99,7 +99,8 @@ def weight_operand(weight: Tensor, recipe: Fp8Recipe) -> Operand:
     kept = keep_copies(weight) if recipe.granularity == "tensor" else None
     if kept is not None:
         return kept.operand(weight)
-    return make_operand(weight.detach().contiguous(), by_row=recipe.granularity == "row")
+    headroom = 1.0 if recipe.granularity == "row" else HEADROOM  # as in the copies: the same numbers either way
+    return make_operand(weight.detach().contiguous(), by_row=recipe.granularity == "row", headroom=headroom)
 
 
 def history_of(weight: Tensor, role: str, recipe: Fp8Recipe) -> AmaxHistory | None:

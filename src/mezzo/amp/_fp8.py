@@ -1,0 +1,130 @@
+"""Level O3: which calls of matrix products are FP8, and the layers that stay in half."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.rnn import RNNBase
+
+from mezzo.amp._dtypes import CASTABLE
+from mezzo.amp._exclude import Excluded, ExclusionHandle, find_excluded, is_excluded, wrap_forward
+from mezzo.amp._policy import Policy
+from mezzo.amp._state import HALF_FLAG
+from mezzo.fp8 import fp8_linear, text_of
+
+_MARK = "_mezzo_forward_before_half"
+_PLAIN = (Tensor, nn.Parameter)
+_LAYERS = (nn.Linear, nn.Bilinear, nn.Embedding, nn.EmbeddingBag, nn.MultiheadAttention, _ConvNd, RNNBase)
+
+Product = tuple[Tensor, Tensor, Tensor | None]
+"""Input [..., inputs], weight [outputs, inputs] and bias."""
+
+
+def _of_linear(args: Sequence[Any], kwargs: dict[str, Any]) -> Product | None:
+    x, weight = args[:2]
+    return (x, weight, args[2] if len(args) > 2 else kwargs.get("bias")) if weight.dim() == 2 else None
+
+
+def _of_matmul(args: Sequence[Any], kwargs: dict[str, Any]) -> Product | None:
+    x, other = args[:2]
+    return (x, other.t(), None) if x.dim() > 1 and other.dim() == 2 else None
+
+
+def _of_addmm(args: Sequence[Any], kwargs: dict[str, Any]) -> Product | None:
+    bias, x, other = args[:3]
+    is_plain = bias.dim() == 1 and kwargs.get("beta", 1) == 1 and kwargs.get("alpha", 1) == 1 and len(args) == 3
+    return (x, other.t(), bias) if is_plain and bias.shape[0] == other.shape[1] else None
+
+
+PRODUCTS: dict[str, Callable[[Sequence[Any], dict[str, Any]], Product | None]] = {
+    "linear": _of_linear,
+    "matmul": _of_matmul,
+    "mm": _of_matmul,
+    "addmm": _of_addmm,
+}
+"""Operators that can be FP8, and how a call of one is read as a linear layer."""
+
+
+def has_fp8(policy: Policy, op: str) -> bool:
+    """Whether calls of an operator may be FP8 under a policy: products that the lists let be half."""
+    return policy.fp8 is not None and op in PRODUCTS and op in policy.white
+
+
+def fp8_call(policy: Policy, op: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
+    """Return the result of a product made in FP8; None where it is to be made in half. Autocast is off around the call."""
+    assert policy.fp8 is not None
+    if torch.is_autocast_enabled(HALF_FLAG):
+        return None
+    product = PRODUCTS[op](args, kwargs)
+    if product is None or not all(_is_plain(tensor) for tensor in product if tensor is not None):
+        return None
+    x, weight, bias = product
+    if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
+        return None  # an error, which torch words well
+    inputs = weight.shape[1]
+    if policy.fp8.why_half(x.numel() // inputs if inputs else 0, inputs, weight.shape[0]) is not None:
+        return None
+    half = policy.dtype
+    bias = None if bias is None else bias.to(half)
+    return fp8_linear(x.to(half), weight.to(half), bias, text_of(policy.fp8))
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is one of numbers that can be rounded, not a sharded one nor one of several at once."""
+    if tensor.dtype not in CASTABLE or torch._C._functorch.is_batchedtensor(tensor):
+        return False
+    return type(tensor) in _PLAIN or isinstance(tensor, _TRACED)
+
+
+def _traced_types() -> tuple[type, ...]:
+    from torch._subclasses import FakeTensor
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
+    return FakeTensor, FunctionalTensor
+
+
+_TRACED = _traced_types()
+
+
+def keep_in_half(model: nn.Module, layers: Excluded | Sequence[Excluded] | None) -> ExclusionHandle:
+    """Compute the products of some modules of a model in half at level O3, as at O2; other levels are not touched.
+
+    Args:
+        model: Where to look.
+        layers: Modules, module types or name globs, as in `exclude_layers`.
+
+    >>> net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    >>> handle = keep_in_half(net, "0")
+    """
+    modules = [m for m in find_excluded(model, layers, "half_layers") if not stays_in_half(m) and not is_excluded(m)]
+    for module in modules:
+        wrap_forward(module, _MARK, functools.partial(_forward_in_half, module))
+    return ExclusionHandle(modules, _MARK)
+
+
+def stays_in_half(module: nn.Module) -> bool:
+    """Whether the products of a module itself (not through a parent) stay in half at O3."""
+    return _MARK in module.__dict__
+
+
+def first_and_last(model: nn.Module) -> list[nn.Module]:
+    """Return the first and the last layer of a model with weights, in the order of their definition.
+
+    >>> net = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9))
+    >>> first_and_last(net)
+    [Embedding(9, 4), Linear(in_features=4, out_features=9, bias=True)]
+    """
+    layers = [module for module in model.modules() if isinstance(module, _LAYERS)]
+    return [*layers[:1], *(layers[-1:] if len(layers) > 1 else [])]
+
+
+def _forward_in_half(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    own = module.__dict__[_MARK]
+    forward = functools.partial(type(module).forward, module) if own is None else own
+    with torch.autocast(HALF_FLAG, dtype=torch.bfloat16):
+        return forward(*args, **kwargs)
