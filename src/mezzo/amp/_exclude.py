@@ -61,8 +61,9 @@ def _match(names: dict[str, nn.Module], item: Any, argument: str) -> Iterable[nn
         if not matching:
             close = difflib.get_close_matches(item, [name for name in names if name], n=1)
             some = ", ".join(list(names)[1:6]) or "no submodules"
-            hint = f"did you mean {close[0]!r}?" if close else f"the model has {some}"
-            raise ValueError(f"{argument}: no module is named {item!r}; {hint}")
+            if close:
+                raise ValueError(f"{argument}: no module is named {item!r}; did you mean {close[0]!r}?")
+            raise ValueError(f"{argument}: no module is named {item!r}; the model has {some}")
         return matching
     raise TypeError(
         f"{argument}: {item!r} is {type(item).__name__}; give modules, module types or name globs, or a list of them"
