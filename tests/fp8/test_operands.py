@@ -1,0 +1,107 @@
+"""FP8 operands: both layouts, scales, sums. By torch here; by the Triton kernels where these tests run interpreted."""
+
+import math
+
+import pytest
+import torch
+
+from fp8_interpreter import round_as_torch_does
+from mezzo.fp8 import E4M3, E5M2, LARGEST, Fp8Recipe, amax_of, make_operand, round_to, scale_for
+from mezzo.fp8._operands import AmaxHistory
+from mezzo.optim import uses_triton
+
+SIZES = [(16, 16), (64, 64), (48, 80), (160, 144), (1, 7)]
+
+
+@pytest.fixture(autouse=True)
+def right_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    if uses_triton(torch.device("cpu")):
+        round_as_torch_does(monkeypatch)
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size", SIZES)
+def test_both_layouts_hold_the_rounded_numbers(size: tuple[int, int], half: torch.dtype, dtype: torch.dtype) -> None:
+    x = (torch.randn(size) * 3).to(half)
+    operand = make_operand(x, dtype, sums=True)
+    scale = scale_for(x.float().abs().max(), dtype)
+    expected = round_to(x, scale, dtype).float()
+    assert torch.equal(operand.values.float(), expected)
+    assert torch.equal(operand.transposed.float(), expected.t())
+    assert operand.transposed.is_contiguous()
+    assert operand.inverse.item() == operand.transposed_inverse.item() == 1 / scale.item()
+    assert operand.column_sums is not None
+    # float32 sums of the same numbers, in another order: a rounding for each of log2(rows) levels and tiles
+    torch.testing.assert_close(operand.column_sums, x.double().sum(0).float(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_part_that_nobody_asks_for_is_empty() -> None:
+    x = torch.randn(32, 16, dtype=torch.bfloat16)
+    assert make_operand(x, values=False).values.numel() == 0
+    assert make_operand(x, transposed=False).transposed.numel() == 0
+    assert make_operand(x).column_sums is None
+
+
+def test_numbers_that_are_not_finite_stay_so() -> None:
+    x = torch.ones(16, 16, dtype=torch.bfloat16)
+    x[3, 5] = math.inf
+    x[4, 6] = math.nan
+    for history in (None, AmaxHistory(2, x.device)):
+        back = make_operand(x, history=history).values.float()
+        assert back[3, 5].isnan()
+        assert back[4, 6].isnan()
+
+
+def test_a_given_amax_makes_the_scale_and_headroom_halves_it() -> None:
+    x = torch.full((16, 16), 7.0, dtype=torch.bfloat16)
+    plain, roomy = (make_operand(x, amax=torch.tensor([7.0]), headroom=headroom) for headroom in (1.0, 2.0))
+    assert plain.inverse.item() == 1 / 64  # 448 / 7
+    assert roomy.inverse.item() == 1 / 32
+    assert torch.equal(plain.values.float() / 64, roomy.values.float() / 32)
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+def test_a_scale_for_each_row_and_for_each_row_of_the_transpose(dtype: torch.dtype) -> None:
+    x = torch.randn(32, 48, dtype=torch.bfloat16) * torch.logspace(-3, 3, 32)[:, None].bfloat16()
+    operand = make_operand(x, dtype, by_row=True, sums=True)
+    for values, inverse, matrix in (
+        (operand.values, operand.inverse, x),
+        (operand.transposed, operand.transposed_inverse, x.t()),
+    ):
+        scales = scale_for(matrix.float().abs().amax(1, keepdim=True), dtype)
+        assert torch.equal(inverse, 1 / scales)
+        assert torch.equal(values.float(), round_to(matrix, scales, dtype).float())
+        assert (values.float().abs().amax(1) > LARGEST[dtype] / 4).all()  # each row fills its range
+
+
+def test_a_delayed_scale_comes_from_the_calls_before() -> None:
+    history = AmaxHistory(3, torch.device("cpu"))
+    amaxes = [4.0, 1.0, 2.0, 8.0, 0.5, 0.5, 0.5]
+    scales = []
+    for amax in amaxes:
+        x = torch.zeros(16, 16, dtype=torch.bfloat16)
+        x[0, 0] = amax
+        operand = make_operand(x, history=history)
+        scales.append(1 / operand.inverse.item())
+    # the first call has its own; each other one the largest of up to three before it
+    by = [4.0, 4.0, 4.0, 4.0, 8.0, 8.0, 8.0]
+    assert scales == [scale_for(torch.tensor(amax), E4M3).item() for amax in by]
+    assert history.amaxes.tolist() == [0.5, 0.5, 0.5]
+    assert history.amax.item() == 0.5
+
+
+def test_what_outgrows_a_delayed_scale_is_cut_off() -> None:
+    history = AmaxHistory(2, torch.device("cpu"))
+    make_operand(torch.ones(16, 16, dtype=torch.bfloat16), history=history)
+    grown = make_operand(torch.full((16, 16), 9.0, dtype=torch.bfloat16), history=history)
+    assert (grown.values.float() == 448.0).all()
+    assert (grown.values.float() * grown.inverse == 448.0 / 256.0).all()
+
+
+def test_an_empty_matrix_has_empty_parts() -> None:
+    operand = make_operand(torch.zeros(0, 16, dtype=torch.bfloat16), sums=True)
+    assert operand.values.shape == (0, 16)
+    assert operand.transposed.shape == (16, 0)
+    assert amax_of(torch.zeros(0, 16)).item() == 0.0
+    assert Fp8Recipe().why_half(0, 1024, 1024) is not None  # so that O3 never asks for one

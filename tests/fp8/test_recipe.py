@@ -1,0 +1,71 @@
+"""Recipes: what may stand in one, and which products are worth it."""
+
+import pytest
+
+from mezzo.amp import Fp8Recipe, Policy
+from mezzo.fp8 import recipe_of, text_of
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"gradient": "e3m4"}, r"Fp8Recipe: unknown gradient 'e3m4'; allowed: .*e5m2"),
+        ({"scaling": "now"}, "Fp8Recipe: unknown scaling 'now'; allowed: .*current"),
+        ({"granularity": "block"}, "Fp8Recipe: unknown granularity 'block'; allowed: .*tensor"),
+        ({"fast_accumulation": True}, "Fp8Recipe: unknown fast_accumulation 'True'; allowed: .*forward"),
+        ({"history": 0}, "Fp8Recipe: history=0: must be a whole number, 1 or more"),
+        ({"history": True}, "Fp8Recipe: history=True: must be a whole number, 1 or more"),
+        ({"min_width": -1}, "Fp8Recipe: min_width=-1: must be a whole number, 0 or more"),
+        ({"min_rows": 1.5}, "Fp8Recipe: min_rows=1.5: must be a whole number, 0 or more"),
+        ({"emulate": "yes"}, "Fp8Recipe: emulate='yes': must be True or False"),
+        ({"granularity": "row", "scaling": "delayed"}, "delayed scaling is for one scale a tensor; .* use 'current'"),
+    ],
+)
+def test_a_wrong_setting_is_refused_in_one_line(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        Fp8Recipe.of(settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_recipe_is_made_from_a_mapping_and_is_itself_already() -> None:
+    recipe = Fp8Recipe(gradient="e4m3")
+    assert Fp8Recipe.of(recipe) is recipe
+    assert Fp8Recipe.of(recipe.to_dict()) == recipe
+    assert Fp8Recipe.of(None) == Fp8Recipe()
+    assert recipe_of(text_of(recipe)) == recipe
+    with pytest.raises(ValueError, match=r"fp8: unknown setting 'grad'; did you mean 'gradient'\? allowed: gradient, scaling"):
+        Fp8Recipe.of({"grad": "e4m3"})
+    with pytest.raises(TypeError, match="fp8='e4m3': must be an Fp8Recipe, or a mapping of its settings"):
+        Fp8Recipe.of("e4m3")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reason"),
+    [
+        ((2048, 8192, 8192), None),
+        ((None, 8192, 8192), None),
+        ((2048, 1024, 1024), None),  # 512, just wide enough
+        ((2048, 8192, 10), "its 10 outputs are no multiple of 16"),
+        ((2048, 1000, 8192), "its 1000 inputs are no multiple of 16"),
+        ((2050, 8192, 8192), "its 2050 rows are no multiple of 16"),
+        ((0, 8192, 8192), "its 0 rows are no multiple of 16"),
+        ((2048, 768, 768), "768 -> 768 is narrower than min_width 512 asks: converting would cost more"),
+        ((240, 8192, 8192), "its 240 rows are fewer than min_rows 256"),
+    ],
+)
+def test_a_product_that_is_not_worth_it_stays_in_half_and_says_why(
+    sizes: tuple[int | None, int, int], reason: str | None
+) -> None:
+    assert Fp8Recipe().why_half(*sizes) == reason
+
+
+def test_the_recipe_is_part_of_a_policy_and_of_its_digest() -> None:
+    plain, other = Policy.create("O3"), Policy.create("O3", fp8={"gradient": "e4m3"})
+    assert plain != other
+    assert plain.digest != other.digest
+    assert plain.to_dict()["fp8"] == Fp8Recipe().to_dict()
+    assert "fp8" not in Policy.create("O2").to_dict()
+    assert "fp8: None -> {" in Policy.create("O2").diff(plain)
+    assert plain.in_float32().fp8 is None
+    with pytest.raises(ValueError, match=r"fp8 with level='O2': FP8 products are level O3's; say level='O3'"):
+        Policy.create("O2", fp8=Fp8Recipe())
