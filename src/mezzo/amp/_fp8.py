@@ -18,6 +18,8 @@ from mezzo.amp._state import HALF_FLAG
 from mezzo.fp8 import fp8_linear, text_of
 
 _MARK = "_mezzo_forward_before_half"
+_transform = torch._C._functorch.peek_interpreter_stack
+"""What of torch.func is at work: its `grad` has no rule for an operator of ours."""
 _PLAIN = (Tensor, nn.Parameter)
 _LAYERS = (nn.Linear, nn.Bilinear, nn.Embedding, nn.EmbeddingBag, nn.MultiheadAttention, _ConvNd, RNNBase)
 
@@ -58,7 +60,7 @@ def has_fp8(policy: Policy, op: str) -> bool:
 def fp8_call(policy: Policy, op: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
     """Return the result of a product made in FP8; None where it is to be made in half. Autocast is off around the call."""
     assert policy.fp8 is not None
-    if torch.is_autocast_enabled(HALF_FLAG):
+    if torch.is_autocast_enabled(HALF_FLAG) or _transform() is not None:
         return None
     product = PRODUCTS[op](args, kwargs)
     if product is None or not all(_is_plain(tensor) for tensor in product if tensor is not None):
@@ -75,10 +77,8 @@ def fp8_call(policy: Policy, op: str, args: Sequence[Any], kwargs: dict[str, Any
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is one of numbers that can be rounded, not a sharded one nor one of several at once."""
-    if tensor.dtype not in CASTABLE or torch._C._functorch.is_batchedtensor(tensor):
-        return False
-    return type(tensor) in _PLAIN or isinstance(tensor, _TRACED)
+    """Whether a tensor is one of numbers that can be rounded, and no subclass with rules of its own: a sharded one, say."""
+    return tensor.dtype in CASTABLE and (type(tensor) in _PLAIN or isinstance(tensor, _TRACED))
 
 
 def _traced_types() -> tuple[type, ...]:
