@@ -248,6 +248,19 @@ def test_the_reason_is_the_policys_for_the_torch_level_call(monkeypatch: pytest.
     assert found["mm"] == found["gelu_backward"] == "gradient: follows the dtype of the forward"
 
 
+def test_a_copy_is_a_cast_where_both_dtypes_are_floating_and_differ() -> None:
+    whole, single, half = torch.ones(3, dtype=torch.int64), torch.ones(3), torch.ones(3, dtype=torch.float16)
+    with collect_operator_stats(print_table=False) as stats:
+        single.copy_(whole)
+        whole.copy_(single)
+        single.copy_(torch.ones(3))
+        half.copy_(single, non_blocking=True)
+        single.half()
+        whole.float()
+    found = [(row.source, row.target, row.api_op, row.calls, row.elements) for row in stats.casts]
+    assert sorted(found) == [("float32", "float16", "copy_", 1, 3), ("float32", "float16", "half", 1, 3)]
+
+
 def test_without_auto_cast_the_reason_says_so() -> None:
     with collect_operator_stats(print_table=False) as stats:
         F.gelu(torch.ones(2))

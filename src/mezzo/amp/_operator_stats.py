@@ -102,17 +102,22 @@ class OperatorStats:
         """Count a kernel."""
         key = (seen.op.name, seen.phase, seen.module, seen.api_op, seen.reason)
         self.add(key, column_of(seen.args, seen.kwargs, seen.out))
-        if (cast := seen.cast) is not None:
-            source, target = (dtype_name(tensor.dtype) for tensor in cast)
-            place = (seen.module, seen.phase, seen.api_op, source, target)
-            with self._lock:
-                self._casts[place] += 1
-                self._cast_elements[place] += cast[1].numel()
+        self.add_cast(seen.module, seen.phase, seen.api_op, seen.cast)
 
     def add(self, key: tuple[str, Phase, str, str, str], column: int) -> None:
         """Count a call by its row and the column of its dtype."""
         with self._lock:
             self._calls.setdefault(key, [0, 0, 0, 0])[column] += 1
+
+    def add_cast(self, module: str, phase: Phase, api_op: str, cast: tuple[Tensor, Tensor] | None) -> None:
+        """Count a cast of source into target; None is none."""
+        if cast is None:
+            return
+        source, target = cast
+        place = (module, phase, api_op, dtype_name(source.dtype), dtype_name(target.dtype))
+        with self._lock:
+            self._casts[place] += 1
+            self._cast_elements[place] += target.numel()
 
     def count(
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, *,

@@ -24,9 +24,9 @@ from mezzo.amp._kernel_times import RANGE, KernelTimes
 from mezzo.amp._leaks import LeakTracker
 from mezzo.amp._names import is_known
 from mezzo.amp._operator_stats import OperatorStats, column_of
-from mezzo.amp._seen import EXCLUDED, Op, Phase, Seen, Sink, describe_op, tensors, users_line
+from mezzo.amp._seen import EXCLUDED, Op, Phase, Seen, Sink, cast_of, describe_op, tensors, users_line
 from mezzo.amp._state import current_policy
-from mezzo.amp._torch_calls import PLAIN, Call, name_of_call, numbers, visible_body
+from mezzo.amp._torch_calls import Call, Named, describe_call, numbers
 
 NO_AUTO_CAST = "no auto_cast"
 UNLISTED = "unlisted: torch's own rule"
@@ -41,10 +41,13 @@ _next_node_number: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr
 
 _Origin = tuple[str, str, str]
 """Module, line and torch-level call that an autograd node comes from."""
+_NOWHERE: _Origin = ("", "", "")
 
 
-class _Place(threading.local):
+class _Place:
     """Where one thread is: torch-level call, modules, optimizer steps. Autograd threads have their own."""
+
+    __slots__ = ("call", "is_excluded", "is_root_named", "modules", "nodes", "num_ranges", "path", "steps")
 
     def __init__(self) -> None:
         self.call: Call | None = None
@@ -60,6 +63,11 @@ class _Place(threading.local):
         """For each optimizer step in progress, how many profiler ranges were open when it began."""
 
 
+class _Places(threading.local):
+    def __init__(self) -> None:
+        self.here = _Place()
+
+
 class _Recording:
     """The modes and hooks of one thread, shared by all its recordings: nested ones are only more sinks."""
 
@@ -68,10 +76,10 @@ class _Recording:
         self._wants_lines = self._wants_times = False
         self._counter: OperatorStats | None = None
         """The one that listens, if all it does is count."""
-        self._place = _Place()
+        self._places = _Places()
         self._nodes: dict[int, _Origin] = {}
-        self._ops: dict[Any, tuple[Op, Callable[..., Any], list[Sink]]] = {}
-        self._names: dict[Any, str] = {}
+        self._ops: dict[int, tuple[Op, Callable[..., Any], list[Sink], Any]] = {}
+        """By the operator's id, which is held here: an operator hashes itself in Python."""
         self._paths: dict[int, tuple[str, nn.Module]] = {}
         """By the module's id, which stays its own as long as the module is held here."""
         self._dispatch_mode = _DispatchMode(self)
@@ -106,26 +114,18 @@ class _Recording:
 
     # -- what runs
 
-    def call(self, func: Any, types: Iterable[type], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def call(self, named: Named, func: Any, types: Iterable[type], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run a torch-level call; Python composites of torch run with the mode on, so that their parts are seen."""
-        name = self._names.get(func)
-        if name is None:
-            name = self._names[func] = name_of_call(func)
-        if name is PLAIN:
-            return func(*args, **kwargs)
-        place = self._place
+        place = self._places.here
         outer = place.call
-        policy = current_policy()  # now: a kernel of ours may switch it off inside
-        place.call = Call(func, name, args, kwargs, outer, policy)
+        # the policy of now: a kernel of ours may switch it off inside
+        place.call = Call(func, named, args, kwargs, outer, current_policy())
         try:
-            again = outer is not None and outer.func is func  # the composite asks once more: let it through
-            if again or not all(t is Tensor or t is nn.Parameter for t in types):
-                return func(*args, **kwargs)
-            body = visible_body(func)
-            if body is None:
+            # `outer` is the same: the composite asks once more, let it through
+            if named.body is None or (outer is not None and outer.func is func) or not _are_plain(types):
                 return func(*args, **kwargs)
             with self._function_mode:
-                return body(*args, **kwargs)
+                return named.body(*args, **kwargs)
         finally:
             place.call = outer
 
@@ -145,25 +145,27 @@ class _Recording:
 
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run a kernel, and tell who listens. This is the hot path: what is known of an operator is kept."""
-        known = self._ops.get(func)
-        if known is None:
-            op = describe_op(func)
-            run = getattr(func, "_op", func)  # what an operator's __call__ calls
-            known = self._ops[func] = (op, run, [sink for sink in self.sinks if sink.wants(op)])
-        op, run, sinks = known
+        op, run, sinks, _ = self._ops.get(id(func)) or self._learn(func)
         with torch._C.DisableTorchFunction():  # neither the kernel nor reading a dtype is a torch-level call
             if not sinks:
                 out = run(*args, **kwargs)
                 if op.range:
                     self._note_range(op.range)
                 elif op.has_tensors and _next_node_number() - 1 not in self._nodes:
-                    self._origin(self._phase())  # a view, whose gradient may be a kernel to show
+                    place = self._places.here
+                    self._locate(place, place.call)  # a view, whose gradient may be a kernel to show
                 return out
             if self._wants_times:
                 return self._run_timed(op, sinks, func, args, kwargs)
             out = run(*args, **kwargs)
             self._show(op, sinks, func, args, kwargs, out, -1, 0.0)
             return out
+
+    def _learn(self, func: Any) -> tuple[Op, Callable[..., Any], list[Sink], Any]:
+        op = describe_op(func)
+        run = getattr(func, "_op", func)  # what an operator's __call__ calls
+        known = self._ops[id(func)] = (op, run, [sink for sink in self.sinks if sink.wants(op)], func)
+        return known
 
     def _run_timed(self, op: Op, sinks: list[Sink], func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         number = next(numbers)
@@ -178,12 +180,21 @@ class _Recording:
         self, op: Op, sinks: list[Sink], func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any,
         number: int, seconds: float,
     ) -> None:  # fmt: skip
-        call, phase = self._place.call, self._phase()
-        module, line, forward_op = self._origin(phase)
-        name = "" if call is None else call.name
-        reason = self._reason(call, phase)
-        if self._counter is not None and not op.may_cast:  # nobody wants more than the count
+        place = self._places.here
+        call = place.call
+        phase, (module, line, forward_op) = self._locate(place, call)
+        if call is None or not call.name:
+            name = ""
+            reason = GRADIENT if phase == "backward" else NO_AUTO_CAST if current_policy() is None else UNLISTED
+        else:
+            name = call.name
+            if call.reason is None:
+                call.reason = EXCLUDED if place.is_excluded and call.policy is not None else self._ask(call)
+            reason = call.reason
+        if self._counter is not None:  # nobody wants more than the count
             self._counter.add((op.name, phase, module, name, reason), column_of(args, kwargs, out))
+            if op.may_cast:
+                self._counter.add_cast(module, phase, name, cast_of(args, kwargs, out))
             return
         variant, call_number = ("", -1) if call is None else (call.variant, call.number)
         seen = Seen(
@@ -193,34 +204,28 @@ class _Recording:
         for sink in sinks:
             sink.see(seen)
 
-    def _origin(self, phase: Phase) -> _Origin:
-        """Return module, line and call of the kernel that runs now; for a gradient those of its forward."""
-        place, node = self._place, _current_node() if phase == "backward" else None
-        if node is not None and not place.modules:
-            number = node._sequence_nr()
-            return place.nodes.get(number) or self._nodes.get(number) or ("", "", "")
-        call = place.call
-        origin = (self._path(), users_line() if self._wants_lines else "", call.name if call else "")
+    def _locate(self, place: _Place, call: Call | None) -> tuple[Phase, _Origin]:
+        """Return the phase of the kernel that runs now, with its module, line and call; for a gradient those of its forward."""
+        if _graph_task_id() != -1 or (call is not None and call.in_backward):
+            phase: Phase = "backward"
+            node = _current_node()
+            if node is not None and not place.modules:
+                number = node._sequence_nr()
+                return phase, place.nodes.get(number) or self._nodes.get(number) or _NOWHERE
+            nodes = self._nodes if node is None else place.nodes
+        else:
+            # a closure may run the model inside of step()
+            phase = "optimizer" if place.steps and not place.modules else "forward"
+            nodes = self._nodes
+        path = place.path
+        if path is None:
+            path = self._find_path(place)
+        origin = (path, users_line() if self._wants_lines else "", call.name if call else "")
         # The first kernel after a node was made is the node's own: its forward. Later ones may make none.
-        nodes = self._nodes if node is None else place.nodes
         if nodes.setdefault(_next_node_number() - 1, origin) is origin and len(nodes) > _KEPT_NODES:
             for number in list(itertools.islice(nodes, _KEPT_NODES // 2)):
                 del nodes[number]
-        return origin
-
-    def _phase(self) -> Phase:
-        place = self._place
-        if _graph_task_id() != -1 or (place.call is not None and place.call.in_backward):
-            return "backward"
-        # a closure may run the model inside of step()
-        return "optimizer" if place.steps and not place.modules else "forward"
-
-    def _reason(self, call: Call | None, phase: Phase) -> str:
-        if call is None or not call.name:
-            return GRADIENT if phase == "backward" else NO_AUTO_CAST if current_policy() is None else UNLISTED
-        if call.reason is None:
-            call.reason = EXCLUDED if self._place.is_excluded and call.policy is not None else self._ask(call)
-        return call.reason
+        return phase, origin
 
     def _ask(self, call: Call) -> str:
         """Return what the policy says of a call."""
@@ -239,28 +244,30 @@ class _Recording:
 
     # -- where it runs
 
-    def _path(self) -> str:
-        """Return the path of the innermost module that has one."""
-        place = self._place
-        if place.path is None:
-            # In backward (a checkpoint recomputes) the true root is not on the stack: the names of the forward stay.
-            if not place.is_root_named and _graph_task_id() == -1:
-                self._paths.update((id(named[1]), named) for named in place.modules[0].named_modules())
-                place.is_root_named = True
-            named = (self._paths.get(id(module)) for module in reversed(place.modules))
-            place.path = next((found[0] for found in named if found is not None), "")
-            place.is_excluded = any(map(is_excluded, place.modules))
-        return place.path
+    def _find_path(self, place: _Place) -> str:
+        """Return the path of the innermost module that has one, and keep it."""
+        # In backward (a checkpoint recomputes) the true root is not on the stack: the names of the forward stay.
+        if not place.is_root_named and _graph_task_id() == -1:
+            self._paths.update((id(named[1]), named) for named in place.modules[0].named_modules())
+            place.is_root_named = True
+        path = ""
+        for module in reversed(place.modules):
+            named = self._paths.get(id(module))
+            if named is not None:
+                path = named[0]
+                break
+        place.path, place.is_excluded = path, any(map(is_excluded, place.modules))
+        return path
 
     def _enter_module(self, module: nn.Module, args: Any) -> None:
-        place = self._place
+        place = self._places.here
         if not place.modules:
             place.is_root_named = False
         place.modules.append(module)
         place.path = None
 
     def _leave_module(self, module: nn.Module, args: Any, out: Any) -> None:
-        place = self._place
+        place = self._places.here
         for index in range(len(place.modules) - 1, -1, -1):
             if place.modules[index] is module:  # whatever is above it was left by an exception that runs no hooks
                 del place.modules[index:]
@@ -269,15 +276,16 @@ class _Recording:
         place.is_excluded = place.is_excluded and bool(place.modules)
 
     def _enter_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._place.steps.append(self._place.num_ranges)
+        place = self._places.here
+        place.steps.append(place.num_ranges)
 
     def _leave_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._place.steps:
-            self._place.steps.pop()
+        if self._places.here.steps:
+            self._places.here.steps.pop()
 
     def _note_range(self, change: int) -> None:
         """Follow the profiler ranges: a step that raises runs no post hook, but it does leave the range around it."""
-        place = self._place
+        place = self._places.here
         place.num_ranges += change
         while place.steps and place.steps[-1] > place.num_ranges:
             place.steps.pop()
@@ -293,7 +301,7 @@ class _DispatchMode(TorchDispatchMode):
 
     def __init__(self, recording: _Recording) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._recording = recording
+        self._run = recording.run
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.is_inference_mode_enabled():  # composites arrive whole there, elsewhere in their parts
@@ -301,7 +309,11 @@ class _DispatchMode(TorchDispatchMode):
                 out = _in_parts(func, args, kwargs or {})
             if out is not NotImplemented:
                 return out
-        return self._recording.run(func, args, kwargs or {})
+        return self._run(func, args, kwargs or {})
+
+
+def _are_plain(types: Iterable[type]) -> bool:
+    return all(each is Tensor or each is nn.Parameter for each in types)
 
 
 def _in_parts(func: Any, args: Any, kwargs: Any) -> Any:
@@ -312,10 +324,13 @@ def _in_parts(func: Any, args: Any, kwargs: Any) -> Any:
 class _FunctionMode(TorchFunctionMode):
     def __init__(self, recording: _Recording) -> None:
         super().__init__()
-        self._recording = recording
+        self._call = recording.call
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self._recording.call(func, types, args, kwargs or {})
+        named = describe_call(func)
+        if named.is_plain:
+            return func(*args, **(kwargs or {}))
+        return self._call(named, func, types, args, kwargs or {})
 
 
 # ------------------------------------------------------------------------------------------------- on and off
@@ -370,7 +385,7 @@ def listening(*sinks: Sink, inside: nn.Module | None = None) -> Iterator[None]:
 
 def modules_in_progress() -> list[nn.Module]:
     """Return the modules whose forward runs in this thread, the outermost first; none without a recording."""
-    return [] if _active.recording is None else list(_active.recording._place.modules)
+    return [] if _active.recording is None else list(_active.recording._places.here.modules)
 
 
 def node_origins(nodes: Iterable[Any]) -> list[tuple[str, str, str]]:

@@ -2,17 +2,15 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from types import FunctionType
 from typing import Any
 
 import torch
 
-from mezzo.amp._ops import OPS
+from mezzo.amp._ops import OPS, Classifier
 from mezzo.amp._policy import Policy
-
-PLAIN = "(plain)"
-"""Stands for the name of a call under which no kernel runs."""
 
 numbers = itertools.count()
 
@@ -35,24 +33,40 @@ _ONE_KERNEL = frozenset(
 _API_NAMES = {"cross_entropy_loss": "cross_entropy", "rsub": "sub"}
 
 
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What is to be known of a torch-level function."""
+
+    name: str
+    """As users write it: `linear`, `add`, `sub` for `1 - x`; empty for backward, which is no operator."""
+    is_plain: bool
+    """Whether it only reads or sets what a tensor is, so that no kernel runs under it: the most frequent ones."""
+    is_backward: bool
+    body: Callable[..., Any] | None
+    """To run with the mode on, so that its parts are seen; None if nothing is to be seen in it."""
+    classify: Classifier | None
+    """How one call of it is told from another."""
+
+
 class Call:
     """One torch-level call in progress."""
 
-    __slots__ = ("_variant", "args", "func", "in_backward", "kwargs", "name", "number", "policy", "reason")
+    __slots__ = ("_variant", "args", "func", "in_backward", "kwargs", "name", "named", "number", "policy", "reason")
     in_backward: bool
 
     def __init__(
         self,
         func: Any,
-        name: str,
+        named: Named,
         args: Sequence[Any],
         kwargs: dict[str, Any],
         outer: "Call | None",
         policy: Policy | None,
     ) -> None:
-        self.func, self.name, self.args, self.kwargs = func, name, args, kwargs
+        self.func, self.named, self.args, self.kwargs = func, named, args, kwargs
+        self.name = named.name
         self.number = next(numbers)
-        self.in_backward = func in _BACKWARD_CALLS or (outer is not None and outer.in_backward)
+        self.in_backward = named.is_backward or (outer is not None and outer.in_backward)
         self.policy = policy
         self.reason: str | None = None
         self._variant: str | None = None
@@ -60,27 +74,31 @@ class Call:
     @property
     def variant(self) -> str:
         """What the policy knows the call by: its name, or which of the two things it does (`sum.dim`)."""
+        if self.named.classify is None:
+            return self.name
         if self._variant is None:
-            self._variant = self._classify()
+            try:
+                self._variant = self.named.classify(self.args, self.kwargs)
+            except IndexError:  # written for the arguments of a kernel; a user may give all of them by keyword
+                self._variant = self.name
         return self._variant
 
-    def _classify(self) -> str:
-        op = OPS.get(self.name)
-        if op is None or op.classify is None:
-            return self.name
-        try:
-            return op.classify(self.args, self.kwargs)
-        except IndexError:  # written for the arguments of a kernel; a user may give all of them by keyword
-            return self.name
+
+@cache
+def describe_call(func: Any) -> Named:
+    """Return what is to be known of a torch-level function."""
+    name = _name_of_call(func)
+    op = OPS.get(name)
+    return Named(
+        name=name,
+        is_plain=_is_plain(func),
+        is_backward=func in _BACKWARD_CALLS,
+        body=_visible_body(func),
+        classify=None if op is None else op.classify,
+    )
 
 
-def name_of_call(func: Any) -> str:
-    """Return the name as users write it: `linear`, `add`, `sub` for `1 - x`; empty for backward, which is no operator.
-
-    `PLAIN` for a call that only reads or sets what a tensor is, so that no kernel runs under it: the most frequent ones.
-    """
-    if _is_plain(func):
-        return PLAIN
+def _name_of_call(func: Any) -> str:
     if func in _BACKWARD_CALLS:
         return ""
     name = _name_of(func)
@@ -103,8 +121,7 @@ def _is_plain(func: Any) -> bool:
     return name in _PLAIN_METHODS
 
 
-@cache
-def visible_body(func: Any) -> Callable[..., Any] | None:
+def _visible_body(func: Any) -> Callable[..., Any] | None:
     """Return a copy of a Python function of torch that asks for no overrides of itself; None if nothing is to be seen in it.
 
     `F.cross_entropy` and its like first ask whether a mode is on and, if so, hand over to it. Called again from the
