@@ -1,4 +1,4 @@
-"""`mezzo bisect`: what of a model must stay in float32."""
+"""`mezzo bisect`: what of a model must stay in float32, or out of FP8."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ def bisect(
     by: Annotated[str, typer.Option(help="modules or ops.")] = "modules",
     metric: Annotated[str, typer.Option(help="loss, finite or output.")] = "loss",
     tolerance: Annotated[float | None, typer.Option(help="Metric that passes [by metric and dtype].")] = None,
-    level: Annotated[str, typer.Option(help="OD, O1 or O2.")] = "O1",
+    level: Annotated[str, typer.Option(help="OD, O1, O2, or O3: what must stay in half.")] = "O1",
     dtype: Annotated[str, typer.Option(help="float16 or bfloat16.")] = "float16",
     device: Annotated[str | None, typer.Option(help="cpu, gpu, gpu:i [the GPU if there is one].")] = None,
     steps: Annotated[int, typer.Option(help="Training steps of an evaluation.")] = 5,
@@ -27,7 +27,7 @@ def bisect(
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the list file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
 ) -> int:
-    """Find the smallest set of modules or operators that must stay in float32 for a training to pass."""
+    """Find the smallest set of modules or operators that must stay in float32 (O3: in half) for a training to pass."""
     if output is not None and output.is_dir():
         raise ValueError(f"--output {output}: is a folder; give the name of a file, such as fp32.yml")
     from mezzo.bench import bisect_model  # torch takes seconds to import: not for --help
@@ -48,7 +48,7 @@ def bisect(
             )  # fmt: skip
             report("bisect", len(seen), len(seen))
     except KeyboardInterrupt:
-        typer.echo(_so_far(seen), err=True)
+        typer.echo(_so_far(seen, "half" if level.upper() == "O3" else "float32"), err=True)
         raise
     if output is not None and result.outcome != "not the cause":
         result.write(output)
@@ -62,10 +62,10 @@ def _as_text(title: str, result: "Bisection") -> str:
     return "\n\n".join((title, table(result.table()), result.summary()))
 
 
-def _so_far(seen: "list[Evaluation]") -> str:
+def _so_far(seen: "list[Evaluation]", stays: str = "float32") -> str:
     """Return what is known when somebody stops the search."""
     passing = [one for one in seen if one.passed]
     if not passing:
         return f"stopped after {len(seen)} evaluations; no set that passes is known yet"
     best = min(passing, key=lambda one: len(one.kept))
-    return f"stopped after {len(seen)} evaluations; passes with {len(best.kept)} in float32: {', '.join(best.kept)}"
+    return f"stopped after {len(seen)} evaluations; passes with {len(best.kept)} in {stays}: {', '.join(best.kept)}"

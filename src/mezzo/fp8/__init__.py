@@ -1,6 +1,6 @@
 """FP8 operands and their products: tensors in, tensors out. Which product is FP8 is `mezzo.amp`'s to decide."""
 
-from mezzo.fp8._linear import fp8_linear
+from mezzo.fp8._linear import FP8_LINEAR, FP8_LINEAR_BACKWARD, fp8_linear
 from mezzo.fp8._numbers import E4M3, E5M2, FORMATS, LARGEST, amax_of, round_to, scale_for
 from mezzo.fp8._operands import Operand, make_operand
 from mezzo.fp8._product import multiply, refuse_without_fp8, why_no_fp8
@@ -12,6 +12,8 @@ __all__ = [
     "text_of",
     "recipe_of",
     "fp8_linear",
+    "FP8_LINEAR",
+    "FP8_LINEAR_BACKWARD",
     "E4M3",
     "E5M2",
     "FORMATS",

@@ -17,11 +17,14 @@ from mezzo.fp8._product import multiply, refuse_without_fp8
 from mezzo.fp8._recipe import recipe_of
 from mezzo.fp8._weights import history_of, weight_operand
 
+FP8_LINEAR, FP8_LINEAR_BACKWARD = "mezzo::fp8_linear", "mezzo::fp8_linear_backward"
+"""What recordings and graphs call the operators."""
+
 _C = torch._C
 _AUTOCAST_KEYS = _C.DispatchKeySet(_C.DispatchKey.AutocastCPU) | _C.DispatchKeySet(_C.DispatchKey.AutocastCUDA)
 
 
-@torch.library.custom_op("mezzo::fp8_linear", mutates_args=())
+@torch.library.custom_op(FP8_LINEAR, mutates_args=())
 def _fp8_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, recipe: str, keeps_input: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -60,7 +63,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, recipe: str, keeps_input: 
     )
 
 
-@torch.library.custom_op("mezzo::fp8_linear_backward", mutates_args=())
+@torch.library.custom_op(FP8_LINEAR_BACKWARD, mutates_args=())
 def _fp8_linear_backward(
     grad: Tensor,
     input_t: Tensor,

@@ -1,4 +1,4 @@
-"""`bisect`: which modules or operators of a model must stay in float32 for a run to pass."""
+"""`bisect`: which modules or operators of a model must stay in float32, or out of FP8, for a run to pass."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 import yaml
 from torch import Tensor, nn
 
+from mezzo import amp
 from mezzo._files import write_text
 from mezzo.amp._dtypes import dtype_name, parse_half_dtype
 from mezzo.proof._bisect_candidates import Stages, check_candidates, module_stages, operator_stages
@@ -31,6 +32,9 @@ TOLERANCES = {
 }
 """What is allowed where nothing is said. Sound networks stay below: the losses of those of `mezzo models`, untrained and on
 noise, differed by up to 0.017 and 0.034 in five steps, on a CPU and an H200."""
+
+FP8_TOLERANCES = {"loss": 0.1, "output": 0.3, "finite": 0.0}
+"""The same for O3: an operand of a product is off by up to a sixteenth, a product by 4 %, a stack of them by more."""
 
 Run = Callable[[frozenset[str]], float]
 """Returns how far a run with these names in float32 is off; NaN and inf fail."""
@@ -76,6 +80,8 @@ class Bisection:
     """Metric with `kept` in float32."""
     value_all: float | None
     """Metric with all candidates in float32; None if that was not run."""
+    stays: Literal["float32", "half"] = "float32"
+    """What `kept` is in; at O3 modules are kept out of FP8, in half."""
 
     @property
     def has_answer(self) -> bool:
@@ -87,19 +93,19 @@ class Bisection:
         among, shown = f"{len(self.candidates)} {self.by}", _shown(self.kept)
         allowed = f"{self.tolerance:g} allowed"
         if self.outcome == "nothing needed":
-            return f"nothing must stay in float32: {self.metric} {self.value_without:.3g}, {allowed}"
+            return f"nothing must stay in {self.stays}: {self.metric} {self.value_without:.3g}, {allowed}"
         if self.outcome == "not the cause":
             value = self.value_without if self.value_all is None else self.value_all
-            return f"precision is not the cause: {self.metric} {value:.3g} with all {among} in float32, {allowed}"
+            return f"precision is not the cause: {self.metric} {value:.3g} with all {among} in {self.stays}, {allowed}"
         values = f"{self.metric} {self.value_without:.3g} without, {self.value_with:.3g} with, {allowed}"
         if self.outcome == "found":
-            return f"{len(self.kept)} of {among} must stay in float32: {shown} ({values})"
+            return f"{len(self.kept)} of {among} must stay in {self.stays}: {shown} ({values})"
         count = len(self.evaluations)
         return f"{count} evaluations were not enough: {len(self.kept)} of {among} do, fewer may: {shown} ({values})"
 
     def table(self) -> list[list[str]]:
         """Return one row an evaluation, header first."""
-        rows = [["run", f"{self.by} in float32", self.metric, "passed"]]
+        rows = [["run", f"{self.by} in {self.stays}", self.metric, "passed"]]
         for one in self.evaluations:
             rows.append([str(one.number), str(len(one.kept)), f"{one.value:.3g}", "yes" if one.passed else "no"])
         return rows
@@ -114,7 +120,7 @@ class Bisection:
         return data
 
     def to_lists(self) -> dict[str, list[str]]:
-        """Return what the list file holds: `excluded_layers` or `custom_black_list`.
+        """Return what the list file holds: `excluded_layers`, at O3 `half_layers`, or `custom_black_list`.
 
         Raises:
             ValueError: No set passes.
@@ -122,7 +128,8 @@ class Bisection:
         if self.outcome == "not the cause":
             raise ValueError(f"there is no list that helps; {self.summary()}")
         if self.by == "modules":
-            return {"excluded_layers": [glob.escape(name) for name in self.kept]}
+            key = "half_layers" if self.stays == "half" else "excluded_layers"
+            return {key: [glob.escape(name) for name in self.kept]}
         return {"custom_black_list": list(self.kept)}
 
     def write(self, path: str | Path) -> None:
@@ -151,9 +158,10 @@ def bisect(
     learning_rate: float = 0.003,
     max_evaluations: int = MAX_EVALUATIONS,
     candidates: Iterable[str] | None = None,
+    fp8: amp.Fp8Recipe | None = None,
     progress: Progress | None = None,
 ) -> Bisection:
-    """Find a smallest set of modules or operators that must stay in float32 for a run to pass.
+    """Find a smallest set of modules or operators that must stay in float32 for a run to pass; at O3, in half.
 
     An evaluation runs a copy of the model from the same start on the batch; the model, the batch and all random states
     stay as they are. Dropout layers are off in the copies: on a GPU their masks depend on the dtype. Modules are kept as
@@ -168,13 +176,15 @@ def bisect(
         metric: `loss`: largest relative distance of the losses from those of the float32 run. `finite`: steps, of
             `steps`, that were not taken because the loss, or a gradient at any loss scale, was not finite. `output`: L2
             norm of the output's error over that of the float32 output, of one forward in the model's own mode.
-        tolerance: The metric may be so large; None: `TOLERANCES`.
-        level: `OD`, `O1` or `O2`.
+        tolerance: The metric may be so large; None: `TOLERANCES`, at O3 `FP8_TOLERANCES`.
+        level: `OD`, `O1` or `O2`; `O3` finds the layers whose products must stay in half besides the first and the last.
         dtype: `float16`, trained with a loss scale, or `bfloat16`.
         steps: Steps of SGD an evaluation takes; a step that only the loss scale makes overflow is repeated.
         learning_rate: Of the SGD.
         max_evaluations: More are not made.
-        candidates: Names of modules or operators to look at, preferred in this order; None: all that ran in half.
+        candidates: Names of modules or operators to look at, preferred in this order; None: all that ran in half, at O3
+            all that ran in FP8.
+        fp8: Of O3; None: the default recipe, emulated where the device has no FP8 products.
         progress: Told each evaluation.
 
     Raises:
@@ -187,20 +197,24 @@ def bisect(
         dtype=dtype_name(parse_half_dtype(dtype)),
         steps=steps,
         learning_rate=learning_rate,
+        fp8=fp8,
     )
-    allowed = TOLERANCES[metric][settings.dtype] if tolerance is None else tolerance
+    in_fp8 = settings.level == "O3"
+    usual = FP8_TOLERANCES[metric] if in_fp8 else TOLERANCES[metric][settings.dtype]
+    allowed = usual if tolerance is None else tolerance
     _check_numbers(allowed, max_evaluations)
     given = None if candidates is None else check_candidates(candidates, by, model)
     runs = Runs(model, inputs, targets, loss_fn, settings)
     if given is None:
         stats, call_order = runs.record()
-        stages = module_stages(stats.rows, call_order) if by == "modules" else operator_stages(stats.rows)
+        by_module = by == "modules"
+        stages = module_stages(stats.rows, call_order, in_fp8=in_fp8) if by_module else operator_stages(stats.rows)
         ordered = tuple(n for stage in stages for n in (reversed(stage) if by == "modules" else sorted(stage)))
     else:
         stages, ordered = given, given[0]
     return _search(
         runs.measure, stages, ordered, by=by, metric=metric, tolerance=allowed, max_evaluations=max_evaluations,
-        progress=progress,
+        progress=progress, stays="half" if in_fp8 else "float32",
     )  # fmt: skip
 
 
@@ -254,6 +268,7 @@ def _search(
     tolerance: float,
     max_evaluations: int,
     progress: Progress | None,
+    stays: Literal["float32", "half"] = "float32",
 ) -> Bisection:
     """Search stage by stage: a stage adds its candidates to those before, where these do not help."""
     values: dict[frozenset[str], float] = {}
@@ -288,6 +303,7 @@ def _search(
         value_without=values[frozenset()],
         value_with=values[frozenset(result.kept)],
         value_all=values.get(frozenset(names)),
+        stays=stays,
     )
 
 

@@ -10,19 +10,20 @@ from torch import nn
 from mezzo.amp._names import GROUPS, resolve_list, resolve_name
 from mezzo.amp._ops import OPS
 from mezzo.amp.debugging import OperatorRow
+from mezzo.fp8 import FP8_LINEAR
 
 Stages = tuple[tuple[str, ...], ...]
 """Candidates in the order in which they are preferred; those of a later stage count only if all before do not help."""
 
 
-def module_stages(rows: Iterable[OperatorRow], call_order: Sequence[str]) -> Stages:
-    """Return the modules that ran operators in half: first those without such modules inside, then the others.
+def module_stages(rows: Iterable[OperatorRow], call_order: Sequence[str], *, in_fp8: bool = False) -> Stages:
+    """Return the modules that ran operators in half, or products in FP8; those without such modules inside come first.
 
     A module that is kept takes the modules inside along, so one with operators of its own between its children is looked
     at last. The last module called is preferred: at O1 the float32 result of a module makes the operators after it
     float32 too, so that a module before the culprit would seem to help.
     """
-    ran = {row.module for row in rows if _is_half(row)}
+    ran = {row.module for row in rows if (is_fp8_forward(row) if in_fp8 else _is_half(row))}
     names = [name for name in reversed(call_order) if name in ran]
     outer = {name for name in names if any(_is_inside(other, name) for other in names)}
     stages = (tuple(n for n in names if n not in outer), tuple(n for n in names if n in outer))
@@ -60,6 +61,11 @@ def check_candidates(candidates: Iterable[str], by: str, model: nn.Module) -> St
             hint = f"did you mean {close[0]!r}?" if close else "dict(model.named_modules()) has all"
             raise ValueError(f"candidates: the model has no module {name!r}; {hint}")
     return (names,)
+
+
+def is_fp8_forward(row: OperatorRow) -> bool:
+    """Whether it is a product of the forward in FP8."""
+    return row.phase == "forward" and row.op == FP8_LINEAR
 
 
 def _is_half(row: OperatorRow) -> bool:

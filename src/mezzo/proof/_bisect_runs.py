@@ -22,8 +22,10 @@ from mezzo import amp
 from mezzo._errors import unknown_choice
 from mezzo.amp._dtypes import HALF_DTYPES, dtype_name, parse_half_dtype
 from mezzo.amp._exclude import is_excluded
+from mezzo.amp._fp8 import first_and_last
 from mezzo.amp._policy import parse_level
 from mezzo.amp.debugging import OperatorStats, collect_operator_stats
+from mezzo.fp8 import Fp8Recipe, why_no_fp8
 
 SEED = 0
 BY = ("modules", "ops")
@@ -42,13 +44,19 @@ class RunSettings:
     dtype: str
     steps: int
     learning_rate: float
+    fp8: Fp8Recipe | None = None
+    """Of O3; None: the default one, emulated where the device has no FP8 products."""
 
     def __post_init__(self) -> None:
         for name, allowed in (("by", BY), ("metric", METRICS)):
             if getattr(self, name) not in allowed:
                 raise ValueError(unknown_choice(name, getattr(self, name), allowed))
-        object.__setattr__(self, "level", parse_level(self.level, ("OD", "O1", "O2")))
+        object.__setattr__(self, "level", parse_level(self.level, ("OD", "O1", "O2", "O3")))
         object.__setattr__(self, "dtype", dtype_name(parse_half_dtype(self.dtype)))
+        if self.level == "O3" and self.by != "modules":
+            raise ValueError("level='O3' finds the layers that must stay in half: by='modules'")
+        if self.fp8 is not None and self.level != "O3":
+            raise ValueError(f"fp8 with level={self.level!r}: it belongs to level O3")
         if self.steps < 1:
             raise ValueError(f"steps={self.steps}: must be at least 1")
         if not self.learning_rate > 0:
@@ -56,7 +64,7 @@ class RunSettings:
 
 
 class Runs:
-    """Runs a model with some of it in float32, again and again; the model and all random states stay as they are."""
+    """Runs a model with some of it in float32 (O3: in half), again and again; it and all random states stay as they are."""
 
     def __init__(
         self,
@@ -175,6 +183,8 @@ class Runs:
             optimizer = SGD(params, lr=settings.learning_rate)
         if kept is None:
             return model, optimizer, amp.auto_cast(enable=False)
+        if settings.level == "O3":
+            return model, optimizer, self._prepare_fp8(model, optimizer, kept)
         excluded = [module for module in model.modules() if is_excluded(module)]
         if settings.by == "modules":
             excluded += [model.get_submodule(name) for name in kept]
@@ -184,6 +194,15 @@ class Runs:
             amp.decorate(model, optimizer, level=settings.level, dtype=settings.dtype, excluded_layers=excluded)
         black = sorted(kept) if settings.by == "ops" else None
         return model, optimizer, amp.auto_cast(level=settings.level, dtype=settings.dtype, custom_black_list=black)
+
+    def _prepare_fp8(self, model: nn.Module, optimizer: Optimizer | None, kept: frozenset[str]) -> amp.auto_cast:
+        """Decorate a copy for O3, some of its modules in half besides the first and the last layer."""
+        device = next((param.device for param in model.parameters()), torch.device("cpu"))
+        recipe = self._settings.fp8 or amp.Fp8Recipe(emulate=why_no_fp8(device) is not None)
+        half_layers = [*first_and_last(model), *(model.get_submodule(name) for name in kept)]
+        options: dict[str, Any] = {"level": "O3", "dtype": self._settings.dtype, "fp8": recipe}
+        amp.decorate(model, optimizer, half_layers=half_layers, **options)
+        return amp.auto_cast(**options)
 
     def _fresh_batch(self, step: int) -> tuple[Any, Any]:
         """Return the batch as it was at first, with the random numbers of a step ahead."""
