@@ -89,6 +89,7 @@ def test_a_delayed_scale_comes_from_the_calls_before() -> None:
     assert scales == [scale_for(torch.tensor(amax), E4M3).item() for amax in by]
     assert history.amaxes.tolist() == [0.5, 0.5, 0.5]
     assert history.amax.item() == 0.5
+    assert history.used.item() == 8.0
 
 
 def test_what_outgrows_a_delayed_scale_is_cut_off() -> None:

@@ -17,6 +17,9 @@ from torch._C._autograd import DeviceType
 from mezzo.amp._dtypes import dtype_name
 from mezzo.amp._seen import Op, Phase, Seen, floating
 
+FP8 = "float8"
+"""The dtype of a kernel that belongs to a product in FP8: it multiplies, or converts an operand."""
+
 RANGE = "mezzo#"
 """What a range's name in the profile begins with; its number follows."""
 
@@ -55,7 +58,8 @@ class KernelRow:
     module: str
     api_op: str
     dtype: str
-    """Of the operator's first floating input, else of its result; empty if neither is floating."""
+    """Of the operator's first floating input, else of its result; empty if neither is floating; `float8` for products that
+    convert their operands."""
     is_cast: bool
     """Whether the operator copied one floating dtype into another."""
     on_tensor_cores: bool | None
@@ -89,7 +93,7 @@ class KernelTimes:
     def see(self, seen: Seen) -> None:
         """Remember who the range belongs to."""
         first = next(floating((*seen.args, *seen.kwargs.values(), seen.out)), None)
-        dtype = "" if first is None else dtype_name(first.dtype)
+        dtype = FP8 if seen.op.is_fp8 else "" if first is None else dtype_name(first.dtype)
         with self._lock:
             self._places[seen.number] = (
                 seen.op.name,

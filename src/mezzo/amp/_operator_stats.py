@@ -101,7 +101,7 @@ class OperatorStats:
     def see(self, seen: Seen) -> None:
         """Count a kernel."""
         key = (seen.op.name, seen.phase, seen.module, seen.api_op, seen.reason)
-        self.add(key, column_of(seen.args, seen.kwargs, seen.out))
+        self.add(key, column_of(seen.op, seen.args, seen.kwargs, seen.out))
         self.add_cast(seen.module, seen.phase, seen.api_op, seen.cast)
 
     def add(self, key: tuple[str, Phase, str, str, str], column: int) -> None:
@@ -232,8 +232,10 @@ class OperatorStats:
         return "\n".join(lines) + "\n"
 
 
-def column_of(args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> int:
-    """Return the column of the first floating input, else of the first floating output, else 'other'."""
+def column_of(op: Op, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> int:
+    """Return the column of the first floating input, else of the first floating output, else 'other', which FP8 is too."""
+    if op.is_fp8:
+        return _OTHER
     if args and isinstance(args[0], Tensor):  # nearly always: answered without walking through the others
         column = _COLUMN_OF.get(args[0].dtype)
         if column is not None:

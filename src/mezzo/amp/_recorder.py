@@ -192,7 +192,7 @@ class _Recording:
                 call.reason = EXCLUDED if place.is_excluded and call.policy is not None else self._ask(call)
             reason = call.reason
         if self._counter is not None:  # nobody wants more than the count
-            self._counter.add((op.name, phase, module, name, reason), column_of(args, kwargs, out))
+            self._counter.add((op.name, phase, module, name, reason), column_of(op, args, kwargs, out))
             if op.may_cast:
                 self._counter.add_cast(module, phase, name, cast_of(args, kwargs, out))
             return

@@ -12,6 +12,8 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from mezzo.fp8 import FP8_LINEAR, FP8_LINEAR_BACKWARD
+
 Phase = Literal["forward", "backward", "optimizer"]
 
 EXCLUDED = "excluded layer"
@@ -56,6 +58,8 @@ class Op:
     is_in_place: bool
     range: int
     """+1 opens and -1 closes a profiler range, 0 is any other operator."""
+    is_fp8: bool = False
+    """Whether it converts its half operands to FP8 and multiplies those."""
     may_cast: bool = False
     """Whether it copies one dtype into another, where the two differ."""
 
@@ -76,6 +80,7 @@ def describe_op(func: Any) -> Op:
         computes=not is_view,
         is_in_place=any(a.is_write for a in aliases),
         range=_RANGES.get(name, 0),
+        is_fp8=name in (FP8_LINEAR, FP8_LINEAR_BACKWARD),
         may_cast=name in _CASTS,
     )
 

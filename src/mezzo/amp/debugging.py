@@ -2,6 +2,7 @@
 
 from mezzo.amp._findings import Finding, Kind
 from mezzo.amp._foreign import replaced_kernels
+from mezzo.amp._fp8_numbers import Fp8Numbers, Fp8Row, collect_fp8_numbers
 from mezzo.amp._kernel_times import KernelRow, uses_tensor_cores
 from mezzo.amp._layer_numerics import check_layer_numerics
 from mezzo.amp._leaks import Leak
@@ -52,5 +53,8 @@ __all__ = [
     "Ranges",
     "RangeRow",
     "ScaleSuggestion",
+    "collect_fp8_numbers",
+    "Fp8Numbers",
+    "Fp8Row",
     "replaced_kernels",
 ]

@@ -92,13 +92,18 @@ def quantise_kernel(
 
 
 @triton.jit
-def remember_kernel(history, next_amax, amax, LENGTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Put the newest amax into a history in front, and the largest of all into `amax`, for the next call."""
+def remember_kernel(history, next_amax, amax, used, LENGTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Put the newest amax into a history in front, and the largest of all into `amax`, for the next call.
+
+    What the last call used is kept in `used`.
+    """
     places = tl.arange(0, BLOCK)
     newest = tl.load(next_amax)
     older = tl.load(history + places - 1, mask=(places > 0) & (places < LENGTH), other=0.0)
     kept = tl.where(places == 0, newest, older)
+    before = tl.load(amax)
     tl.debug_barrier()  # all have read before any writes
+    tl.store(used, before)
     tl.store(history + places, kept, mask=places < LENGTH)
     tl.store(amax, tl.max(kept, 0))
     tl.store(next_amax, 0.0)

@@ -39,6 +39,8 @@ class AmaxHistory:
         self.amax = torch.zeros(1, device=device)
         """The largest of them: what the next scale is made from."""
         self.newest = torch.zeros(1, device=device)
+        self.used = torch.zeros(1, device=device)
+        """What the scale of the last call was made from; for whoever looks at what it cut off."""
         self.is_empty = True
 
     def start(self, x: Tensor) -> None:
@@ -50,6 +52,7 @@ class AmaxHistory:
     def remember(self) -> None:
         """Make `newest`, which a call has found, the latest of the history."""
         if not _by_triton(self.amaxes):
+            self.used.copy_(self.amax)
             self.amaxes.copy_(torch.cat([self.newest, self.amaxes[:-1]]))
             self.amax.copy_(self.amaxes.max())
             self.newest.zero_()
@@ -58,7 +61,9 @@ class AmaxHistory:
 
         length = len(self.amaxes)
         block = max(2, 1 << (length - 1).bit_length())
-        _kernels.remember_kernel[(1,)](self.amaxes, self.newest, self.amax, LENGTH=length, BLOCK=block, num_warps=1)
+        _kernels.remember_kernel[(1,)](
+            self.amaxes, self.newest, self.amax, self.used, LENGTH=length, BLOCK=block, num_warps=1
+        )
 
 
 def _by_triton(tensor: Tensor) -> bool:

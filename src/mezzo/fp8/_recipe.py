@@ -41,7 +41,8 @@ class Fp8Recipe:
     """Format of gradients: `e5m2` (two bits of mantissa, up to 57344) or `e4m3`."""
     scaling: str = "current"
     """`current`: by the largest number of the tensor, in a pass of its own. `delayed`: by those of the last calls, one pass
-    less; what is larger than all of them is cut off."""
+    less; what is larger than all of them is cut off. The last calls are remembered beside a half weight: without `decorate`
+    scaling is current."""
     granularity: str = "tensor"
     """One scale a `tensor`, or one a `row`: nearer to the numbers, and slower."""
     history: int = 16
