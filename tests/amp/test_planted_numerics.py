@@ -3,6 +3,7 @@
 The line of a fault is the one that ends in `# planted`.
 """
 
+import gc
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -485,6 +486,7 @@ def test_a_checkpointed_module_is_named_in_its_forward(use_reentrant: bool) -> N
     finding = find(lambda: model(x).sum().backward())
     assert (finding.op, finding.module, finding.phase) == ("exp", "inner", "forward")
     assert finding.line == planted(Exponential.forward)
+    gc.collect()  # torch 2.11 leaves the hooks of a checkpoint whose forward raised until its generator is collected
 
 
 def test_a_checkpointed_module_is_named_in_its_backward() -> None:
