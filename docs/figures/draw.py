@@ -273,11 +273,38 @@ def draw_o2() -> str:
     return figure.svg()
 
 
+def draw_o3() -> str:
+    """Return the three products of a linear layer at O3, and where their operands come from."""
+    figure = Figure(784, 346, "The three products of a linear layer at O3: both operands in FP8, the result in half")
+    x = 24.0
+    for role, words in (("sign", "FP8, one byte"), ("half", "float16 or bfloat16")):
+        figure.rect(role, x, 14, 16, 16, radius=3)
+        figure.text(x + 22, 27, words, role="note")
+        x += 44 + 7.0 * len(words)
+    gradient = ("gradient of output", "e5m2", "rounded in the backward")
+    rows = (
+        ("forward", ("input", "e4m3", "rounded in the forward"), ("weight", "e4m3", "written by the update"), "result"),
+        ("backward", gradient, ("weight, transposed", "e4m3", "written by the update"), "gradient of input"),
+        ("", ("the same, transposed", *gradient[1:]), ("input, transposed", "e4m3", "kept from forward"), "gradient of weight"),
+    )  # fmt: skip
+    for index, (phase, first, second, result) in enumerate(rows):
+        y = 56 + 96 * index
+        middle = y + 34
+        figure.text(24, middle + 5, phase, role="name")
+        figure.box("sign", 110, y, 176, 68, first)
+        figure.text(304, middle + 6, "x", anchor="middle")
+        figure.box("sign", 322, y, 176, 68, second)
+        figure.arrow((498, middle), (560, middle))
+        figure.box("half", 562, y, 198, 68, (result, "sums in float32,", "both scales undone"))
+    return figure.svg()
+
+
 FIGURES: dict[str, Callable[[], str]] = {
     "formats_bits.svg": draw_bits,
     "formats_ranges.svg": draw_ranges,
     "flow_o1.svg": draw_o1,
     "flow_o2.svg": draw_o2,
+    "flow_o3.svg": draw_o3,
 }
 
 

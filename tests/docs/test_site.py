@@ -64,7 +64,7 @@ def test_a_newcomer_meets_the_pages_in_this_order() -> None:
     listed = [page.removesuffix(".md") for _, page in navigation() if not page.startswith("reference/")]
     wanted = (
         "index quickstart formats when hardware amp levels lists loss_scaling master_weights accumulation distributed model "
-        "static training export certification models doctor debugging numerics accuracy bisect troubleshooting shapes "
+        "static fp8 training export certification models doctor debugging numerics accuracy bisect troubleshooting shapes "
         "migration design"
     )
     assert listed == wanted.split()

@@ -47,7 +47,7 @@ def _fp8_linear(
     kept_inverse = operand.transposed_inverse
     if not keeps_input and by_row:
         kept_inverse = x.new_empty(0, dtype=torch.float32)
-    return result.view(*x.shape[:-1], weight.shape[0]), operand.transposed, kept_inverse.clone()
+    return result.view(*x.shape[:-1], weight.shape[0]), operand.transposed, kept_inverse
 
 
 @_fp8_linear.register_fake
