@@ -120,7 +120,7 @@ def test_changes_together_are_measured_and_what_moves_the_loss_is_withdrawn(monk
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"level": "O0"}, "level='O0': what AMP brings is measured at 'O1' or 'O2'"),
+        ({"level": "O0"}, "level='O0': what AMP brings is measured at 'O1', 'O2' or 'O3'"),
         ({"steps": 0}, "steps=0: must be at least 1"),
         ({"dtype": "float64"}, "must be 'float16' or 'bfloat16'"),
     ],

@@ -11,7 +11,7 @@ from mezzo.cli._show import progress_bar
 
 def doctor(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="FILE:FACTORY, or a name of 'mezzo models'.")],
-    level: Annotated[str, typer.Option(help="O1 or O2.")] = "O1",
+    level: Annotated[str, typer.Option(help="O1, O2 or O3.")] = "O1",
     dtype: Annotated[str, typer.Option(help="float16 or bfloat16.")] = "float16",
     batch_size: Annotated[int, typer.Option(help="Samples of the batch, where the factory gives none.")] = 16,
     image_size: Annotated[int, typer.Option(help="Side of the images, for a network of 'mezzo models'.")] = 224,

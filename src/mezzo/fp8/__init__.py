@@ -3,12 +3,13 @@
 from mezzo.fp8._linear import FP8_LINEAR, FP8_LINEAR_BACKWARD, fp8_linear
 from mezzo.fp8._numbers import E4M3, E5M2, FORMATS, LARGEST, amax_of, round_to, scale_for
 from mezzo.fp8._operands import Operand, make_operand
-from mezzo.fp8._product import multiply, refuse_without_fp8, why_no_fp8
-from mezzo.fp8._recipe import Fp8Recipe, recipe_of, text_of
+from mezzo.fp8._product import LEAST_CAPABILITY, multiply, recipe_for, refuse_without_fp8, why_no_fp8
+from mezzo.fp8._recipe import MULTIPLE, Fp8Recipe, recipe_of, text_of
 from mezzo.fp8._weights import HEADROOM, WeightCopies, copies_of, keep_copies
 
 __all__ = [
     "Fp8Recipe",
+    "MULTIPLE",
     "text_of",
     "recipe_of",
     "fp8_linear",
@@ -25,6 +26,8 @@ __all__ = [
     "make_operand",
     "multiply",
     "why_no_fp8",
+    "LEAST_CAPABILITY",
+    "recipe_for",
     "refuse_without_fp8",
     "HEADROOM",
     "WeightCopies",

@@ -17,6 +17,8 @@ Kind = Literal[
     "casts",
     "leak",
     "loss-scale",
+    "fp8",
+    "fp8-numbers",
     "loader",
 ]
 

@@ -25,7 +25,7 @@ from mezzo.amp._exclude import is_excluded
 from mezzo.amp._fp8 import first_and_last
 from mezzo.amp._policy import parse_level
 from mezzo.amp.debugging import OperatorStats, collect_operator_stats
-from mezzo.fp8 import Fp8Recipe, why_no_fp8
+from mezzo.fp8 import Fp8Recipe, recipe_for
 
 SEED = 0
 BY = ("modules", "ops")
@@ -198,7 +198,7 @@ class Runs:
     def _prepare_fp8(self, model: nn.Module, optimizer: Optimizer | None, kept: frozenset[str]) -> amp.auto_cast:
         """Decorate a copy for O3, some of its modules in half besides the first and the last layer."""
         device = next((param.device for param in model.parameters()), torch.device("cpu"))
-        recipe = self._settings.fp8 or amp.Fp8Recipe(emulate=why_no_fp8(device) is not None)
+        recipe = self._settings.fp8 or recipe_for(device)
         half_layers = [*first_and_last(model), *(model.get_submodule(name) for name in kept)]
         options: dict[str, Any] = {"level": "O3", "dtype": self._settings.dtype, "fp8": recipe}
         amp.decorate(model, optimizer, half_layers=half_layers, **options)

@@ -18,6 +18,7 @@ from mezzo.amp._dtypes import dtype_name, parse_half_dtype
 from mezzo.proof._advice import Advice, time_text
 from mezzo.proof._changes import NO_CHANGES, Changes
 from mezzo.proof._examination import Examination, Progress
+from mezzo.proof._fp8_rules import fp8
 from mezzo.proof._measure import Measured
 from mezzo.proof._number_rules import leaks, loss_scale
 from mezzo.proof._shape_rules import layout, shapes, with_padding
@@ -25,7 +26,7 @@ from mezzo.proof._time_rules import LEAST_GAIN, amdahl, amp_itself, casts, hardw
 from mezzo.proof._trial import Setup, Task
 
 RULES: tuple[Callable[[Examination], Any], ...] = (
-    hardware, amp_itself, amdahl, launches, layout, shapes, casts, leaks, loss_scale, loader,
+    hardware, amp_itself, amdahl, launches, layout, shapes, casts, leaks, loss_scale, fp8, loader,
 )  # fmt: skip
 
 LOSS_TOLERANCE = 1e-2
@@ -63,6 +64,7 @@ class Report:
             f"float32 {time_text(full.step_s)} a step, AMP-{self.setup.level} in {self.setup.dtype} "
             f"{time_text(amp.step_s)}: {self.speedup:.2f}x",
             f"kernels {time_text(amp.busy_s)}: products {_share(amp.product_s, amp)}, casts {_share(amp.cast_s, amp)}"
+            + (f", converting to FP8 {_share(amp.convert_s, amp)}" if amp.convert_s else "")
             + (
                 f"; host {time_text(amp.host_s)}, no kernel runs for {amp.idle_share:.0%} of a step"
                 if amp.is_cuda
@@ -115,7 +117,7 @@ def advise(
         inputs: One batch.
         targets: What `loss_fn` gets besides the output.
         loss_fn: None: the mean square of everything floating in the output.
-        level: O1 or O2.
+        level: O1, O2 or O3.
         dtype: float16 or bfloat16.
         device: None: the GPU if there is one.
         steps: Timed ones of each setup.
@@ -128,8 +130,8 @@ def advise(
     Raises:
         ValueError: A level or a number that is not allowed, or a model without parameters to train.
     """
-    if level not in ("O1", "O2"):
-        raise ValueError(f"level={level!r}: what AMP brings is measured at 'O1' or 'O2'")
+    if level not in ("O1", "O2", "O3"):
+        raise ValueError(f"level={level!r}: what AMP brings is measured at 'O1', 'O2' or 'O3'")
     if steps < 1:
         raise ValueError(f"steps={steps}: must be at least 1")
     _check_model(model)
@@ -231,6 +233,8 @@ def _as_dict(measured: Measured) -> dict[str, Any]:
         "busy_s": measured.busy_s,
         "product_s": measured.product_s,
         "cast_s": measured.cast_s,
+        "fp8_s": measured.fp8_s,
+        "convert_s": measured.convert_s,
         "launches": measured.num_launches,
         "idle_share": measured.idle_share,
         "tensor_core_share": measured.stats.tensor_core_share,

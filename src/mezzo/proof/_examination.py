@@ -9,7 +9,17 @@ import torch
 from torch import nn
 
 from mezzo.amp import GradScaler
-from mezzo.proof._measure import Measured, Observed, copy_bandwidth, measure, observe, product_speedup
+from mezzo.amp.debugging import Fp8Row
+from mezzo.proof._measure import (
+    Measured,
+    Observed,
+    copy_bandwidth,
+    fp8_rows,
+    fp8_speedup,
+    measure,
+    observe,
+    product_speedup,
+)
 from mezzo.proof._trial import Setup, Task
 
 Progress = Callable[[str, int, int], None]
@@ -79,6 +89,16 @@ class Examination:
     def product_speedup(self) -> float:
         """How many times as fast as in float32 a large product is in half, here."""
         return product_speedup(self.device, self.dtype)
+
+    @cached_property
+    def fp8_speedup(self) -> float:
+        """How many times as fast as in half a large product is in FP8, here."""
+        return fp8_speedup(self.device, self.dtype)
+
+    @cached_property
+    def fp8_rows(self) -> list[Fp8Row]:
+        """What FP8 does to the operands of a step's products, where most is lost first."""
+        return fp8_rows(self.task, self.setup, self.device)
 
     def layer(self, path: str) -> nn.Module:
         """Return a layer of the model by its path below the outermost module."""

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from mezzo._timer import Timing, release_memory, synchronize, time_on_device
+from mezzo.amp._kernel_times import FP8
 from mezzo.amp._recorder import listening
-from mezzo.amp.debugging import KernelRow, OperatorStats, collect_operator_stats
+from mezzo.amp.debugging import Fp8Row, KernelRow, OperatorStats, collect_fp8_numbers, collect_operator_stats
+from mezzo.fp8 import make_operand, multiply
 from mezzo.proof._products import Product, ProductSink, is_product
 from mezzo.proof._trial import Setup, Task, Trainer
 
@@ -45,8 +47,18 @@ class Observed:
 
     @property
     def product_s(self) -> float:
-        """Time of matrix products and convolutions."""
-        return self.time_of(lambda kernel: is_product(kernel.op))
+        """Time of matrix products and convolutions; converting operands to FP8 is not among it."""
+        return self.time_of(lambda kernel: is_product(kernel.op) and not _converts(kernel))
+
+    @property
+    def fp8_s(self) -> float:
+        """Time of products in FP8."""
+        return self.time_of(lambda kernel: kernel.dtype == FP8 and not _converts(kernel))
+
+    @property
+    def convert_s(self) -> float:
+        """Time of converting operands to FP8; 0 on a CPU, where it is a part of the product."""
+        return self.time_of(_converts)
 
     @property
     def cast_s(self) -> float:
@@ -56,6 +68,11 @@ class Observed:
     def time_of(self, wanted: Callable[[KernelRow], bool]) -> float:
         """Return the time of the kernels that a function picks."""
         return sum(kernel.time_us for kernel in self.stats.kernels if wanted(kernel)) / 1e6
+
+
+def _converts(kernel: KernelRow) -> bool:
+    """Whether a kernel belongs to a product in FP8 and multiplies nothing."""
+    return kernel.dtype == FP8 and kernel.on_tensor_cores is False
 
 
 @dataclass(frozen=True)
@@ -188,3 +205,31 @@ def product_speedup(device: torch.device, dtype: torch.dtype) -> float:
         return time_on_device(lambda: torch.mm(a, a, out=out), calls=10, warmup_calls=3, device=device).median_s
 
     return seconds(torch.float32) / seconds(dtype)
+
+
+def fp8_speedup(device: torch.device, dtype: torch.dtype) -> float:
+    """Return how many times as fast as in half a large product is in FP8, its operands being ready."""
+    with torch.random.fork_rng(devices=[device]):
+        a = torch.randn(_PRODUCT_SIZE, _PRODUCT_SIZE, device=device, dtype=dtype)
+    operand = make_operand(a)
+
+    def in_half() -> Tensor:
+        return torch.mm(a, a.t())
+
+    def in_fp8() -> Tensor:
+        return multiply(operand.values, operand.inverse, operand.values, operand.inverse, dtype, fast=True)
+
+    half_s, fp8_s = (
+        time_on_device(call, calls=10, warmup_calls=3, device=device).median_s for call in (in_half, in_fp8)
+    )
+    return half_s / fp8_s
+
+
+def fp8_rows(task: Task, setup: Setup, device: torch.device) -> list[Fp8Row]:
+    """Return what FP8 does to the operands of the products of one step, after some for warm-up."""
+    with _trained(task, setup, device) as trainer:
+        for _ in range(WARMUP_STEPS):
+            trainer.step()
+        with collect_fp8_numbers() as numbers:
+            trainer.step()
+        return numbers.rows

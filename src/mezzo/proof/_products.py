@@ -9,9 +9,13 @@ import torch
 from torch import Tensor
 
 from mezzo.amp._seen import Op, Seen, tensors
+from mezzo.fp8 import FP8_LINEAR, FP8_LINEAR_BACKWARD
 
 MATRIX_PRODUCTS = frozenset(
-    "mm addmm bmm baddbmm mv addmv linear _addmm_activation _scaled_mm _grouped_mm _scaled_grouped_mm".split()
+    [
+        *"mm addmm bmm baddbmm mv addmv linear _addmm_activation _scaled_mm _grouped_mm _scaled_grouped_mm".split(),
+        FP8_LINEAR,
+    ]
 )
 RECURRENT_LAYERS = frozenset("_cudnn_rnn _cudnn_rnn_backward mkldnn_rnn_layer mkldnn_rnn_layer_backward".split())
 CONVOLUTIONS = frozenset(
@@ -27,7 +31,8 @@ def is_product(op: str) -> bool:
     >>> is_product("addmm"), is_product("convolution_backward"), is_product("add")
     (True, True, False)
     """
-    return op in MATRIX_PRODUCTS or op in CONVOLUTIONS or op in RECURRENT_LAYERS or op.startswith(ATTENTIONS)
+    is_layer = op in CONVOLUTIONS or op in RECURRENT_LAYERS or op == FP8_LINEAR_BACKWARD
+    return op in MATRIX_PRODUCTS or is_layer or op.startswith(ATTENTIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,11 @@ class Product:
     def is_convolution(self) -> bool:
         """Whether it is one."""
         return self.op in CONVOLUTIONS
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether its operands were converted to FP8."""
+        return self.op == FP8_LINEAR
 
 
 class ProductSink:
@@ -91,8 +101,10 @@ def _matrix_product(seen: Seen) -> Product | None:
         return None
     # what is added stands before the factors, scales stand behind them
     a, b = matrices[:2] if "scaled" in seen.op.name else matrices[-2:]
-    rows, inputs = a.shape[-2], a.shape[-1]
-    outputs = b.shape[0] if seen.op.name == "linear" else b.shape[-1]
+    inputs = a.shape[-1]
+    is_layer = seen.op.name in ("linear", FP8_LINEAR)
+    rows = a.numel() // inputs if is_layer and inputs else a.shape[-2]
+    outputs = b.shape[0] if is_layer else b.shape[-1]
     return _product(seen, a, inputs, outputs, rows=rows, groups=1, is_channels_last=None)
 
 

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 
 from mezzo import amp
+from mezzo.fp8 import Fp8Recipe, recipe_for
 from mezzo.proof._changes import NO_CHANGES, Changes, apply_changes
 from mezzo.static import CapturedStep, capture_step
 
@@ -53,11 +54,13 @@ class Setup:
     level: str = "O1"
     dtype: str = "float16"
     is_decorated: bool = False
-    """Whether weights are half, with masters; at O2 they are in any case."""
+    """Whether weights are half, with masters; at O2 and O3 they are in any case."""
     is_captured: bool = False
     """Whether the step is one CUDA graph."""
     learning_rate: float = 1e-3
     changes: Changes = field(default=NO_CHANGES)
+    fp8: Fp8Recipe | None = None
+    """Of O3; None: the usual one, emulated where the device has no FP8 products."""
 
 
 class Trainer:
@@ -71,11 +74,12 @@ class Trainer:
         white = apply_changes(self.model, setup.changes).get("custom_white_list")
         self.optimizer: Optimizer = torch.optim.SGD(self.model.parameters(), lr=setup.learning_rate)
         is_mixed = setup.level != "O0"
-        if is_mixed and (setup.is_decorated or setup.level == "O2"):
+        fp8 = (setup.fp8 or recipe_for(_device_of(self.model))) if setup.level == "O3" else None
+        if is_mixed and (setup.is_decorated or setup.level in ("O2", "O3")):
             self.model, self.optimizer = amp.decorate(
-                models=self.model, optimizers=self.optimizer, level=setup.level, dtype=setup.dtype
+                models=self.model, optimizers=self.optimizer, level=setup.level, dtype=setup.dtype, fp8=fp8
             )
-        self.policy = amp.Policy.create(setup.level, setup.dtype, white) if is_mixed else None
+        self.policy = amp.Policy.create(setup.level, setup.dtype, white, fp8=fp8) if is_mixed else None
         self.scaler = amp.GradScaler(enable=is_mixed and setup.dtype == "float16")
         self.losses: list[Tensor] = []
         self._captured: CapturedStep | None = None
@@ -120,6 +124,10 @@ class Trainer:
             )
         loss: Tensor = self._captured(*batch)
         return loss
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next((param.device for param in model.parameters()), torch.device("cpu"))
 
 
 def _fresh(value: Any, device: torch.device) -> Any:
