@@ -110,7 +110,7 @@ def test_chips_of_the_hardware_page_have_what_the_code_says() -> None:
         assert ("Tensor Cores" in float16) == (has >= _hardware.TENSOR_CORES_SINCE), capability
         assert (bfloat16 != "-") == (has >= _hardware.COMPUTE_SINCE[torch.bfloat16]), capability
         assert (tf32 != "-") == (has >= _hardware.TF32_SINCE), capability
-        assert (fp8 != "-") == (has >= _hardware.FP8_SINCE), capability
+        assert (fp8 != "-") == (has >= _hardware.LEAST_CAPABILITY), capability
         assert has >= _hardware.COMPUTE_SINCE[torch.float16]
 
 

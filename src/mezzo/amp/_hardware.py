@@ -21,6 +21,7 @@ import torch
 from mezzo._errors import unknown_choice
 from mezzo.amp._cpu import has_half_units
 from mezzo.amp._dtypes import HALF_DTYPES, dtype_name, parse_half_dtype
+from mezzo.fp8 import LEAST_CAPABILITY
 
 Capability = tuple[int, int]
 
@@ -29,7 +30,6 @@ COMPUTE_SINCE: dict[torch.dtype, Capability] = {torch.float16: (5, 3), torch.bfl
 AMP_SINCE: dict[torch.dtype, Capability] = {torch.float16: (7, 0), torch.bfloat16: (8, 0)}
 TENSOR_CORES_SINCE: Capability = (7, 0)
 TF32_SINCE: Capability = (8, 0)
-FP8_SINCE: Capability = (8, 9)
 
 # The guide's table 1.3, for the backends that torch knows besides CUDA and CPU.
 BACKEND_DTYPES: dict[str, tuple[str, ...]] = {"npu": ("float16",), "xpu": ("float16",), "mlu": ("float16",)}
@@ -267,7 +267,7 @@ def _probe_gpu(index: int) -> Gpu:
         memory_gib=round(torch.cuda.get_device_properties(index).total_memory / 2**30, 1),
         float16=_gpu_computes(torch.float16, index),
         bfloat16=_gpu_computes(torch.bfloat16, index),
-        fp8=not rocm and capability >= FP8_SINCE and hasattr(torch, "float8_e4m3fn"),
+        fp8=not rocm and capability >= LEAST_CAPABILITY and hasattr(torch, "float8_e4m3fn"),
         tf32=not rocm and capability >= TF32_SINCE,
         # Turing's GTX 16 cards report 7.5 as the RTX ones do, but were made without the Tensor Cores
         tensor_cores=not rocm and capability >= TENSOR_CORES_SINCE and "GTX 16" not in name,
