@@ -67,7 +67,7 @@ def test_a_scale_is_the_largest_power_of_two_that_fits(dtype: torch.dtype, amax:
 
 def test_the_scale_of_nothing_is_one_and_of_an_overflow_zero() -> None:
     assert scale_for(torch.tensor([0.0, math.inf]), E4M3).tolist() == [1.0, 0.0]
-    assert not scale_for(torch.tensor(math.nan), E4M3).isfinite()
+    assert scale_for(torch.tensor(math.nan), E4M3).isnan()
     assert scale_for(torch.tensor(1e-45), E5M2).item() == 2.0**126  # its inverse is a normal number
 
 

@@ -92,6 +92,21 @@ def test_a_delayed_scale_comes_from_the_calls_before() -> None:
     assert history.used.item() == 8.0
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_an_overflow_does_not_stay_in_a_history(first: bool) -> None:
+    history = AmaxHistory(4, torch.device("cpu"))
+    sound = torch.full((16, 16), 2.0, dtype=torch.float16)
+    broken = sound.clone()
+    broken[0, 0] = math.inf
+    if not first:
+        make_operand(sound, history=history)
+    assert make_operand(broken, history=history).values.float().isnan().any()
+    assert history.amaxes.tolist() == ([0.0] if first else [2.0]) + [0.0 if first else 2.0, 0.0, 0.0]
+    assert make_operand(sound, history=history).values.float().isfinite().all()
+    after = make_operand(sound, history=history)
+    assert (after.values.float() * after.inverse == 2.0).all()
+
+
 def test_what_outgrows_a_delayed_scale_is_cut_off() -> None:
     history = AmaxHistory(2, torch.device("cpu"))
     make_operand(torch.ones(16, 16, dtype=torch.bfloat16), history=history)

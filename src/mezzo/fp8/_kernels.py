@@ -17,6 +17,7 @@ def scale_for(amax, LARGEST: tl.constexpr, HEADROOM: tl.constexpr):
     ratio = tl.div_rn(tl.full([], LARGEST, tl.float32), amax * HEADROOM)
     ratio = tl.where(ratio > _MOST_SCALE, _MOST_SCALE, ratio)
     power = (ratio.to(tl.int32, bitcast=True) & _EXPONENT_BITS).to(tl.float32, bitcast=True)
+    power = tl.where(amax == amax, power, amax)  # the exponent of NaN is that of infinity
     return tl.where(amax == 0.0, 1.0, power)
 
 
@@ -34,7 +35,7 @@ def raise_to(at, value):
     tl.atomic_max(at.to(tl.pointer_type(tl.int32)), value.to(tl.int32, bitcast=True), sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["numel"])
+@triton.jit
 def amax_kernel(x, amax, numel, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
     """Raise `amax`, which is 0 before, to the largest absolute value."""
     start = tl.program_id(0).to(tl.int64) * (BLOCK * BLOCKS)
@@ -98,10 +99,11 @@ def remember_kernel(history, next_amax, amax, used, LENGTH: tl.constexpr, BLOCK:
     What the last call used is kept in `used`.
     """
     places = tl.arange(0, BLOCK)
-    newest = tl.load(next_amax)
+    newest, before = tl.load(next_amax), tl.load(amax)
+    known = tl.where(before < float("inf"), before, 0.0)
+    newest = tl.where(newest < float("inf"), newest, known)  # an overflow must not make the next scales
     older = tl.load(history + places - 1, mask=(places > 0) & (places < LENGTH), other=0.0)
     kept = tl.where(places == 0, newest, older)
-    before = tl.load(amax)
     tl.debug_barrier()  # all have read before any writes
     tl.store(used, before)
     tl.store(history + places, kept, mask=places < LENGTH)

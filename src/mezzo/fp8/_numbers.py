@@ -35,7 +35,7 @@ def scale_for(amax: Tensor, dtype: torch.dtype, headroom: float = 1.0) -> Tensor
     """
     ratio = torch.clamp(LARGEST[dtype] / (amax * headroom), max=MOST_SCALE)
     power = (ratio.view(torch.int32) & EXPONENT_BITS).view(torch.float32)
-    return torch.where(amax == 0, 1.0, power)
+    return torch.where(amax == 0, 1.0, torch.where(amax.isnan(), amax, power))
 
 
 def round_to(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:

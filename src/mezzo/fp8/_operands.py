@@ -50,10 +50,15 @@ class AmaxHistory:
             self.is_empty = False
 
     def remember(self) -> None:
-        """Make `newest`, which a call has found, the latest of the history."""
+        """Make `newest`, which a call has found, the latest of the history.
+
+        One that is not finite is forgotten: an overflow is the loss scaler's to deal with, not the next scale's.
+        """
         if not _by_triton(self.amaxes):
             self.used.copy_(self.amax)
-            self.amaxes.copy_(torch.cat([self.newest, self.amaxes[:-1]]))
+            known = torch.where(self.amax.isfinite(), self.amax, 0.0)
+            newest = torch.where(self.newest.isfinite(), self.newest, known)
+            self.amaxes.copy_(torch.cat([newest, self.amaxes[:-1]]))
             self.amax.copy_(self.amaxes.max())
             self.newest.zero_()
             return
@@ -113,15 +118,16 @@ def make_operand(
     """
     if by_row:
         return _by_row(x, dtype, values, transposed, sums)
-    if history is not None:
-        history.start(x)
-        amax = history.amax
-    if amax is None:
-        amax = _amax(x)
-    convert = _convert_by_triton if _by_triton(x) else _convert
-    operand = convert(x, dtype, amax, headroom, values, transposed, sums, history)
-    if history is not None:
-        history.remember()
+    with torch.cuda.device_of(x):  # Triton launches on the current device
+        if history is not None:
+            history.start(x)
+            amax = history.amax
+        if amax is None:
+            amax = _amax(x)
+        convert = _convert_by_triton if _by_triton(x) else _convert
+        operand = convert(x, dtype, amax, headroom, values, transposed, sums, history)
+        if history is not None:
+            history.remember()
     return operand
 
 

@@ -7,6 +7,8 @@ import functools
 import torch
 from torch import Tensor
 
+from mezzo.fp8._recipe import Fp8Recipe
+
 LEAST_CAPABILITY = (8, 9)
 """Ada and Hopper are the first GPUs that multiply FP8."""
 
@@ -45,6 +47,15 @@ def refuse_without_fp8(device: torch.device, emulate: bool) -> None:
         )
 
 
+def recipe_for(device: torch.device) -> Fp8Recipe:
+    """Return the usual recipe, emulated on a device without FP8 products: for whoever asks about numbers.
+
+    >>> recipe_for(torch.device("cpu")).emulate
+    True
+    """
+    return Fp8Recipe(emulate=why_no_fp8(device) is not None)
+
+
 def multiply(
     a: Tensor,
     a_inverse: Tensor,
@@ -72,7 +83,8 @@ def multiply(
     if emulate:
         exact = (a.float() @ b.float().t()) * (a_inverse * b_inverse.t() if by_row else a_inverse * b_inverse)
         return (exact if bias is None else exact + bias.float()).to(dtype)
-    if by_row:  # cuBLAS gives these in bfloat16 alone
+    bias = None if bias is None else bias.contiguous()  # its strides are not looked at
+    if by_row:
         return _by_row(a, a_inverse, b, b_inverse, dtype, bias, fast)
     result: Tensor = torch._scaled_mm(
         a, b.t(), scale_a=a_inverse, scale_b=b_inverse, bias=bias, out_dtype=dtype, use_fast_accum=fast
@@ -83,6 +95,7 @@ def multiply(
 def _by_row(
     a: Tensor, a_inverse: Tensor, b: Tensor, b_inverse: Tensor, dtype: torch.dtype, bias: Tensor | None, fast: bool
 ) -> Tensor:
+    # bfloat16: before cuBLAS 12.9 these are CUTLASS', which gives nothing else.
     product: Tensor = torch._scaled_mm(
         a, b.t(), scale_a=a_inverse, scale_b=b_inverse.t(), out_dtype=torch.bfloat16, use_fast_accum=fast
     )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mezzo.fp8._numbers import E4M3, amax_of, scale_for
-from mezzo.fp8._operands import AmaxHistory, Operand, make_operand
-from mezzo.fp8._recipe import Fp8Recipe
+from mezzo.fp8._numbers import E4M3, amax_of
+from mezzo.fp8._operands import AmaxHistory, Operand, _by_triton, make_operand
+from mezzo.fp8._recipe import MULTIPLE, Fp8Recipe
 
 HEADROOM = 2.0
 """How much a weight may grow in one step before it is cut off: its scale is made from the step before."""
@@ -24,10 +25,11 @@ class WeightCopies:
 
     def __init__(self, weight: Tensor) -> None:
         self.device = weight.device
-        self.values = torch.empty_like(weight, dtype=E4M3, requires_grad=False, memory_format=torch.contiguous_format)
-        self.transposed = self.values.new_empty(weight.shape[::-1])
-        self.state = torch.zeros(4, device=weight.device)
-        """float32: what undoes the scale, the amax that the next scale is made from, the amax that an update collects."""
+        with torch.inference_mode(False):  # a first call for inference must not make tensors that training cannot write
+            self.values = torch.empty(weight.shape, dtype=E4M3, device=weight.device)
+            self.transposed = self.values.new_empty(weight.shape[::-1])
+            self.state = torch.zeros(4, device=weight.device)
+            """float32: what undoes the scale, the amax that the next scale is made from, the amax that an update collects."""
         self._seen: tuple[int, int] | None = None
         self.histories: dict[str, AmaxHistory] = {}
         """Delayed scaling of what meets this weight: its 'input' and the 'gradient' of its output."""
@@ -40,34 +42,46 @@ class WeightCopies:
         """Whether the copies are those of the weight as it is."""
         return self._seen == (weight._version, weight.data_ptr())
 
+    def forget(self) -> None:
+        """Have the copies made anew when they are asked for."""
+        self._seen = None
+
     def operand(self, weight: Tensor) -> Operand:
         """Return the copies, made anew if the weight has changed since."""
         if not self.is_of(weight):
-            self._make(weight)
+            self.renew(weight)
         inverse = self.state[INVERSE]
         return Operand(self.values, inverse, self.transposed, inverse)
 
     @torch.no_grad()
-    def _make(self, weight: Tensor) -> None:
+    def renew(self, weight: Tensor) -> None:
+        """Make the copies from the weight as it is, whatever they were."""
         amax = amax_of(weight)
         made = make_operand(weight.detach().contiguous(), amax=amax.reshape(1), headroom=HEADROOM)
         self.values.copy_(made.values)  # where they are: a captured step knows their addresses
         self.transposed.copy_(made.transposed)
-        self.state[INVERSE] = 1.0 / scale_for(amax, E4M3, HEADROOM)
-        self.state[AMAX] = amax
+        nothing = torch.zeros_like(amax)
+        self.state.copy_(torch.stack((made.inverse, amax, nothing, nothing)))
         self.note(weight)
 
     def history(self, role: str, length: int) -> AmaxHistory:
         """Return the history of what meets this weight."""
         found = self.histories.get(role)
         if found is None or len(found.amaxes) != length:
-            found = self.histories[role] = AmaxHistory(length, self.device)
+            with torch.inference_mode(False):
+                found = self.histories[role] = AmaxHistory(length, self.device)
         return found
 
 
 _copies = WeakIdKeyDictionary()
 _at: dict[int, weakref.ref[Tensor]] = {}
 """Weights by address: in a compiled graph the parameter arrives as another object."""
+_made = 0
+
+
+def count_of_copies() -> int:
+    """Return how often a weight got copies: while it is the same, whoever had none has none."""
+    return _made
 
 
 def copies_of(weight: Tensor) -> WeightCopies | None:
@@ -76,22 +90,48 @@ def copies_of(weight: Tensor) -> WeightCopies | None:
     if found is None:
         at = _at.get(weight.data_ptr())
         owner = None if at is None else at()
-        if owner is not None and owner.data_ptr() == weight.data_ptr() and owner.shape == weight.shape:
+        if owner is not None and _is_alias(owner, weight):
             found = _copies.get(owner)
-    return found if found is None or found.device == weight.device else None
+    fits = found is not None and found.device == weight.device and found.values.shape == weight.shape
+    return found if fits else None
+
+
+def _is_alias(owner: Tensor, weight: Tensor) -> bool:
+    # By strides too: a square weight and its transpose are at one address and of one shape.
+    same_place = owner.data_ptr() == weight.data_ptr()
+    return same_place and owner.shape == weight.shape and owner.stride() == weight.stride()
+
+
+def copies_for_update(weight: Tensor) -> WeightCopies | None:
+    """Return the copies of a weight that the kernel of an update can write; None where they are made by the next forward."""
+    found = copies_of(weight)
+    if found is None or not _by_triton(weight) or any(size % MULTIPLE for size in weight.shape):
+        return None
+    return found
 
 
 def keep_copies(weight: Tensor) -> WeightCopies | None:
     """Return the copies of a weight; a parameter gets some, anything else is no weight that comes again."""
+    global _made
     found = copies_of(weight)
-    if found is not None or not isinstance(weight, nn.Parameter):
+    if not isinstance(weight, nn.Parameter) or weight.is_inference() or (found is not None and found.is_of(weight)):
         return found
+    if found is None:
+        found = WeightCopies(weight)
+        _copies[weight] = found
+        _made += 1
     for address in [address for address, owner in _at.items() if owner() is None]:
         del _at[address]
-    found = WeightCopies(weight)
-    _copies[weight] = found
     _at[weight.data_ptr()] = weakref.ref(weight)
     return found
+
+
+def renew_copies(weights: Iterable[Tensor]) -> None:
+    """Make the copies of those weights anew that have some: after `weight.data.copy_(x)`, which leaves no trace."""
+    for weight in weights:
+        found = copies_of(weight)
+        if found is not None:
+            found.renew(weight)
 
 
 def weight_operand(weight: Tensor, recipe: Fp8Recipe) -> Operand:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mezzo.fp8 import renew_copies
+
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 MASTER_HOME = "_mezzo_master"
 
@@ -153,6 +155,7 @@ def refresh_master(param: Tensor) -> Tensor | None:
         else:
             record.master = _in_layout_of(param, param.detach())
     record.note(param)
+    renew_copies([param])
     return record.master
 
 

@@ -3,10 +3,18 @@
 A program works on one chunk of one tensor. A row of the table holds the addresses of a parameter's tensors, so that
 hundreds of small tensors are one launch. Launched with fp fusion off, so that each operation rounds once, in float32: the
 same formula in single torch operations gives the same bits.
+
+A chunk is a run of elements; of a weight that has FP8 copies it is a square tile, so that the update can write the copy and its
+transpose from what it holds. Bytes that SGD's update moves a parameter: 2 gradient, 4 + 4 master, 2 half, 2 FP8 copies where there
+are some: 12 or 14, and no pass over weights besides. Momentum is 8 more, Adam 16.
 """
 
 import triton
 import triton.language as tl
+
+from mezzo.fp8 import E4M3, HEADROOM, LARGEST
+from mezzo.fp8._kernels import raise_to, scale_for, to_fp8
+from mezzo.fp8._weights import AMAX, INVERSE, NEWEST
 
 # Columns of the table, int64 each.
 GRAD = tl.constexpr(0)
@@ -19,7 +27,11 @@ LR = tl.constexpr(6)
 NUMEL = tl.constexpr(7)
 GROUP = tl.constexpr(8)
 INDEX = tl.constexpr(9)
-COLUMNS = tl.constexpr(10)
+WIDTH = tl.constexpr(10)
+VALUES = tl.constexpr(11)
+TRANSPOSED = tl.constexpr(12)
+COPY_STATE = tl.constexpr(13)
+COLUMNS = tl.constexpr(14)
 
 # Columns of the options of a parameter group, float64 each.
 OPTIONS = tl.constexpr(8)
@@ -36,6 +48,17 @@ BAD_KEY = tl.constexpr(1)
 
 _SUM_BLOCK = tl.constexpr(2048)
 
+# Rows and columns of a chunk of a weight that has FP8 copies.
+TILE = tl.constexpr(64)
+
+# What stands in the state of FP8 copies, float32 each.
+_INVERSE = tl.constexpr(INVERSE)
+_AMAX = tl.constexpr(AMAX)
+_NEWEST = tl.constexpr(NEWEST)
+_FP8 = tl.constexpr(tl.float8e4nv)
+_LARGEST = tl.constexpr(LARGEST[E4M3])
+_HEADROOM = tl.constexpr(HEADROOM)
+
 
 @triton.jit
 def _address(row, COLUMN: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
@@ -46,18 +69,18 @@ def _address(row, COLUMN: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constex
 
 
 @triton.jit
-def _read(pointer, offsets, numel, MASKED: tl.constexpr):
+def _read(pointer, offsets, inside, MASKED: tl.constexpr):
     if MASKED:
-        value = tl.load(pointer + offsets, mask=offsets < numel, other=0.0)
+        value = tl.load(pointer + offsets, mask=inside, other=0.0)
     else:
         value = tl.load(pointer + offsets)
     return value
 
 
 @triton.jit
-def _write(pointer, offsets, value, numel, MASKED: tl.constexpr):
+def _write(pointer, offsets, value, inside, MASKED: tl.constexpr):
     if MASKED:
-        tl.store(pointer + offsets, value, mask=offsets < numel)
+        tl.store(pointer + offsets, value, mask=inside)
     else:
         tl.store(pointer + offsets, value)
 
@@ -78,7 +101,7 @@ def _look_at(grad, start, numel, inverse, BLOCK: tl.constexpr, BLOCKS: tl.conste
     squares = tl.zeros([BLOCK], tl.float32)
     for block in tl.static_range(BLOCKS):  # unrolled: several loads are on their way at a time
         offsets = start + block * BLOCK + tl.arange(0, BLOCK)
-        value = _read(grad, offsets, numel, MASKED).to(tl.float32)
+        value = _read(grad, offsets, offsets < numel, MASKED).to(tl.float32)
         finite = tl.abs(value * inverse) < float("inf")  # not so for NaN
         bad |= tl.where(finite, 0, 1)
         squares += value * value
@@ -158,8 +181,8 @@ def _factor(scale, clip, HAS_SCALE: tl.constexpr, HAS_CLIP: tl.constexpr):
 
 
 @triton.jit
-def _gradient(pointer, offsets, numel, factor, MAXIMIZE: tl.constexpr, MASKED: tl.constexpr):
-    value = _read(pointer, offsets, numel, MASKED).to(tl.float32) * factor
+def _gradient(pointer, offsets, inside, factor, MAXIMIZE: tl.constexpr, MASKED: tl.constexpr):
+    value = _read(pointer, offsets, inside, MASKED).to(tl.float32) * factor
     if MAXIMIZE:
         value = -value
     return value
@@ -176,10 +199,75 @@ def _learning_rate(row, options):
 
 
 @triton.jit
+def _tile(row, number, numel):
+    """Return the size of a matrix, and the first row and column of one of its tiles."""
+    width = tl.multiple_of(tl.load(row + WIDTH), 16)  # as every dimension of an FP8 product
+    height = tl.multiple_of(numel // width, 16)
+    across = tl.cdiv(width, TILE)
+    return height, width, number // across * TILE, number % across * TILE
+
+
+@triton.jit
+def _places(height, width, top, left, block, BLOCK: tl.constexpr):
+    """Return where a block of a tile is in its matrix and in the transposed one, and which of its lanes are inside."""
+    down = block // (TILE // BLOCK)
+    aside = block - down * (TILE // BLOCK)
+    rows = top + down * BLOCK + tl.arange(0, BLOCK)
+    columns = left + aside * BLOCK + tl.arange(0, BLOCK)
+    inside = (rows < height)[:, None] & (columns < width)[None, :]
+    return rows[:, None] * width + columns[None, :], columns[None, :] * height + rows[:, None], inside
+
+
+@triton.jit
+def _scale_of_copies(row):
+    """Return the scale of the copies that this update writes: that of the weights as they were before it."""
+    return scale_for(tl.load(_address(row, COPY_STATE, tl.float32, False) + _AMAX), _LARGEST, _HEADROOM)
+
+
+@triton.jit
+def _write_copies(row, offsets, turned, inside, half, scale, largest, ALIGNED: tl.constexpr, MASKED: tl.constexpr):
+    """Write half weights in FP8, as they are and transposed; return the largest of each lane so far, as bits.
+
+    Numbers without a sign compare as their bits do, and so infinity and what is not a number are the largest.
+    """
+    value = half.to(tl.float32)
+    small = to_fp8(value, scale, _LARGEST, _FP8)
+    _write(_address(row, VALUES, _FP8, ALIGNED), offsets, small, inside, MASKED)
+    _write(_address(row, TRANSPOSED, _FP8, ALIGNED), turned, small, inside, MASKED)
+    bits = tl.abs(value).to(tl.int32, bitcast=True)
+    if MASKED:
+        bits = tl.where(inside, bits, 0)
+    return tl.maximum(bits, largest)
+
+
+@triton.jit
+def _raise_newest(row, largest):
+    newest = tl.max(tl.max(largest, 1), 0).to(tl.float32, bitcast=True)
+    raise_to(_address(row, COPY_STATE, tl.float32, False) + _NEWEST, newest)
+
+
+@triton.jit
+def _finish_copies(table, rows):
+    """Note the scale that the copies of all rows were written with; what was the largest makes the next one."""
+    first = 0
+    while first < rows:
+        numbers = first + tl.arange(0, 128)
+        here = numbers < rows
+        states = tl.load(table + numbers.to(tl.int64) * COLUMNS + COPY_STATE, mask=here, other=0)
+        states = states.to(tl.pointer_type(tl.float32))
+        scale = scale_for(tl.load(states + _AMAX, mask=here, other=0.0), _LARGEST, _HEADROOM)
+        newest = tl.load(states + _NEWEST, mask=here, other=0.0, volatile=True)
+        tl.store(states + _INVERSE, tl.div_rn(1.0, scale), mask=here)
+        tl.store(states + _AMAX, newest, mask=here)
+        tl.store(states + _NEWEST, 0.0, mask=here)
+        first += 128
+
+
+@triton.jit
 def _sgd_chunk(
     row,
     options,
-    start,
+    number,
     numel,
     factor,
     GRAD_DTYPE: tl.constexpr,
@@ -189,6 +277,7 @@ def _sgd_chunk(
     NESTEROV: tl.constexpr,
     MAXIMIZE: tl.constexpr,
     ALIGNED: tl.constexpr,
+    FP8: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
     MASKED: tl.constexpr,
@@ -199,36 +288,52 @@ def _sgd_chunk(
     decay = tl.load(options + 1).to(tl.float32)
     momentum = tl.load(options + 2).to(tl.float32)
     undamped = tl.load(options + 3).to(tl.float32)
+    if FP8:
+        height, width, top, left = _tile(row, number, numel)
+        scale = _scale_of_copies(row)
+        largest = tl.zeros([BLOCK, BLOCK], tl.int32)
     for block in range(BLOCKS):
-        offsets = start + block * BLOCK + tl.arange(0, BLOCK)
-        value = _gradient(grad, offsets, numel, factor, MAXIMIZE, MASKED)
-        weight = _read(target, offsets, numel, MASKED)
+        if FP8:
+            offsets, turned, inside = _places(height, width, top, left, block, BLOCK)
+        else:
+            offsets = number * (BLOCK * BLOCKS) + block * BLOCK + tl.arange(0, BLOCK)
+            inside = offsets < numel
+        value = _gradient(grad, offsets, inside, factor, MAXIMIZE, MASKED)
+        weight = _read(target, offsets, inside, MASKED)
         if DECAYS:
             value = value + weight * decay
         if HAS_MOMENTUM:
             buffer_at = _address(row, STATE_A, tl.float32, ALIGNED)
-            buffer = _read(buffer_at, offsets, numel, MASKED) * momentum + value * undamped
-            _write(buffer_at, offsets, buffer, numel, MASKED)
+            buffer = _read(buffer_at, offsets, inside, MASKED) * momentum + value * undamped
+            _write(buffer_at, offsets, buffer, inside, MASKED)
             if NESTEROV:
                 value = value + buffer * momentum
             else:
                 value = buffer
         weight = weight - value * lr
-        _write(target, offsets, weight, numel, MASKED)
+        _write(target, offsets, weight, inside, MASKED)
         if HALF_DTYPE is not None:
             half = _address(row, HALF, HALF_DTYPE, ALIGNED)
-            _write(half, offsets, weight.to(HALF_DTYPE), numel, MASKED)
+            rounded = weight.to(HALF_DTYPE)
+            _write(half, offsets, rounded, inside, MASKED)
+            if FP8:
+                largest = _write_copies(row, offsets, turned, inside, rounded, scale, largest, ALIGNED, MASKED)
+    if FP8:
+        _raise_newest(row, largest)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "programs"])
 def sgd_kernel(
     table,
     chunk_rows,
     chunk_numbers,
     group_options,
+    between,
     found,
     scale,
     clip,
+    rows,
+    programs,
     GRAD_DTYPE: tl.constexpr,
     HALF_DTYPE: tl.constexpr,
     HAS_FOUND: tl.constexpr,
@@ -239,30 +344,42 @@ def sgd_kernel(
     NESTEROV: tl.constexpr,
     MAXIMIZE: tl.constexpr,
     ALIGNED: tl.constexpr,
+    FP8: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """SGD on float32 masters, and their half copies. Options: lr, weight decay, momentum, 1 - dampening."""
+    """SGD on float32 masters, and their half copies. Options: lr, weight decay, momentum, 1 - dampening.
+
+    The last program of a launch with FP8 copies notes their scales.
+    """
     program = tl.program_id(0)
     row = table + tl.load(chunk_rows + program).to(tl.int64) * COLUMNS
-    start = tl.load(chunk_numbers + program).to(tl.int64) * (BLOCK * BLOCKS)
+    number = tl.load(chunk_numbers + program).to(tl.int64)
     if HAS_FOUND:
         if tl.load(found) > 0.0:
             return
     options = group_options + tl.load(row + GROUP) * OPTIONS
     numel = tl.load(row + NUMEL)
     factor = _factor(scale, clip, HAS_SCALE, HAS_CLIP)
-    if start + BLOCK * BLOCKS <= numel:
-        _sgd_chunk(row, options, start, numel, factor, GRAD_DTYPE, HALF_DTYPE, DECAYS, HAS_MOMENTUM, NESTEROV, MAXIMIZE, ALIGNED, BLOCK, BLOCKS, False)  # fmt: skip
+    if FP8:
+        _sgd_chunk(row, options, number, numel, factor, GRAD_DTYPE, HALF_DTYPE, DECAYS, HAS_MOMENTUM, NESTEROV, MAXIMIZE, ALIGNED, FP8, BLOCK, BLOCKS, True)  # fmt: skip
+    elif number * (BLOCK * BLOCKS) + BLOCK * BLOCKS <= numel:
+        _sgd_chunk(row, options, number, numel, factor, GRAD_DTYPE, HALF_DTYPE, DECAYS, HAS_MOMENTUM, NESTEROV, MAXIMIZE, ALIGNED, FP8, BLOCK, BLOCKS, False)  # fmt: skip
     else:
-        _sgd_chunk(row, options, start, numel, factor, GRAD_DTYPE, HALF_DTYPE, DECAYS, HAS_MOMENTUM, NESTEROV, MAXIMIZE, ALIGNED, BLOCK, BLOCKS, True)  # fmt: skip
+        _sgd_chunk(row, options, number, numel, factor, GRAD_DTYPE, HALF_DTYPE, DECAYS, HAS_MOMENTUM, NESTEROV, MAXIMIZE, ALIGNED, FP8, BLOCK, BLOCKS, True)  # fmt: skip
+    if FP8:
+        tl.debug_barrier()  # every warp has read its scale
+        arrived = tl.atomic_add(between + ARRIVED, 1, sem="acq_rel")
+        if arrived == programs - 1:
+            _finish_copies(table, rows)
+            tl.store(between + ARRIVED, 0)
 
 
 @triton.jit
 def _adam_chunk(
     row,
     options,
-    start,
+    number,
     numel,
     factor,
     GRAD_DTYPE: tl.constexpr,
@@ -271,6 +388,7 @@ def _adam_chunk(
     DECOUPLED: tl.constexpr,
     MAXIMIZE: tl.constexpr,
     ALIGNED: tl.constexpr,
+    FP8: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
     MASKED: tl.constexpr,
@@ -291,28 +409,41 @@ def _adam_chunk(
     # In float64 and once a program: 1 - beta ** step.
     rate = (lr / (1.0 - tl.exp(step * tl.load(options + 6)))).to(tl.float32)
     spread = tl.sqrt(1.0 - tl.exp(step * tl.load(options + 7))).to(tl.float32)
+    if FP8:
+        height, width, top, left = _tile(row, number, numel)
+        scale = _scale_of_copies(row)
+        largest = tl.zeros([BLOCK, BLOCK], tl.int32)
     for block in range(BLOCKS):
-        offsets = start + block * BLOCK + tl.arange(0, BLOCK)
-        value = _gradient(grad, offsets, numel, factor, MAXIMIZE, MASKED)
-        weight = _read(target, offsets, numel, MASKED)
+        if FP8:
+            offsets, turned, inside = _places(height, width, top, left, block, BLOCK)
+        else:
+            offsets = number * (BLOCK * BLOCKS) + block * BLOCK + tl.arange(0, BLOCK)
+            inside = offsets < numel
+        value = _gradient(grad, offsets, inside, factor, MAXIMIZE, MASKED)
+        weight = _read(target, offsets, inside, MASKED)
         if DECAYS:
             if DECOUPLED:
                 weight = weight * kept
             else:
                 value = value + weight * decay
-        mean = _read(mean_at, offsets, numel, MASKED)
+        mean = _read(mean_at, offsets, inside, MASKED)
         away = value - mean
         # As torch's lerp: from the nearer end.
         mean = tl.where(new_mean < 0.5, mean + away * new_mean, value - away * (1.0 - new_mean))
-        square = _read(square_at, offsets, numel, MASKED) * old_square + value * value * new_square
+        square = _read(square_at, offsets, inside, MASKED) * old_square + value * value * new_square
         spread_out = tl.div_rn(tl.sqrt_rn(square), spread) + eps
         weight = weight - tl.div_rn(rate * mean, spread_out)
-        _write(mean_at, offsets, mean, numel, MASKED)
-        _write(square_at, offsets, square, numel, MASKED)
-        _write(target, offsets, weight, numel, MASKED)
+        _write(mean_at, offsets, mean, inside, MASKED)
+        _write(square_at, offsets, square, inside, MASKED)
+        _write(target, offsets, weight, inside, MASKED)
         if HALF_DTYPE is not None:
             half = _address(row, HALF, HALF_DTYPE, ALIGNED)
-            _write(half, offsets, weight.to(HALF_DTYPE), numel, MASKED)
+            rounded = weight.to(HALF_DTYPE)
+            _write(half, offsets, rounded, inside, MASKED)
+            if FP8:
+                largest = _write_copies(row, offsets, turned, inside, rounded, scale, largest, ALIGNED, MASKED)
+    if FP8:
+        _raise_newest(row, largest)
 
 
 @triton.jit(do_not_specialize=["rows", "programs"])
@@ -336,27 +467,31 @@ def adam_kernel(
     DECOUPLED: tl.constexpr,
     MAXIMIZE: tl.constexpr,
     ALIGNED: tl.constexpr,
+    FP8: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
     """Adam and AdamW on float32 masters, and their half copies.
 
-    Options: lr, weight decay, 1 - beta1, beta2, 1 - beta2, eps, log(beta1), log(beta2). The last program counts the step.
+    Options: lr, weight decay, 1 - beta1, beta2, 1 - beta2, eps, log(beta1), log(beta2). The last program counts the step,
+    and notes the scales of FP8 copies.
     """
     program = tl.program_id(0)
     row = table + tl.load(chunk_rows + program).to(tl.int64) * COLUMNS
-    start = tl.load(chunk_numbers + program).to(tl.int64) * (BLOCK * BLOCKS)
+    number = tl.load(chunk_numbers + program).to(tl.int64)
     if HAS_FOUND:
         if tl.load(found) > 0.0:
             return
     options = group_options + tl.load(row + GROUP) * OPTIONS
     numel = tl.load(row + NUMEL)
     factor = _factor(scale, clip, HAS_SCALE, HAS_CLIP)
-    if start + BLOCK * BLOCKS <= numel:
-        _adam_chunk(row, options, start, numel, factor, GRAD_DTYPE, HALF_DTYPE, DECAYS, DECOUPLED, MAXIMIZE, ALIGNED, BLOCK, BLOCKS, False)  # fmt: skip
+    if FP8:
+        _adam_chunk(row, options, number, numel, factor, GRAD_DTYPE, HALF_DTYPE, DECAYS, DECOUPLED, MAXIMIZE, ALIGNED, FP8, BLOCK, BLOCKS, True)  # fmt: skip
+    elif number * (BLOCK * BLOCKS) + BLOCK * BLOCKS <= numel:
+        _adam_chunk(row, options, number, numel, factor, GRAD_DTYPE, HALF_DTYPE, DECAYS, DECOUPLED, MAXIMIZE, ALIGNED, FP8, BLOCK, BLOCKS, False)  # fmt: skip
     else:
-        _adam_chunk(row, options, start, numel, factor, GRAD_DTYPE, HALF_DTYPE, DECAYS, DECOUPLED, MAXIMIZE, ALIGNED, BLOCK, BLOCKS, True)  # fmt: skip
-    tl.debug_barrier()  # every warp has read its step count
+        _adam_chunk(row, options, number, numel, factor, GRAD_DTYPE, HALF_DTYPE, DECAYS, DECOUPLED, MAXIMIZE, ALIGNED, FP8, BLOCK, BLOCKS, True)  # fmt: skip
+    tl.debug_barrier()  # every warp has read its step count and scale
     arrived = tl.atomic_add(between + ARRIVED, 1, sem="acq_rel")
     if arrived == programs - 1:
         first = 0
@@ -367,6 +502,8 @@ def adam_kernel(
             steps = steps.to(tl.pointer_type(tl.float32))
             tl.store(steps, tl.load(steps, mask=here, other=0.0) + 1.0, mask=here)
             first += 128
+        if FP8:
+            _finish_copies(table, rows)
         tl.store(between + ARRIVED, 0)
 
 

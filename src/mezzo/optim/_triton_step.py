@@ -26,6 +26,9 @@ _COLUMNS = kernels.COLUMNS.value
 #: Elements that a program works on at a time, how often, and its warps; found by trial on an H200.
 BLOCK, BLOCKS, WARPS = 512, 8, 4
 CHECK_BLOCK, CHECK_BLOCKS, CHECK_WARPS = 1024, 16, 4
+#: Rows and columns that a program works on at a time where it writes FP8 copies, and its warps: four numbers a thread, so that
+#: every access of a float32 is 16 bytes wide, and whole sectors of 32 bytes of both copies.
+FP8_BLOCK, FP8_WARPS = 32, 8
 
 
 def _launch(kernel: Any, programs: int, device: torch.device, *args: Any, warps: int, **options: Any) -> None:
@@ -51,6 +54,30 @@ class _Launch:
     flags: tuple[tuple[str, bool], ...]
     """Compile-time switches of the optimizer's kernel."""
     aligned: bool
+    fp8: bool
+    """Whether FP8 copies are written: chunks are tiles then."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The kernel's options that are the same in every step."""
+        tile = kernels.TILE.value
+        blocks = (tile // FP8_BLOCK) ** 2 if self.fp8 else BLOCKS
+        return {
+            "GRAD_DTYPE": _DTYPES[self.grad_dtype],
+            "HALF_DTYPE": None if self.half_dtype is None else _DTYPES[self.half_dtype],
+            "ALIGNED": self.aligned,
+            "FP8": self.fp8,
+            "BLOCK": FP8_BLOCK if self.fp8 else BLOCK,
+            "BLOCKS": blocks,
+            "warps": FP8_WARPS if self.fp8 else WARPS,
+            **dict(self.flags),
+        }
+
+    def count_chunks(self, shape: Sequence[int]) -> int:
+        """Return how many programs update a tensor."""
+        if not self.fp8:
+            return -(-math.prod(shape) // (BLOCK * BLOCKS))
+        return math.prod(-(-size // kernels.TILE.value) for size in shape)
 
 
 @dataclass(slots=True)
@@ -59,6 +86,7 @@ class _Batch:
 
     launch: _Launch
     rows: int
+    options: dict[str, Any]
     update_chunks: tuple[Tensor, Tensor]
     check_chunks: tuple[Tensor, Tensor]
     table: Tensor
@@ -203,6 +231,11 @@ class StepPlan:
             row[kernels.NUMEL.value] = entry.target.numel()
             row[kernels.GROUP.value] = number
             row[kernels.INDEX.value] = entry.index
+            if entry.copies is not None:
+                row[kernels.WIDTH.value] = entry.target.shape[1]
+                row[kernels.VALUES.value] = entry.copies.values.data_ptr()
+                row[kernels.TRANSPOSED.value] = entry.copies.transposed.data_ptr()
+                row[kernels.COPY_STATE.value] = entry.copies.state.data_ptr()
         return table
 
     def _batch(self, launch: _Launch, entries: Sequence[Entry], first_row: int) -> _Batch:
@@ -210,16 +243,16 @@ class StepPlan:
         return _Batch(
             launch=launch,
             rows=len(entries),
-            update_chunks=self._chunks(numels, BLOCK * BLOCKS),
-            check_chunks=self._chunks(numels, CHECK_BLOCK * CHECK_BLOCKS),
+            options=launch.options,
+            update_chunks=self._chunks(np.array([launch.count_chunks(entry.target.shape) for entry in entries])),
+            check_chunks=self._chunks(-(-numels // (CHECK_BLOCK * CHECK_BLOCKS))),
             table=self._table[first_row:],
             between=torch.zeros(1, dtype=torch.int32, device=self.device),
         )
 
-    def _chunks(self, numels: Any, size: int) -> tuple[Tensor, Tensor]:
-        """Return, per program, the row of its tensor and the number of its chunk."""
-        counts = -(-numels // size)
-        rows = np.repeat(np.arange(len(numels), dtype=np.int32), counts)
+    def _chunks(self, counts: Any) -> tuple[Tensor, Tensor]:
+        """Return, per program, the row of its tensor and the number of its chunk; `counts` is how many a tensor has."""
+        rows = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         numbers = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
         both = torch.empty((2, len(rows)), dtype=torch.int32, device=self.device)
         _upload(np.stack([rows, numbers.astype(np.int32)]), both)
@@ -270,6 +303,10 @@ class StepPlan:
         ):
             return False
         return self._follow_options(groups) and self._watch.holds(self._optimizer.state)
+
+    def writes_copies_of(self, param: Tensor) -> bool:
+        """Whether the update writes the FP8 copies of a parameter."""
+        return self._watch.has_copies(param)
 
     def _follow_options(self, param_groups: Sequence[dict[str, Any]]) -> bool:
         if not all([_fused.covers_options(group) for group in param_groups]):
@@ -353,42 +390,35 @@ class StepPlan:
             first_program += len(rows)
 
     def update(self, found: Tensor | None, scale: Tensor | None, clip: Tensor | None) -> None:
-        """Take the step unless `found` says overflow; masters, state and half copies are written in one pass."""
+        """Take the step unless `found` says overflow; masters, state, half and FP8 copies are written in one pass."""
         nothing = self._options
         for batch in self._batches:
-            launch = batch.launch
             rows, numbers = batch.update_chunks
-            is_adam = self._kind is not SGD
             _launch(
-                kernels.adam_kernel if is_adam else kernels.sgd_kernel,
+                kernels.sgd_kernel if self._kind is SGD else kernels.adam_kernel,
                 len(rows),
                 self.device,
                 batch.table,
                 rows,
                 numbers,
                 self._options,
-                *((batch.between,) if is_adam else ()),
+                batch.between,
                 nothing if found is None else found,
                 nothing if scale is None else scale,
                 nothing if clip is None else clip,
-                *((batch.rows, len(rows)) if is_adam else ()),
-                GRAD_DTYPE=_DTYPES[launch.grad_dtype],
-                HALF_DTYPE=None if launch.half_dtype is None else _DTYPES[launch.half_dtype],
+                batch.rows,
+                len(rows),
                 HAS_FOUND=found is not None,
                 HAS_SCALE=scale is not None,
                 HAS_CLIP=clip is not None,
-                ALIGNED=launch.aligned,
-                BLOCK=BLOCK,
-                BLOCKS=BLOCKS,
-                warps=WARPS,
-                **dict(launch.flags),
+                **batch.options,
             )
         self._watch.note_update()  # the kernels wrote behind torch's back
 
 
 def _launch_of(entry: Entry, group: _Group) -> _Launch:
     half = None if entry.target is entry.param else entry.param.dtype
-    return _Launch(entry.grad.dtype, half, group.flags, entry.aligned)
+    return _Launch(entry.grad.dtype, half, group.flags, entry.aligned, entry.copies is not None)
 
 
 class TritonStep:

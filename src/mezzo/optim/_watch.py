@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mezzo.fp8._weights import WeightCopies, copies_for_update, count_of_copies
 from mezzo.optim._grads import Slot
 from mezzo.optim._masters import MASTER_HOME, master_of, record_of
 
@@ -18,14 +19,22 @@ ALIGNMENT = 16  # bytes of the widest load
 class Entry:
     """One parameter of a plan."""
 
-    __slots__ = ("aligned", "grad", "index", "param", "record", "target", "tensors")
+    __slots__ = ("aligned", "copies", "grad", "index", "param", "record", "target", "tensors")
 
     def __init__(self, slot: Slot, tensors: dict[str, Tensor]) -> None:
         self.param, self.target, self.grad, self.index = slot.param, slot.target, slot.grad, slot.index
         self.record = record_of(slot.param)
+        self.copies = _copies_of(slot.param, slot.target)
         self.tensors = tensors
         accessed = [slot.param, slot.target, slot.grad, *(t for key, t in tensors.items() if key != "step")]
         self.aligned = not any(t.data_ptr() % ALIGNMENT for t in accessed)
+
+
+def _copies_of(param: Tensor, target: Tensor) -> WeightCopies | None:
+    """Return the FP8 copies that the update of a parameter writes: of a half matrix whose rows lie one after the other."""
+    if target is param or not param.is_contiguous() or not target.is_contiguous():
+        return None
+    return copies_for_update(param)
 
 
 _grad_of, _dtype_of, _version_of = attrgetter("grad"), attrgetter("dtype"), attrgetter("_version")
@@ -55,6 +64,10 @@ class Watch:
         tensors = [t for entry in entries for t in (entry.param, entry.target, *entry.tensors.values())]
         self._tensors = list({id(t): t for t in (*tensors, *lr_tensors)}.values())
         self._addresses = list(map(Tensor.data_ptr, self._tensors))
+        self._targets = [entry.target for entry in entries]
+        self._copies = [entry.copies for entry in entries]
+        self._with_copies = [(entry.copies, entry.param) for entry in entries if entry.copies is not None]
+        self._count_of_copies = count_of_copies()
 
     def holds(self, states: Any) -> bool:
         """Whether all tensors but the gradients are where they were; masters have followed edits of their weights."""
@@ -71,7 +84,24 @@ class Watch:
         for key, ids in self._states.items():
             if [id(row.get(key)) for row in rows] != ids:
                 return False
-        return list(map(Tensor.data_ptr, self._tensors)) == self._addresses
+        if list(map(Tensor.data_ptr, self._tensors)) != self._addresses:
+            return False
+        return self._copies_hold()
+
+    def _copies_hold(self) -> bool:
+        """Whether the same parameters have FP8 copies; those of a weight that was edited are then of what it is."""
+        if self._count_of_copies != count_of_copies():  # somewhere a weight got its first, perhaps not here
+            if list(map(_copies_of, self._params, self._targets)) != self._copies:
+                return False
+            self._count_of_copies = count_of_copies()
+        for copies, param in self._with_copies:
+            if not copies.is_of(param):
+                copies.renew(param)  # the update's scale is made from them, and a captured step takes them as they are
+        return True
+
+    def has_copies(self, param: Tensor) -> bool:
+        """Whether a parameter is one whose FP8 copies the update writes."""
+        return any(known is param for _, known in self._with_copies)
 
     def grads_at(self) -> list[int] | None:
         """Return where the gradients are; None if they are not of the kind that they were."""
@@ -92,3 +122,5 @@ class Watch:
         torch.autograd.graph.increment_version(self._params)
         for record, param in zip(self._their_records, self._halves, strict=True):
             record.version = param._version
+        for copies, param in self._with_copies:
+            copies.note(param)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,9 +11,46 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mezzo.amp import GradScaler, Policy
+from mezzo.fp8 import WeightCopies, copies_of
 from mezzo.optim import attach, engine_of
 from mezzo.static._region import Precision
 from mezzo.static._step import Loss, TrainingStep, check_optimizer, describe, device_of, forward_and_loss
+
+
+class CopiesOfWeights:
+    """FP8 copies of the weights of a step around its capture: replays change weights, and no version of torch's says so."""
+
+    def __init__(self, step: TrainingStep, plan: Any) -> None:
+        trained = {id(p): p for group in step.optimizer.param_groups for p in group["params"]}
+        others = {id(p): p for module in step.modules for p in module.parameters() if id(p) not in trained}
+        changing = _with_copies(trained.values())
+        self._written = [(param, copies) for param, copies in changing if plan.writes_copies_of(param)]
+        self._made_in_graph = [copies for param, copies in changing if not plan.writes_copies_of(param)]
+        self._constant = _with_copies(others.values())
+
+    def prepare(self) -> None:
+        """Before the capture: copies that the update writes are those of the weights as they are, so that no replay makes them.
+
+        All others are made by the graph.
+        """
+        for param, copies in self._written:
+            copies.renew(param)
+        self.forget()
+
+    def forget(self) -> None:
+        """After a capture or a replay: copies that its forward made are not those of what its update left."""
+        for copies in self._made_in_graph:
+            copies.forget()
+
+    def follow_edits(self) -> None:
+        """Before a replay: bring copies of weights that the optimizer does not have to what those are."""
+        for param, copies in self._constant:
+            if not copies.is_of(param):
+                copies.renew(param)
+
+
+def _with_copies(params: Iterable[nn.Parameter]) -> list[tuple[nn.Parameter, WeightCopies]]:
+    return [(param, copies) for param in params if (copies := copies_of(param)) is not None]
 
 
 class CapturedStep:
@@ -31,6 +68,7 @@ class CapturedStep:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._results: tuple[Tensor, ...] = ()
         self._plan: Any = None
+        self._copies: CopiesOfWeights | None = None
         self._settings: Any = None
         self._outcome: Any = None
 
@@ -66,6 +104,8 @@ class CapturedStep:
             return self._step.run(batch)
         torch._foreach_copy_(self._batch, list(batch), non_blocking=True)
         self._graph.replay()
+        if self._copies is not None:
+            self._copies.forget()
         if self._step.scaler is not None:
             self._step.scaler._note_replay(self._outcome)
         return tuple(result.clone() for result in self._results)
@@ -74,6 +114,8 @@ class CapturedStep:
         """Whether everything that is built into the captured step is still as it was."""
         scaler = self._step.scaler
         are_same = scaler is None or scaler._settings == self._settings
+        if self._copies is not None:
+            self._copies.follow_edits()
         return are_same and self._modules_hold() and self._plan.holds()
 
     def _check(self, batch: Sequence[Tensor]) -> None:
@@ -107,9 +149,12 @@ class CapturedStep:
                     "the step cannot be captured: some parameter or gradient is not float16, bfloat16 or float32, or its "
                     "gradient has another layout"
                 )
+            self._copies = CopiesOfWeights(step, self._plan)
+            self._copies.prepare()
             with torch.cuda.graph(graph, pool=pool, stream=stream):
                 self._results = step.run(self._batch)
             torch.cuda.current_stream(device).wait_stream(stream)
+            self._copies.forget()
         if scaler is not None:
             self._settings, self._outcome = scaler._settings, scaler._take_captured()
         self._modules_hold = step.module_watch()

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mezzo._errors import MezzoError
+from mezzo.fp8 import renew_copies
 from mezzo.optim import master_of
 
 _TIMEOUT = timedelta(minutes=30)
@@ -165,6 +166,7 @@ def share_state(model: nn.Module, world: World) -> None:
         else:
             dist.broadcast(master, 0)
             param.data.copy_(master)  # as data: no edit that the master would have to follow
+    renew_copies(model.parameters())
     for buffer in model.buffers():
         dist.broadcast(buffer, 0)
 
