@@ -1,0 +1,103 @@
+"""Bandwidth of the kernels that make FP8 operands and copies, against a copy in the same run; block sizes are tried.
+
+PYTHONPATH=src python benchmarks/fp8_kernels.py [--json FILE]      # a GPU with FP8, half a minute
+TRITON_INTERPRET=1 python benchmarks/fp8_kernels.py --small        # to see that it runs
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from mezzo import amp
+from mezzo._timer import time_on_device
+from mezzo.fp8 import _operands, keep_copies, make_operand
+from mezzo.optim import _triton_step, engine_of
+from mezzo.proof._measure import copy_bandwidth
+
+TILES = [(32, 4), (64, 4), (64, 8), (128, 8)]
+"""Rows and columns that a program converts, and its warps."""
+AMAX_BLOCKS = [(1024, 8, 4), (2048, 8, 8), (4096, 4, 8), (1024, 16, 4)]
+UPDATE_BLOCKS = [(32, 4), (32, 8), (64, 8), (64, 16)]
+"""Rows and columns of a tile that a program of the update works on at a time, and its warps."""
+
+
+def gigabytes_a_second(call: Callable[[], object], moved: int, device: torch.device, calls: int) -> float:
+    return moved / time_on_device(call, calls=calls, warmup_calls=3, device=device).median_s / 1e9
+
+
+def operands(rows: int, columns: int, device: torch.device, calls: int) -> dict[str, float]:
+    """Return what converting a matrix reaches: 2 bytes read and 2 written a number; and its amax, 2 bytes read."""
+    x = torch.randn(rows, columns, device=device).bfloat16()
+    amax = x.abs().max().float().reshape(1)
+    found = {}
+    for _operands.TILE, _operands._WARPS in TILES:
+        rate = gigabytes_a_second(lambda: make_operand(x, amax=amax), 4 * x.numel(), device, calls)
+        found[f"quantise, tile {_operands.TILE}, {_operands._WARPS} warps"] = rate
+    _operands.TILE, _operands._WARPS = 64, 4
+    found["quantise with sums"] = gigabytes_a_second(
+        lambda: make_operand(x, amax=amax, sums=True), 4 * x.numel(), device, calls
+    )
+    for _operands._BLOCK, _operands._BLOCKS, _operands._WARPS in AMAX_BLOCKS:
+        rate = gigabytes_a_second(lambda: _operands._amax(x), 2 * x.numel(), device, calls)
+        found[f"amax, {_operands._BLOCK} x {_operands._BLOCKS}, {_operands._WARPS} warps"] = rate
+    _operands._BLOCK, _operands._BLOCKS, _operands._WARPS = 1024, 8, 4
+    found["amax by torch"] = gigabytes_a_second(
+        lambda: torch.linalg.vector_norm(x, float("inf")), 2 * x.numel(), device, calls
+    )
+    return found
+
+
+def update(
+    kind: type[torch.optim.Optimizer], size: int, device: torch.device, calls: int, block: tuple[int, int] | None
+) -> float:
+    """Return what the update of one weight reaches: SGD moves 12 bytes a parameter, 2 more with FP8 copies; AdamW 16 more."""
+    layer = nn.Linear(size, size, bias=False, device=device)
+    optimizer = kind(layer.parameters(), lr=1e-3)
+    amp.decorate(layer, optimizer, level="O2", dtype="bfloat16")
+    if block is not None:
+        _triton_step.FP8_BLOCK, _triton_step.FP8_WARPS = block
+        copies = keep_copies(layer.weight)
+        assert copies is not None
+        copies.renew(layer.weight)
+    layer.weight.grad = torch.randn_like(layer.weight)
+    plan = engine_of(optimizer)._plan()
+    assert plan is not None, "Triton does not take this step here"
+    moved = (12 + (0 if block is None else 2) + (16 if kind is torch.optim.AdamW else 0)) * size * size
+    return gigabytes_a_second(lambda: plan.update(None, None, None), moved, device, calls)
+
+
+def updates(size: int, device: torch.device, calls: int) -> dict[str, float]:
+    found = {}
+    for kind in (torch.optim.SGD, torch.optim.AdamW):
+        for block in (None, *UPDATE_BLOCKS):
+            name = "without copies" if block is None else f"with copies, block {block[0]}, {block[1]} warps"
+            found[f"{kind.__name__} {name}"] = update(kind, size, device, calls, block)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--small", action="store_true", help="tiny matrices: to see that it runs")
+    options = parser.parse_args()
+    device = torch.device("cpu" if options.small else "cuda")
+    calls = 2 if options.small else 30
+    copied = copy_bandwidth(device) / 1e9
+    found = {"copy": copied}
+    for rows, columns in [(64, 128)] if options.small else [(2048, 8192), (16384, 4096)]:
+        rates = operands(rows, columns, device, calls)
+        found |= {f"{rows} x {columns}: {name}": rate for name, rate in rates.items()}
+    size = 128 if options.small else 8192
+    found |= {f"{size} x {size}: {name}": rate for name, rate in updates(size, device, calls).items()}
+    for name, rate in found.items():
+        print(f"{name:55} {rate:9.1f} GB/s  {rate / copied:5.0%}")
+    if options.json:
+        options.json.write_text(json.dumps({"torch": torch.__version__, "GB/s": found}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
