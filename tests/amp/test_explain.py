@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mezzo.amp import Policy, auto_cast, exclude_layers, explain
+from mezzo.amp import Fp8Recipe, Policy, auto_cast, exclude_layers, explain, keep_in_half
 from mezzo.amp._explain import operator_of
 from mezzo.amp._ops import VARIANTS
 
@@ -46,6 +46,76 @@ def test_a_model_is_explained_layer_by_layer() -> None:
     assert rows["4"].reason == "excluded layer"
     assert str(explanation).splitlines()[0].startswith("level O1, float16, lists ")
     assert len(str(explanation).splitlines()) == 7
+
+
+class OwnLinear(nn.Linear):
+    """A layer with code of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).relu()
+
+
+def test_o3_lists_each_layer_as_fp8_or_with_the_reason_why_not() -> None:
+    model = nn.Sequential(
+        nn.Linear(1024, 1024),
+        nn.Sequential(nn.Linear(1024, 1024)),
+        nn.Linear(1024, 10),
+        nn.Linear(1024, 64),
+        nn.Linear(1024, 1024),
+        nn.Conv2d(16, 16, 1),
+        OwnLinear(1024, 1024),
+        OwnLinear(1024, 1024),
+    )
+    exclude_layers(model, "4")
+    keep_in_half(model, ["1", "6"])
+    explanation = explain(model, level="O3", dtype="bfloat16")
+    found = {row.name: (row.on_float32, row.on_half, row.reason) for row in explanation.rows}
+    fp8, half, own = "float8_e4m3 (bfloat16 result)", "bfloat16", "own code: each operator in it decides for itself"
+    narrow = "1024 -> 64 is narrower than min_width 512 asks: converting would cost more"
+    assert found == {
+        "0": (fp8, fp8, "white list; FP8 for 256 rows or more, a multiple of 16"),
+        "1.0": (half, half, "white list; not FP8: kept in half"),
+        "2": (half, half, "white list; not FP8: its 10 outputs are no multiple of 16"),
+        "3": (half, half, f"white list; not FP8: {narrow}"),
+        "4": ("float32", "float32", "excluded layer"),
+        "5": (half, half, "white list"),
+        "6": ("?", "?", f"{own}; not FP8: kept in half"),
+        "7": ("?", "?", own),
+    }
+    assert len(str(explanation).splitlines()) == 10
+    at_o2 = {row.name: row.reason for row in explain(model, level="O2").rows}
+    assert at_o2["1.0"] == "white list"
+    assert at_o2["6"] == own
+
+
+def test_the_fp8_layers_of_a_model_are_counted_and_the_others_named_by_reason() -> None:
+    model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(12)), nn.Linear(1024, 10), nn.ReLU())
+    keep_in_half(model, ["0", "11"])
+    exclude_layers(model, "1")
+    explanation = explain(model, level="O3")
+    kept, excluded, odd = "0, 11: kept in half", "1: excluded layer", "12: its 10 outputs are no multiple of 16"
+    assert explanation.fp8_layers() == f"9 of 13 linear layers are FP8; {kept}; {excluded}; {odd}"
+    few = "its rows are fewer than min_rows 256 or no multiple of 16"
+    assert explanation.fp8_layers(computed=[]).startswith(
+        f"0 of 13 linear layers are FP8; {kept}; {excluded}; 2, 3, 4, "
+    )
+    assert f", 9 and 1 more: {few}; {odd}" in explanation.fp8_layers(computed=[])
+    assert f"; 2, 4: {few};" in explanation.fp8_layers(computed=["3", *map(str, range(5, 11))])
+    assert (
+        explain(nn.Linear(16, 10), level="O3")
+        .fp8_layers()
+        .startswith("0 of 1 linear layers are FP8; the model itself: ")
+    )
+
+
+def test_a_product_by_name_depends_on_its_sizes_at_o3() -> None:
+    rows = {row.op: row for row in explain("matmul", level="O3", fp8={"min_rows": 0, "min_width": 32}).rows}
+    row = rows["matmul"]
+    assert (row.on_float32, row.on_half) == ("float8_e4m3 or float16",) * 2
+    assert row.reason == "white list; FP8 by its sizes: multiples of 16, 16 rows or more, min_width 32"
+    assert rows["bmm"].on_half == "float16"
+    black = explain("linear", Policy.create("O3", custom_black_list=["linear"], fp8=Fp8Recipe())).rows[0]
+    assert (black.on_half, black.reason) == ("float32", "custom black list")
 
 
 @pytest.mark.parametrize(

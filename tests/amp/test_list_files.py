@@ -64,6 +64,33 @@ def test_modules_without_a_model_are_an_error_that_says_what_to_pass(lists: Path
         amp.read_lists(lists)
 
 
+def fp8_layers(model: nn.Module) -> list[str]:
+    rows = amp.explain(model, level="O3", fp8={"min_width": 0}).rows
+    return [row.name for row in rows if row.on_half.startswith("float8")]
+
+
+def test_half_layers_of_the_file_stay_in_half_at_o3_and_are_untouched_below(tmp_path: Path) -> None:
+    path = tmp_path / "half.yml"
+    path.write_text("half_layers: ['body.*']\nexcluded_layers: ['2']\n")
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
+    model.add_module("body", nn.Sequential(nn.Linear(16, 16)))
+    assert fp8_layers(model) == ["0", "1", "2", "3", "body.0"]
+    assert amp.read_lists(path, model=model) == amp.read_lists(path, model=model) == {}
+    assert fp8_layers(model) == ["0", "1", "3"]
+    assert float32_layers(model) == ["2"]
+
+
+def test_a_wrong_half_layer_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "half.yml"
+    path.write_text("half_layers: [hed]\nexcluded_layers: [head]\n")
+    model = net()
+    with pytest.raises(ValueError, match=r"half\.yml: half_layers: no module is named 'hed'; did you mean 'head'"):
+        amp.read_lists(path, model=model)
+    assert float32_layers(model) == []
+    with pytest.raises(ValueError, match=r"half\.yml: holds excluded_layers and half_layers, .*: call read_lists"):
+        amp.read_lists(path)
+
+
 def test_a_file_without_modules_needs_no_model(tmp_path: Path) -> None:
     path = tmp_path / "lists.yml"
     path.write_text("custom_black_list: [exp]\nexcluded_layers: []\n")
@@ -76,6 +103,7 @@ def test_a_file_without_modules_needs_no_model(tmp_path: Path) -> None:
         ("excluded_layers: [hed]", r"lists\.yml: excluded_layers: no module is named 'hed'; did you mean 'head'"),
         ("excluded_layers: head", r"lists\.yml: excluded_layers must be a list of module names"),
         ("excluded_layers: [1]", r"lists\.yml: excluded_layers must be a list of module names"),
+        ("half_layers: head", r"lists\.yml: half_layers must be a list of module names"),
     ],
 )
 def test_a_wrong_module_name_is_one_line_that_begins_with_the_file(tmp_path: Path, text: str, message: str) -> None:

@@ -159,7 +159,7 @@ def test_lists_come_from_a_file(tmp_path: Path, suffix: str) -> None:
     [
         (
             "white: [exp]",
-            "holds \\['white'\\]; allowed are the keys custom_white_list, custom_black_list and excluded_layers",
+            "holds \\['white'\\]; allowed are the keys custom_white_list, custom_black_list, excluded_layers and half_layers",
         ),
         ("[exp]", "holds list; allowed"),
         ("custom_white_list: exp", "custom_white_list must be a list of operator names"),

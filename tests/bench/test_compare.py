@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from mezzo._errors import RunError
+from mezzo.amp import Fp8Recipe
+from mezzo.amp.debugging import collect_operator_stats
 from mezzo.bench import Timing, _clocks, _compare, compare
 from mezzo.bench._compare import default_sizes
 from mezzo.bench._task import simple_net_task
@@ -42,7 +44,7 @@ def test_a_cpu_run_ends_at_the_loss_of_float32(dtype, tolerance):
 def test_levels_hold_the_weights_they_promise(dtype):
     # O1 and O2 end at the very same loss here (all operators are white), so the loss alone would not show a lazy O2
     name = str(dtype).removeprefix("torch.")
-    for level, expected in (("O0", torch.float32), ("O1", torch.float32), ("O2", dtype)):
+    for level, expected in (("O0", torch.float32), ("O1", torch.float32), ("O2", dtype), ("O3", dtype)):
         trainer = Trainer(simple_net_task(8, 2, torch.device("cpu")), Setup(level=level, dtype=name, learning_rate=0.1))
         trainer.step()
         assert {parameter.dtype for parameter in trainer.model.parameters()} == {expected}
@@ -81,6 +83,75 @@ def test_result_is_json_ready(comparison):
     assert data["machine"]["torch_version"] == str(torch.__version__)
 
 
+EVERYWHERE = {"min_width": 0, "min_rows": 0}
+
+
+@pytest.fixture(scope="module")
+def with_fp8():
+    return compare(size=32, batch_size=16, steps=2, device="cpu", dtype="bfloat16", levels=["O2", "O3"], fp8=EVERYWHERE)
+
+
+def test_o3_is_a_column_beside_float32_and_counts_its_fp8_products(with_fp8):
+    header, *rows = with_fp8.table()
+    assert header == ["-", "float32", "AMP-O2", "AMP-O3"]
+    assert rows[-1] == ["FP8 products", "-", "-", "7 of 9"]
+    assert [mode.fp8_products for mode in with_fp8.modes] == [None, None, (7, 9)]
+    assert with_fp8.operators_of == "AMP-O3"
+    assert {row["module"] for row in with_fp8.operators if row["op"] == "mezzo::fp8_linear"} == {
+        f"linears.{index}" for index in range(1, 8)
+    }
+    # nine layers whose operands are off by up to a sixteenth, errors of either sign: far less of the loss
+    assert with_fp8.modes[2].last_loss == pytest.approx(with_fp8.modes[1].last_loss, rel=1 / 16)
+    assert with_fp8.modes[2].last_loss < with_fp8.modes[2].first_loss
+
+
+def test_the_note_names_layers_in_half_and_says_that_fp8_was_emulated(with_fp8):
+    assert "AMP-O3: 7 of 9 linear layers are FP8; linears.0, linears.8: kept in half." in with_fp8.note
+    emulated = (
+        "Its FP8 products are emulated (a CPU has no FP8 products): its losses hold, its times and memory mean nothing."
+    )
+    assert emulated in with_fp8.note
+    data = json.loads(json.dumps(with_fp8.to_dict()))
+    assert data["settings"]["levels"] == ["O0", "O2", "O3"]
+    assert data["settings"]["fp8"]["emulate"] is True
+    assert data["modes"][2]["fp8_products"] == [7, 9]
+
+
+def test_a_batch_or_a_net_too_small_for_fp8_is_said():
+    result = compare(size=16, batch_size=4, steps=1, device="cpu", levels=["O3"], fp8={"min_width": 0})
+    assert result.table()[-1] == ["FP8 products", "-", "0 of 9"]
+    few = "its rows are fewer than min_rows 256 or no multiple of 16"
+    assert "0 of 9 linear layers are FP8; linears.0, linears.8: kept in half; linears.1, linears.2, " in result.note
+    assert f"linears.7: {few}." in result.note
+    assert "narrower than min_width 512" in compare(size=16, batch_size=16, steps=1, device="cpu", levels=["O3"]).note
+
+
+def test_fp8_of_the_device_is_not_emulated(monkeypatch):
+    monkeypatch.setattr(_compare, "why_no_fp8", lambda device: None)
+    assert _compare._recipe(None, torch.device("cuda")) == Fp8Recipe()
+    trainer = Trainer(simple_net_task(16, 4, torch.device("cpu")), Setup(level="O3", fp8=Fp8Recipe()))
+    with collect_operator_stats(print_table=False) as seen:
+        pass
+    assert "emulated" not in _compare._fp8_note(trainer, seen, torch.device("cuda"))
+    asked = Trainer(simple_net_task(16, 4, torch.device("cpu")), Setup(level="O3", fp8=Fp8Recipe(emulate=True)))
+    assert "emulated (as asked for)" in _compare._fp8_note(asked, seen, torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("levels", "columns"),
+    [
+        (["float32"], ["float32"]),
+        (["O2", "O0", "O2"], ["float32", "AMP-O2"]),
+        (["O2", "O1"], ["float32", "AMP-O2", "AMP-O1"]),
+    ],
+)
+def test_float32_is_the_first_column_and_each_level_is_there_once(levels, columns):
+    result = compare(size=8, batch_size=2, steps=1, device="cpu", levels=levels)
+    assert result.table()[0][1:] == columns
+    assert result.operators_of == ("AMP-O1" if "O1" in levels else columns[-1])
+    assert result.operators
+
+
 def test_progress_counts_every_step_of_every_mode():
     seen = []
     compare(size=8, batch_size=2, steps=1, device="cpu", progress=lambda *told: seen.append(told))
@@ -98,6 +169,10 @@ def test_progress_counts_every_step_of_every_mode():
         ({"device": "tpu"}, "unknown device 'tpu'"),
         ({"device": "npu"}, "--device npu: mezzo compare runs on cpu, gpu, gpu:i, cuda or cuda:i"),
         ({"model": "net.py:build", "size": 4}, "--size is the width of SimpleNet"),
+        ({"levels": ["O2", "O4"]}, "unknown --levels 'O4'; allowed: float32, O0, O1, O2, O3"),
+        ({"levels": ["OD"]}, "unknown --levels 'OD'; allowed: float32"),
+        ({"fp8": {"emulate": True}}, "--fp8 is about level O3, which is not compared; add O3 to --levels"),
+        ({"levels": ["O3"], "fp8": {"emulat": True}}, "fp8: unknown setting 'emulat'; did you mean 'emulate'"),
     ],
 )
 def test_bad_options_are_errors_before_any_work(options, message):

@@ -18,6 +18,16 @@ def test_compare_prints_the_table_the_machine_and_the_operators(capsys):
     assert captured.err == "float32: 4 steps done\nAMP-O1: 4 steps done\nAMP-O2: 4 steps done\n"
 
 
+def test_levels_are_chosen_with_commas_and_o3_is_emulated_on_a_cpu(capsys):
+    assert run([*SMALL, "--levels", "O2, O3", "--fp8", "min_width=0,min_rows=0", "--batch-size", "16"]) == 0
+    captured = capsys.readouterr()
+    assert "| float32   | AMP-O2    | AMP-O3    |" in captured.out
+    assert "| FP8 products   | -         | -         | 7 of 9    |" in captured.out
+    assert "Operators of one recorded AMP-O3 step" in captured.out
+    assert "Its FP8 products are emulated (a CPU has no FP8 products)" in captured.out
+    assert captured.err == "float32: 4 steps done\nAMP-O2: 4 steps done\nAMP-O3: 4 steps done\n"
+
+
 def test_json_is_all_that_stdout_holds(capsys):
     assert run([*SMALL, "--json", "--dtype", "bfloat16"]) == 0
     data = json.loads(capsys.readouterr().out)
@@ -30,6 +40,9 @@ def test_json_is_all_that_stdout_holds(capsys):
     [
         (["--dtype", "float61"], "unknown --dtype 'float61'; did you mean 'float16'?"),
         (["--size", "0"], "--size 0: must be at least 1"),
+        (["--levels", "O2,O4"], "unknown --levels 'O4'; allowed: float32, O0, O1, O2, O3"),
+        (["--fp8", "emulate"], "--fp8 is about level O3, which is not compared; add O3 to --levels"),
+        (["--levels", "O3", "--fp8", "scaling=late"], "Fp8Recipe: unknown scaling 'late'"),
         (["--size", "x"], "Invalid value for '--size'"),
         (["--model", "none.py:build"], "--model 'none.py:build': there is no file 'none.py'"),
     ],

@@ -33,7 +33,9 @@ def test_a_recipe_is_made_from_a_mapping_and_is_itself_already() -> None:
     assert Fp8Recipe.of(recipe.to_dict()) == recipe
     assert Fp8Recipe.of(None) == Fp8Recipe()
     assert recipe_of(text_of(recipe)) == recipe
-    with pytest.raises(ValueError, match=r"fp8: unknown setting 'grad'; did you mean 'gradient'\? allowed: gradient, scaling"):
+    with pytest.raises(
+        ValueError, match=r"fp8: unknown setting 'grad'; did you mean 'gradient'\? allowed: gradient, scaling"
+    ):
         Fp8Recipe.of({"grad": "e4m3"})
     with pytest.raises(TypeError, match="fp8='e4m3': must be an Fp8Recipe, or a mapping of its settings"):
         Fp8Recipe.of("e4m3")  # type: ignore[arg-type]

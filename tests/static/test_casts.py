@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from mezzo.static._casts import drop_needless_casts
 
-HALF, FULL = torch.float16, torch.float32
+HALF, FULL, FP8 = torch.float16, torch.float32, torch.float8_e4m3fn
 
 
 def traced(function: Callable[[Tensor], Tensor], like: Tensor) -> GraphModule:
@@ -35,6 +35,9 @@ def casts_in(graph: GraphModule) -> int:
         (lambda x: x.to(FULL).to(HALF), HALF, 2),  # what is returned stays a tensor of its own
         (lambda x: x.to(HALF, memory_format=torch.channels_last) + x.to(HALF), FULL, 2),  # another layout
         (lambda x: (x * 2).to(FULL).to(HALF).to(FULL) + 1, HALF, 1),  # out, back, out: one is enough
+        (lambda x: (x * 2).to(FP8).to(HALF) + 1, HALF, 2),  # rounds to FP8
+        (lambda x: (x * 2).to(FP8).to(HALF).to(FP8).to(HALF) + 1, HALF, 2),  # out of FP8 and back, exact
+        (lambda x: (x * 2).to(FP8).to(torch.float8_e5m2).to(FP8).to(HALF), HALF, 4),  # neither holds the other
     ],
 )
 def test_each_kind_of_cast(function: Callable[[Tensor], Tensor], dtype: torch.dtype, left: int) -> None:
@@ -50,7 +53,11 @@ def test_each_kind_of_cast(function: Callable[[Tensor], Tensor], dtype: torch.dt
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.sampled_from([HALF, torch.bfloat16, FULL, torch.float64]), min_size=1, max_size=7))
+@given(
+    st.lists(
+        st.sampled_from([HALF, torch.bfloat16, FULL, torch.float64, FP8, torch.float8_e5m2]), min_size=1, max_size=7
+    )
+)
 def test_any_chain_of_casts_gives_the_same_bits(dtypes: list[torch.dtype]) -> None:
     def function(x: Tensor) -> Tensor:
         total = x

@@ -516,7 +516,18 @@ def other_input() -> Any:
             TypeError,
             "use_fp16_guard or use_amp_guard, not both",
         ),
-        (lambda: decorate(sgd(Net()), level="O3"), ValueError, "level='O3'"),
+        (lambda: decorate(sgd(Net()), level="O4"), ValueError, "level='O4'"),
+        (
+            lambda: decorate(sgd(Net()), level="O2", fp8={}),
+            ValueError,
+            "fp8 with level='O2': FP8 products are level O3's",
+        ),
+        (
+            lambda: decorate(sgd(Net()), half_layers=()),
+            ValueError,
+            "half_layers with level='O1': it belongs to level O3",
+        ),
+        (lambda: decorate(sgd(Net()), level="O3", fp8={"emulat": True}), ValueError, "did you mean 'emulate'"),
         (lambda: decorate(sgd(Net()), dtype="float64"), ValueError, "dtype='float64': must be 'float16' or 'bfloat16'"),
         (
             lambda: CustomOpLists(custom_black_varnames="x"),

@@ -51,12 +51,12 @@ def test_a_form_gives_a_precision(amp_configs: Any, name: str) -> None:
 @pytest.mark.parametrize(
     ("amp_configs", "error", "message"),
     [
-        ("OD", ValueError, "amp_configs: unknown level 'OD'; allowed: O0, O1, O2"),
-        ("o1", ValueError, "amp_configs: unknown level 'o1'; allowed: O0, O1, O2"),
-        ({"level": "O3"}, ValueError, "amp_configs: unknown level 'O3'"),
+        ("OD", ValueError, "amp_configs: unknown level 'OD'; allowed: O0, O1, O2, O3"),
+        ("o1", ValueError, "amp_configs: unknown level 'o1'; allowed: O0, O1, O2, O3"),
+        ({"level": "O4"}, ValueError, "amp_configs: unknown level 'O4'"),
         ({"level": None}, ValueError, "amp_configs: unknown level None"),
-        (1, TypeError, "amp_configs is a int: it must be None, a level (O0, O1, O2) or a dict"),
-        (["O1"], TypeError, "amp_configs is a list: it must be None, a level (O0, O1, O2) or a dict"),
+        (1, TypeError, "amp_configs is a int: it must be None, a level (O0, O1, O2, O3) or a dict"),
+        (["O1"], TypeError, "amp_configs is a list: it must be None, a level (O0, O1, O2, O3) or a dict"),
         (True, TypeError, "amp_configs is a bool: it must be None"),
         ({"custom_white": {"conv2d"}}, ValueError, "unknown key 'custom_white'; did you mean 'custom_white_list'?"),
         ({"init_loss_scale": 2.0}, ValueError, "unknown key 'init_loss_scale'; did you mean 'init_loss_scaling'?"),

@@ -153,7 +153,7 @@ def test_a_setting_without_effect_is_said(persons: Path, tmp_path: Path, capsys:
         (["--sync-bn"], "--sync-bn has no effect in one process"),
         (
             ["--precision", "fp16", "--amp_level", "O0"],
-            "--precision fp16 has no effect at --amp_level O0; use OD, O1 or O2",
+            "--precision fp16 has no effect at --amp_level O0; use OD, O1, O2 or O3",
         ),
     ],
 )

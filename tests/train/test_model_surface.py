@@ -72,7 +72,7 @@ def test_parameters_are_those_of_the_network_for_an_optimizer() -> None:
         ({"metrics": [Accuracy(), Accuracy]}, TypeError, r"^metrics: a ABCMeta is no mezzo.metric.Metric$"),
         ({"max_norm": -0.5}, ValueError, r"^max_norm=-0.5: must be 0 or more$"),
         ({"max_norm": float("nan")}, ValueError, r"^max_norm=nan: must be 0 or more$"),
-        ({"amp_configs": "O3"}, ValueError, r"^amp_configs: unknown level 'O3'"),
+        ({"amp_configs": "O4"}, ValueError, r"^amp_configs: unknown level 'O4'"),
         ({"amp_configs": 1}, TypeError, r"^amp_configs is a int"),
     ],
 )

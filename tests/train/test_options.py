@@ -86,7 +86,7 @@ def test_precisions_of_the_command_line() -> None:
     ("precision", "level", "message"),
     [
         ("fp8", "O1", "unknown precision 'fp8'; allowed: fp32, fp16, bf16"),
-        ("fp16", "O3", "unknown amp_level 'O3'"),
+        ("fp16", "O4", "unknown amp_level 'O4'"),
     ],
 )
 def test_an_unknown_precision_is_refused(precision: str, level: str, message: str) -> None:

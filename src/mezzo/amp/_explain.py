@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,9 +11,11 @@ from torch import nn
 
 from mezzo.amp._dtypes import dtype_name
 from mezzo.amp._exclude import is_excluded
+from mezzo.amp._fp8 import has_fp8, stays_in_half
 from mezzo.amp._names import resolve_name
 from mezzo.amp._policy import Decision, Policy
 from mezzo.amp._state import current_policy
+from mezzo.fp8 import MULTIPLE
 
 #: Leaf modules whose forward is one operator.
 _MODULE_OPS: dict[str, str] = {
@@ -58,6 +60,7 @@ _SNAKE = {"ConvTranspose": "conv_transpose", "BatchNorm": "batch_norm", "Instanc
           "LayerNorm": "layer_norm", "GroupNorm": "group_norm", "MaxPool": "max_pool", "AvgPool": "avg_pool",
           "AdaptiveAvgPool": "adaptive_avg_pool", "AdaptiveMaxPool": "adaptive_max_pool"}  # fmt: skip
 _WITHOUT_DIMS = ("batch_norm", "instance_norm")
+_FP8 = "float8_e4m3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,8 @@ class Row:
     on_half: str
     """Result for half inputs."""
     reason: str
+    why_half: str | None = None
+    """O3, of a layer that is a matrix product: why it stays in half, or in float32; empty: it is FP8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,34 @@ class Explanation:
         lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
         return "\n".join([title, *lines])
 
+    def fp8_layers(self, computed: Collection[str] | None = None) -> str:
+        """Return, in one line, how many linear layers are FP8 at O3, and which are not and why.
+
+        Args:
+            computed: Layers that were FP8 in a step, where one was looked at: those that might have been are told apart.
+        """
+        assert self.policy.fp8 is not None
+        reasons = {row.name: row.why_half for row in self.rows if row.why_half is not None}
+        few = f"its rows are fewer than min_rows {self.policy.fp8.min_rows} or no multiple of {MULTIPLE}"
+        for name, why in reasons.items():
+            if not why and computed is not None and name not in computed:
+                reasons[name] = few
+        by_reason: dict[str, list[str]] = {}
+        for name, why in reasons.items():
+            by_reason.setdefault(why, []).append(name or "the model itself")
+        in_fp8 = by_reason.pop("", [])
+        others = "".join(f"; {_some(names)}: {why}" for why, names in by_reason.items())
+        return f"{len(in_fp8)} of {len(reasons)} linear layers are FP8{others}"
+
+
+_MOST_NAMES = 8
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return names in a row, the first ones of many."""
+    left = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {left} more" if left > 0 else "")
+
 
 def explain(target: str | nn.Module | Callable[..., Any], policy: Policy | None = None, **options: Any) -> Explanation:
     """Tell which list or rule decides the precision of an operator, or of every layer of a model, and why.
@@ -95,7 +128,7 @@ def explain(target: str | nn.Module | Callable[..., Any], policy: Policy | None 
     Args:
         target: An operator name (`softmax`, `elementwise_add`), a torch function, or a module.
         policy: The policy to ask; default: the one in force, else one made from `options`.
-        options: `level`, `dtype`, `custom_white_list`, `custom_black_list`, `use_promote`, as for `auto_cast`.
+        options: `level`, `dtype`, `custom_white_list`, `custom_black_list`, `use_promote`, `fp8`, as for `auto_cast`.
 
     >>> print(explain("softmax", level="O2"))  # doctest: +ELLIPSIS
     level O2, float16, lists ...
@@ -118,10 +151,29 @@ def explain(target: str | nn.Module | Callable[..., Any], policy: Policy | None 
     return Explanation(policy, tuple(_row(variant, variant, policy) for variant in variants))
 
 
-def _row(name: str, op: str, policy: Policy) -> Row:
+def _row(name: str, op: str, policy: Policy, module: nn.Module | None = None, is_kept: bool = False) -> Row:
     on_float32, on_half = policy.decide(op, (torch.float32,)), policy.decide(op, (policy.dtype,))
     reasons = dict.fromkeys((on_float32.reason, on_half.reason))
-    return Row(name, op, _result(on_float32), _result(on_half), " / ".join(reasons))
+    row = Row(name, op, _result(on_float32), _result(on_half), " / ".join(reasons))
+    return _with_fp8(row, policy, module, is_kept) if has_fp8(policy, op) else row
+
+
+def _with_fp8(row: Row, policy: Policy, module: nn.Module | None, is_kept: bool) -> Row:
+    """Return the row of a product at O3: FP8, or why it stays in half."""
+    recipe, half = policy.fp8, dtype_name(policy.dtype)
+    assert recipe is not None
+    least = f"{max(recipe.min_rows, MULTIPLE)} rows or more"
+    if module is None:
+        result = f"{_FP8} or {half}"
+        sizes = f"multiples of {MULTIPLE}, {least}, min_width {recipe.min_width}"
+        return replace(row, on_float32=result, on_half=result, reason=f"{row.reason}; FP8 by its sizes: {sizes}")
+    outputs, inputs = module.get_parameter("weight").shape
+    why = "kept in half" if is_kept else recipe.why_half(None, inputs, outputs)
+    if why is not None:
+        return replace(row, reason=f"{row.reason}; not FP8: {why}", why_half=why)
+    result = f"{_FP8} ({half} result)"
+    reason = f"{row.reason}; FP8 for {least}, a multiple of {MULTIPLE}"
+    return replace(row, on_float32=result, on_half=result, reason=reason, why_half="")
 
 
 def _result(decision: Decision) -> str:
@@ -133,16 +185,21 @@ def _result(decision: Decision) -> str:
 
 def _module_rows(model: nn.Module, policy: Policy) -> Iterator[Row]:
     excluded = {id(m) for module in model.modules() if is_excluded(module) for m in module.modules()}
+    kept = {id(m) for module in model.modules() if stays_in_half(module) for m in module.modules()}
     for path, module in model.named_modules():
         if any(True for _ in module.children()):
             continue
         op = operator_of(module)
         if id(module) in excluded:
-            yield Row(path, op or type(module).__name__, "float32", "float32", "excluded layer")
+            why = "excluded layer"
+            could_be_fp8 = op is not None and has_fp8(policy, op)
+            yield Row(path, op or type(module).__name__, "float32", "float32", why, why if could_be_fp8 else None)
         elif op is not None:
-            yield _row(path, op, policy)
+            yield _row(path, op, policy, module, id(module) in kept)
         else:
-            yield Row(path, type(module).__name__, "?", "?", "own code: each operator in it decides for itself")
+            in_half = "; not FP8: kept in half" if policy.fp8 is not None and id(module) in kept else ""
+            reason = f"own code: each operator in it decides for itself{in_half}"
+            yield Row(path, type(module).__name__, "?", "?", reason)
 
 
 def operator_of(module: nn.Module) -> str | None:

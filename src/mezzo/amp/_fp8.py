@@ -126,5 +126,7 @@ def first_and_last(model: nn.Module) -> list[nn.Module]:
 def _forward_in_half(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     own = module.__dict__[_MARK]
     forward = functools.partial(type(module).forward, module) if own is None else own
+    if not torch._C._is_any_autocast_enabled():  # nothing is FP8 then, and what is exported stays free of regions
+        return forward(*args, **kwargs)
     with torch.autocast(HALF_FLAG, dtype=torch.bfloat16):
         return forward(*args, **kwargs)

@@ -14,7 +14,7 @@ from torch import nn
 
 from mezzo.amp import _ops as ops
 from mezzo.amp._dtypes import HALF_DTYPES, dtype_name
-from mezzo.amp._exclude import exclude_layers
+from mezzo.amp._exclude import exclude_layers, find_excluded
 from mezzo.amp._names import check_disjoint, resolve_list
 
 LISTS_VERSION = 1
@@ -89,7 +89,7 @@ def black_list() -> dict[str, dict[str, set[str]]]:
 
 
 _OPERATOR_KEYS = ("custom_white_list", "custom_black_list")
-_LAYERS_KEY = "excluded_layers"
+LAYER_KEYS = ("excluded_layers", "half_layers")
 
 
 def read_lists(path: str | Path, model: nn.Module | None = None) -> dict[str, list[str]]:
@@ -97,8 +97,9 @@ def read_lists(path: str | Path, model: nn.Module | None = None) -> dict[str, li
 
     Args:
         path: The file; what it holds is checked, names included.
-        model: Where the modules that the file names under `excluded_layers` (names or globs) are kept in float32, as
-            `exclude_layers` does it, before or after `decorate`; those that are already stay so.
+        model: Where the modules that the file names (names or globs) are kept in another precision, before or after
+            `decorate`: `excluded_layers` in float32, as `exclude_layers` does it, and `half_layers` in half at level O3, as
+            `keep_in_half` does it; those that are already stay so.
 
     Raises:
         ValueError: The file cannot be read, holds something else or an unknown name, or names modules and there is no
@@ -106,20 +107,25 @@ def read_lists(path: str | Path, model: nn.Module | None = None) -> dict[str, li
 
     >>> auto_cast(**read_lists("lists.yml", model=net))  # doctest: +SKIP
     """
+    from mezzo.amp._fp8 import keep_in_half  # which reads policies, and they the lists of this file
+
     lists = load_lists(path)
-    layers = lists.pop(_LAYERS_KEY, [])
-    if layers and model is None:
-        raise ValueError(f"{path}: holds {_LAYERS_KEY}, which are modules of a model: call read_lists(path, model=...)")
-    if layers and model is not None:
+    named = {key: names for key in LAYER_KEYS if (names := lists.pop(key, []))}
+    if named and model is None:
+        held = " and ".join(named)
+        raise ValueError(f"{path}: holds {held}, which are modules of a model: call read_lists(path, model=...)")
+    if named and model is not None:
         try:
-            exclude_layers(model, layers)
+            found = {key: find_excluded(model, named.get(key), key) for key in LAYER_KEYS}
+            exclude_layers(model, found["excluded_layers"])
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
+        keep_in_half(model, found["half_layers"])
     return lists
 
 
 def load_lists(path: str | Path) -> dict[str, list[str]]:
-    """Return what a list file holds, `excluded_layers` too; operator names are checked, module names need a model."""
+    """Return what a list file holds, names of modules too; operator names are checked, those of modules need a model."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -129,13 +135,13 @@ def load_lists(path: str | Path) -> dict[str, list[str]]:
         data: Any = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (yaml.YAMLError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: not a YAML or JSON file: {str(error).splitlines()[0]}") from error
-    if not isinstance(data, dict) or not data.keys() <= {*_OPERATOR_KEYS, _LAYERS_KEY}:
+    if not isinstance(data, dict) or not data.keys() <= {*_OPERATOR_KEYS, *LAYER_KEYS}:
         found = sorted(map(str, data)) if isinstance(data, dict) else type(data).__name__
-        keys = f"{', '.join(_OPERATOR_KEYS)} and {_LAYERS_KEY}"
+        keys = f"{', '.join((*_OPERATOR_KEYS, *LAYER_KEYS[:-1]))} and {LAYER_KEYS[-1]}"
         raise ValueError(f"{path}: holds {found}; allowed are the keys {keys}")
     for key, names in data.items():
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ValueError(f"{path}: {key} must be a list of {'module' if key == _LAYERS_KEY else 'operator'} names")
+            raise ValueError(f"{path}: {key} must be a list of {'module' if key in LAYER_KEYS else 'operator'} names")
     try:
         check_disjoint(*(resolve_list(data.get(key), key) for key in _OPERATOR_KEYS))
     except ValueError as error:

@@ -1,27 +1,33 @@
-"""One model trained in float32, AMP-O1 and AMP-O2, from the same start on the same batch (guide, 2.1)."""
+"""One model trained in float32, AMP-O1 and AMP-O2, or O3, from the same start on the same batch (guide, 2.1)."""
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 
-from mezzo._errors import MezzoError, RunError
+from mezzo._errors import MezzoError, RunError, unknown_choice
 from mezzo._timer import Timing, release_memory, time_calls
-from mezzo.amp import debugging
+from mezzo.amp import Fp8Recipe, debugging, explain
 from mezzo.amp._cpu import has_half_units
 from mezzo.amp._dtypes import dtype_name, parse_half_dtype
 from mezzo.bench._clocks import Machine, read_machine
 from mezzo.bench._device import find_device
 from mezzo.bench._settings import refuse_below_one
 from mezzo.bench._task import find_place, load_task, simple_net_task
+from mezzo.fp8 import why_no_fp8
 from mezzo.proof._trial import Setup, Task, Trainer
 
-MODES = {"float32": "O0", "AMP-O1": "O1", "AMP-O2": "O2"}
+MODES = {"O0": "float32", "O1": "AMP-O1", "O2": "AMP-O2", "O3": "AMP-O3"}
+LEVELS = ("O1", "O2")
+"""Compared with float32 where nothing is said."""
 WARMUP_STEPS = 3
 LEARNING_RATE = 0.003  # SimpleNet falls from 0.67 to 0.41 in 23 steps at any width, smoothly
 UNSTEADY = 0.25  # spread over median from which times are called unreliable
 LARGE_GPU_BYTES = 40 * 10**9
+
+_FP8 = "mezzo::fp8_linear"
+_PRODUCTS = (_FP8, "addmm", "mm", "bmm", "baddbmm")
 
 Progress = Callable[[str, int, int], None]
 """Told the mode, the steps done in it and the steps it has."""
@@ -38,6 +44,9 @@ class Settings:
     batch_size: int
     steps: int
     learning_rate: float
+    levels: tuple[str, ...] = ("O0", *LEVELS)
+    fp8: dict[str, Any] | None = None
+    """The recipe of O3; None: O3 is not compared."""
     warmup_steps: int = WARMUP_STEPS
 
     def __post_init__(self) -> None:
@@ -57,21 +66,27 @@ class ModeResult:
     last_loss: float
     peak_memory_bytes: int | None
     """Highest memory allocated on the GPU during the timed steps; None on a CPU, where torch does not count it."""
+    fp8_products: tuple[int, int] | None = None
+    """O3: matrix products of a forward that were FP8, and all of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """The three modes side by side; `table()` is the guide's 2.1.4."""
+    """The modes side by side; `table()` is the guide's 2.1.4."""
 
     settings: Settings
     modes: tuple[ModeResult, ...]
     machine: Machine
     operator_table: str
     operators: list[dict[str, Any]] = field(repr=False)
-    """Rows of `mezzo.amp.debugging.OperatorStats` for one AMP-O1 step."""
+    """Rows of `mezzo.amp.debugging.OperatorStats` for one step of a mode."""
+
+    operators_of: str = "AMP-O1"
+    """That mode: AMP-O1, or the last one where O1 is not compared."""
 
     note: str = ""
-    """What a reader must know: operators that compute inside in float32 on this CPU, times that are not steady."""
+    """What a reader must know: operators that compute inside in float32 on this CPU, times that are not steady, layers that
+    are not FP8 at O3."""
 
     def speedup(self, mode: ModeResult) -> float:
         """Return how many times as fast as float32 a mode is, by the medians of this run."""
@@ -80,7 +95,7 @@ class Comparison:
     def table(self) -> list[list[str]]:
         """Return the rows of the guide's table, header first."""
         last_step = self.settings.warmup_steps + self.settings.steps
-        return [
+        rows = [
             ["-", *(mode.name for mode in self.modes)],
             ["time per step", *(_duration(mode.timing.median_s) for mode in self.modes)],
             ["loss at step 1", *(f"{mode.first_loss:.7f}" for mode in self.modes)],
@@ -88,6 +103,9 @@ class Comparison:
             ["speed-up", *(f"{self.speedup(mode):.2f}x" for mode in self.modes)],
             ["peak memory", *(_gibibytes(mode.peak_memory_bytes) for mode in self.modes)],
         ]
+        if any(mode.fp8_products is not None for mode in self.modes):
+            rows.append(["FP8 products", *(_share(mode.fp8_products) for mode in self.modes)])
+        return rows
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON-ready data, times in seconds and memory in bytes."""
@@ -108,6 +126,7 @@ class Comparison:
             "modes": modes,
             "machine": asdict(self.machine),
             "operators": self.operators,
+            "operators_of": self.operators_of,
             "note": self.note,
         }
 
@@ -121,9 +140,11 @@ def compare(
     dtype: str | None = None,
     device: str | None = None,
     learning_rate: float = LEARNING_RATE,
+    levels: Sequence[str] = LEVELS,
+    fp8: Fp8Recipe | Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Train a model in float32, O1 and O2 and return time, loss, memory and the operators of one O1 step.
+    """Train a model in float32 and at some levels, and return time, loss, memory and the operators of one step.
 
     Args:
         model: FILE:FACTORY of the user's model (`load_task`); None: the guide's nine-layer SimpleNet.
@@ -133,6 +154,8 @@ def compare(
         dtype: float16 (with a GradScaler) or bfloat16 (without); None: float16, bfloat16 on a CPU that has units for it.
         device: cpu, cuda, cuda:i, gpu or gpu:i; None: the GPU if there is one.
         learning_rate: Of the SGD.
+        levels: O1, O2 and O3, in the order of the columns; float32 (or O0) is the first column, named or not.
+        fp8: O3: an `Fp8Recipe`, or a mapping of its settings; products are emulated where the device has none.
         progress: Called after every step.
     """
     place = find_device(device, "mezzo compare")
@@ -145,7 +168,11 @@ def compare(
         batch_size=default_batch_size if batch_size is None else batch_size,
         steps=steps,
         learning_rate=learning_rate,
+        levels=_known(levels),
+        fp8=_recipe(fp8, place).to_dict() if "O3" in levels else None,
     )
+    if fp8 is not None and settings.fp8 is None:
+        raise ValueError("--fp8 is about level O3, which is not compared; add O3 to --levels")
     if model is not None and size is not None:
         raise ValueError("--size is the width of SimpleNet; with --model the factory decides")
     try:
@@ -177,13 +204,17 @@ def _compare(
     settings: Settings, make_task: Callable[[], Task], device: torch.device, progress: Progress | None
 ) -> Comparison:
     modes = []
-    operator_table = ""
-    operators: list[dict[str, Any]] = []
-    for name, level in MODES.items():
-        trainer = Trainer(make_task(), Setup(level=level, dtype=settings.dtype, learning_rate=settings.learning_rate))
-        modes.append(_run_mode(name, trainer, settings, device, progress))
-        if level == "O1":
-            operator_table, operators = _record_step(trainer)
+    recorded = "O1" if "O1" in settings.levels else settings.levels[-1]
+    stats, of_fp8 = debugging.OperatorStats(), ""
+    for level in settings.levels:
+        trainer = Trainer(make_task(), _setup(level, settings))
+        mode = _run_mode(MODES[level], trainer, settings, device, progress)
+        seen = _record_step(trainer) if level in (recorded, "O3") else None
+        if seen is not None and level == recorded:
+            stats = seen
+        if seen is not None and level == "O3":
+            mode, of_fp8 = replace(mode, fp8_products=_count_products(seen)), _fp8_note(trainer, seen, device)
+        modes.append(mode)
         del trainer
         release_memory(device)
     machine = read_machine(device)
@@ -191,9 +222,10 @@ def _compare(
         settings=settings,
         modes=tuple(modes),
         machine=machine,
-        operator_table=operator_table,
-        operators=operators,
-        note=" ".join(filter(None, (_note(settings.dtype, device), _busy_note(modes)))),
+        operator_table=stats.table(),
+        operators=[asdict(row) for row in stats.rows],
+        operators_of=MODES[recorded],
+        note=" ".join(filter(None, (_note(settings.dtype, device), _busy_note(modes), of_fp8))),
     )
 
 
@@ -244,10 +276,53 @@ def _run_mode(
     )
 
 
-def _record_step(trainer: Trainer) -> tuple[str, list[dict[str, Any]]]:
+def _setup(level: str, settings: Settings) -> Setup:
+    recipe = Fp8Recipe.of(settings.fp8) if level == "O3" else None
+    return Setup(level=level, dtype=settings.dtype, learning_rate=settings.learning_rate, fp8=recipe)
+
+
+def _record_step(trainer: Trainer) -> debugging.OperatorStats:
     with debugging.collect_operator_stats(print_table=False) as stats:
         trainer.step()
-    return stats.table(), [asdict(row) for row in stats.rows]
+    return stats
+
+
+def _known(levels: Sequence[str]) -> tuple[str, ...]:
+    """Return the levels that were asked for, float32 first, each once."""
+    asked = ["O0" if level == MODES["O0"] else level for level in levels]
+    for level in asked:
+        if level not in MODES:
+            raise ValueError(unknown_choice("--levels", level, (MODES["O0"], *MODES)))
+    return tuple(dict.fromkeys(("O0", *asked)))
+
+
+def _recipe(fp8: Fp8Recipe | Mapping[str, Any] | None, device: torch.device) -> Fp8Recipe:
+    """Return the recipe of O3, emulated where the device has no FP8 products."""
+    recipe = Fp8Recipe.of(fp8)
+    return recipe if why_no_fp8(device) is None else replace(recipe, emulate=True)
+
+
+def _count_products(stats: debugging.OperatorStats) -> tuple[int, int]:
+    """Return how many matrix products of the forward were FP8, and how many there were."""
+    calls = [
+        (row.op, row.fp16 + row.bf16 + row.fp32 + row.other)
+        for row in stats.rows
+        if row.phase == "forward" and row.op in _PRODUCTS
+    ]
+    return sum(count for op, count in calls if op == _FP8), sum(count for _, count in calls)
+
+
+def _fp8_note(trainer: Trainer, stats: debugging.OperatorStats, device: torch.device) -> str:
+    """Return which layers were FP8 in a step and why the others were not, and whether FP8 was emulated."""
+    policy = trainer.policy
+    assert policy is not None
+    assert policy.fp8 is not None
+    computed = {row.module for row in stats.rows if row.op == _FP8}
+    layers = f"AMP-O3: {explain(trainer.model, policy).fp8_layers(computed)}."
+    if not policy.fp8.emulate:
+        return layers
+    reason = why_no_fp8(device) or "as asked for"
+    return f"{layers} Its FP8 products are emulated ({reason}): its losses hold, its times and memory mean nothing."
 
 
 def _task_maker(model: str | None, settings: Settings, device: torch.device) -> Callable[[], Task]:
@@ -276,6 +351,10 @@ def _out_of_memory(settings: Settings) -> str:
 
 def _duration(seconds: float) -> str:
     return f"{seconds:.3f}s" if seconds >= 0.1 else f"{seconds * 1000:.3f}ms"
+
+
+def _share(counts: tuple[int, int] | None) -> str:
+    return "-" if counts is None else f"{counts[0]} of {counts[1]}"
 
 
 def _gibibytes(count: int | None) -> str:

@@ -1,10 +1,11 @@
-"""`mezzo compare`: a model trained in float32, O1 and O2, side by side."""
+"""`mezzo compare`: a model trained in float32 and at some levels, side by side."""
 
 import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mezzo.cli._options import FP8_HELP, read_fp8
 from mezzo.cli._show import progress_bar, table
 
 if TYPE_CHECKING:
@@ -21,9 +22,11 @@ def compare(
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, gpu, gpu:i [the GPU if there is one].")] = None,
     learning_rate: Annotated[float, typer.Option(help="Of the SGD that trains it.")] = 0.003,
+    levels: Annotated[str, typer.Option(help="Compared with float32: some of O1, O2, O3, with commas.")] = "O1,O2",
+    fp8: Annotated[str | None, typer.Option(help=FP8_HELP)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
 ) -> int:
-    """Train a model in float32, AMP-O1 and AMP-O2: time per step, loss, speed-up, memory, operators."""
+    """Train a model in float32, AMP-O1 and AMP-O2 (or AMP-O3): time per step, loss, speed-up, memory, operators."""
     from mezzo.bench import compare as run_comparison  # torch takes seconds to import: not for --version and --help
     from mezzo.cli._choice import check_dtype
 
@@ -37,6 +40,8 @@ def compare(
             dtype=dtype,
             device=device,
             learning_rate=learning_rate,
+            levels=[level.strip() for level in levels.split(",") if level.strip()],
+            fp8=read_fp8(fp8),
             progress=report,
         )
     typer.echo(json.dumps(result.to_dict(), indent=2) if as_json else _as_text(result))
@@ -50,6 +55,6 @@ def _as_text(result: "Comparison") -> str:
         f"{settings.model}, {width}batch size {settings.batch_size}, {settings.steps} steps, AMP in {settings.dtype}"
     )
     versions = f"torch {machine.torch_version}, driver {machine.driver_version}"
-    operators = f"Operators of one recorded AMP-O1 step\n{result.operator_table.rstrip()}"
+    operators = f"Operators of one recorded {result.operators_of} step\n{result.operator_table.rstrip()}"
     parts = [title, table(result.table()), f"{table(machine.table())}\n{versions}", operators, result.note]
     return "\n\n".join(part for part in parts if part)

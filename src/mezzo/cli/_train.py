@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from mezzo._extras import require
-from mezzo.cli._options import option
+from mezzo.cli._options import FP8_HELP, option, read_fp8
 from mezzo.cli._training import Given
 
 _Path: TypeAlias = Path | None
@@ -22,8 +22,11 @@ def train(
     model: Annotated[_Text, option("Classifier [mobilenet_v3_small].", "--model")] = None,
     num_classes: Annotated[_Int, option("Classes [counted in the training data].", "--num-classes")] = None,
     precision: Annotated[_Text, option("fp32, fp16 or bf16.", "--precision")] = None,
-    amp_level: Annotated[_Text, option("O0, OD, O1 or O2.", "--amp-level")] = None,
-    amp_lists: Annotated[_Path, option("Lists of `mezzo bisect`: what stays in float32.", "--amp-lists")] = None,
+    amp_level: Annotated[_Text, option("O0, OD, O1, O2 or O3.", "--amp-level")] = None,
+    fp8: Annotated[_Text, option(FP8_HELP, "--fp8")] = None,
+    amp_lists: Annotated[
+        _Path, option("Lists of `mezzo bisect`: what stays in float32 or half.", "--amp-lists")
+    ] = None,
     batch_size: Annotated[_Int, option("Samples of one process.", "--batch-size", "-b")] = None,
     learning_rate: Annotated[_Float, option("First learning rate.", "--learning-rate", "--lr")] = None,
     iters: Annotated[_Int, option("Steps, also of the decay (with --config).", "--iters")] = None,
@@ -79,7 +82,7 @@ def train(
         save_dir=save_dir, resume=resume, pretrained=pretrained, device=device, seed=seed, workers=workers,
         log_every=log_every, save_every=save_every, keep_checkpoints=keep_checkpoints, early_stop_after=early_stop_after,
         data_format=data_format, do_eval=do_eval or given.has_validation(), use_ema=use_ema, sync_bn=sync_bn, fsdp=fsdp,
-        log_ops=log_ops, to_static=to_static, amp_lists=amp_lists,
+        log_ops=log_ops, to_static=to_static, amp_lists=amp_lists, fp8=read_fp8(fp8),
     )  # fmt: skip
     from mezzo.train import evaluate, train  # torch takes seconds to import: not for --help
 
@@ -104,8 +107,11 @@ def evaluate(
     weights: Annotated[_Path, option("Weights, or a checkpoint folder.", "--model-path", "--pretrained")] = None,
     num_classes: Annotated[_Int, option("Classes [counted in the training data].", "--num-classes")] = None,
     precision: Annotated[_Text, option("fp32, fp16 or bf16.", "--precision")] = None,
-    amp_level: Annotated[_Text, option("O0, OD, O1 or O2.", "--amp-level")] = None,
-    amp_lists: Annotated[_Path, option("Lists of `mezzo bisect`: what stays in float32.", "--amp-lists")] = None,
+    amp_level: Annotated[_Text, option("O0, OD, O1, O2 or O3.", "--amp-level")] = None,
+    fp8: Annotated[_Text, option(FP8_HELP, "--fp8")] = None,
+    amp_lists: Annotated[
+        _Path, option("Lists of `mezzo bisect`: what stays in float32 or half.", "--amp-lists")
+    ] = None,
     batch_size: Annotated[_Int, option("Samples of one process.", "--batch-size", "-b")] = None,
     image_size: Annotated[_Int, option("Side of the crop [224].", "--image-size", "--crop-size")] = None,
     resize_size: Annotated[_Int, option("Short side before the crop [256].", "--resize-size")] = None,
@@ -124,8 +130,9 @@ def evaluate(
     from mezzo.train import evaluate
 
     options = given.options(
-        pretrained=weights, device=device, workers=workers, eval_batch_size=batch_size, amp_lists=amp_lists
-    )
+        pretrained=weights, device=device, workers=workers, eval_batch_size=batch_size, amp_lists=amp_lists,
+        fp8=read_fp8(fp8),
+    )  # fmt: skip
     evaluate(given.recipe(), options)
     return 0
 

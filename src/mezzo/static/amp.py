@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mezzo.amp import GradScaler, Policy
+from mezzo.amp import Fp8Recipe, GradScaler, Policy
 from mezzo.amp import decorate as decorate_model
 from mezzo.amp._dtypes import parse_half_dtype
+from mezzo.amp._exclude import Excluded
 from mezzo.amp._policy import parse_level
 from mezzo.static._current import check_minimize
 from mezzo.static._executor import Executor
@@ -63,9 +64,10 @@ class MixedPrecisionOptimizer:
         scaler: GradScaler,
         master_weight: bool | None,
         master_grad: bool,
+        half_layers: Excluded | Sequence[Excluded] | None = None,
     ) -> None:
         self.optimizer, self.precision, self.scaler = optimizer, precision, scaler
-        self._master_weight, self._master_grad = master_weight, master_grad
+        self._master_weight, self._master_grad, self._half_layers = master_weight, master_grad, half_layers
         self._program: Program | None = None
         self._is_prepared = False
 
@@ -98,12 +100,13 @@ class MixedPrecisionOptimizer:
         use_fp16_test: bool = False,
         rewrite_master_weight: bool = False,
     ) -> None:
-        """Move the weights to a device and, at O2, store them in half with float32 masters behind them.
+        """Move the weights to a device and, at O2 and O3, store them in half with float32 masters behind them.
 
         Args:
             place: As `Executor` takes it; None: where the weights are.
             scope: Accepted; parameters belong to modules here.
-            test_program: A clone of the program, to run in the same precision: at O2 always, at O1 with `use_fp16_test`.
+            test_program: A clone of the program, to run in the same precision: at O2 and O3 always, at O1 with
+                `use_fp16_test`.
             use_fp16_test: See `test_program`.
             rewrite_master_weight: Accepted: masters always hold the weights as they were.
 
@@ -114,9 +117,9 @@ class MixedPrecisionOptimizer:
         if place is not None:
             program.to(Executor(place).device)
         level = self.precision.policy.level if self.precision.policy is not None else "O0"
-        if level == "O2":
+        if level in _STORED_IN_HALF:
             self._keep_half_weights()
-        if test_program is not None and (level == "O2" or use_fp16_test):
+        if test_program is not None and (level in _STORED_IN_HALF or use_fp16_test):
             test_program.precision = self.precision
 
     def get_loss_scaling(self) -> float:
@@ -134,11 +137,11 @@ class MixedPrecisionOptimizer:
         return self._program
 
     def _before_first_run(self) -> None:
-        """At O1 store weights in half now; at O2 `amp_init` does it."""
+        """At O1 store weights in half now; at O2 and O3 `amp_init` does it."""
         level = self.precision.policy.level if self.precision.policy is not None else "O0"
         if level == "O1":
             self._keep_half_weights()
-        elif level == "O2" and not self._is_prepared:
+        elif level in _STORED_IN_HALF and not self._is_prepared:
             warnings.warn(
                 "amp_init was not called: weights stay float32 and are cast in every step; call optimizer.amp_init(device) "
                 "after minimize",
@@ -155,7 +158,7 @@ class MixedPrecisionOptimizer:
         decorate_model(
             program._root, self.optimizer, policy.level, policy.dtype, self._master_weight,
             master_grad=self._master_grad, excluded_layers=program.constants,
-            excluded_parameters=self._not_only_half(program),
+            excluded_parameters=self._not_only_half(program), half_layers=self._half_layers, fp8=policy.fp8,
         )  # fmt: skip
 
     def _not_only_half(self, program: Program) -> list[nn.Parameter]:
@@ -173,6 +176,8 @@ class MixedPrecisionOptimizer:
         return any(isinstance(module, kind) and op in self.precision.policy.black for kind, op in _OPERATORS.items())
 
 
+_STORED_IN_HALF = ("O2", "O3")
+"""Levels at which `amp_init` stores all weights in half."""
 _OPERATORS: dict[type[nn.Module], str] = {
     nn.Linear: "linear",
     nn.Conv1d: "conv1d",
@@ -204,16 +209,18 @@ def decorate(
     use_bf16: bool = False,
     use_promote: bool = False,
     cpu_compute: str = "auto",
+    fp8: Fp8Recipe | Mapping[str, Any] | None = None,
+    half_layers: Excluded | Sequence[Excluded] | None = None,
 ) -> MixedPrecisionOptimizer:
     """Return an optimizer whose `minimize` makes a program train in mixed precision.
 
     Args:
         optimizer: Of torch.
         amp_lists: Operators and variables that differ from the defaults.
-        level: `O0`, `OD`, `O1` (the default) or `O2`.
+        level: `O0`, `OD`, `O1` (the default), `O2` or `O3`.
         dtype: `float16` or `bfloat16`.
-        master_weight: O2: False updates the half weights themselves, which loses small updates.
-        master_grad: O2: gradients of half weights arrive in float32.
+        master_weight: O2 and O3: False updates the half weights themselves, which loses small updates.
+        master_grad: O2 and O3: gradients of half weights arrive in float32.
         init_loss_scaling: The first loss scale; it and the next four are those of `mezzo.amp.GradScaler`.
         incr_every_n_steps: Steps without overflow before the scale grows.
         decr_every_n_nan_or_inf: Overflows before it shrinks.
@@ -226,6 +233,8 @@ def decorate(
         use_bf16: The older way to say `dtype='bfloat16'`.
         use_promote: See `mezzo.amp.auto_cast`.
         cpu_compute: See `mezzo.amp.Policy`.
+        fp8: O3: see `mezzo.amp.auto_cast`.
+        half_layers: O3: see `mezzo.amp.decorate`; names begin with that of the module in the program, as in `Net_0.head`.
 
     Raises:
         TypeError: `level` and `use_pure_fp16`, or both names of the guard, were given; or no optimizer.
@@ -243,8 +252,10 @@ def decorate(
     guard = use_fp16_guard if use_fp16_guard is not None else use_amp_guard
     lists = amp_lists or CustomOpLists()
     policy = Policy.create(
-        chosen, half, lists.custom_white_list, lists.custom_black_list, use_promote, cpu_compute
+        chosen, half, lists.custom_white_list, lists.custom_black_list, use_promote, cpu_compute, fp8
     )  # fmt: skip
+    if half_layers is not None and chosen != "O3":
+        raise ValueError(f"half_layers with level={chosen!r}: it belongs to level O3")
     precision = Precision(policy, bool(use_pure_fp16) if guard is None else guard, lists.custom_black_varnames)
     scales = chosen != "O0" and (half is torch.float16 or bool(use_dynamic_loss_scaling))
     scaler = GradScaler(
@@ -256,4 +267,4 @@ def decorate(
         decr_every_n_nan_or_inf=decr_every_n_nan_or_inf,
         use_dynamic_loss_scaling=use_dynamic_loss_scaling is not False,
     )
-    return MixedPrecisionOptimizer(optimizer, precision, scaler, master_weight, master_grad)
+    return MixedPrecisionOptimizer(optimizer, precision, scaler, master_weight, master_grad, half_layers)

@@ -15,7 +15,7 @@ def find_notices(recipe: Recipe, options: RunOptions, world: World) -> list[str]
         f"--amp_level {level} has no effect at fp32; add --precision fp16 or bf16": (
             precision == "fp32" and level not in ("O0", None)
         ),
-        f"--precision {precision} has no effect at --amp_level O0; use OD, O1 or O2": (
+        f"--precision {precision} has no effect at --amp_level O0; use OD, O1, O2 or O3": (
             precision != "fp32" and level == "O0"
         ),
         "--early_stop_intervals has no effect without --do_eval": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,10 @@ class RunOptions:
     """`fp32`, `fp16` or `bf16`."""
 
     amp_level: str | None = None
-    """`O0`, `OD`, `O1` or `O2`; counts where the precision is not fp32. None is `O1`."""
+    """`O0`, `OD`, `O1`, `O2` or `O3`; counts where the precision is not fp32. None is `O1`."""
+
+    fp8: Mapping[str, Any] | None = None
+    """O3: settings of an `amp.Fp8Recipe`."""
 
     amp_lists: Path | None = None
     """A file of lists, added to those of the task; see `amp.read_lists`."""
@@ -100,6 +104,15 @@ class RunOptions:
             raise OptionError(
                 f"amp_lists={self.amp_lists} with fp32: there is nothing to apply it to; add --precision fp16 or bf16 and "
                 "an --amp_level above O0"
+            )
+        if self.fp8 is not None and self.amp_level != "O3":
+            raise OptionError(
+                f"fp8 with amp_level={self.amp_level}: FP8 products are level O3's; add --amp_level O3, or leave it out"
+            )
+        if self.fsdp and self.amp_level == "O3":
+            raise OptionError(
+                "amp_level=O3 together with fsdp: weights are gathered anew for each use, and their FP8 copies are not; use "
+                "O2, or leave fsdp out"
             )
         if self.data_format is not None and self.data_format not in _LAYOUTS:
             raise OptionError(unknown_choice("data_format", self.data_format, _LAYOUTS))

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mezzo._errors import unknown_choice
-from mezzo.amp import GradScaler, Policy, auto_cast, decorate, exclude_layers
+from mezzo.amp import Fp8Recipe, GradScaler, Policy, auto_cast, decorate, exclude_layers, keep_in_half
 from mezzo.amp._exclude import find_excluded
+from mezzo.amp._fp8 import first_and_last
 from mezzo.amp._lists import load_lists
 from mezzo.amp._names import resolve_name
+from mezzo.fp8 import refuse_without_fp8
 
-LEVELS = ("O0", "OD", "O1", "O2")
+LEVELS = ("O0", "OD", "O1", "O2", "O3")
 PRECISIONS = ("fp32", "fp16", "bf16")
 #: What the documents' segmentation command adds to the lists.
 SEGMENTATION_WHITE = ("elementwise_add", "batch_norm")
@@ -38,7 +40,8 @@ class Precision(Protocol):
         """Make model and optimizer ready, in place; before any wrapper for distributed training."""
 
     def keep_float32(self, model: nn.Module) -> None:
-        """Keep what a list file names in float32, in place: all that an evaluation needs; `prepare` does it too."""
+        """Keep layers in float32 that a list file names, and in half those of O3, in place: all that an evaluation needs;
+        `prepare` does it too."""
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the region in which forward and loss run."""
@@ -100,6 +103,7 @@ class MixedPrecision:
         policy: Decides the dtype of every operator.
         scaler: Of float16; None: one that starts as both documented training commands do.
         excluded_layers: Names or globs of modules that stay in float32.
+        half_layers: O3: names or globs of modules whose products stay in half; None: the first and the last layer.
         lists: The file that named them, for messages.
     """
 
@@ -109,9 +113,11 @@ class MixedPrecision:
         scaler: GradScaler | None = None,
         *,
         excluded_layers: Sequence[str] = (),
+        half_layers: Sequence[str] | None = None,
         lists: Path | None = None,
     ) -> None:
         self.excluded_layers: tuple[str, ...] = tuple(excluded_layers)
+        self._half_layers = half_layers
         self._lists = lists
         self.policy: Policy | None = policy
         self._level, self._dtype = policy.level, policy.dtype
@@ -123,8 +129,17 @@ class MixedPrecision:
 
     def prepare(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
         """Make the weights half that only ever compute in half, with masters: no step casts a weight."""
-        excluded = self._find_excluded(model)
-        if self._level in ("O1", "O2"):
+        assert self.policy is not None
+        excluded = self._find(model, self.excluded_layers, "excluded_layers")
+        if self._level == "O3":
+            in_half = self._find_half_layers(model)
+            recipe = Fp8Recipe.of(self.policy.fp8)
+            for device in {param.device for param in model.parameters()}:
+                refuse_without_fp8(device, recipe.emulate)
+            decorate(
+                model, optimizer, level="O3", dtype=self._dtype, excluded_layers=excluded, half_layers=in_half, fp8=recipe
+            )  # fmt: skip
+        elif self._level in ("O1", "O2"):
             decorate(model, optimizer, level=self._level, dtype=self._dtype, excluded_layers=excluded)
         else:
             exclude_layers(model, excluded)
@@ -133,12 +148,19 @@ class MixedPrecision:
             self.scaler.protect_batch_norm(model)
 
     def keep_float32(self, model: nn.Module) -> None:
-        """Keep the excluded layers in float32."""
-        exclude_layers(model, self._find_excluded(model))
+        """Keep the excluded layers in float32, and at O3 some in half."""
+        in_half = self._find_half_layers(model) if self._level == "O3" else []
+        exclude_layers(model, self._find(model, self.excluded_layers, "excluded_layers"))
+        keep_in_half(model, in_half)
 
-    def _find_excluded(self, model: nn.Module) -> list[nn.Module]:
+    def _find_half_layers(self, model: nn.Module) -> list[nn.Module]:
+        if self._half_layers is None:
+            return first_and_last(model)
+        return self._find(model, self._half_layers, "half_layers")
+
+    def _find(self, model: nn.Module, names: Sequence[str], argument: str) -> list[nn.Module]:
         try:
-            return find_excluded(model, self.excluded_layers)
+            return find_excluded(model, names, argument)
         except ValueError as error:
             raise ValueError(f"{self._lists}: {error}" if self._lists else str(error)) from error
 
@@ -172,15 +194,17 @@ def make_precision(
     level: str,
     task: Literal["classification", "segmentation"] = "classification",
     lists: Path | None = None,
+    fp8: Mapping[str, Any] | None = None,
 ) -> Precision:
     """Return the precision of a command line.
 
     Args:
         precision: `fp32`, `fp16` or `bf16`.
-        level: `O0` (the same as fp32), `OD`, `O1` or `O2`.
+        level: `O0` (the same as fp32), `OD`, `O1`, `O2` or `O3`.
         task: Segmentation's documented command edits the lists; both start at the same loss scale.
         lists: A file of lists (`amp.read_lists`), added to those of the task; where they contradict, the file decides.
             At fp32 and O0 it has no effect.
+        fp8: O3: settings of an `Fp8Recipe`.
 
     Raises:
         ValueError: A choice is unknown, or the file is wrong.
@@ -195,10 +219,13 @@ def make_precision(
     if precision == "fp32" or level == "O0":
         return FullPrecision()
     own = {} if lists is None else load_lists(lists)
+    if "half_layers" in own and level != "O3":
+        raise ValueError(f"{lists}: half_layers with amp_level {level}: they belong to level O3")
     white, black = _merged(own, task)
     dtype = {"fp16": "float16", "bf16": "bfloat16"}[precision]
-    policy = Policy.create(level, dtype=dtype, custom_white_list=white, custom_black_list=black)
-    return MixedPrecision(policy, excluded_layers=own.get("excluded_layers", ()), lists=lists)
+    policy = Policy.create(level, dtype=dtype, custom_white_list=white, custom_black_list=black, fp8=fp8)
+    excluded, in_half = own.get("excluded_layers", ()), own.get("half_layers")
+    return MixedPrecision(policy, excluded_layers=excluded, half_layers=in_half, lists=lists)
 
 
 def _merged(own: Mapping[str, Sequence[str]], task: str) -> tuple[list[str], list[str]]:

@@ -88,7 +88,7 @@ def _begin(session: Session, store: CheckpointStore) -> Progress:
 def evaluate(recipe: Recipe, options: RunOptions) -> Scores:
     """Evaluate weights (`options.pretrained`, or the checkpoint `options.resume`) and print the documented lines."""
     with join_world(options.device) as world:
-        precision = open_precision(recipe, options)
+        precision = open_precision(recipe, options, world.device)
         model = recipe.create_model()
         precision.keep_float32(model)
         report = load_weights(model, _weights(options, recipe))

@@ -11,9 +11,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mezzo._errors import MezzoError
+from mezzo.amp import explain
 from mezzo.checkpoint import find_weights
 from mezzo.config import Recipe
 from mezzo.data import Loader, Prefetcher, Stream, ToInput
+from mezzo.fp8 import why_no_fp8
 from mezzo.models import load_weights
 from mezzo.static import to_static
 from mezzo.train._distributed import World, use_sync_batch_norm, wrap
@@ -93,7 +95,7 @@ def open_session(recipe: Recipe, options: RunOptions, world: World) -> Session:
     """
     if recipe.train_data is None:
         raise RecipeError("the recipe has no train_dataset: there is nothing to train on")
-    precision = open_precision(recipe, options)
+    precision = open_precision(recipe, options, world.device)
     dataset = recipe.train_data.open()
     stream = Stream(
         len(dataset),
@@ -112,6 +114,8 @@ def open_session(recipe: Recipe, options: RunOptions, world: World) -> Session:
         optimizer = recipe.optimizer.create(model)  # of the sharded weights
     else:
         precision.prepare(model, optimizer)
+        if precision.policy is not None and precision.policy.fp8 is not None:
+            notices.append(f"O3: {explain(model, precision.policy).fp8_layers()}")
         if options.to_static and world.size > 1:
             to_static(model, only_training=True)
         wrapped = wrap(model, world)
@@ -136,14 +140,23 @@ def open_session(recipe: Recipe, options: RunOptions, world: World) -> Session:
     )
 
 
-def open_precision(recipe: Recipe, options: RunOptions) -> Precision:
+def open_precision(recipe: Recipe, options: RunOptions, device: torch.device | None = None) -> Precision:
     """Return the precision that the options ask for; their list file is read and checked.
 
     Raises:
-        OptionError: The file keeps layers in float32 that FSDP gathers in half.
+        OptionError: The file keeps layers in float32 that FSDP gathers in half, or the device has no FP8 products.
         ValueError: The file is wrong.
     """
-    precision = make_precision(options.precision, options.amp_level or "O1", recipe.task, options.amp_lists)
+    level = options.amp_level or "O1"
+    precision = make_precision(options.precision, level, recipe.task, options.amp_lists, options.fp8)
+    recipe_of_fp8 = None if precision.policy is None else precision.policy.fp8
+    if device is not None and recipe_of_fp8 is not None and not recipe_of_fp8.emulate:
+        reason = why_no_fp8(device)
+        if reason is not None:
+            raise OptionError(
+                f"--amp_level O3: {reason}; --fp8 emulate computes the same numbers without them, to see whether FP8 would "
+                "hurt, or use O2"
+            )
     if options.fsdp and precision.excluded_layers:
         raise OptionError(
             f"{options.amp_lists}: excluded_layers together with fsdp: weights are gathered in half whatever a layer "

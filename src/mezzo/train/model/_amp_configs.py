@@ -10,14 +10,14 @@ from mezzo._errors import unknown_choice
 from mezzo.amp import GradScaler, Policy
 from mezzo.train._precision import FullPrecision, MixedPrecision, Precision
 
-LEVELS = ("O0", "O1", "O2")
+LEVELS = ("O0", "O1", "O2", "O3")
 DTYPES = ("float16", "bfloat16")
 _OF_SCALER = (
     "init_loss_scaling", "incr_ratio", "decr_ratio", "incr_every_n_steps", "decr_every_n_nan_or_inf",
     "use_dynamic_loss_scaling",
 )  # fmt: skip
 _OF_LISTS = ("custom_white_list", "custom_black_list")
-_KEYS = ("level", "dtype", *_OF_SCALER, *_OF_LISTS)
+_KEYS = ("level", "dtype", "fp8", *_OF_SCALER, *_OF_LISTS)
 _ELSEWHERE = {
     "use_pure_fp16": "say level 'O2'",
     "use_fp16_guard": "it belongs to graph mode: mezzo.static.amp.decorate",
@@ -31,8 +31,9 @@ def make_precision_of(amp_configs: str | Mapping[str, Any] | None) -> Precision:
     """Return the precision that `amp_configs` asks for.
 
     Args:
-        amp_configs: None, '' or {}: float32. 'O0', 'O1' or 'O2'. Or a dict: `level` (usually O1), `dtype` (usually float16),
-            the settings of `GradScaler`, `custom_white_list`, `custom_black_list`.
+        amp_configs: None, '' or {}: float32. 'O0', 'O1', 'O2' or 'O3'. Or a dict: `level` (usually O1), `dtype` (usually
+            float16), the settings of `GradScaler`, `custom_white_list`, `custom_black_list`; at O3 `fp8`, an `amp.Fp8Recipe`
+            or a dict of its settings.
 
     Raises:
         TypeError: It is of another type.
@@ -70,7 +71,7 @@ def make_precision_of(amp_configs: str | Mapping[str, Any] | None) -> Precision:
         key: _names(key, amp_configs[key]) for key in _OF_LISTS if amp_configs.get(key) is not None
     }
     try:
-        policy = Policy.create(level, dtype=dtype, **lists)
+        policy = Policy.create(level, dtype=dtype, fp8=amp_configs.get("fp8"), **lists)
         return MixedPrecision(policy, GradScaler(enable=dtype == "float16", **settings))
     except (ValueError, TypeError) as error:
         raise type(error)(f"amp_configs: {error}") from error

@@ -131,15 +131,15 @@ class Model:
             optimizer: Of `model.parameters()`; None: the model only evaluates and predicts.
             loss: Called with the network's outputs, then the labels; returns a number, or several, which are added up.
             metrics: From `mezzo.metric`.
-            amp_configs: None: float32. 'O1', 'O2', or a dict: `level`, `dtype` (float16, bfloat16), `init_loss_scaling`,
-                `incr_ratio`, `decr_ratio`, `incr_every_n_steps`, `decr_every_n_nan_or_inf`, `use_dynamic_loss_scaling`,
-                `custom_white_list`, `custom_black_list`.
+            amp_configs: None: float32. 'O1', 'O2', 'O3', or a dict: `level`, `dtype` (float16, bfloat16),
+                `init_loss_scaling`, `incr_ratio`, `decr_ratio`, `incr_every_n_steps`, `decr_every_n_nan_or_inf`,
+                `use_dynamic_loss_scaling`, `custom_white_list`, `custom_black_list`, `fp8` (a dict).
             max_norm: Clip the norm of the gradients to this.
 
         Raises:
             TypeError: Something is of another type.
             ValueError: Of `amp_configs`, see there; or `max_norm` is negative.
-            RuntimeError: The network has half weights of another precision already.
+            RuntimeError: The network has half weights of another precision already, or the device has no FP8 products.
         """
         if optimizer is not None and not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer is a {type(optimizer).__name__}: must be a torch.optim.Optimizer")
