@@ -38,6 +38,7 @@ from mezzo.bench._clocks import read_machine
 from mezzo.bench._step import _OPTIMIZERS, Recipe, _Training
 from mezzo.bench._task import simple_net_task
 from mezzo.fp8 import E4M3, E5M2, FORMATS, Fp8Recipe, fp8_linear, make_operand, multiply, text_of
+from mezzo.optim import attach_master
 from mezzo.static import capture_step
 
 T = TypeVar("T")
@@ -544,6 +545,7 @@ def time_shape(sizes: Sizes, rows: int, inputs: int, outputs: int) -> dict[str, 
     torch.manual_seed(0)
     half: dict[str, Any] = {"device": sizes.device, "dtype": torch.bfloat16}
     weight, bias = nn.Parameter(torch.randn(outputs, inputs, **half)), nn.Parameter(torch.randn(outputs, **half))
+    attach_master(weight, weight.detach().float())  # so that its FP8 copies are kept
     x, grad = torch.randn(rows, inputs, **half, requires_grad=True), torch.randn(rows, outputs, **half)
     recipe = text_of(sizes.fp8(fast_accumulation="forward"))
     layers: dict[str, Callable[[], Tensor]] = {

@@ -14,6 +14,7 @@ from mezzo._tier import step_tier
 from mezzo.amp import Fp8Recipe, GradScaler, Policy, auto_cast, decorate
 from mezzo.fp8 import E4M3, E5M2, fp8_linear, make_operand, multiply, text_of
 from mezzo.fp8._operands import AmaxHistory, Operand
+from mezzo.optim import attach_master
 from mezzo.static import capture_step, compile_step
 
 HAS_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
@@ -133,6 +134,7 @@ def layer_results(x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, recipe:
     """Return output and gradients of input, weight and bias, of the second call: a delayed scale is then one."""
     made: list[Tensor] = []
     own = nn.Parameter(weight.clone())
+    attach_master(own, weight.float())  # so that its FP8 copies are kept
     for _ in range(2):
         leaf, offset = x.clone().requires_grad_(), bias.clone().requires_grad_()
         out = fp8_linear(leaf, own, offset, text_of(recipe))

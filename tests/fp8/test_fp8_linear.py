@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mezzo.fp8 import E4M3, FORMATS, HEADROOM, Fp8Recipe, amax_of, fp8_linear, round_to, scale_for, text_of
+from mezzo.optim import attach_master
 
 EMULATED: dict[str, Any] = {"emulate": True}
 RECIPES = [
@@ -38,7 +39,9 @@ def expected(x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, recipe: Fp8R
 
 def leaves(half: torch.dtype, rows: int = 48, inputs: int = 64, outputs: int = 32) -> tuple[Tensor, Tensor, Tensor]:
     x = torch.randn(rows, inputs).to(half).requires_grad_()
-    weight = nn.Parameter((torch.randn(outputs, inputs) / 8).to(half))
+    value = torch.randn(outputs, inputs) / 8
+    weight = nn.Parameter(value.to(half))
+    attach_master(weight, value)  # so that copies of it are kept
     bias = nn.Parameter(torch.randn(outputs).to(half))
     return x, weight, bias
 

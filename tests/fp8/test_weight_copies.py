@@ -13,6 +13,7 @@ from mezzo.amp import Fp8Recipe, auto_cast, decorate
 from mezzo.fp8 import WeightCopies, copies_of, fp8_linear, keep_copies, text_of
 from mezzo.fp8 import _weights as weights
 from mezzo.fp8._weights import copies_for_update, count_of_copies, renew_copies, weight_operand
+from mezzo.optim import attach_master
 
 RECIPE = Fp8Recipe(emulate=True, min_width=0, min_rows=0)
 
@@ -32,7 +33,13 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 
 
 def weight_of(rows: int = 32, columns: int = 48, factor: float = 1.0) -> nn.Parameter:
-    return nn.Parameter((torch.randn(rows, columns) * factor).bfloat16())
+    return with_master(torch.randn(rows, columns) * factor, torch.bfloat16)
+
+
+def with_master(value: Tensor, half: torch.dtype) -> nn.Parameter:
+    weight = nn.Parameter(value.to(half))
+    attach_master(weight, value)
+    return weight
 
 
 def assert_copies(copies: WeightCopies, weight: Tensor) -> None:
@@ -65,14 +72,15 @@ def test_copies_are_the_weight_and_its_transpose_with_room_for_twice_the_largest
 
 
 def test_a_weight_of_zeros_has_copies_of_zeros_at_scale_one() -> None:
-    weight = nn.Parameter(torch.zeros(16, 16).half())
+    weight = with_master(torch.zeros(16, 16), torch.float16)
     operand = kept(weight).operand(weight)
     assert operand.inverse.item() == 1
     assert not operand.values.float().any()
 
 
 def test_copies_are_made_once_and_again_after_each_change_where_they_are(made: list[Tensor]) -> None:
-    layer = nn.Linear(48, 32, bias=False).bfloat16()
+    layer = nn.Linear(48, 32, bias=False)
+    decorate(layer, level="O2", dtype="bfloat16")
     weight = layer.weight
     copies = kept(weight)
     addresses = [t.data_ptr() for t in (copies.values, copies.transposed, copies.state)]
@@ -95,6 +103,16 @@ def test_copies_are_made_once_and_again_after_each_change_where_they_are(made: l
     assert len(made) == 1 + 4
     assert kept(weight) is copies
     assert addresses == [t.data_ptr() for t in (copies.values, copies.transposed, copies.state)]
+
+
+def test_a_parameter_without_a_master_is_converted_in_each_call() -> None:
+    weight = nn.Parameter(torch.randn(32, 48).bfloat16())
+    assert keep_copies(weight) is None
+    before = weight_operand(weight, RECIPE)
+    weight.data.copy_(torch.randn(32, 48) * 9)  # as FSDP gathers: at the same address, and no version says so
+    after = weight_operand(weight, RECIPE)
+    assert not torch.equal(before.values.float(), after.values.float())
+    assert copies_of(weight) is None
 
 
 def test_a_change_that_leaves_no_trace_is_told_by_renew_copies() -> None:
@@ -183,7 +201,7 @@ def test_a_first_call_for_inference_does_not_stand_in_the_way_of_training() -> N
 
 def test_a_weight_made_for_inference_is_converted_in_each_call() -> None:
     with torch.inference_mode():
-        weight = weight_of()
+        weight = nn.Parameter(torch.randn(32, 48).bfloat16())
         assert keep_copies(weight) is None
         operand = weight_operand(weight, RECIPE)
     assert torch.equal(operand.values.view(torch.uint8).t(), operand.transposed.view(torch.uint8))

@@ -73,6 +73,10 @@ class WeightCopies:
         return found
 
 
+MASTER_HOME = "_mezzo_master"
+"""Where a half parameter has its float32 master (`mezzo.optim`). Copies are kept of such parameters alone: what others have
+in their memory may change without a trace, as FSDP does when it gathers weights."""
+
 _copies = WeakIdKeyDictionary()
 _at: dict[int, weakref.ref[Tensor]] = {}
 """Weights by address: in a compiled graph the parameter arrives as another object."""
@@ -111,10 +115,11 @@ def copies_for_update(weight: Tensor) -> WeightCopies | None:
 
 
 def keep_copies(weight: Tensor) -> WeightCopies | None:
-    """Return the copies of a weight; a parameter gets some, anything else is no weight that comes again."""
+    """Return the copies of a weight; a parameter that has a master gets some, anything else has none."""
     global _made
     found = copies_of(weight)
-    if not isinstance(weight, nn.Parameter) or weight.is_inference() or (found is not None and found.is_of(weight)):
+    is_ours = isinstance(weight, nn.Parameter) and hasattr(weight, MASTER_HOME) and not weight.is_inference()
+    if not is_ours or (found is not None and found.is_of(weight)):
         return found
     if found is None:
         found = WeightCopies(weight)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from mezzo.fp8 import renew_copies
+from mezzo.fp8._weights import MASTER_HOME
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
-MASTER_HOME = "_mezzo_master"
 
 
 class _Record:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mezzo.fp8._weights import WeightCopies, copies_for_update, count_of_copies
+from mezzo.fp8._weights import MASTER_HOME, WeightCopies, copies_for_update, count_of_copies
 from mezzo.optim._grads import Slot
-from mezzo.optim._masters import MASTER_HOME, master_of, record_of
+from mezzo.optim._masters import master_of, record_of
 
 ALIGNMENT = 16  # bytes of the widest load
 
