@@ -122,5 +122,8 @@ def test_operator_statistics_count_fp8_products_as_neither_half_nor_float32(kern
     assert stats.totals()["mezzo::fp8_linear_backward"] == (0, 0, 0, 1)
     row = next(row for row in stats.rows if row.op == "mezzo::fp8_linear")
     assert (row.module, row.api_op, row.other) == ("0", "linear", 1)
+    of_gradient = next(row for row in stats.rows if row.op == "mezzo::fp8_linear_backward")
+    assert (of_gradient.module, of_gradient.api_op) == ("0", "")
+    assert of_gradient.reason == "gradient: follows the dtype of the forward"
     if kernels:
         assert {row.dtype for row in stats.kernels if row.op.startswith("mezzo::fp8")} == {"float8"}

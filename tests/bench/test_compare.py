@@ -11,6 +11,7 @@ from mezzo.amp.debugging import collect_operator_stats
 from mezzo.bench import Timing, _clocks, _compare, compare
 from mezzo.bench._compare import default_sizes
 from mezzo.bench._task import simple_net_task
+from mezzo.fp8 import FP8_LINEAR
 from mezzo.proof._trial import Setup, Task, Trainer
 
 RTOL_FP16 = 1e-4  # after a few steps with fp32 masters
@@ -134,6 +135,7 @@ def test_fp8_of_the_device_is_not_emulated(monkeypatch):
         pass
     assert "emulated" not in _compare._fp8_note(trainer, seen, torch.device("cuda"))
     asked = Trainer(simple_net_task(16, 4, torch.device("cpu")), Setup(level="O3", fp8=Fp8Recipe(emulate=True)))
+    seen.add((FP8_LINEAR, "forward", "linears.1", "linear", ""), 3)
     assert "emulated (as asked for)" in _compare._fp8_note(asked, seen, torch.device("cuda"))
 
 

@@ -136,15 +136,13 @@ def test_a_weight_of_another_shape_gets_new_copies() -> None:
     assert_copies(kept(weight), weight)
 
 
-def test_only_parameters_get_copies_and_an_alias_finds_them() -> None:
+def test_only_parameters_get_copies_and_no_alias_of_one_has_them() -> None:
     weight = weight_of()
     assert keep_copies(weight.detach()) is None
     copies = kept(weight)
-    assert copies_of(weight.detach()) is copies
-    assert copies_of(weight.detach().clone()) is None
+    assert copies_of(weight.detach()) is None  # its versions may be another's
     weight.data = weight.data.clone()
     assert kept(weight) is copies
-    assert copies_of(weight.detach()) is copies  # at its new place
 
 
 def test_a_square_weight_and_its_transpose_are_not_taken_for_each_other() -> None:
@@ -177,9 +175,6 @@ def test_copies_go_with_their_weight() -> None:
     del weight
     gc.collect()
     assert len(weights._copies) == before
-    kept(another := weight_of())
-    assert all(owner() is not None for owner in weights._at.values())
-    assert copies_of(another) is not None
 
 
 def test_a_first_call_for_inference_does_not_stand_in_the_way_of_training() -> None:

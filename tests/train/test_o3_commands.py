@@ -50,8 +50,8 @@ def fp8_layers(model: nn.Module, precision: Any) -> list[str]:
     ("lists", "in_fp8"),
     [
         (None, ["1", "2"]),
-        ("half_layers: ['2']", ["0", "1", "3"]),
-        ("half_layers: []", ["0", "1", "2", "3"]),
+        ("half_layers: ['2']", ["1"]),  # besides the first and the last
+        ("half_layers: []", ["1", "2"]),
         ("excluded_layers: ['1']", ["2"]),
         ("custom_black_list: [linear]", []),
     ],

@@ -80,12 +80,8 @@ class ExclusionHandle:
     def remove(self) -> None:
         """Let the modules follow `auto_cast` again."""
         for module in self.modules:
-            if self._mark not in module.__dict__:
-                continue  # undone already
-            before = module.__dict__.pop(self._mark)
-            module.__dict__.pop("forward", None)
-            if before is not None:
-                module.__dict__["forward"] = before
+            if self._mark in module.__dict__:  # else undone already
+                unwrap_forward(module, self._mark)
 
 
 def exclude_layers(model: nn.Module, excluded_layers: Excluded | Sequence[Excluded] | None) -> ExclusionHandle:
@@ -101,14 +97,46 @@ def exclude_layers(model: nn.Module, excluded_layers: Excluded | Sequence[Exclud
     refuse_half_without_master(modules)
     for module in modules:
         _restore_float32(module)
-        wrap_forward(module, _MARK, functools.partial(_forward_in_float32, module))
+        wrap_forward(module, _MARK, _forward_in_float32)
     return ExclusionHandle(modules)
 
 
+_MARKS: dict[str, Callable[..., Any]] = {}
+"""Under which mark a module remembers the forward that a function stands in front of."""
+
+
 def wrap_forward(module: nn.Module, mark: str, forward: Callable[..., Any]) -> None:
-    """Put a forward in front of a module's own, which is remembered under a mark."""
+    """Put a function, which is called with the module, in front of its forward; that is remembered under a mark."""
+    _MARKS[mark] = forward
     module.__dict__[mark] = module.__dict__.get("forward")
-    module.__dict__["forward"] = forward
+    module.__dict__["forward"] = functools.partial(forward, module)
+
+
+def unwrap_forward(module: nn.Module, mark: str) -> None:
+    """Take out what `wrap_forward` put there, be it under something else."""
+    before = module.__dict__.pop(mark)
+    above = next(
+        (other for other in _MARKS if _is_wrapper(module.__dict__.get(other), _MARKS[mark])),
+        None,
+    )
+    if above is not None:
+        module.__dict__[above] = before
+    elif before is None:
+        module.__dict__.pop("forward", None)
+    else:
+        module.__dict__["forward"] = before
+
+
+def _is_wrapper(forward: Any, function: Callable[..., Any]) -> bool:
+    return isinstance(forward, functools.partial) and forward.func is function
+
+
+def rebind_forward(module: nn.Module) -> None:
+    """Let what stands in front of a forward belong to the module that has it: a replica has copied it from another."""
+    for name in ("forward", *_MARKS):
+        forward = module.__dict__.get(name)
+        if isinstance(forward, functools.partial) and forward.func in _MARKS.values() and forward.args[0] is not module:
+            module.__dict__[name] = functools.partial(forward.func, module)
 
 
 def refuse_half_without_master(modules: Iterable[nn.Module]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.rnn import RNNBase
 
@@ -19,7 +20,7 @@ from mezzo.fp8 import fp8_linear, text_of
 
 _MARK = "_mezzo_forward_before_half"
 _transform = torch._C._functorch.peek_interpreter_stack
-"""What of torch.func is at work: its `grad` has no rule for an operator of ours."""
+"""What of torch.func is at work: its `grad` has no rule for an operator of ours, nor has a forward derivative."""
 _PLAIN = (Tensor, nn.Parameter)
 _LAYERS = (nn.Linear, nn.Bilinear, nn.Embedding, nn.EmbeddingBag, nn.MultiheadAttention, _ConvNd, RNNBase)
 
@@ -29,7 +30,9 @@ Product = tuple[Tensor, Tensor, Tensor | None]
 
 def _of_linear(args: Sequence[Any], kwargs: dict[str, Any]) -> Product | None:
     x, weight = args[:2]
-    return (x, weight, args[2] if len(args) > 2 else kwargs.get("bias")) if weight.dim() == 2 else None
+    bias = args[2] if len(args) > 2 else kwargs.get("bias")
+    is_plain = weight.dim() == 2 and (bias is None or bias.shape == weight.shape[:1])
+    return (x, weight, bias) if is_plain else None
 
 
 def _of_matmul(args: Sequence[Any], kwargs: dict[str, Any]) -> Product | None:
@@ -60,7 +63,7 @@ def has_fp8(policy: Policy, op: str) -> bool:
 def fp8_call(policy: Policy, op: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
     """Return the result of a product made in FP8; None where it is to be made in half. Autocast is off around the call."""
     assert policy.fp8 is not None
-    if torch.is_autocast_enabled(HALF_FLAG) or _transform() is not None:
+    if torch.is_autocast_enabled(HALF_FLAG) or _transform() is not None or forward_ad._current_level >= 0:
         return None
     product = PRODUCTS[op](args, kwargs)
     if product is None or not all(_is_plain(tensor) for tensor in product if tensor is not None):
@@ -78,7 +81,8 @@ def fp8_call(policy: Policy, op: str, args: Sequence[Any], kwargs: dict[str, Any
 
 def _is_plain(tensor: Tensor) -> bool:
     """Whether a tensor is one of numbers that can be rounded, and no subclass with rules of its own: a sharded one, say."""
-    return tensor.dtype in CASTABLE and (type(tensor) in _PLAIN or isinstance(tensor, _TRACED))
+    is_dense = tensor.layout is torch.strided and not tensor.is_nested
+    return tensor.dtype in CASTABLE and is_dense and (type(tensor) in _PLAIN or isinstance(tensor, _TRACED))
 
 
 def _traced_types() -> tuple[type, ...]:
@@ -103,7 +107,7 @@ def keep_in_half(model: nn.Module, layers: Excluded | Sequence[Excluded] | None)
     """
     modules = [m for m in find_excluded(model, layers, "half_layers") if not stays_in_half(m) and not is_excluded(m)]
     for module in modules:
-        wrap_forward(module, _MARK, functools.partial(_forward_in_half, module))
+        wrap_forward(module, _MARK, _forward_in_half)
     return ExclusionHandle(modules, _MARK)
 
 
@@ -119,7 +123,11 @@ def first_and_last(model: nn.Module) -> list[nn.Module]:
     >>> first_and_last(net)
     [Embedding(9, 4), Linear(in_features=4, out_features=9, bias=True)]
     """
-    layers = [module for module in model.modules() if isinstance(module, _LAYERS)]
+    # Attention does not call the layer inside it that its last weight belongs to.
+    inside = {
+        id(part) for each in model.modules() if isinstance(each, nn.MultiheadAttention) for part in each.children()
+    }
+    layers = [module for module in model.modules() if isinstance(module, _LAYERS) and id(module) not in inside]
     return [*layers[:1], *(layers[-1:] if len(layers) > 1 else [])]
 
 

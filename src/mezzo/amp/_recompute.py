@@ -16,6 +16,7 @@ import torch.utils.checkpoint as torch_checkpoint
 from torch.autograd import function as torch_function
 
 from mezzo.amp._dtypes import CASTABLE
+from mezzo.amp._exclude import rebind_forward
 from mezzo.amp._state import AutocastState, current_policy, here, read_state, state_without, write_state
 
 _HINT = (
@@ -54,6 +55,9 @@ def with_policy_in_replicas(parallel_apply: Callable[..., Any]) -> Callable[...,
 
     @functools.wraps(parallel_apply)
     def run(modules: Any, *args: Any, **kwargs: Any) -> Any:
+        for module in modules:
+            for part in module.modules() if isinstance(module, torch.nn.Module) else ():
+                rebind_forward(part)
         return parallel_apply([_bound(module) for module in modules], *args, **kwargs)
 
     return run

@@ -319,7 +319,7 @@ def _fp8_note(trainer: Trainer, stats: debugging.OperatorStats, device: torch.de
     assert policy.fp8 is not None
     computed = {row.module for row in stats.rows if row.op == _FP8}
     layers = f"AMP-O3: {explain(trainer.model, policy).fp8_layers(computed)}."
-    if not policy.fp8.emulate:
+    if not policy.fp8.emulate or not computed:
         return layers
     reason = why_no_fp8(device) or "as asked for"
     return f"{layers} Its FP8 products are emulated ({reason}): its losses hold, its times and memory mean nothing."

@@ -6,6 +6,7 @@ half input would take.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,6 +25,12 @@ _C = torch._C
 _AUTOCAST_KEYS = _C.DispatchKeySet(_C.DispatchKey.AutocastCPU) | _C.DispatchKeySet(_C.DispatchKey.AutocastCUDA)
 
 
+def _in_shape(matrix: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return a matrix in another shape and no view of it: what an operator returns may be written in place by the next."""
+    result: Tensor = torch.ops.aten._unsafe_view(matrix, shape)
+    return result
+
+
 @torch.library.custom_op(FP8_LINEAR, mutates_args=())
 def _fp8_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, recipe: str, keeps_input: bool
@@ -37,7 +44,7 @@ def _fp8_linear(
             x.reshape(-1, x.shape[-1]).contiguous(),
             transposed=keeps_input,
             by_row=by_row,
-            history=history_of(weight, "input", rule),
+            history=history_of(weight, "input", rule) if keeps_input else None,  # an evaluation teaches no scale
         )
         by = weight_operand(weight, rule)
         result = multiply(
@@ -47,7 +54,7 @@ def _fp8_linear(
     kept_inverse = operand.transposed_inverse
     if not keeps_input and by_row:
         kept_inverse = x.new_empty(0, dtype=torch.float32)
-    return result.view(*x.shape[:-1], weight.shape[0]), operand.transposed, kept_inverse
+    return _in_shape(result, (*x.shape[:-1], weight.shape[0])), operand.transposed, kept_inverse
 
 
 @_fp8_linear.register_fake
@@ -95,7 +102,8 @@ def _fp8_linear_backward(
             of_input = multiply(
                 operand.values, operand.inverse, by.transposed, by.transposed_inverse, grad.dtype,
                 fast=fast, emulate=rule.emulate,
-            ).view(*grad.shape[:-1], inputs)  # fmt: skip
+            )  # fmt: skip
+            of_input = _in_shape(of_input, (*grad.shape[:-1], inputs))
         if for_weight:
             of_weight = multiply(
                 operand.transposed, operand.transposed_inverse, input_t, input_inverse, weight.dtype,
@@ -141,14 +149,25 @@ def _differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
     weight, input_t, inverse = ctx.saved_tensors
     for_input, for_weight = ctx.needs_input_grad[:2]
     for_bias = ctx.has_bias and ctx.needs_input_grad[2]
-    found = torch.ops.mezzo.fp8_linear_backward(
-        grad, input_t, inverse, weight, ctx.recipe, for_input, for_weight, for_bias
-    )
+    with _C.DisableTorchFunction():  # to a recording it is a gradient, as the kernels that autograd itself calls
+        found = torch.ops.mezzo.fp8_linear_backward(
+            grad, input_t, inverse, weight, ctx.recipe, for_input, for_weight, for_bias
+        )
     wanted = (for_input, for_weight, for_bias)
     return (*(value if asked else None for value, asked in zip(found, wanted, strict=True)), None, None)
 
 
 _fp8_linear.register_autograd(_differentiate, setup_context=_keep)
+
+
+def _refuse_second_derivative(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+    raise RuntimeError(
+        "level O3: products in FP8 have no second derivative; amp.keep_in_half(model, ...) keeps layers out of FP8, or use "
+        "level O2"
+    )
+
+
+_fp8_linear_backward.register_autograd(_refuse_second_derivative)
 
 
 def fp8_linear(x: Tensor, weight: Tensor, bias: Tensor | None, recipe: str) -> Tensor:

@@ -54,7 +54,7 @@ class AmaxHistory:
 
         One that is not finite is forgotten: an overflow is the loss scaler's to deal with, not the next scale's.
         """
-        if not _by_triton(self.amaxes):
+        if not by_triton(self.amaxes):
             self.used.copy_(self.amax)
             known = torch.where(self.amax.isfinite(), self.amax, 0.0)
             newest = torch.where(self.newest.isfinite(), self.newest, known)
@@ -71,7 +71,7 @@ class AmaxHistory:
         )
 
 
-def _by_triton(tensor: Tensor) -> bool:
+def by_triton(tensor: Tensor) -> bool:
     """Whether kernels of ours convert: where they are built, and where the device knows FP8 numbers."""
     if not uses_triton(tensor.device):
         return False
@@ -80,7 +80,7 @@ def _by_triton(tensor: Tensor) -> bool:
 
 def _amax(x: Tensor) -> Tensor:
     """Return the largest absolute value of a matrix, as a float32 tensor of one number."""
-    if not _by_triton(x):
+    if not by_triton(x):
         return amax_of(x).reshape(1)
     from mezzo.fp8 import _kernels
 
@@ -124,7 +124,7 @@ def make_operand(
             amax = history.amax
         if amax is None:
             amax = _amax(x)
-        convert = _convert_by_triton if _by_triton(x) else _convert
+        convert = _convert_by_triton if by_triton(x) else _convert
         operand = convert(x, dtype, amax, headroom, values, transposed, sums, history)
         if history is not None:
             history.remember()

@@ -17,6 +17,8 @@ LEAST_CAPABILITY = (8, 9)
 def _of_gpu(index: int) -> str | None:
     if not hasattr(torch, "_scaled_mm"):
         return "this torch has no FP8 products"
+    if torch.version.hip is not None:
+        return "FP8 products of ROCm's GPUs have formats of their own, which mezzo does not know"
     capability = torch.cuda.get_device_capability(index)
     if capability >= LEAST_CAPABILITY:
         return None

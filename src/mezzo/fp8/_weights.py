@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mezzo.fp8._numbers import E4M3, amax_of
-from mezzo.fp8._operands import AmaxHistory, Operand, _by_triton, make_operand
+from mezzo.fp8._operands import AmaxHistory, Operand, by_triton, make_operand
 from mezzo.fp8._recipe import MULTIPLE, Fp8Recipe
 
 HEADROOM = 2.0
 """How much a weight may grow in one step before it is cut off: its scale is made from the step before."""
 
+UNKNOWN_AMAX = 0.875
+"""What the scale of an update is made from where all weights were zero before it: numbers from 2^-17 to 1.75 are told."""
+
 INVERSE, AMAX, NEWEST = 0, 1, 2
 """Places in `WeightCopies.state`."""
+
+MASTER_HOME = "_mezzo_master"
+"""Where a half parameter has its float32 master (`mezzo.optim`). Copies are kept of such parameters alone: what others have
+in their memory may change without a trace, as FSDP does when it gathers weights."""
 
 
 class WeightCopies:
@@ -30,38 +38,56 @@ class WeightCopies:
             self.transposed = self.values.new_empty(weight.shape[::-1])
             self.state = torch.zeros(4, device=weight.device)
             """float32: what undoes the scale, the amax that the next scale is made from, the amax that an update collects."""
-        self._seen: tuple[int, int] | None = None
+        self._version: int | None = None
+        self._address = 0
+        self._storage: StorageWeakRef | None = None
+        self._made_on: torch.cuda.Stream | None = None
+        self._made = torch.cuda.Event() if weight.is_cuda else None
         self.histories: dict[str, AmaxHistory] = {}
         """Delayed scaling of what meets this weight: its 'input' and the 'gradient' of its output."""
 
     def note(self, weight: Tensor) -> None:
         """Take the copies for those of the weight as it is now."""
-        self._seen = (weight._version, weight.data_ptr())
+        storage = weight.untyped_storage()
+        if self._storage is None or self._storage.cdata != storage._cdata:
+            self._storage = StorageWeakRef(storage)  # while it is there, no other storage is taken for this one
+        self._version, self._address = weight._version, weight.data_ptr()
 
     def is_of(self, weight: Tensor) -> bool:
         """Whether the copies are those of the weight as it is."""
-        return self._seen == (weight._version, weight.data_ptr())
+        if self._version != weight._version or self._address != weight.data_ptr() or self._storage is None:
+            return False
+        return bool(self._storage.cdata == weight.untyped_storage()._cdata)
 
     def forget(self) -> None:
         """Have the copies made anew when they are asked for."""
-        self._seen = None
+        self._version = None
 
     def operand(self, weight: Tensor) -> Operand:
         """Return the copies, made anew if the weight has changed since."""
         if not self.is_of(weight):
             self.renew(weight)
+        elif self._made is not None and not torch.cuda.is_current_stream_capturing():
+            stream = torch.cuda.current_stream(self.device)
+            if self._made_on is not None and self._made_on != stream:
+                stream.wait_event(self._made)
         inverse = self.state[INVERSE]
         return Operand(self.values, inverse, self.transposed, inverse)
 
     @torch.no_grad()
     def renew(self, weight: Tensor) -> None:
         """Make the copies from the weight as it is, whatever they were."""
+        self.forget()  # whoever is interrupted below leaves nothing that passes for whole
         amax = amax_of(weight)
         made = make_operand(weight.detach().contiguous(), amax=amax.reshape(1), headroom=HEADROOM)
         self.values.copy_(made.values)  # where they are: a captured step knows their addresses
         self.transposed.copy_(made.transposed)
         nothing = torch.zeros_like(amax)
-        self.state.copy_(torch.stack((made.inverse, amax, nothing, nothing)))
+        known = torch.where(amax == 0, UNKNOWN_AMAX, amax)
+        self.state.copy_(torch.stack((made.inverse, known, nothing, nothing)))
+        if self._made is not None and not torch.cuda.is_current_stream_capturing():
+            self._made_on = torch.cuda.current_stream(self.device)
+            self._made.record(self._made_on)
         self.note(weight)
 
     def history(self, role: str, length: int) -> AmaxHistory:
@@ -73,14 +99,9 @@ class WeightCopies:
         return found
 
 
-MASTER_HOME = "_mezzo_master"
-"""Where a half parameter has its float32 master (`mezzo.optim`). Copies are kept of such parameters alone: what others have
-in their memory may change without a trace, as FSDP does when it gathers weights."""
-
 _copies = WeakIdKeyDictionary()
-_at: dict[int, weakref.ref[Tensor]] = {}
-"""Weights by address: in a compiled graph the parameter arrives as another object."""
 _made = 0
+_follows_weights = False
 
 
 def count_of_copies() -> int:
@@ -89,46 +110,53 @@ def count_of_copies() -> int:
 
 
 def copies_of(weight: Tensor) -> WeightCopies | None:
-    """Return the copies that are kept of a weight, None if there are none; a parameter as it stands, or an alias of one."""
-    found = _copies.get(weight)
-    if found is None:
-        at = _at.get(weight.data_ptr())
-        owner = None if at is None else at()
-        if owner is not None and _is_alias(owner, weight):
-            found = _copies.get(owner)
+    """Return the copies that are kept of a parameter, None if there are none. An alias of it (`.data`) has none."""
+    found: WeightCopies | None = _copies.get(weight)
     fits = found is not None and found.device == weight.device and found.values.shape == weight.shape
     return found if fits else None
-
-
-def _is_alias(owner: Tensor, weight: Tensor) -> bool:
-    # By strides too: a square weight and its transpose are at one address and of one shape.
-    same_place = owner.data_ptr() == weight.data_ptr()
-    return same_place and owner.shape == weight.shape and owner.stride() == weight.stride()
 
 
 def copies_for_update(weight: Tensor) -> WeightCopies | None:
     """Return the copies of a weight that the kernel of an update can write; None where they are made by the next forward."""
     found = copies_of(weight)
-    if found is None or not _by_triton(weight) or any(size % MULTIPLE for size in weight.shape):
+    if found is None or not by_triton(weight) or any(size % MULTIPLE for size in weight.shape):
         return None
     return found
 
 
+@contextmanager
+def capture_that_follows_weights() -> Iterator[None]:
+    """Inside, a CUDA graph is captured whose owner sees to it that copies are those of the weights at each replay."""
+    global _follows_weights
+    before, _follows_weights = _follows_weights, True
+    try:
+        yield
+    finally:
+        _follows_weights = before
+
+
 def keep_copies(weight: Tensor) -> WeightCopies | None:
-    """Return the copies of a weight; a parameter that has a master gets some, anything else has none."""
+    """Return the copies of a weight; a parameter that has a master gets some, anything else has none.
+
+    Nor has any in a CUDA graph of somebody else's: its replays would go on with the copies of the capture.
+    """
     global _made
+    if not isinstance(weight, nn.Parameter) or not hasattr(weight, MASTER_HOME) or weight.is_inference():
+        return None
+    if weight.is_cuda and not _follows_weights and torch.cuda.is_current_stream_capturing():
+        return None
     found = copies_of(weight)
-    is_ours = isinstance(weight, nn.Parameter) and hasattr(weight, MASTER_HOME) and not weight.is_inference()
-    if not is_ours or (found is not None and found.is_of(weight)):
-        return found
     if found is None:
-        found = WeightCopies(weight)
-        _copies[weight] = found
+        found = _copies[weight] = WeightCopies(weight)
         _made += 1
-    for address in [address for address, owner in _at.items() if owner() is None]:
-        del _at[address]
-    _at[weight.data_ptr()] = weakref.ref(weight)
     return found
+
+
+def drop_copies(weight: Tensor) -> None:
+    """Free the copies of a weight that no longer is half."""
+    global _made
+    if _copies.pop(weight, None) is not None:
+        _made += 1
 
 
 def renew_copies(weights: Iterable[Tensor]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mezzo.fp8 import renew_copies
-from mezzo.fp8._weights import MASTER_HOME
+from mezzo.fp8._weights import MASTER_HOME, drop_copies
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 
@@ -163,6 +163,7 @@ def detach_master(param: Tensor) -> None:
     """Forget the master of a parameter, if it has one."""
     if hasattr(param, MASTER_HOME):
         delattr(param, MASTER_HOME)
+        drop_copies(param)
 
 
 def publish(params: Sequence[Tensor], masters: Sequence[Tensor]) -> None:

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from mezzo.fp8 import E4M3, HEADROOM, LARGEST
 from mezzo.fp8._kernels import raise_to, scale_for, to_fp8
-from mezzo.fp8._weights import AMAX, INVERSE, NEWEST
+from mezzo.fp8._weights import AMAX, INVERSE, NEWEST, UNKNOWN_AMAX
 
 # Columns of the table, int64 each.
 GRAD = tl.constexpr(0)
@@ -55,6 +55,7 @@ TILE = tl.constexpr(64)
 _INVERSE = tl.constexpr(INVERSE)
 _AMAX = tl.constexpr(AMAX)
 _NEWEST = tl.constexpr(NEWEST)
+_UNKNOWN_AMAX = tl.constexpr(UNKNOWN_AMAX)
 _FP8 = tl.constexpr(tl.float8e4nv)
 _LARGEST = tl.constexpr(LARGEST[E4M3])
 _HEADROOM = tl.constexpr(HEADROOM)
@@ -258,7 +259,7 @@ def _finish_copies(table, rows):
         scale = scale_for(tl.load(states + _AMAX, mask=here, other=0.0), _LARGEST, _HEADROOM)
         newest = tl.load(states + _NEWEST, mask=here, other=0.0, volatile=True)
         tl.store(states + _INVERSE, tl.div_rn(1.0, scale), mask=here)
-        tl.store(states + _AMAX, newest, mask=here)
+        tl.store(states + _AMAX, tl.where(newest == 0.0, _UNKNOWN_AMAX, newest), mask=here)
         tl.store(states + _NEWEST, 0.0, mask=here)
         first += 128
 

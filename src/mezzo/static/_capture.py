@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from mezzo.amp import GradScaler, Policy
 from mezzo.fp8 import WeightCopies, copies_of
+from mezzo.fp8._weights import capture_that_follows_weights
 from mezzo.optim import attach, engine_of
 from mezzo.static._region import Precision
 from mezzo.static._step import Loss, TrainingStep, check_optimizer, describe, device_of, forward_and_loss
@@ -151,7 +152,7 @@ class CapturedStep:
                 )
             self._copies = CopiesOfWeights(step, self._plan)
             self._copies.prepare()
-            with torch.cuda.graph(graph, pool=pool, stream=stream):
+            with capture_that_follows_weights(), torch.cuda.graph(graph, pool=pool, stream=stream):
                 self._results = step.run(self._batch)
             torch.cuda.current_stream(device).wait_stream(stream)
             self._copies.forget()

@@ -103,7 +103,7 @@ class MixedPrecision:
         policy: Decides the dtype of every operator.
         scaler: Of float16; None: one that starts as both documented training commands do.
         excluded_layers: Names or globs of modules that stay in float32.
-        half_layers: O3: names or globs of modules whose products stay in half; None: the first and the last layer.
+        half_layers: O3: names or globs of modules whose products stay in half besides those of the first and the last layer.
         lists: The file that named them, for messages.
     """
 
@@ -113,7 +113,7 @@ class MixedPrecision:
         scaler: GradScaler | None = None,
         *,
         excluded_layers: Sequence[str] = (),
-        half_layers: Sequence[str] | None = None,
+        half_layers: Sequence[str] = (),
         lists: Path | None = None,
     ) -> None:
         self.excluded_layers: tuple[str, ...] = tuple(excluded_layers)
@@ -154,9 +154,7 @@ class MixedPrecision:
         keep_in_half(model, in_half)
 
     def _find_half_layers(self, model: nn.Module) -> list[nn.Module]:
-        if self._half_layers is None:
-            return first_and_last(model)
-        return self._find(model, self._half_layers, "half_layers")
+        return [*first_and_last(model), *self._find(model, self._half_layers, "half_layers")]
 
     def _find(self, model: nn.Module, names: Sequence[str], argument: str) -> list[nn.Module]:
         try:
@@ -224,7 +222,7 @@ def make_precision(
     white, black = _merged(own, task)
     dtype = {"fp16": "float16", "bf16": "bfloat16"}[precision]
     policy = Policy.create(level, dtype=dtype, custom_white_list=white, custom_black_list=black, fp8=fp8)
-    excluded, in_half = own.get("excluded_layers", ()), own.get("half_layers")
+    excluded, in_half = own.get("excluded_layers", ()), own.get("half_layers", ())
     return MixedPrecision(policy, excluded_layers=excluded, half_layers=in_half, lists=lists)
 
 
