@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mezzo import amp
-from mezzo.proof import Run, record_run, run_at
+from mezzo.proof import Run, compare_accuracy, record_run, run_at
 from mezzo.proof._accuracy_record import tensors_in
 from mezzo.proof._accuracy_run import Call, TensorRecord
 
@@ -373,3 +373,19 @@ def test_runs_on_a_gpu_agree_with_themselves_and_put_its_random_state_back() -> 
         assert found.first_gradient_divergence is None, found.table()
     assert torch.equal(torch.cuda.get_rng_state(), state)
     assert next(model.parameters()).is_cuda
+
+
+def test_at_o3_layers_are_off_by_fp8s_rounding_and_the_first_and_the_last_by_halfs() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64))
+    x, target = torch.randn(32, 64), torch.randn(32, 64)
+    recipe = amp.Fp8Recipe(emulate=True, min_width=0, min_rows=0)
+    runs = [
+        run_at(model, x, target, nn.functional.mse_loss, **options)
+        for options in ({"level": "O0"}, {"level": "O3", "dtype": "bfloat16", "fp8": recipe})
+    ]
+    assert runs[1].name == "O3 bfloat16"
+    rows = {(row.kind, row.name): row for row in compare_accuracy(*runs).rows}
+    assert rows["output", "0"].error < 0.004  # bfloat16: 2^-9 at most, for input, weight and result
+    assert 0.02 < rows["output", "1"].error < 0.06  # e4m3: 3.7 %, as a product of two rounded matrices is off
+    usual = run_at(model, x, target, nn.functional.mse_loss, level="O3", dtype="bfloat16")  # a CPU emulates
+    assert compare_accuracy(runs[0], usual).rows[0].error < 0.02  # and these layers are too narrow to be FP8

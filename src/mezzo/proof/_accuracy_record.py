@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from mezzo.amp import auto_cast, decorate, float32_copy
+from mezzo.fp8 import recipe_for
 from mezzo.proof._accuracy_run import (
     Call,
     Output,
@@ -109,7 +110,8 @@ def run_at(
         inputs: A tensor, a tuple or list of positional arguments, or a dict of named ones.
         targets: Second argument of `loss_fn`.
         loss_fn: Called as `loss_fn(model(inputs), targets)`, in the region.
-        level: `O0` is float32; `OD`, `O1` and `O2` as in `auto_cast`. At O2 the copy is decorated.
+        level: `O0` is float32; `OD`, `O1`, `O2` and `O3` as in `auto_cast`. At O2 and O3 the copy is decorated; where the
+            device has no FP8 products and `fp8` says nothing else, O3 is emulated.
         dtype: `float16` or `bfloat16`.
         loss_scale: None is 2^15 for float16 and 1 for all else.
         name: In tables; None makes one of level and dtype.
@@ -117,18 +119,20 @@ def run_at(
         max_elements: See `record_run`.
         region: Further arguments of `auto_cast`, such as `custom_black_list`.
     """
+    device = next((each.device for each in itertools.chain(model.parameters(), model.buffers())), torch.device("cpu"))
+    if level == "O3":
+        region = {"fp8": recipe_for(device), **region}
     region_of_run = auto_cast(level=level, dtype=dtype, **region)
     level, half = region_of_run.policy.level, region_of_run.policy.dtype
     is_scaled = level != "O0" and half is torch.float16
     scale = (2.0**15 if is_scaled else 1.0) if loss_scale is None else loss_scale
-    device = next((each.device for each in itertools.chain(model.parameters(), model.buffers())), torch.device("cpu"))
     copied = float32_copy(model).to(device)
     copied.zero_grad()
     for module in copied.modules():
         if isinstance(module, _DropoutNd):
             module.eval()
-    if level == "O2":
-        decorate(copied, level="O2", dtype=half)
+    if level in ("O2", "O3"):
+        decorate(copied, level=level, dtype=half, fp8=region_of_run.policy.fp8)
     own_inputs = copy.deepcopy(inputs)  # a network may change them in place
 
     def step() -> Tensor:
