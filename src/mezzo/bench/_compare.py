@@ -15,7 +15,8 @@ from mezzo.bench._clocks import Machine, read_machine
 from mezzo.bench._device import find_device
 from mezzo.bench._settings import refuse_below_one
 from mezzo.bench._task import find_place, load_task, simple_net_task
-from mezzo.fp8 import why_no_fp8
+from mezzo.fp8 import FP8_LINEAR, why_no_fp8
+from mezzo.proof._products import MATRIX_PRODUCTS
 from mezzo.proof._trial import Setup, Task, Trainer
 
 MODES = {"O0": "float32", "O1": "AMP-O1", "O2": "AMP-O2", "O3": "AMP-O3"}
@@ -26,8 +27,6 @@ LEARNING_RATE = 0.003  # SimpleNet falls from 0.67 to 0.41 in 23 steps at any wi
 UNSTEADY = 0.25  # spread over median from which times are called unreliable
 LARGE_GPU_BYTES = 40 * 10**9
 
-_FP8 = "mezzo::fp8_linear"
-_PRODUCTS = (_FP8, "addmm", "mm", "bmm", "baddbmm")
 
 Progress = Callable[[str, int, int], None]
 """Told the mode, the steps done in it and the steps it has."""
@@ -307,9 +306,9 @@ def _count_products(stats: debugging.OperatorStats) -> tuple[int, int]:
     calls = [
         (row.op, row.fp16 + row.bf16 + row.fp32 + row.other)
         for row in stats.rows
-        if row.phase == "forward" and row.op in _PRODUCTS
+        if row.phase == "forward" and row.op in MATRIX_PRODUCTS
     ]
-    return sum(count for op, count in calls if op == _FP8), sum(count for _, count in calls)
+    return sum(count for op, count in calls if op == FP8_LINEAR), sum(count for _, count in calls)
 
 
 def _fp8_note(trainer: Trainer, stats: debugging.OperatorStats, device: torch.device) -> str:
@@ -317,7 +316,7 @@ def _fp8_note(trainer: Trainer, stats: debugging.OperatorStats, device: torch.de
     policy = trainer.policy
     assert policy is not None
     assert policy.fp8 is not None
-    computed = {row.module for row in stats.rows if row.op == _FP8}
+    computed = {row.module for row in stats.rows if row.op == FP8_LINEAR}
     layers = f"AMP-O3: {explain(trainer.model, policy).fp8_layers(computed)}."
     if not policy.fp8.emulate or not computed:
         return layers
