@@ -111,8 +111,8 @@ class RunOptions:
             )
         if self.fsdp and self.amp_level == "O3":
             raise OptionError(
-                "amp_level=O3 together with fsdp: weights are gathered anew for each use, and their FP8 copies are not; use "
-                "O2, or leave fsdp out"
+                "amp_level=O3 together with fsdp: weights are gathered anew for each use, and would be converted to FP8 each "
+                "time; use O2, or leave fsdp out"
             )
         if self.data_format is not None and self.data_format not in _LAYOUTS:
             raise OptionError(unknown_choice("data_format", self.data_format, _LAYOUTS))
