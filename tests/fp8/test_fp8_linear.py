@@ -179,10 +179,10 @@ def test_a_gpu_below_ada_is_named_with_its_capability(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("recipe", RECIPES[:3:2], ids=["tensor", "row"])
 def test_torch_finds_nothing_wrong_with_the_operator(recipe: Fp8Recipe) -> None:
     x, weight, bias = leaves(torch.bfloat16)
-    arguments = (x, weight, bias, text_of(recipe), True)
+    arguments = (x, weight, bias, text_of(recipe), True, False)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(torch.ops.mezzo.fp8_linear.default, arguments, test_utils=checks)
     with torch.no_grad():
         torch.library.opcheck(
-            torch.ops.mezzo.fp8_linear.default, (x, weight, None, text_of(recipe), False), test_utils=checks
+            torch.ops.mezzo.fp8_linear.default, (x, weight, None, text_of(recipe), False, False), test_utils=checks
         )

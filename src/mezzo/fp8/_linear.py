@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from mezzo.fp8._inputs import input_operand
 from mezzo.fp8._numbers import E4M3, FORMATS
 from mezzo.fp8._operands import make_operand
 from mezzo.fp8._product import multiply, refuse_without_fp8
@@ -33,32 +34,37 @@ def _in_shape(matrix: Tensor, shape: Sequence[int]) -> Tensor:
 
 @torch.library.custom_op(FP8_LINEAR, mutates_args=())
 def _fp8_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, recipe: str, keeps_input: bool
+    x: Tensor, weight: Tensor, bias: Tensor | None, recipe: str, keeps_input: bool, shares_input: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the result, the transposed input in FP8 (empty unless kept), and the factor that undoes its scale."""
+    """Return the result, the transposed input in FP8 (empty unless kept), and the factor that undoes its scale.
+
+    Where the input is shared, what the layer before made of the same one is taken.
+    """
     rule = recipe_of(recipe)
     refuse_without_fp8(x.device, rule.emulate)
     by_row = rule.granularity == "row"
     with _C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS):
-        operand = make_operand(
-            x.reshape(-1, x.shape[-1]).contiguous(),
-            transposed=keeps_input,
-            by_row=by_row,
-            history=history_of(weight, "input", rule) if keeps_input else None,  # an evaluation teaches no scale
-        )
+        history = history_of(weight, "input", rule) if keeps_input else None  # an evaluation teaches no scale
+        if shares_input and history is None:
+            operand = input_operand(x, by_row=by_row)
+        else:
+            matrix = x.reshape(-1, x.shape[-1]).contiguous()
+            operand = make_operand(matrix, transposed=keeps_input, by_row=by_row, history=history)
         by = weight_operand(weight, rule)
         result = multiply(
             operand.values, operand.inverse, by.values, by.inverse, x.dtype,
             bias=bias, fast=rule.fast_accumulation != "never", emulate=rule.emulate,
         )  # fmt: skip
-    kept_inverse = operand.transposed_inverse
-    if not keeps_input and by_row:
-        kept_inverse = x.new_empty(0, dtype=torch.float32)
-    return _in_shape(result, (*x.shape[:-1], weight.shape[0])), operand.transposed, kept_inverse
+    shaped = _in_shape(result, (*x.shape[:-1], weight.shape[0]))
+    if keeps_input:
+        return shaped, operand.transposed, operand.transposed_inverse
+    return shaped, x.new_empty(0, dtype=E4M3), x.new_empty((0,) if by_row else (), dtype=torch.float32)
 
 
 @_fp8_linear.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor | None, recipe: str, keeps_input: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _(
+    x: Tensor, weight: Tensor, bias: Tensor | None, recipe: str, keeps_input: bool, shares_input: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     rows = x.numel() // x.shape[-1]
     by_row = recipe_of(recipe).granularity == "row"
     kept = (x.shape[-1], rows) if keeps_input else (0,)
@@ -135,7 +141,7 @@ def _(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    _, weight, bias, recipe, _ = inputs
+    _, weight, bias, recipe, *_ = inputs
     ctx.save_for_backward(weight, output[1], output[2])
     ctx.recipe = recipe
     ctx.has_bias = bias is not None
@@ -145,7 +151,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 def _differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
     if grad is None:
-        return None, None, None, None, None
+        return (None,) * 6
     weight, input_t, inverse = ctx.saved_tensors
     for_input, for_weight = ctx.needs_input_grad[:2]
     for_bias = ctx.has_bias and ctx.needs_input_grad[2]
@@ -154,7 +160,7 @@ def _differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
             grad, input_t, inverse, weight, ctx.recipe, for_input, for_weight, for_bias
         )
     wanted = (for_input, for_weight, for_bias)
-    return (*(value if asked else None for value, asked in zip(found, wanted, strict=True)), None, None)
+    return (*(value if asked else None for value, asked in zip(found, wanted, strict=True)), None, None, None)
 
 
 _fp8_linear.register_autograd(_differentiate, setup_context=_keep)
@@ -180,5 +186,7 @@ def fp8_linear(x: Tensor, weight: Tensor, bias: Tensor | None, recipe: str) -> T
         recipe: `text_of` an `Fp8Recipe`.
     """
     keeps_input = torch.is_grad_enabled() and weight.requires_grad
-    result: Tensor = torch.ops.mezzo.fp8_linear(x, weight, bias, recipe, keeps_input)[0]
+    # Compiled code writes one activation over another, and no version says so: there nothing is shared.
+    shares_input = keeps_input and type(x) in (Tensor, nn.Parameter)
+    result: Tensor = torch.ops.mezzo.fp8_linear(x, weight, bias, recipe, keeps_input, shares_input)[0]
     return result

@@ -101,7 +101,7 @@ class WeightCopies:
 
 _copies = WeakIdKeyDictionary()
 _made = 0
-_follows_weights = False
+_capture: object | None = None
 
 
 def count_of_copies() -> int:
@@ -127,12 +127,17 @@ def copies_for_update(weight: Tensor) -> WeightCopies | None:
 @contextmanager
 def capture_that_follows_weights() -> Iterator[None]:
     """Inside, a CUDA graph is captured whose owner sees to it that copies are those of the weights at each replay."""
-    global _follows_weights
-    before, _follows_weights = _follows_weights, True
+    global _capture
+    before, _capture = _capture, object()
     try:
         yield
     finally:
-        _follows_weights = before
+        _capture = before
+
+
+def capture_in_progress() -> object | None:
+    """Return what stands for the capture of `capture_that_follows_weights`, another object each; None outside."""
+    return _capture
 
 
 def keep_copies(weight: Tensor) -> WeightCopies | None:
@@ -143,7 +148,7 @@ def keep_copies(weight: Tensor) -> WeightCopies | None:
     global _made
     if not isinstance(weight, nn.Parameter) or not hasattr(weight, MASTER_HOME) or weight.is_inference():
         return None
-    if weight.is_cuda and not _follows_weights and torch.cuda.is_current_stream_capturing():
+    if weight.is_cuda and _capture is None and torch.cuda.is_current_stream_capturing():
         return None
     found = copies_of(weight)
     if found is None:
