@@ -81,3 +81,26 @@ def test_a_bias_may_have_strides(by_row: bool) -> None:
         torch.testing.assert_close(
             made.double(), exact(*parts) + bias.double(), rtol=2.0**-7, atol=2.0**-7 * 8
         )  # two roundings
+
+
+@pytest.mark.parametrize(("by_row", "how"), [(False, "one scale"), (True, "a scale for each row")])
+def test_what_a_library_does_not_do_is_said_in_one_line(
+    by_row: bool, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Tensor, **options: object) -> Tensor:
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmulAlgoGetHeuristic(...`")
+
+    monkeypatch.setattr(torch, "_scaled_mm", refuse)
+    with pytest.raises(
+        RuntimeError, match=rf"do not multiply torch.float8_e5m2 by torch.float8_e4m3fn with {how} into"
+    ):
+        multiply(*operands(E5M2, torch.bfloat16, by_row), torch.bfloat16)
+
+
+def test_other_errors_of_a_product_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_out(*args: Tensor, **options: object) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch, "_scaled_mm", run_out)
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+        multiply(*operands(E4M3, torch.bfloat16, False), torch.bfloat16)

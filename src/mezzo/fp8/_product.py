@@ -86,21 +86,26 @@ def multiply(
         exact = (a.float() @ b.float().t()) * (a_inverse * b_inverse.t() if by_row else a_inverse * b_inverse)
         return (exact if bias is None else exact + bias.float()).to(dtype)
     bias = None if bias is None else bias.contiguous()  # its strides are not looked at
-    if by_row:
-        return _by_row(a, a_inverse, b, b_inverse, dtype, bias, fast)
-    result: Tensor = torch._scaled_mm(
-        a, b.t(), scale_a=a_inverse, scale_b=b_inverse, bias=bias, out_dtype=dtype, use_fast_accum=fast
-    )
-    return result
-
-
-def _by_row(
-    a: Tensor, a_inverse: Tensor, b: Tensor, b_inverse: Tensor, dtype: torch.dtype, bias: Tensor | None, fast: bool
-) -> Tensor:
+    if not by_row:
+        return _scaled_mm(a, b.t(), a_inverse, b_inverse, dtype, bias, fast)
     # bfloat16: before cuBLAS 12.9 these are CUTLASS', which gives nothing else.
-    product: Tensor = torch._scaled_mm(
-        a, b.t(), scale_a=a_inverse, scale_b=b_inverse.t(), out_dtype=torch.bfloat16, use_fast_accum=fast
-    )
-    if bias is not None:
-        product = product + bias
-    return product.to(dtype)
+    product = _scaled_mm(a, b.t(), a_inverse, b_inverse.t(), torch.bfloat16, None, fast)
+    return (product if bias is None else product + bias).to(dtype)
+
+
+def _scaled_mm(
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, dtype: torch.dtype, bias: Tensor | None, fast: bool
+) -> Tensor:
+    try:
+        result: Tensor = torch._scaled_mm(
+            a, b, scale_a=scale_a, scale_b=scale_b, bias=bias, out_dtype=dtype, use_fast_accum=fast
+        )
+    except RuntimeError as error:
+        if "NOT_SUPPORTED" not in str(error):
+            raise
+        how = "a scale for each row" if scale_a.dim() else "one scale"
+        raise RuntimeError(
+            f"level O3: this GPU's libraries do not multiply {a.dtype} by {b.dtype} with {how} into {dtype}; try another "
+            "granularity, gradient or dtype, or use level O2"
+        ) from error
+    return result
