@@ -11,7 +11,7 @@ from mezzo.amp.debugging import collect_operator_stats
 from mezzo.bench import Timing, _clocks, _compare, compare
 from mezzo.bench._compare import default_sizes
 from mezzo.bench._task import simple_net_task
-from mezzo.fp8 import FP8_LINEAR
+from mezzo.fp8 import FP8_LINEAR, recipe_for
 from mezzo.proof._trial import Setup, Task, Trainer
 
 RTOL_FP16 = 1e-4  # after a few steps with fp32 masters
@@ -129,7 +129,8 @@ def test_a_batch_or_a_net_too_small_for_fp8_is_said():
 
 def test_fp8_of_the_device_is_not_emulated(monkeypatch):
     monkeypatch.setattr(_compare, "why_no_fp8", lambda device: None)
-    assert _compare._recipe(None, torch.device("cuda")) == Fp8Recipe()
+    monkeypatch.setattr("mezzo.fp8._product.why_no_fp8", lambda device: None)
+    assert recipe_for(torch.device("cuda")) == Fp8Recipe()
     trainer = Trainer(simple_net_task(16, 4, torch.device("cpu")), Setup(level="O3", fp8=Fp8Recipe()))
     with collect_operator_stats(print_table=False) as seen:
         pass

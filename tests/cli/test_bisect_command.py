@@ -41,6 +41,45 @@ def test_it_prints_each_evaluation_and_the_set_and_writes_the_list(tmp_path, cap
     assert yaml.safe_load(lists.read_text()) == {"excluded_layers": ["far"]}
 
 
+FP8_CODE = """
+import torch
+from torch import nn
+
+class Shifted(nn.Linear):  # around 64 e4m3 counts in steps of 8
+    def forward(self, x):
+        shift = nn.functional.linear(torch.full_like(x[:3], 64.0), self.weight)[:1]
+        return super().forward(x + 64.0) - shift
+
+def build():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), Shifted(16, 16), nn.Linear(16, 16), nn.Linear(16, 16))
+    return model, torch.randn(32, 16), torch.randn(32, 16), nn.functional.mse_loss
+"""
+
+
+def test_at_o3_it_writes_the_layers_that_must_stay_in_half(tmp_path, capsys):
+    (tmp_path / "net.py").write_text(FP8_CODE)
+    lists = tmp_path / "half.yml"
+    options = ["--level", "O3", "--metric", "output", "--tolerance", "0.15", "--fp8", "min_width=0,min_rows=0"]
+    assert run(["bisect", f"{tmp_path / 'net.py'}:build", "--device", "cpu", *options, "--output", str(lists)]) == 0
+    assert "1 of 2 modules must stay in half: 1 (output" in capsys.readouterr().out
+    assert yaml.safe_load(lists.read_text()) == {"half_layers": ["1"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--level", "O3", "--by", "ops"], "level='O3' finds the layers that must stay in half: by='modules'"),
+        (["--level", "O2", "--fp8", "emulate"], "fp8 with level='O2': it belongs to level O3"),
+        (["--level", "O3", "--fp8", "history=0"], "Fp8Recipe: history=0: must be a whole number, 1 or more"),
+    ],
+)
+def test_a_mistake_about_fp8_is_one_line_and_2(tmp_path, capsys, options, message):
+    (tmp_path / "net.py").write_text(FP8_CODE)
+    assert run(["bisect", f"{tmp_path / 'net.py'}:build", "--device", "cpu", *options]) == 2
+    assert capsys.readouterr().err.strip().splitlines()[-1] == f"mezzo: {message}"
+
+
 def test_json_is_all_that_stdout_holds(tmp_path, capsys):
     options = ["--by", "ops", "--metric", "finite", "--json"]
     assert run(["bisect", write_net(tmp_path, 1e6), *SMALL, *options]) == 0

@@ -76,6 +76,12 @@ def test_a_network_of_the_registry_is_examined(capsys):
     [
         (["no_such_net"], 2, "unknown model 'no_such_net'"),
         (["{net}:build", "--level", "O0"], 2, "level='O0': what AMP brings is measured at 'O1', 'O2' or 'O3'"),
+        (["{net}:build", "--fp8", "emulate"], 2, "fp8 with level='O1': it belongs to level O3"),
+        (
+            ["{net}:build", "--level", "O3", "--fp8", "grad=e4m3"],
+            2,
+            "fp8: unknown setting 'grad'; did you mean 'gradient'?",
+        ),
         (["{net}:build", "--dtype", "fp8"], 2, "unknown --dtype 'fp8'"),
         (["{net}:build", "--steps", "0"], 2, "steps=0: must be at least 1"),
         (["{net}:build", "--apply", "{folder}"], 2, "is a folder; give the name of a file"),

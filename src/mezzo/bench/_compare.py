@@ -15,7 +15,7 @@ from mezzo.bench._clocks import Machine, read_machine
 from mezzo.bench._device import find_device
 from mezzo.bench._settings import refuse_below_one
 from mezzo.bench._task import find_place, load_task, simple_net_task
-from mezzo.fp8 import FP8_LINEAR, why_no_fp8
+from mezzo.fp8 import FP8_LINEAR, recipe_for, why_no_fp8
 from mezzo.proof._products import MATRIX_PRODUCTS
 from mezzo.proof._trial import Setup, Task, Trainer
 
@@ -168,7 +168,7 @@ def compare(
         steps=steps,
         learning_rate=learning_rate,
         levels=_known(levels),
-        fp8=_recipe(fp8, place).to_dict() if "O3" in levels else None,
+        fp8=recipe_for(place, fp8).to_dict() if "O3" in levels else None,
     )
     if fp8 is not None and settings.fp8 is None:
         raise ValueError("--fp8 is about level O3, which is not compared; add O3 to --levels")
@@ -293,12 +293,6 @@ def _known(levels: Sequence[str]) -> tuple[str, ...]:
         if level not in MODES:
             raise ValueError(unknown_choice("--levels", level, (MODES["O0"], *MODES)))
     return tuple(dict.fromkeys(("O0", *asked)))
-
-
-def _recipe(fp8: Fp8Recipe | Mapping[str, Any] | None, device: torch.device) -> Fp8Recipe:
-    """Return the recipe of O3, emulated where the device has no FP8 products."""
-    recipe = Fp8Recipe.of(fp8)
-    return recipe if why_no_fp8(device) is None else replace(recipe, emulate=True)
 
 
 def _count_products(stats: debugging.OperatorStats) -> tuple[int, int]:

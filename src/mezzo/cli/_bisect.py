@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mezzo.cli._options import FP8_HELP, read_fp8
 from mezzo.cli._show import progress_bar, table
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ def bisect(
     tolerance: Annotated[float | None, typer.Option(help="Metric that passes [by metric and dtype].")] = None,
     level: Annotated[str, typer.Option(help="OD, O1, O2, or O3: what must stay in half.")] = "O1",
     dtype: Annotated[str, typer.Option(help="float16 or bfloat16.")] = "float16",
+    fp8: Annotated[str | None, typer.Option(help=FP8_HELP)] = None,
     device: Annotated[str | None, typer.Option(help="cpu, gpu, gpu:i [the GPU if there is one].")] = None,
     steps: Annotated[int, typer.Option(help="Training steps of an evaluation.")] = 5,
     learning_rate: Annotated[float, typer.Option(help="Of the SGD that trains it.")] = 0.003,
@@ -44,7 +46,7 @@ def bisect(
             result = bisect_model(
                 model, batch_size=batch_size, device=device, by=by, metric=metric, tolerance=tolerance, level=level,
                 dtype=check_dtype(dtype), steps=steps, learning_rate=learning_rate, max_evaluations=max_evaluations,
-                progress=hear,
+                fp8=read_fp8(fp8), progress=hear,
             )  # fmt: skip
             report("bisect", len(seen), len(seen))
     except KeyboardInterrupt:

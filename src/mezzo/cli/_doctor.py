@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from mezzo.cli._options import FP8_HELP, read_fp8
 from mezzo.cli._show import progress_bar
 
 
@@ -13,6 +14,7 @@ def doctor(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="FILE:FACTORY, or a name of 'mezzo models'.")],
     level: Annotated[str, typer.Option(help="O1, O2 or O3.")] = "O1",
     dtype: Annotated[str, typer.Option(help="float16 or bfloat16.")] = "float16",
+    fp8: Annotated[str | None, typer.Option(help=FP8_HELP)] = None,
     batch_size: Annotated[int, typer.Option(help="Samples of the batch, where the factory gives none.")] = 16,
     image_size: Annotated[int, typer.Option(help="Side of the images, for a network of 'mezzo models'.")] = 224,
     steps: Annotated[int, typer.Option(help="Timed steps of each setup.")] = 10,
@@ -38,7 +40,7 @@ def doctor(
     with progress_bar() as report:
         found = examine_model(
             model, batch_size=batch_size, image_size=image_size, device=device, loader=loader, level=level, dtype=dtype,
-            steps=steps, measure_gains=measure or apply is not None, progress=report,
+            fp8=read_fp8(fp8), steps=steps, measure_gains=measure or apply is not None, progress=report,
         )  # fmt: skip
     typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
     if apply is not None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,13 +52,18 @@ def refuse_without_fp8(device: torch.device, emulate: bool) -> None:
         )
 
 
-def recipe_for(device: torch.device) -> Fp8Recipe:
-    """Return the usual recipe, emulated on a device without FP8 products: for whoever asks about numbers.
+def recipe_for(device: torch.device, fp8: Fp8Recipe | Mapping[str, Any] | None = None) -> Fp8Recipe:
+    """Return a recipe, emulated on a device without FP8 products: for whoever asks about numbers.
 
-    >>> recipe_for(torch.device("cpu")).emulate
+    Args:
+        device: Where the products are made.
+        fp8: A recipe or its settings; None: the usual one.
+
+    >>> recipe_for(torch.device("cpu"), {"gradient": "e4m3"}).emulate
     True
     """
-    return Fp8Recipe(emulate=why_no_fp8(device) is not None)
+    recipe = Fp8Recipe.of(fp8)
+    return recipe if why_no_fp8(device) is None else replace(recipe, emulate=True)
 
 
 def multiply(

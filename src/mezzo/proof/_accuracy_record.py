@@ -111,7 +111,7 @@ def run_at(
         targets: Second argument of `loss_fn`.
         loss_fn: Called as `loss_fn(model(inputs), targets)`, in the region.
         level: `O0` is float32; `OD`, `O1`, `O2` and `O3` as in `auto_cast`. At O2 and O3 the copy is decorated; where the
-            device has no FP8 products and `fp8` says nothing else, O3 is emulated.
+            device has no FP8 products they are emulated.
         dtype: `float16` or `bfloat16`.
         loss_scale: None is 2^15 for float16 and 1 for all else.
         name: In tables; None makes one of level and dtype.
@@ -121,7 +121,7 @@ def run_at(
     """
     device = next((each.device for each in itertools.chain(model.parameters(), model.buffers())), torch.device("cpu"))
     if level == "O3":
-        region = {"fp8": recipe_for(device), **region}
+        region = {**region, "fp8": recipe_for(device, region.get("fp8"))}
     region_of_run = auto_cast(level=level, dtype=dtype, **region)
     level, half = region_of_run.policy.level, region_of_run.policy.dtype
     is_scaled = level != "O0" and half is torch.float16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -158,7 +158,7 @@ def bisect(
     learning_rate: float = 0.003,
     max_evaluations: int = MAX_EVALUATIONS,
     candidates: Iterable[str] | None = None,
-    fp8: amp.Fp8Recipe | None = None,
+    fp8: amp.Fp8Recipe | Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Bisection:
     """Find a smallest set of modules or operators that must stay in float32 for a run to pass; at O3, in half.
@@ -184,7 +184,7 @@ def bisect(
         max_evaluations: More are not made.
         candidates: Names of modules or operators to look at, preferred in this order; None: all that ran in half, at O3
             all that ran in FP8.
-        fp8: Of O3; None: the default recipe, emulated where the device has no FP8 products.
+        fp8: Of O3: a recipe or its settings; None: the usual one. Where the device has no FP8 products they are emulated.
         progress: Told each evaluation.
 
     Raises:
@@ -197,7 +197,7 @@ def bisect(
         dtype=dtype_name(parse_half_dtype(dtype)),
         steps=steps,
         learning_rate=learning_rate,
-        fp8=fp8,
+        fp8=None if fp8 is None else amp.Fp8Recipe.of(fp8),
     )
     in_fp8 = settings.level == "O3"
     usual = FP8_TOLERANCES[metric] if in_fp8 else TOLERANCES[metric][settings.dtype]

@@ -45,7 +45,7 @@ class RunSettings:
     steps: int
     learning_rate: float
     fp8: Fp8Recipe | None = None
-    """Of O3; None: the default one, emulated where the device has no FP8 products."""
+    """Of O3; None: the usual one. Where the device has no FP8 products they are emulated."""
 
     def __post_init__(self) -> None:
         for name, allowed in (("by", BY), ("metric", METRICS)):
@@ -198,7 +198,7 @@ class Runs:
     def _prepare_fp8(self, model: nn.Module, optimizer: Optimizer | None, kept: frozenset[str]) -> amp.auto_cast:
         """Decorate a copy for O3, some of its modules in half besides the first and the last layer."""
         device = next((param.device for param in model.parameters()), torch.device("cpu"))
-        recipe = self._settings.fp8 or recipe_for(device)
+        recipe = recipe_for(device, self._settings.fp8)
         half_layers = [*first_and_last(model), *(model.get_submodule(name) for name in kept)]
         options: dict[str, Any] = {"level": "O3", "dtype": self._settings.dtype, "fp8": recipe}
         amp.decorate(model, optimizer, half_layers=half_layers, **options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
-from mezzo.amp import GradScaler
+from mezzo.amp import Fp8Recipe, GradScaler
 from mezzo.amp._dtypes import dtype_name, parse_half_dtype
 from mezzo.proof._advice import Advice, time_text
 from mezzo.proof._changes import NO_CHANGES, Changes
@@ -106,6 +106,7 @@ def advise(
     loader: Any = None,
     scaler: GradScaler | None = None,
     measure_gains: bool = False,
+    fp8: Fp8Recipe | Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Measure a training step in float32 and in AMP, and say what keeps it from being faster, largest gain first.
@@ -125,6 +126,7 @@ def advise(
         scaler: Of your training; its history is looked at instead of that of the steps measured here.
         measure_gains: Also make each change that can be made from here, and measure what it brings; the safe ones also
             together, as `mezzo doctor --apply` does.
+        fp8: Of O3: a recipe or its settings; None: the usual one. Where the device has no FP8 products they are emulated.
         progress: Told what is being measured, how much of it is done, and how much there is.
 
     Raises:
@@ -137,7 +139,10 @@ def advise(
     _check_model(model)
     place = _device(device)
     task = Task(model, inputs, targets, loss_fn or mean_square)
-    setup = Setup(level=level, dtype=dtype_name(parse_half_dtype(dtype)))
+    if fp8 is not None and level != "O3":
+        raise ValueError(f"fp8 with level={level!r}: it belongs to level O3")
+    recipe = None if fp8 is None else Fp8Recipe.of(fp8)
+    setup = Setup(level=level, dtype=dtype_name(parse_half_dtype(dtype)), fp8=recipe)
     capability = torch.cuda.get_device_capability(place) if place.type == "cuda" else None
     seen = Examination(task, setup, place, steps, capability, loader, scaler)
     if progress is not None:

@@ -38,7 +38,7 @@ def fp8(seen: Examination) -> Iterator[Advice]:
 
 
 def _recipe(seen: Examination) -> Fp8Recipe:
-    return seen.setup.fp8 or recipe_for(seen.device)
+    return recipe_for(seen.device, seen.setup.fp8)
 
 
 def _layers(seen: Examination) -> list[Product]:

@@ -60,7 +60,7 @@ class Setup:
     learning_rate: float = 1e-3
     changes: Changes = field(default=NO_CHANGES)
     fp8: Fp8Recipe | None = None
-    """Of O3; None: the usual one, emulated where the device has no FP8 products."""
+    """Of O3; None: the usual one. Where the device has no FP8 products they are emulated."""
 
 
 class Trainer:
@@ -74,7 +74,7 @@ class Trainer:
         white = apply_changes(self.model, setup.changes).get("custom_white_list")
         self.optimizer: Optimizer = torch.optim.SGD(self.model.parameters(), lr=setup.learning_rate)
         is_mixed = setup.level != "O0"
-        fp8 = (setup.fp8 or recipe_for(_device_of(self.model))) if setup.level == "O3" else None
+        fp8 = recipe_for(_device_of(self.model), setup.fp8) if setup.level == "O3" else None
         if is_mixed and (setup.is_decorated or setup.level in ("O2", "O3")):
             self.model, self.optimizer = amp.decorate(
                 models=self.model, optimizers=self.optimizer, level=setup.level, dtype=setup.dtype, fp8=fp8
