@@ -66,6 +66,8 @@ def test_what_outgrows_a_delayed_scale_is_counted_as_cut_off() -> None:
     assert (found.calls, found.values) == (2, 512)
     assert found.cut_share == 64 / 512
     assert rows_of(layer(), torch.ones(16, 16), grown)["0", "input"].cut_share == 0.0  # a current scale has room
+    with torch.no_grad():  # and an evaluation is scaled by itself
+        assert rows_of(net, grown * 9, recipe=delayed)["0", "input"].cut_share == 0.0
 
 
 def test_what_is_not_finite_is_counted_and_is_no_largest_number() -> None:

@@ -1,7 +1,6 @@
 """Two processes with sharded gradients: both skip when one overflows, and clip by the norm over both."""
 
 import math
-import socket
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.optim import SGD, AdamW
 
+from free_port import free_port
+
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no distributed package")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def rank_main(rank: int, port: int) -> None:

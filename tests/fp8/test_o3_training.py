@@ -4,7 +4,6 @@ import copy
 import io
 import math
 import pickle
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
 
+from free_port import free_port
 from mezzo.amp import Fp8Recipe, GradScaler, auto_cast, decorate, float32_copy, keep_in_half
 from mezzo.amp.debugging import collect_operator_stats
 from mezzo.fp8 import E4M3, round_to, scale_for
@@ -223,12 +223,6 @@ def test_an_overflow_in_the_forward_is_not_cut_off(recipe: Fp8Recipe, where: str
 
 
 # ---------------------------------------------------------------------------------------------- processes
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def rank_main(rank: int, port: int) -> None:

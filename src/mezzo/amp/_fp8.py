@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.rnn import RNNBase
@@ -22,6 +24,7 @@ _MARK = "_mezzo_forward_before_half"
 _transform = torch._C._functorch.peek_interpreter_stack
 """What of torch.func is at work: its `grad` has no rule for an operator of ours, nor has a forward derivative."""
 _PLAIN = (Tensor, nn.Parameter)
+_TRACED = (FakeTensor, FunctionalTensor)
 _LAYERS = (nn.Linear, nn.Bilinear, nn.Embedding, nn.EmbeddingBag, nn.MultiheadAttention, _ConvNd, RNNBase)
 
 Product = tuple[Tensor, Tensor, Tensor | None]
@@ -83,16 +86,6 @@ def _is_plain(tensor: Tensor) -> bool:
     """Whether a tensor is one of numbers that can be rounded, and no subclass with rules of its own: a sharded one, say."""
     is_dense = tensor.layout is torch.strided and not tensor.is_nested
     return tensor.dtype in CASTABLE and is_dense and (type(tensor) in _PLAIN or isinstance(tensor, _TRACED))
-
-
-def _traced_types() -> tuple[type, ...]:
-    from torch._subclasses import FakeTensor
-    from torch._subclasses.functional_tensor import FunctionalTensor
-
-    return FakeTensor, FunctionalTensor
-
-
-_TRACED = _traced_types()
 
 
 def keep_in_half(model: nn.Module, layers: Excluded | Sequence[Excluded] | None) -> ExclusionHandle:

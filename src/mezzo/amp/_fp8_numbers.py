@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -119,9 +119,10 @@ class Fp8Numbers:
 def _operands(seen: Seen) -> Iterator[tuple[Role, str, Tensor, Tensor]]:
     """Yield what is converted for a product: role, format, values and scale."""
     if seen.op.name == FP8_LINEAR:
-        x, weight, _, text = seen.args[:4]
+        x, weight, _, text, is_training = seen.args[:5]
         recipe = recipe_of(text)
-        yield "input", "e4m3", x.reshape(-1, x.shape[-1]), _scale(x, weight, "input", recipe)
+        by = recipe if is_training else replace(recipe, scaling="current")  # an evaluation has no delayed scale
+        yield "input", "e4m3", x.reshape(-1, x.shape[-1]), _scale(x, weight, "input", by)
         yield "weight", "e4m3", weight, _scale_of_weight(weight, recipe)
         return
     grad, _, _, weight, text = seen.args[:5]

@@ -7,8 +7,10 @@ output both the matrix and its transpose are needed, each in one of the three pr
 import triton
 import triton.language as tl
 
-_EXPONENT_BITS = tl.constexpr(0x7F800000)
-_MOST_SCALE = tl.constexpr(2.0**126)
+from mezzo.fp8._numbers import EXPONENT_BITS, MOST_SCALE
+
+_EXPONENT_BITS = tl.constexpr(EXPONENT_BITS)
+_MOST_SCALE = tl.constexpr(MOST_SCALE)
 
 
 @triton.jit

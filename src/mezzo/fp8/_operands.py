@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mezzo._tier import uses_triton
 from mezzo.fp8._numbers import E4M3, LARGEST, amax_of, round_to, scale_for
+from mezzo.fp8._product import LEAST_CAPABILITY
 
 _BLOCK, _BLOCKS, _WARPS = 1024, 8, 4
 TILE = 64
@@ -75,7 +76,7 @@ def by_triton(tensor: Tensor) -> bool:
     """Whether kernels of ours convert: where they are built, and where the device knows FP8 numbers."""
     if not uses_triton(tensor.device):
         return False
-    return tensor.device.type != "cuda" or torch.cuda.get_device_capability(tensor.device) >= (8, 9)
+    return tensor.device.type != "cuda" or torch.cuda.get_device_capability(tensor.device) >= LEAST_CAPABILITY
 
 
 def _amax(x: Tensor) -> Tensor:
