@@ -2,11 +2,13 @@
 
     python benchmarks/recording.py [--device cuda] [--json FILE]
 
-Off must cost nothing: the first and the last row are the same step, before any recording and after all of them.
+Off must cost nothing: the first and the last row are the same step, before any recording and after the recordings. Times of
+kernels come last, after all networks: torch's profiler stays attached to the GPU's driver, and every later launch takes longer.
 """
 
 import argparse
 import json
+import statistics
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -17,14 +19,21 @@ from mezzo.amp.debugging import collect_operator_stats
 from mezzo.bench._find_task import find_task
 from mezzo.proof._trial import Setup, Trainer
 
-NETWORKS = [("mobilenet_v3_small", 256, 224), ("pp_liteseg_stdc1", 8, 512), ("pp_liteseg_stdc1", 32, 512)]
-WAYS = {
+NETWORKS = [
+    ("mobilenet_v3_small", 256, 224),
+    ("pp_liteseg_stdc1", 8, 512),
+    ("pp_liteseg_stdc1", 32, 512),
+    ("pp_liteseg_stdc1", 64, 512),
+]
+WAYS: dict[str, dict[str, bool] | None] = {
     "off, before": None,
     "operators": {},
     "operators, leaks": {"leaks": True},
-    "operators, kernels": {"kernels": True},
     "off, after": None,
 }
+PROFILED: dict[str, dict[str, bool] | None] = {"operators, kernels": {"kernels": True}, "off, after a profile": None}
+ROUNDS = 3
+"""How often all ways of a network are timed, one after the other; the median counts."""
 
 
 def step_ms(trainer: Trainer, options: dict[str, bool] | None, device: torch.device) -> float:
@@ -44,16 +53,21 @@ def main() -> None:
     options = parser.parse_args()
     device = torch.device(options.device)
     found: dict[str, dict[str, float]] = {}
-    for name, full_batch, full_size in NETWORKS:
-        batch, size = (2, 64) if options.small else (full_batch, full_size)
-        task = find_task(name, batch, size).copied(device)
-        task.model.to(memory_format=torch.channels_last)
-        trainer = Trainer(task, Setup(level="O1", is_decorated=True))
-        key = f"{name} {batch}x{size}"
-        found[key] = {way: step_ms(trainer, extra, device) for way, extra in WAYS.items()}
-        off = found[key]["off, before"]
-        for way, ms in found[key].items():
-            print(f"{key:28} {way:20} {ms:9.2f} ms  {ms / off:5.2f}x", flush=True)
+    for ways in (WAYS, PROFILED):
+        for name, full_batch, full_size in NETWORKS if ways is WAYS else NETWORKS[:2]:
+            batch, size = (2, 64) if options.small else (full_batch, full_size)
+            task = find_task(name, batch, size).copied(device)
+            task.model.to(memory_format=torch.channels_last)
+            trainer = Trainer(task, Setup(level="O1", is_decorated=True))
+            key = f"{name} {batch}x{size}"
+            times: dict[str, list[float]] = {way: [] for way in ways}
+            for _ in range(ROUNDS if ways is WAYS else 1):
+                for way, extra in ways.items():
+                    times[way].append(step_ms(trainer, extra, device))
+            found.setdefault(key, {}).update({way: statistics.median(each) for way, each in times.items()})
+            for way in ways:
+                ms, off = found[key][way], found[key]["off, before"]
+                print(f"{key:28} {way:20} {ms:9.2f} ms  {ms / off:5.2f}x", flush=True)
     if options.json:
         options.json.write_text(json.dumps({"torch": torch.__version__, "device": str(device), "ms": found}, indent=2))
 

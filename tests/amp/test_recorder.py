@@ -404,6 +404,22 @@ def test_other_threads_are_not_recorded() -> None:
     assert set(stats.totals()) == {"exp"}
 
 
+def test_no_count_is_lost_where_threads_count_at_once_and_somebody_reads() -> None:
+    stats, half = OperatorStats(), X.half()
+
+    def count() -> None:
+        for _ in range(2000):
+            stats.count(torch.ops.aten._to_copy.default, (X,), {"dtype": torch.float16}, half, phase="backward")
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        assert stats.casts == [] or stats.casts[0].elements % X.numel() == 0
+    assert stats.raw() == {"_to_copy": "0,0,8000,0"}
+    assert [(row.calls, row.elements) for row in stats.casts] == [(8000, 8000 * X.numel())]
+
+
 def test_ending_under_a_foreign_mode_is_an_error_that_names_it_and_can_be_repeated(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

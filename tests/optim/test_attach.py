@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import LBFGS, SGD, Adam, RMSprop
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
 
 from mezzo.optim import attach, attach_master, describe_parameter, engine_of, master_of, remember_names
 from mezzo.optim._engine import StepRequest
@@ -156,6 +157,57 @@ def test_a_step_that_somebody_put_on_the_instance_is_still_called() -> None:
     optimizer.step()
     assert calls == [torch.float32]
     torch.testing.assert_close(master_of(param), torch.full((2,), 1 - 1e-4))
+
+
+class Asked(TorchFunctionMode):
+    """Notes the names of the torch-level calls that it is asked about."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_zero_grad_drops_gradients_without_asking_a_function_mode() -> None:
+    params = [half_parameter(), half_parameter()]
+    optimizer = SGD(params, lr=0.1)
+    attach(optimizer)
+    params[0].grad = torch.ones(2).half()
+    with Asked() as asked:
+        optimizer.zero_grad()
+    assert asked.names == []
+    assert [param.grad for param in params] == [None, None]
+    assert "zero_grad" not in copy.deepcopy(optimizer).__dict__
+
+
+@pytest.mark.parametrize("call", [lambda o: o.zero_grad(False), lambda o: o.zero_grad(set_to_none=False)])
+def test_zero_grad_to_zeros_is_seen_by_a_function_mode(call) -> None:
+    param = half_parameter()
+    optimizer = SGD([param], lr=0.1)
+    attach(optimizer)
+    param.grad = grad = torch.ones(2).half()
+    with Asked() as asked:
+        call(optimizer)
+    assert param.grad is grad
+    assert grad.tolist() == [0, 0]
+    assert "zero_" in asked.names
+
+
+def test_a_zero_grad_of_the_users_own_is_kept() -> None:
+    class Keeping(SGD):
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            calls.append("class")
+
+    calls: list[str] = []
+    optimizers = [Keeping([half_parameter()], lr=0.1), SGD([half_parameter()], lr=0.1)]
+    optimizers[1].zero_grad = lambda set_to_none=True: calls.append("instance")
+    for optimizer in optimizers:
+        attach(optimizer)
+        optimizer.zero_grad()
+    assert calls == ["class", "instance"]
 
 
 def test_half_state_from_before_is_widened() -> None:

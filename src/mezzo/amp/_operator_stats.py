@@ -7,20 +7,23 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from mezzo.amp._dtypes import dtype_name
 from mezzo.amp._kernel_times import KernelRow
 from mezzo.amp._leaks import Leak
-from mezzo.amp._seen import Op, Phase, Seen, describe_op, floating
+from mezzo.amp._seen import Op, Phase, Seen, cast_of, describe_op, tensors
 
 Counts = tuple[int, int, int, int]
 """Calls in float16, bfloat16, float32, anything else."""
 
 COLUMNS = ("fp16", "bf16", "fp32", "other")
-_COLUMN_OF = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
+_COLUMN_OF: dict[torch.dtype | None, int] = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 _OTHER = 3
 _NAME_WIDTH = 40
+_MOST_NOTED = 256
+
+_CastPlace = tuple[str, Phase, str, torch.dtype, torch.dtype]
+"""Module, phase, torch-level call, source and target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +92,13 @@ class OperatorStats:
         """Device kernels with their times, once the recording has ended; empty if it was not asked for them."""
         self.leaks: list[Leak] = []
         """float32 results that fed half operators, largest first; empty if it was not asked for them."""
-        self._calls: dict[tuple[str, Phase, str, str, str], list[int]] = {}
-        self._casts: Counter[tuple[str, Phase, str, str, str]] = Counter()
-        self._cast_elements: Counter[tuple[str, Phase, str, str, str]] = Counter()
-        self._lock = threading.Lock()  # backward runs in one thread a device
+        self._noted: list[tuple[str, Phase, str, str, str, int]] = []
+        self._noted_casts: list[tuple[_CastPlace, int]] = []
+        """What is not counted yet. Backward runs in one thread a device: appending needs no lock, counting does."""
+        self._lock = threading.Lock()
+        self._calls: Counter[tuple[str, Phase, str, str, str, int]] = Counter()
+        self._casts: dict[_CastPlace, int] = {}
+        self._cast_elements: dict[_CastPlace, int] = {}
 
     def wants(self, op: Op) -> bool:
         """Whether an operator is counted."""
@@ -100,24 +106,40 @@ class OperatorStats:
 
     def see(self, seen: Seen) -> None:
         """Count a kernel."""
-        key = (seen.op.name, seen.phase, seen.module, seen.api_op, seen.reason)
-        self.add(key, column_of(seen.op, seen.args, seen.kwargs, seen.out))
-        self.add_cast(seen.module, seen.phase, seen.api_op, seen.cast)
+        place = (seen.phase, seen.module, seen.api_op, seen.reason)
+        self.add_kernel(seen.op, seen.args, seen.kwargs, seen.out, *place)
+
+    def add_kernel(
+        self, op: Op, args: Sequence[Any], kwargs: dict[str, Any], out: Any,
+        phase: Phase, module: str, api_op: str, reason: str,
+    ) -> None:  # fmt: skip
+        """Count a kernel by its row and the column of its dtype, and as a cast where it is one."""
+        column = _COLUMN_OF.get(getattr(args[0], "dtype", None)) if args else None
+        if column is None or op.is_fp8:
+            column = _column_of(op, args, kwargs, out)
+        noted = self._noted
+        noted.append((op.name, phase, module, api_op, reason, column))
+        if op.cast_source >= 0:
+            cast = cast_of(op, args, kwargs, out)
+            if cast is not None:
+                source, target = cast
+                self._noted_casts.append(((module, phase, api_op, source.dtype, target.dtype), target.numel()))
+        if len(noted) >= _MOST_NOTED:
+            with self._lock:
+                self._count_noted()
+
+    def _count_noted(self) -> None:
+        """Count what was noted, all at once, which takes less time than one by one; the lock is held."""
+        noted, casts = self._noted[:], self._noted_casts[:]
+        del self._noted[: len(noted)], self._noted_casts[: len(casts)]  # other threads may have appended to them since
+        self._calls.update(noted)
+        for place, elements in casts:
+            self._casts[place] = self._casts.get(place, 0) + 1
+            self._cast_elements[place] = self._cast_elements.get(place, 0) + elements
 
     def add(self, key: tuple[str, Phase, str, str, str], column: int) -> None:
         """Count a call by its row and the column of its dtype."""
-        with self._lock:
-            self._calls.setdefault(key, [0, 0, 0, 0])[column] += 1
-
-    def add_cast(self, module: str, phase: Phase, api_op: str, cast: tuple[Tensor, Tensor] | None) -> None:
-        """Count a cast of source into target; None is none."""
-        if cast is None:
-            return
-        source, target = cast
-        place = (module, phase, api_op, dtype_name(source.dtype), dtype_name(target.dtype))
-        with self._lock:
-            self._casts[place] += 1
-            self._cast_elements[place] += target.numel()
+        self._noted.append((*key, column))
 
     def count(
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, *,
@@ -131,14 +153,23 @@ class OperatorStats:
     @property
     def rows(self) -> list[OperatorRow]:
         """One row per kernel, phase, module, torch-level call and reason, sorted in that order."""
+        rows: dict[tuple[str, Phase, str, str, str], list[int]] = {}
         with self._lock:
-            return [OperatorRow(*key, *calls) for key, calls in sorted(self._calls.items())]
+            self._count_noted()
+            for (op, phase, module, api_op, reason, column), calls in self._calls.items():
+                rows.setdefault((op, phase, module, api_op, reason), [0, 0, 0, 0])[column] += calls
+        return [OperatorRow(*key, *calls) for key, calls in sorted(rows.items())]
 
     @property
     def casts(self) -> list[CastRow]:
         """Where one floating dtype was copied into another, the most elements first."""
         with self._lock:
-            rows = [CastRow(*key, calls, self._cast_elements[key]) for key, calls in self._casts.items()]
+            self._count_noted()
+            counted = [(*place, calls, self._cast_elements[place]) for place, calls in self._casts.items()]
+        rows = [
+            CastRow(module, phase, api_op, dtype_name(source), dtype_name(target), calls, elements)
+            for module, phase, api_op, source, target, calls, elements in counted
+        ]
         return sorted(rows, key=lambda row: (-row.elements, row.module, row.phase, row.source, row.target, row.api_op))
 
     def totals(self) -> dict[str, Counts]:
@@ -232,16 +263,14 @@ class OperatorStats:
         return "\n".join(lines) + "\n"
 
 
-def column_of(op: Op, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> int:
+def _column_of(op: Op, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> int:
     """Return the column of the first floating input, else of the first floating output, else 'other', which FP8 is too."""
     if op.is_fp8:
         return _OTHER
-    if args and isinstance(args[0], Tensor):  # nearly always: answered without walking through the others
-        column = _COLUMN_OF.get(args[0].dtype)
-        if column is not None:
-            return column
-    first = next(floating((*args, *kwargs.values(), out)), None)
-    return _OTHER if first is None else _COLUMN_OF.get(first.dtype, _OTHER)
+    for tensor in tensors((*args, *kwargs.values(), out)):
+        if tensor.dtype.is_floating_point:
+            return _COLUMN_OF.get(tensor.dtype, _OTHER)
+    return _OTHER
 
 
 def _shorten(name: str) -> str:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -23,10 +24,10 @@ from mezzo.amp._exclude import is_excluded
 from mezzo.amp._kernel_times import RANGE, KernelTimes
 from mezzo.amp._leaks import LeakTracker
 from mezzo.amp._names import is_known
-from mezzo.amp._operator_stats import OperatorStats, column_of
-from mezzo.amp._seen import EXCLUDED, Op, Phase, Seen, Sink, cast_of, describe_op, tensors, users_line
-from mezzo.amp._state import current_policy
-from mezzo.amp._torch_calls import Call, Named, describe_call, numbers
+from mezzo.amp._operator_stats import OperatorStats
+from mezzo.amp._seen import EXCLUDED, Op, Phase, Seen, Sink, describe_op, tensors, users_line
+from mezzo.amp._state import current_policy, here
+from mezzo.amp._torch_calls import Call, describe_call, numbers
 
 NO_AUTO_CAST = "no auto_cast"
 UNLISTED = "unlisted: torch's own rule"
@@ -37,6 +38,8 @@ _KEPT_NODES = 2**17  # of the forward, for their backward; a recording of many s
 _graph_task_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 _current_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
 _next_node_number: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
+_dtype_of: Callable[[Tensor], torch.dtype] = attrgetter("dtype")
+_is_inference, _no_torch_function = torch.is_inference_mode_enabled, torch._C.DisableTorchFunction
 
 
 _Origin = tuple[str, str, str]
@@ -47,11 +50,13 @@ _NOWHERE: _Origin = ("", "", "")
 class _Place:
     """Where one thread is: torch-level call, modules, optimizer steps. Autograd threads have their own."""
 
-    __slots__ = ("call", "is_excluded", "is_root_named", "modules", "nodes", "num_ranges", "path", "steps")
+    __slots__ = ("around", "call", "is_excluded", "is_root_named", "modules", "nodes", "num_ranges", "path", "steps")
 
     def __init__(self) -> None:
         self.call: Call | None = None
         self.modules: list[nn.Module] = []
+        self.around: list[tuple[str | None, bool]] = []
+        """For each of them, `path` and `is_excluded` of what is around it."""
         self.path: str | None = ""
         self.is_root_named = True
         self.is_excluded = False
@@ -83,7 +88,7 @@ class _Recording:
         self._paths: dict[int, tuple[str, nn.Module]] = {}
         """By the module's id, which stays its own as long as the module is held here."""
         self._dispatch_mode = _DispatchMode(self)
-        self._function_mode = _FunctionMode(self)
+        self._function_mode = _FunctionMode(self._places)
         self._installed = ExitStack()
 
     def install(self) -> None:
@@ -112,22 +117,7 @@ class _Recording:
                 )
         self._installed.close()
 
-    # -- what runs
-
-    def call(self, named: Named, func: Any, types: Iterable[type], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run a torch-level call; Python composites of torch run with the mode on, so that their parts are seen."""
-        place = self._places.here
-        outer = place.call
-        # the policy of now: a kernel of ours may switch it off inside
-        place.call = Call(func, named, args, kwargs, outer, current_policy())
-        try:
-            # `outer` is the same: the composite asks once more, let it through
-            if named.body is None or (outer is not None and outer.func is func) or not _are_plain(types):
-                return func(*args, **kwargs)
-            with self._function_mode:
-                return named.body(*args, **kwargs)
-        finally:
-            place.call = outer
+    # -- who listens
 
     def add(self, sink: Sink) -> None:
         """Let one more listen."""
@@ -143,10 +133,12 @@ class _Recording:
         self._wants_times = any(sink.wants_times for sink in sinks)
         self._counter = sinks[0] if len(sinks) == 1 and isinstance(sinks[0], OperatorStats) else None
 
+    # -- what runs
+
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run a kernel, and tell who listens. This is the hot path: what is known of an operator is kept."""
         op, run, sinks, _ = self._ops.get(id(func)) or self._learn(func)
-        with torch._C.DisableTorchFunction():  # neither the kernel nor reading a dtype is a torch-level call
+        with _no_torch_function():  # neither the kernel nor reading a dtype is a torch-level call
             if not sinks:
                 out = run(*args, **kwargs)
                 if op.range:
@@ -158,7 +150,17 @@ class _Recording:
             if self._wants_times:
                 return self._run_timed(op, sinks, func, args, kwargs)
             out = run(*args, **kwargs)
-            self._show(op, sinks, func, args, kwargs, out, -1, 0.0)
+            counter = self._counter
+            if counter is None:
+                self._show(op, sinks, func, args, kwargs, out, -1, 0.0)
+                return out
+            place = self._places.here
+            call = place.call
+            phase, origin = self._locate(place, call)
+            name, reason = ("", None) if call is None else (call.name, call.reason)
+            if reason is None:
+                reason = self._reason(place, call, phase)
+            counter.add_kernel(op, args, kwargs, out, phase, origin[0], name, reason)
             return out
 
     def _learn(self, func: Any) -> tuple[Op, Callable[..., Any], list[Sink], Any]:
@@ -183,22 +185,9 @@ class _Recording:
         place = self._places.here
         call = place.call
         phase, (module, line, forward_op) = self._locate(place, call)
-        if call is None or not call.name:
-            name = ""
-            reason = GRADIENT if phase == "backward" else NO_AUTO_CAST if current_policy() is None else UNLISTED
-        else:
-            name = call.name
-            if call.reason is None:
-                call.reason = EXCLUDED if place.is_excluded and call.policy is not None else self._ask(call)
-            reason = call.reason
-        if self._counter is not None:  # nobody wants more than the count
-            self._counter.add((op.name, phase, module, name, reason), column_of(op, args, kwargs, out))
-            if op.may_cast:
-                self._counter.add_cast(module, phase, name, cast_of(args, kwargs, out))
-            return
-        variant, call_number = ("", -1) if call is None else (call.variant, call.number)
+        name, variant, call_number = ("", "", -1) if call is None else (call.name, call.variant, call.number)
         seen = Seen(
-            op, func, args, kwargs, out, phase, module, name, reason, line,
+            op, func, args, kwargs, out, phase, module, name, self._reason(place, call, phase), line,
             call_number, number, seconds, variant, forward_op if phase == "backward" and not name else "",
         )  # fmt: skip
         for sink in sinks:
@@ -227,6 +216,14 @@ class _Recording:
                 del nodes[number]
         return phase, origin
 
+    def _reason(self, place: _Place, call: Call | None, phase: Phase) -> str:
+        """Return why a kernel runs in its dtype: what the policy says of the call that it runs under."""
+        if call is None or not call.name:
+            return GRADIENT if phase == "backward" else NO_AUTO_CAST if current_policy() is None else UNLISTED
+        if call.reason is None:
+            call.reason = EXCLUDED if place.is_excluded and call.policy is not None else self._ask(call)
+        return call.reason
+
     def _ask(self, call: Call) -> str:
         """Return what the policy says of a call."""
         if call.policy is None:
@@ -234,11 +231,9 @@ class _Recording:
         variant = call.variant
         if not is_known(variant):
             return UNLISTED
-        dtypes = [tensor.dtype for tensor in tensors(call.args)]
-        if call.kwargs:
-            dtypes += [tensor.dtype for tensor in tensors(call.kwargs.values())]
+        values = (*call.args, *call.kwargs.values()) if call.kwargs else call.args
         try:
-            return call.policy.decide(variant, dtypes).reason
+            return call.policy.decide(variant, tuple(map(_dtype_of, tensors(values)))).reason
         except ValueError:  # a name that lists may hold, but that means no operator
             return UNLISTED
 
@@ -250,19 +245,22 @@ class _Recording:
         if not place.is_root_named and _graph_task_id() == -1:
             self._paths.update((id(named[1]), named) for named in place.modules[0].named_modules())
             place.is_root_named = True
-        path = ""
+        path: str | None = None
+        place.is_excluded = False
         for module in reversed(place.modules):
-            named = self._paths.get(id(module))
-            if named is not None:
-                path = named[0]
-                break
-        place.path, place.is_excluded = path, any(map(is_excluded, place.modules))
-        return path
+            if path is None:
+                named = self._paths.get(id(module))
+                path = None if named is None else named[0]
+            if is_excluded(module):
+                place.is_excluded = True
+        place.path = path or ""
+        return place.path
 
     def _enter_module(self, module: nn.Module, args: Any) -> None:
         place = self._places.here
         if not place.modules:
             place.is_root_named = False
+        place.around.append((place.path, place.is_excluded))
         place.modules.append(module)
         place.path = None
 
@@ -270,10 +268,9 @@ class _Recording:
         place = self._places.here
         for index in range(len(place.modules) - 1, -1, -1):
             if place.modules[index] is module:  # whatever is above it was left by an exception that runs no hooks
-                del place.modules[index:]
+                place.path, place.is_excluded = place.around[index]
+                del place.modules[index:], place.around[index:]
                 break
-        place.path = None if place.modules else ""
-        place.is_excluded = place.is_excluded and bool(place.modules)
 
     def _enter_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         place = self._places.here
@@ -304,7 +301,7 @@ class _DispatchMode(TorchDispatchMode):
         self._run = recording.run
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.is_inference_mode_enabled():  # composites arrive whole there, elsewhere in their parts
+        if _is_inference():  # composites arrive whole there, elsewhere in their parts
             with self:
                 out = _in_parts(func, args, kwargs or {})
             if out is not NotImplemented:
@@ -322,15 +319,28 @@ def _in_parts(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 class _FunctionMode(TorchFunctionMode):
-    def __init__(self, recording: _Recording) -> None:
+    def __init__(self, places: _Places) -> None:
         super().__init__()
-        self._call = recording.call
+        self._places = places
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a torch-level call; Python composites of torch run with the mode on, so that their parts are seen."""
         named = describe_call(func)
         if named.is_plain:
             return func(*args, **(kwargs or {}))
-        return self._call(named, func, types, args, kwargs or {})
+        kwargs = kwargs or {}
+        place = self._places.here
+        outer = place.call
+        # the policy of now: a kernel of ours may switch it off inside; `here` is the quicker place to look
+        place.call = Call(func, named, args, kwargs, outer, here.policy or current_policy())
+        try:
+            # `outer` is the same: the composite asks once more, let it through
+            if named.body is None or (outer is not None and outer.func is func) or not _are_plain(types):
+                return func(*args, **kwargs)
+            with self:
+                return named.body(*args, **kwargs)
+        finally:
+            place.call = outer
 
 
 # ------------------------------------------------------------------------------------------------- on and off

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any, Literal, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mezzo.fp8 import FP8_LINEAR, FP8_LINEAR_BACKWARD
 
@@ -25,8 +25,10 @@ _ALLOCATIONS = frozenset(
     | {"_unsafe_view", "resize_", "set_"}
 )
 _RANGES = {"profiler::_record_function_enter_new": 1, "profiler::_record_function_exit": -1}
-_CASTS = frozenset({"_to_copy", "copy_"})
-_SCALARS = frozenset({int, float, bool, type(None)})
+_CASTS = {"_to_copy": 0, "copy_": 1}  # with the position of what they copy
+_HOLD_NO_TENSOR = frozenset(
+    {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
+)
 
 # Whose lines are not the user's: torch, the parts of mezzo that run below a user's call, and Python's own library.
 _MACHINERY = (
@@ -60,8 +62,8 @@ class Op:
     """+1 opens and -1 closes a profiler range, 0 is any other operator."""
     is_fp8: bool = False
     """Whether it converts its half operands to FP8 and multiplies those."""
-    may_cast: bool = False
-    """Whether it copies one dtype into another, where the two differ."""
+    cast_source: int = -1
+    """Position of the argument that it copies into another dtype, where the two differ; -1: it is no copy."""
 
 
 @cache
@@ -81,7 +83,7 @@ def describe_op(func: Any) -> Op:
         is_in_place=any(a.is_write for a in aliases),
         range=_RANGES.get(name, 0),
         is_fp8=name in (FP8_LINEAR, FP8_LINEAR_BACKWARD),
-        may_cast=name in _CASTS,
+        cast_source=_CASTS.get(name, -1),
     )
 
 
@@ -118,7 +120,7 @@ class Seen:
     @property
     def cast(self) -> tuple[Tensor, Tensor] | None:
         """What was copied into what, where the kernel turns one floating dtype into another; else None."""
-        return cast_of(self.args, self.kwargs, self.out) if self.op.may_cast else None
+        return cast_of(self.op, self.args, self.kwargs, self.out) if self.op.cast_source >= 0 else None
 
     def inputs(self) -> Iterator[Tensor]:
         """Yield the floating tensors that the kernel got."""
@@ -148,23 +150,25 @@ def tensors(values: Iterable[Any]) -> list[Tensor]:
     """Return the tensors among values, and in lists and tuples among them."""
     found: list[Tensor] = []
     for value in values:
-        if type(value) in _SCALARS:  # most arguments, and told in a third of the time of `isinstance`
+        kind = type(value)
+        if kind in _HOLD_NO_TENSOR:  # most arguments, and told in a third of the time of `isinstance`
             continue
-        if isinstance(value, Tensor):
+        if kind is Tensor or kind is nn.Parameter or isinstance(value, Tensor):
             found.append(value)
-        elif isinstance(value, (list, tuple)):
+        elif isinstance(value, (list, tuple)) and not _HOLD_NO_TENSOR.issuperset(map(type, value)):
             found += tensors(value)
     return found
 
 
-def cast_of(args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> tuple[Tensor, Tensor] | None:
-    """Return source and target of a kernel that may cast, where it turns one floating dtype into another; else None."""
-    sources = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-    if not sources or not isinstance(out, Tensor):
+def cast_of(op: Op, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> tuple[Tensor, Tensor] | None:
+    """Return source and target of a kernel that copies, where it turns one floating dtype into another; else None."""
+    # a graph may give it by keyword
+    source = args[op.cast_source] if op.cast_source < len(args) else next(reversed(tensors(kwargs.values())), None)
+    if not isinstance(source, Tensor) or not isinstance(out, Tensor):
         return None
-    source, target = sources[-1].dtype, out.dtype  # copy_(target, source)
-    is_cast = source is not target and source.is_floating_point and target.is_floating_point
-    return (sources[-1], out) if is_cast else None
+    before, after = source.dtype, out.dtype
+    is_cast = before is not after and before.is_floating_point and after.is_floating_point
+    return (source, out) if is_cast else None
 
 
 def floating(values: Iterable[Any]) -> Iterator[Tensor]:

@@ -51,7 +51,7 @@ class Named:
 class Call:
     """One torch-level call in progress."""
 
-    __slots__ = ("_variant", "args", "func", "in_backward", "kwargs", "name", "named", "number", "policy", "reason")
+    __slots__ = ("_number", "_variant", "args", "func", "in_backward", "kwargs", "name", "named", "policy", "reason")
     in_backward: bool
 
     def __init__(
@@ -65,11 +65,18 @@ class Call:
     ) -> None:
         self.func, self.named, self.args, self.kwargs = func, named, args, kwargs
         self.name = named.name
-        self.number = next(numbers)
         self.in_backward = named.is_backward or (outer is not None and outer.in_backward)
         self.policy = policy
         self.reason: str | None = None
         self._variant: str | None = None
+        self._number: int | None = None
+
+    @property
+    def number(self) -> int:
+        """What tells it from all others."""
+        if self._number is None:
+            self._number = next(numbers)
+        return self._number
 
     @property
     def variant(self) -> str:

@@ -7,6 +7,7 @@ import inspect
 import types
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -297,6 +298,8 @@ def attach(optimizer: Optimizer, *, masters_for_new: bool = True) -> StepEngine:
     optimizer.__dict__["step"] = types.MethodType(_plain_step if engine._foreign_step else _hooked_step, optimizer)
     optimizer.__dict__["load_state_dict"] = types.MethodType(_load_state_dict, optimizer)
     optimizer.__dict__["add_param_group"] = types.MethodType(_add_param_group, optimizer)
+    if optimizer.zero_grad == types.MethodType(Optimizer.zero_grad, optimizer):  # else somebody's own, which stays
+        optimizer.__dict__["zero_grad"] = types.MethodType(_zero_grad, optimizer)
     return engine
 
 
@@ -317,6 +320,14 @@ def _load_state_dict(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
 
 def _add_param_group(optimizer: Optimizer, param_group: dict[str, Any]) -> None:
     engine_of(optimizer).add_param_group(param_group)
+
+
+@hide_from_dynamo("torch's own zero_grad is not traced either: call it outside the compiled function")
+def _zero_grad(optimizer: Optimizer, set_to_none: bool = True) -> None:
+    """Do as the stock optimizer does, without a function mode (a recording) being asked about each gradient."""
+    # zeros are kernels, which a recording names by their torch-level calls
+    with torch._C.DisableTorchFunction() if set_to_none else nullcontext():
+        type(optimizer).zero_grad(optimizer, set_to_none)
 
 
 _hooked_step: Any = Optimizer.profile_hook_step(_plain_step)
