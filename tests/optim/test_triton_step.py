@@ -1,7 +1,6 @@
 """The numbers of the Triton tier, on a GPU; and in Triton's interpreter, where `test_triton_interpreted.py` runs this file."""
 
 import copy
-import warnings
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,7 @@ from mezzo.optim import (
     master_of,
     step_tier,
 )
+from no_waiting import no_waiting
 
 pytestmark = [] if INTERPRETED else [pytest.mark.gpu]
 
@@ -336,17 +336,11 @@ def test_ten_steps_never_wait_for_the_device(kind: Any, level: str) -> None:
         optimizer.zero_grad(set_to_none=True)
 
     step()  # kernels are built and loaded
-    torch.cuda.synchronize()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # 'a prototype feature'
-            torch.cuda.set_sync_debug_mode("error")
+    with no_waiting():
         for number in range(10):
             for group in optimizer.param_groups:
                 group["lr"] = 1e-3 / (number + 1)
             step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert all(not np.array_equal(exact(p), old) for p, old in zip(model.parameters(), before, strict=True))
 
 

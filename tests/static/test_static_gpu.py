@@ -11,12 +11,12 @@ from torch.optim import SGD, RMSprop
 from mezzo import static
 from mezzo.amp import GradScaler, Policy, decorate
 from mezzo.static import compile_step
+from no_waiting import no_waiting
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),  # of Inductor, when it is imported
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),  # its advice for float32 products
-    pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning"),
 ]
 
 
@@ -137,12 +137,9 @@ def test_a_program_with_a_guard_trains_on_the_gpu_and_waits_for_nothing() -> Non
     optimizer.amp_init("gpu:0")
     feed = {"x": torch.ones(4, 8, device="cuda"), "y": torch.zeros(4, 4, device="cuda")}
     (first,) = executor.run(program, feed, [loss])
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         for _ in range(10):
             (last,) = executor.run(program, feed, [loss], return_numpy=False)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert last.item() < first
     assert last.dtype is torch.float32
     rows = {row.module.split(".")[-1]: (row.fp16, row.fp32) for row in program.operators().rows if row.op == "addmm"}

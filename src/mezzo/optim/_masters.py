@@ -106,8 +106,8 @@ def _follow(param: Tensor, record: _Record) -> Tensor | None:
     if not is_half(param):  # model.float(): the parameter is its own master again, with the bits that it had
         if param.dtype == torch.float32 and param.shape == record.master.shape:
             with torch.no_grad():
-                rounded = record.master.to(record.half).float()
-                param.copy_(torch.where(rounded == param, record.master, param))
+                master = record.master.to(param.device)  # model.to("cpu", torch.float32) is both at once
+                param.copy_(torch.where(master.to(record.half).float() == param, master, param))
         detach_master(param)
         return None
     edited = record.version is not None and record.version != param._version
