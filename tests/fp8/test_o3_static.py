@@ -1,6 +1,7 @@
 """Level O3 in graph mode: the numbers of eager mode, the operators in the table, files without FP8."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from mezzo import static
 from mezzo.amp import GradScaler, Policy, explain, float32_copy
 from mezzo.static import Executor, Program, data, program_guard
 from mezzo.static._graph import missing_compiler
+from mezzo.static._region import Precision
+from mezzo.static._step import TrainingStep, forward_and_loss
 
 RTOL_FP8 = 2.0**-3 / 32  # an e4m3 number moved to its neighbour, one of the 32 or more in a sum
 
@@ -46,6 +49,24 @@ def test_a_captured_step_gives_the_bits_of_the_eager_one(dtype: str) -> None:
             step = static.capture_step(other, mse_loss, its, batch(), policy=policy, scaler=scaler_of(dtype))
         assert [step(*batch()).item() for _ in range(3)] == expected
         assert are_equal(weights(other), weights(net))
+
+
+@pytest.mark.parametrize("taken_before", [0, 2])
+def test_a_rehearsal_teaches_delayed_scales_nothing(taken_before: int) -> None:
+    recipe = replace(RECIPE, scaling="delayed")
+    policy = Policy.create("O3", "bfloat16", fp8=recipe)
+    losses = []
+    for rehearses in (False, True):
+        net, optimizer = decorated()
+        step = TrainingStep(forward_and_loss(net, mse_loss), [net], optimizer, None, Precision(policy), None)
+        for _ in range(taken_before):
+            step.run(batch())
+        if rehearses:
+            with step.rehearsal():
+                for factor in (1.0, 30.0):  # another batch, by whose scales numbers would be rounded otherwise
+                    step.run([batch()[0] * factor, batch()[1]])
+        losses.append([step.run(batch())[0].item() for _ in range(3)])
+    assert losses[0] == losses[1]
 
 
 def test_the_table_of_a_step_shows_fp8_products_by_layer() -> None:

@@ -25,7 +25,7 @@ from mezzo.static._region import Precision
 from mezzo.static._step import TrainingStep, forward_and_loss
 
 E4M3 = torch.float8_e4m3fn
-SHAPES = ((16, 48), (80, 144), (64, 128))  # below a tile, tiles that end outside, whole tiles
+SHAPES = ((16, 48), (80, 144), (128, 128))  # below a tile, tiles that end outside, whole tiles
 RECIPE = Fp8Recipe(emulate=True, min_width=0, min_rows=0)
 
 
@@ -175,9 +175,9 @@ def test_matrices_with_copies_are_one_launch_and_all_else_another() -> None:
         with_copies(param)
     stepped(optimizer, params, 0)
     plan: Any = engine_of(optimizer).last_plan
-    # Tiles of 64 x 64: 1, 2 x 3 and 1 x 2.
+    # Tiles of 128 x 64: 1, 1 x 3 and 1 x 2.
     assert [(b.launch.fp8, b.rows, len(b.update_chunks[0])) for b in plan._batches] == [
-        (True, 3, 9),
+        (True, 3, 6),
         (False, 1, 1),
         (False, 1, 1),
     ]

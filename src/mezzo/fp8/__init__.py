@@ -5,7 +5,7 @@ from mezzo.fp8._numbers import E4M3, E5M2, FORMATS, LARGEST, amax_of, round_to, 
 from mezzo.fp8._operands import Operand, make_operand
 from mezzo.fp8._product import LEAST_CAPABILITY, multiply, recipe_for, refuse_without_fp8, why_no_fp8
 from mezzo.fp8._recipe import MULTIPLE, Fp8Recipe, recipe_of, text_of
-from mezzo.fp8._weights import HEADROOM, WeightCopies, copies_of, keep_copies, renew_copies
+from mezzo.fp8._weights import HEADROOM, WeightCopies, copies_of, histories_of, keep_copies, renew_copies
 
 __all__ = [
     "Fp8Recipe",
@@ -32,6 +32,7 @@ __all__ = [
     "HEADROOM",
     "WeightCopies",
     "copies_of",
+    "histories_of",
     "keep_copies",
     "renew_copies",
 ]

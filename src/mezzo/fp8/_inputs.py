@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mezzo.fp8._operands import Operand, make_operand
-from mezzo.fp8._weights import capture_in_progress
+from mezzo.fp8._weights import capture_in_progress, stream_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,7 @@ def _key(x: Tensor, by_row: bool) -> tuple[Any, ...] | None:
         return None  # it has no version
     if not x.is_cuda:
         return x._version, x.data_ptr(), by_row
-    stream = torch.cuda.current_stream(x.device)
     capture = capture_in_progress()
     if capture is None and torch.cuda.is_current_stream_capturing():
         return None  # a graph of somebody else's: the next one must not take what this one only planned
-    return x._version, x.data_ptr(), by_row, stream.stream_id, capture
+    return x._version, x.data_ptr(), by_row, stream_number(x.device), capture

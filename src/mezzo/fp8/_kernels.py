@@ -38,23 +38,27 @@ def raise_to(at, value):
 
 
 @triton.jit
-def amax_kernel(x, amax, numel, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
-    """Raise `amax`, which is 0 before, to the largest absolute value."""
-    start = tl.program_id(0).to(tl.int64) * (BLOCK * BLOCKS)
+def amax_kernel(x, amaxes, numel, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
+    """Write the largest absolute value that each program finds in its share of the numbers."""
+    program = tl.program_id(0).to(tl.int64)
+    start = program * (BLOCK * BLOCKS)
     largest = tl.zeros([BLOCK], tl.float32)
-    for block in tl.static_range(BLOCKS):
-        offsets = start + block * BLOCK + tl.arange(0, BLOCK)
-        value = tl.abs(tl.load(x + offsets, mask=offsets < numel, other=0.0).to(tl.float32))
-        largest = tl.where(value > largest, value, largest)
-    raise_to(amax, tl.max(largest, 0))
+    while start < numel:
+        for block in tl.static_range(BLOCKS):  # unrolled: several loads are on their way at a time
+            offsets = start + block * BLOCK + tl.arange(0, BLOCK)
+            value = tl.abs(tl.load(x + offsets, mask=offsets < numel, other=0.0).to(tl.float32))
+            largest = tl.where(value > largest, value, largest)
+        start += tl.num_programs(0).to(tl.int64) * (BLOCK * BLOCKS)
+    tl.store(amaxes + program, tl.max(largest, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["amaxes"])
 def quantise_kernel(
     x,
     values,
     transposed,
     amax,
+    amaxes,
     inverse,
     next_amax,
     column_sums,
@@ -67,10 +71,11 @@ def quantise_kernel(
     HAS_TRANSPOSED: tl.constexpr,
     HAS_NEXT_AMAX: tl.constexpr,
     HAS_SUMS: tl.constexpr,
+    AMAXES: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
 ):
-    """Write a tile of a matrix as FP8, as it is and transposed, by the scale of `amax`.
+    """Write a tile of a matrix as FP8, as it is and transposed, by the scale of the largest of `amaxes` numbers at `amax`.
 
     Besides, where asked: the largest absolute value of this matrix, and the sums of the tile's columns, a row of
     `column_sums` for each row of tiles.
@@ -80,7 +85,12 @@ def quantise_kernel(
     column = tile_column.to(tl.int64) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS).to(tl.int64)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
     value = tl.load(x + row[:, None] * columns + column[None, :], mask=inside, other=0.0).to(tl.float32)
-    scale = scale_for(tl.load(amax), LARGEST, HEADROOM)
+    if AMAXES == 1:
+        largest = tl.load(amax)
+    else:
+        places = tl.arange(0, AMAXES)
+        largest = tl.max(tl.load(amax + places, mask=places < amaxes, other=0.0), 0)
+    scale = scale_for(largest, LARGEST, HEADROOM)
     small = to_fp8(value, scale, LARGEST, DTYPE)
     if HAS_VALUES:
         tl.store(values + row[:, None] * columns + column[None, :], small, mask=inside)
@@ -92,6 +102,18 @@ def quantise_kernel(
         raise_to(next_amax, tl.max(tl.max(tl.abs(value), 1), 0))
     if (tile_row == 0) & (tile_column == 0):
         tl.store(inverse, tl.div_rn(1.0, scale))
+
+
+@triton.jit
+def sum_rows_kernel(partial, sums, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Add up the rows of a float32 matrix."""
+    row, column = tl.arange(0, ROWS), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros([COLUMNS], tl.float32)
+    while tl.min(row, 0) < rows:
+        inside = (row < rows)[:, None] & (column < columns)[None, :]
+        total += tl.sum(tl.load(partial + row[:, None] * columns + column[None, :], mask=inside, other=0.0), 0)
+        row += ROWS
+    tl.store(sums + column, total, mask=column < columns)
 
 
 @triton.jit

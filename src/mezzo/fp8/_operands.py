@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -11,9 +13,14 @@ from mezzo._tier import uses_triton
 from mezzo.fp8._numbers import E4M3, LARGEST, amax_of, round_to, scale_for
 from mezzo.fp8._product import LEAST_CAPABILITY
 
-_BLOCK, _BLOCKS, _WARPS = 1024, 8, 4
-TILE = 64
-"""Rows and columns that a program converts."""
+AMAX_BLOCK, AMAX_BLOCKS, AMAX_WARPS = 2048, 4, 8
+"""Numbers that a program looks at at a time, how often in one go, and its warps."""
+AMAX_PROGRAMS = 512
+"""Most programs that look for the largest number: each that converts reads what all of them found."""
+TILE_ROWS, TILE_COLUMNS, TILE_WARPS = 64, 128, 4
+"""What a program converts, and its warps."""
+SUM_ROWS, SUM_COLUMNS = 32, 64
+"""What a program adds up at a time."""
 
 
 @dataclass(slots=True)
@@ -29,7 +36,7 @@ class Operand:
     transposed_inverse: Tensor
     """One number, or [columns, 1]."""
     column_sums: Tensor | None = None
-    """Sums of the matrix before it was rounded, float32."""
+    """Sums of the matrix before it was rounded."""
 
 
 class AmaxHistory:
@@ -42,13 +49,33 @@ class AmaxHistory:
         self.newest = torch.zeros(1, device=device)
         self.used = torch.zeros(1, device=device)
         """What the scale of the last call was made from; for whoever looks at what it cut off."""
-        self.is_empty = True
+        self._first: Tensor | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there was no call yet."""
+        return self._first is None
 
     def start(self, x: Tensor) -> None:
         """Take the scale of a first call from its own numbers."""
         if self.is_empty:
-            self.amax.copy_(_amax(x))
-            self.is_empty = False
+            self._first = _amaxes(x).amax()
+            self.amax.copy_(self._first)
+
+    def copy(self) -> tuple[Tensor, ...]:
+        """Return what is known now, for `go_back`."""
+        return tuple(tensor.clone() for tensor in self._tensors())
+
+    def go_back(self, before: tuple[Tensor, ...] | None) -> None:
+        """Know again what was known then; None: what is known in the first call, before it is over."""
+        if before is None:
+            assert self._first is not None
+            before = (torch.zeros_like(self.amaxes), self._first, torch.zeros_like(self.newest), self._first)
+        for tensor, value in zip(self._tensors(), before, strict=True):
+            tensor.copy_(value)
+
+    def _tensors(self) -> tuple[Tensor, ...]:
+        return self.amaxes, self.amax, self.newest, self.used
 
     def remember(self) -> None:
         """Make `newest`, which a call has found, the latest of the history.
@@ -74,22 +101,25 @@ class AmaxHistory:
 
 def by_triton(tensor: Tensor) -> bool:
     """Whether kernels of ours convert: where they are built, and where the device knows FP8 numbers."""
-    if not uses_triton(tensor.device):
-        return False
-    return tensor.device.type != "cuda" or torch.cuda.get_device_capability(tensor.device) >= LEAST_CAPABILITY
+    device = tensor.device
+    return uses_triton(device) and (device.type != "cuda" or _knows_fp8(device.index))
 
 
-def _amax(x: Tensor) -> Tensor:
-    """Return the largest absolute value of a matrix, as a float32 tensor of one number."""
-    if not by_triton(x):
+@functools.cache
+def _knows_fp8(index: int) -> bool:
+    return torch.cuda.get_device_capability(index) >= LEAST_CAPABILITY
+
+
+def _amaxes(x: Tensor) -> Tensor:
+    """Return numbers of which the largest is the largest absolute value of a matrix, float32: one for each program."""
+    if not by_triton(x) or not x.numel():
         return amax_of(x).reshape(1)
     from mezzo.fp8 import _kernels
 
-    amax = torch.zeros(1, device=x.device)
-    if x.numel():
-        programs = -(-x.numel() // (_BLOCK * _BLOCKS))
-        _kernels.amax_kernel[(programs,)](x, amax, x.numel(), BLOCK=_BLOCK, BLOCKS=_BLOCKS, num_warps=_WARPS)
-    return amax
+    programs = min(AMAX_PROGRAMS, -(-x.numel() // (AMAX_BLOCK * AMAX_BLOCKS)))
+    amaxes = x.new_empty(programs, dtype=torch.float32)
+    _kernels.amax_kernel[(programs,)](x, amaxes, x.numel(), BLOCK=AMAX_BLOCK, BLOCKS=AMAX_BLOCKS, num_warps=AMAX_WARPS)
+    return amaxes
 
 
 def make_operand(
@@ -98,7 +128,7 @@ def make_operand(
     *,
     values: bool = True,
     transposed: bool = True,
-    sums: bool = False,
+    sums: torch.dtype | None = None,
     by_row: bool = False,
     history: AmaxHistory | None = None,
     amax: Tensor | None = None,
@@ -111,20 +141,21 @@ def make_operand(
         dtype: The FP8 dtype.
         values: Whether the matrix is wanted.
         transposed: Whether its transpose is wanted.
-        sums: Whether the sums of its columns are wanted.
+        sums: The dtype in which the sums of its columns are wanted, made in float32; None: not at all.
         by_row: One scale for each row of the matrix, and one for each row of its transpose.
         history: Delayed scaling: the scale is made from it, and it learns the amax of this matrix.
-        amax: What the scale is made from if it is known.
+        amax: What the scale is made from if it is known: [1].
         headroom: How many times `amax` still fits.
     """
     if by_row:
         return _by_row(x, dtype, values, transposed, sums)
-    with torch.cuda.device_of(x):  # Triton launches on the current device
+    is_elsewhere = x.is_cuda and x.device.index != torch.cuda.current_device()
+    with torch.cuda.device(x.device) if is_elsewhere else nullcontext():  # Triton launches on the current device
         if history is not None:
             history.start(x)
             amax = history.amax
         if amax is None:
-            amax = _amax(x)
+            amax = _amaxes(x)
         convert = _convert_by_triton if by_triton(x) else _convert
         operand = convert(x, dtype, amax, headroom, values, transposed, sums, history)
         if history is not None:
@@ -133,7 +164,8 @@ def make_operand(
 
 
 def _convert(
-    x: Tensor, dtype: torch.dtype, amax: Tensor, headroom: float, values: bool, transposed: bool, sums: bool,
+    x: Tensor, dtype: torch.dtype, amax: Tensor, headroom: float, values: bool, transposed: bool,
+    sums: torch.dtype | None,
     history: AmaxHistory | None,
 ) -> Operand:  # fmt: skip
     scale = scale_for(amax, dtype, headroom)
@@ -147,23 +179,24 @@ def _convert(
         inverse=inverse,
         transposed=small.t().contiguous() if transposed else nothing,
         transposed_inverse=inverse,
-        column_sums=x.float().sum(0) if sums else None,
+        column_sums=None if sums is None else x.float().sum(0).to(sums),
     )
 
 
-def _by_row(x: Tensor, dtype: torch.dtype, values: bool, transposed: bool, sums: bool) -> Operand:
+def _by_row(x: Tensor, dtype: torch.dtype, values: bool, transposed: bool, sums: torch.dtype | None) -> Operand:
     def rounded(matrix: Tensor, is_wanted: bool) -> tuple[Tensor, Tensor]:
         if not is_wanted:
             return x.new_empty(0, dtype=dtype), x.new_empty(0, dtype=torch.float32)
         scale = scale_for(amax_of(matrix, dim=1), dtype)
         return round_to(matrix, scale, dtype).contiguous(), 1.0 / scale
 
-    column_sums = x.float().sum(0) if sums else None
+    column_sums = None if sums is None else x.float().sum(0).to(sums)
     return Operand(*rounded(x, values), *rounded(x.t(), transposed), column_sums)
 
 
 def _convert_by_triton(
-    x: Tensor, dtype: torch.dtype, amax: Tensor, headroom: float, values: bool, transposed: bool, sums: bool,
+    x: Tensor, dtype: torch.dtype, amax: Tensor, headroom: float, values: bool, transposed: bool,
+    sums: torch.dtype | None,
     history: AmaxHistory | None,
 ) -> Operand:  # fmt: skip
     import triton.language as tl
@@ -171,17 +204,29 @@ def _convert_by_triton(
     from mezzo.fp8 import _kernels
 
     rows, columns = x.shape
-    grid = (-(-rows // TILE), -(-columns // TILE))
-    nothing = x.new_empty(0, dtype=dtype)
-    small = torch.empty_like(x, dtype=dtype) if values else nothing
-    turned = x.new_empty((columns, rows), dtype=dtype) if transposed else nothing
+    grid = (-(-rows // TILE_ROWS), -(-columns // TILE_COLUMNS))
+    small = torch.empty_like(x, dtype=dtype) if values else x.new_empty(0, dtype=dtype)
+    turned = x.new_empty((columns, rows) if transposed else 0, dtype=dtype)
     inverse = x.new_empty((), dtype=torch.float32)
-    partial = x.new_empty((grid[0], columns), dtype=torch.float32) if sums else inverse
+    partial = inverse if sums is None else x.new_empty((grid[0], columns), dtype=torch.float32)
     if grid[0] * grid[1]:
         _kernels.quantise_kernel[grid](
-            x, small, turned, amax, inverse, inverse if history is None else history.newest, partial, rows, columns,
+            x, small, turned, amax, len(amax), inverse, inverse if history is None else history.newest, partial,
+            rows, columns,
             LARGEST=LARGEST[dtype], HEADROOM=headroom, DTYPE=tl.float8e4nv if dtype is E4M3 else tl.float8e5,
-            HAS_VALUES=values, HAS_TRANSPOSED=transposed, HAS_NEXT_AMAX=history is not None, HAS_SUMS=sums,
-            TILE_ROWS=TILE, TILE_COLUMNS=TILE, num_warps=_WARPS, enable_fp_fusion=False,
+            HAS_VALUES=values, HAS_TRANSPOSED=transposed, HAS_NEXT_AMAX=history is not None,
+            HAS_SUMS=sums is not None, AMAXES=1 << (len(amax) - 1).bit_length(), TILE_ROWS=TILE_ROWS,
+            TILE_COLUMNS=TILE_COLUMNS, num_warps=TILE_WARPS, enable_fp_fusion=False,
         )  # fmt: skip
-    return Operand(small, inverse, turned, inverse, column_sums=partial.sum(0) if sums else None)
+    return Operand(small, inverse, turned, inverse, None if sums is None else _sum_rows(partial, sums))
+
+
+def _sum_rows(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+    from mezzo.fp8 import _kernels
+
+    rows, columns = matrix.shape
+    sums = matrix.new_empty(columns, dtype=dtype)
+    if columns:
+        programs = -(-columns // SUM_COLUMNS)
+        _kernels.sum_rows_kernel[(programs,)](matrix, sums, rows, columns, ROWS=SUM_ROWS, COLUMNS=SUM_COLUMNS)
+    return sums

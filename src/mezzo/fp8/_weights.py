@@ -28,6 +28,12 @@ MASTER_HOME = "_mezzo_master"
 in their memory may change without a trace, as FSDP does when it gathers weights."""
 
 
+def stream_number(device: torch.device) -> int:
+    """Return what tells the current stream of a GPU from others, in a tenth of the time of `torch.cuda.current_stream`."""
+    number: int = torch._C._cuda_getCurrentRawStream(device.index)
+    return number
+
+
 class WeightCopies:
     """A weight and its transpose in e4m3, one scale for both, and what their next scale is made from."""
 
@@ -38,10 +44,11 @@ class WeightCopies:
             self.transposed = self.values.new_empty(weight.shape[::-1])
             self.state = torch.zeros(4, device=weight.device)
             """float32: what undoes the scale, the amax that the next scale is made from, the amax that an update collects."""
+            self._inverse = self.state[INVERSE]
         self._version: int | None = None
         self._address = 0
         self._storage: StorageWeakRef | None = None
-        self._made_on: torch.cuda.Stream | None = None
+        self._made_on: int | None = None
         self._made = torch.cuda.Event() if weight.is_cuda else None
         self.histories: dict[str, AmaxHistory] = {}
         """Delayed scaling of what meets this weight: its 'input' and the 'gradient' of its output."""
@@ -67,12 +74,15 @@ class WeightCopies:
         """Return the copies, made anew if the weight has changed since."""
         if not self.is_of(weight):
             self.renew(weight)
-        elif self._made is not None and not torch.cuda.is_current_stream_capturing():
-            stream = torch.cuda.current_stream(self.device)
-            if self._made_on is not None and self._made_on != stream:
-                stream.wait_event(self._made)
-        inverse = self.state[INVERSE]
-        return Operand(self.values, inverse, self.transposed, inverse)
+        elif self._was_made_elsewhere():
+            assert self._made is not None
+            torch.cuda.current_stream(self.device).wait_event(self._made)
+        return Operand(self.values, self._inverse, self.transposed, self._inverse)
+
+    def _was_made_elsewhere(self) -> bool:
+        """Whether another stream of this GPU made the copies; a capture is told nothing of other streams."""
+        is_other = self._made_on is not None and self._made_on != stream_number(self.device)
+        return is_other and not torch.cuda.is_current_stream_capturing()
 
     @torch.no_grad()
     def renew(self, weight: Tensor) -> None:
@@ -86,8 +96,8 @@ class WeightCopies:
         known = torch.where(amax == 0, UNKNOWN_AMAX, amax)
         self.state.copy_(torch.stack((made.inverse, known, nothing, nothing)))
         if self._made is not None and not torch.cuda.is_current_stream_capturing():
-            self._made_on = torch.cuda.current_stream(self.device)
-            self._made.record(self._made_on)
+            self._made_on = stream_number(self.device)
+            self._made.record(torch.cuda.current_stream(self.device))
         self.note(weight)
 
     def history(self, role: str, length: int) -> AmaxHistory:
@@ -170,6 +180,13 @@ def renew_copies(weights: Iterable[Tensor]) -> None:
         found = copies_of(weight)
         if found is not None:
             found.renew(weight)
+
+
+def histories_of(weights: Iterable[Tensor]) -> list[AmaxHistory]:
+    """Return the histories by which what meets weights is scaled."""
+    return [
+        history for weight in weights if (kept := copies_of(weight)) is not None for history in kept.histories.values()
+    ]
 
 
 def weight_operand(weight: Tensor, recipe: Fp8Recipe) -> Operand:

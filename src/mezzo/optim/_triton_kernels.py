@@ -4,7 +4,7 @@ A program works on one chunk of one tensor. A row of the table holds the address
 hundreds of small tensors are one launch. Launched with fp fusion off, so that each operation rounds once, in float32: the
 same formula in single torch operations gives the same bits.
 
-A chunk is a run of elements; of a weight that has FP8 copies it is a square tile, so that the update can write the copy and its
+A chunk is a run of elements; of a weight that has FP8 copies it is a tile, so that the update can write the copy and its
 transpose from what it holds. Bytes that SGD's update moves a parameter: 2 gradient, 4 + 4 master, 2 half, 2 FP8 copies where there
 are some: 12 or 14, and no pass over weights besides. Momentum is 8 more, Adam 16.
 """
@@ -47,9 +47,6 @@ ARRIVED = tl.constexpr(0)
 BAD_KEY = tl.constexpr(1)
 
 _SUM_BLOCK = tl.constexpr(2048)
-
-# Rows and columns of a chunk of a weight that has FP8 copies.
-TILE = tl.constexpr(64)
 
 # What stands in the state of FP8 copies, float32 each.
 _INVERSE = tl.constexpr(INVERSE)
@@ -200,23 +197,23 @@ def _learning_rate(row, options):
 
 
 @triton.jit
-def _tile(row, number, numel):
+def _tile(row, number, numel, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Return the size of a matrix, and the first row and column of one of its tiles."""
     width = tl.multiple_of(tl.load(row + WIDTH), 16)  # as every dimension of an FP8 product
     height = tl.multiple_of(numel // width, 16)
-    across = tl.cdiv(width, TILE)
-    return height, width, number // across * TILE, number % across * TILE
+    across = tl.cdiv(width, BLOCK)
+    return height, width, number // across * ROWS, number % across * BLOCK
 
 
 @triton.jit
-def _places(height, width, top, left, block, BLOCK: tl.constexpr):
-    """Return where a block of a tile is in its matrix and in the transposed one, and which of its lanes are inside."""
-    down = block // (TILE // BLOCK)
-    aside = block - down * (TILE // BLOCK)
-    rows = top + down * BLOCK + tl.arange(0, BLOCK)
-    columns = left + aside * BLOCK + tl.arange(0, BLOCK)
-    inside = (rows < height)[:, None] & (columns < width)[None, :]
-    return rows[:, None] * width + columns[None, :], columns[None, :] * height + rows[:, None], inside
+def _is_whole(row, number, numel, FP8: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
+    """Whether all of a chunk is inside its tensor."""
+    if FP8:
+        height, width, top, left = _tile(row, number, numel, ROWS * BLOCKS, BLOCK)
+        whole = (top + ROWS * BLOCKS <= height) & (left + BLOCK <= width)
+    else:
+        whole = number * (BLOCK * BLOCKS) + BLOCK * BLOCKS <= numel
+    return whole
 
 
 @triton.jit
@@ -226,15 +223,30 @@ def _scale_of_copies(row):
 
 
 @triton.jit
-def _write_copies(row, offsets, turned, inside, half, scale, largest, ALIGNED: tl.constexpr, MASKED: tl.constexpr):
+def _half_address(row, HALF_DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
+    """Return where the half copy of a master is; where there is none, some address that nobody uses."""
+    return _address(row, HALF, tl.float16 if HALF_DTYPE is None else HALF_DTYPE, ALIGNED)
+
+
+@triton.jit
+def _write_half(half, offsets, inside, weight, HALF_DTYPE: tl.constexpr, MASKED: tl.constexpr):
+    """Write the half copy of a master, if there is one; return what the weight is now."""
+    if HALF_DTYPE is not None:
+        weight = weight.to(HALF_DTYPE)
+        _write(half, offsets, weight, inside, MASKED)
+    return weight
+
+
+@triton.jit
+def _write_copies(values, offsets, transposed, turned, inside, weight, scale, largest, MASKED: tl.constexpr):
     """Write half weights in FP8, as they are and transposed; return the largest of each lane so far, as bits.
 
     Numbers without a sign compare as their bits do, and so infinity and what is not a number are the largest.
     """
-    value = half.to(tl.float32)
+    value = weight.to(tl.float32)
     small = to_fp8(value, scale, _LARGEST, _FP8)
-    _write(_address(row, VALUES, _FP8, ALIGNED), offsets, small, inside, MASKED)
-    _write(_address(row, TRANSPOSED, _FP8, ALIGNED), turned, small, inside, MASKED)
+    _write(values, offsets, small, inside, MASKED)
+    _write(transposed, turned, small, inside, MASKED)
     bits = tl.abs(value).to(tl.int32, bitcast=True)
     if MASKED:
         bits = tl.where(inside, bits, 0)
@@ -243,8 +255,11 @@ def _write_copies(row, offsets, turned, inside, half, scale, largest, ALIGNED: t
 
 @triton.jit
 def _raise_newest(row, largest):
-    newest = tl.max(tl.max(largest, 1), 0).to(tl.float32, bitcast=True)
-    raise_to(_address(row, COPY_STATE, tl.float32, False) + _NEWEST, newest)
+    """Make known what was the largest in a tile. Most are no larger than what others found, and then nobody waits in line."""
+    newest_at = _address(row, COPY_STATE, tl.float32, False) + _NEWEST
+    bits = tl.max(tl.max(largest, 1), 0)
+    if bits > tl.load(newest_at.to(tl.pointer_type(tl.int32)), volatile=True):
+        raise_to(newest_at, bits.to(tl.float32, bitcast=True))
 
 
 @triton.jit
@@ -265,6 +280,40 @@ def _finish_copies(table, rows):
 
 
 @triton.jit
+def _sgd_block(
+    grad,
+    target,
+    buffer_at,
+    offsets,
+    inside,
+    factor,
+    lr,
+    decay,
+    momentum,
+    undamped,
+    DECAYS: tl.constexpr,
+    HAS_MOMENTUM: tl.constexpr,
+    NESTEROV: tl.constexpr,
+    MAXIMIZE: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    value = _gradient(grad, offsets, inside, factor, MAXIMIZE, MASKED)
+    weight = _read(target, offsets, inside, MASKED)
+    if DECAYS:
+        value = value + weight * decay
+    if HAS_MOMENTUM:
+        buffer = _read(buffer_at, offsets, inside, MASKED) * momentum + value * undamped
+        _write(buffer_at, offsets, buffer, inside, MASKED)
+        if NESTEROV:
+            value = value + buffer * momentum
+        else:
+            value = buffer
+    weight = weight - value * lr
+    _write(target, offsets, weight, inside, MASKED)
+    return weight
+
+
+@triton.jit
 def _sgd_chunk(
     row,
     options,
@@ -279,48 +328,47 @@ def _sgd_chunk(
     MAXIMIZE: tl.constexpr,
     ALIGNED: tl.constexpr,
     FP8: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     grad = _address(row, GRAD, GRAD_DTYPE, ALIGNED)
     target = _address(row, TARGET, tl.float32, ALIGNED)
+    buffer_at = _address(row, STATE_A, tl.float32, ALIGNED)
+    half = _half_address(row, HALF_DTYPE, ALIGNED)
     lr = _learning_rate(row, options).to(tl.float32)
     decay = tl.load(options + 1).to(tl.float32)
     momentum = tl.load(options + 2).to(tl.float32)
     undamped = tl.load(options + 3).to(tl.float32)
     if FP8:
-        height, width, top, left = _tile(row, number, numel)
+        # Places are counted from the tile's first one, in 32 bits: 64 take too many registers.
+        height, width, top, left = _tile(row, number, numel, ROWS * BLOCKS, BLOCK)
+        first = top * width + left
+        grad += first
+        target += first
+        buffer_at += first
+        half += first
+        values = _address(row, VALUES, _FP8, ALIGNED) + first
+        transposed = _address(row, TRANSPOSED, _FP8, ALIGNED) + left * height + top
         scale = _scale_of_copies(row)
-        largest = tl.zeros([BLOCK, BLOCK], tl.int32)
-    for block in range(BLOCKS):
-        if FP8:
-            offsets, turned, inside = _places(height, width, top, left, block, BLOCK)
-        else:
+        columns = tl.arange(0, BLOCK)
+        largest = tl.zeros([ROWS, BLOCK], tl.int32)
+        for block in range(BLOCKS):
+            rows = block * ROWS + tl.arange(0, ROWS)
+            offsets = rows[:, None] * width.to(tl.int32) + columns[None, :]
+            turned = columns[None, :] * height.to(tl.int32) + rows[:, None]
+            inside = (rows < height - top)[:, None] & (columns < width - left)[None, :]
+            weight = _sgd_block(grad, target, buffer_at, offsets, inside, factor, lr, decay, momentum, undamped, DECAYS, HAS_MOMENTUM, NESTEROV, MAXIMIZE, MASKED)  # fmt: skip
+            weight = _write_half(half, offsets, inside, weight, HALF_DTYPE, MASKED)
+            largest = _write_copies(values, offsets, transposed, turned, inside, weight, scale, largest, MASKED)
+        _raise_newest(row, largest)
+    else:
+        for block in range(BLOCKS):
             offsets = number * (BLOCK * BLOCKS) + block * BLOCK + tl.arange(0, BLOCK)
             inside = offsets < numel
-        value = _gradient(grad, offsets, inside, factor, MAXIMIZE, MASKED)
-        weight = _read(target, offsets, inside, MASKED)
-        if DECAYS:
-            value = value + weight * decay
-        if HAS_MOMENTUM:
-            buffer_at = _address(row, STATE_A, tl.float32, ALIGNED)
-            buffer = _read(buffer_at, offsets, inside, MASKED) * momentum + value * undamped
-            _write(buffer_at, offsets, buffer, inside, MASKED)
-            if NESTEROV:
-                value = value + buffer * momentum
-            else:
-                value = buffer
-        weight = weight - value * lr
-        _write(target, offsets, weight, inside, MASKED)
-        if HALF_DTYPE is not None:
-            half = _address(row, HALF, HALF_DTYPE, ALIGNED)
-            rounded = weight.to(HALF_DTYPE)
-            _write(half, offsets, rounded, inside, MASKED)
-            if FP8:
-                largest = _write_copies(row, offsets, turned, inside, rounded, scale, largest, ALIGNED, MASKED)
-    if FP8:
-        _raise_newest(row, largest)
+            weight = _sgd_block(grad, target, buffer_at, offsets, inside, factor, lr, decay, momentum, undamped, DECAYS, HAS_MOMENTUM, NESTEROV, MAXIMIZE, MASKED)  # fmt: skip
+            _write_half(half, offsets, inside, weight, HALF_DTYPE, MASKED)
 
 
 @triton.jit(do_not_specialize=["rows", "programs"])
@@ -346,6 +394,7 @@ def sgd_kernel(
     MAXIMIZE: tl.constexpr,
     ALIGNED: tl.constexpr,
     FP8: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
@@ -362,18 +411,58 @@ def sgd_kernel(
     options = group_options + tl.load(row + GROUP) * OPTIONS
     numel = tl.load(row + NUMEL)
     factor = _factor(scale, clip, HAS_SCALE, HAS_CLIP)
-    if FP8:
-        _sgd_chunk(row, options, number, numel, factor, GRAD_DTYPE, HALF_DTYPE, DECAYS, HAS_MOMENTUM, NESTEROV, MAXIMIZE, ALIGNED, FP8, BLOCK, BLOCKS, True)  # fmt: skip
-    elif number * (BLOCK * BLOCKS) + BLOCK * BLOCKS <= numel:
-        _sgd_chunk(row, options, number, numel, factor, GRAD_DTYPE, HALF_DTYPE, DECAYS, HAS_MOMENTUM, NESTEROV, MAXIMIZE, ALIGNED, FP8, BLOCK, BLOCKS, False)  # fmt: skip
+    if _is_whole(row, number, numel, FP8, ROWS, BLOCK, BLOCKS):
+        _sgd_chunk(row, options, number, numel, factor, GRAD_DTYPE, HALF_DTYPE, DECAYS, HAS_MOMENTUM, NESTEROV, MAXIMIZE, ALIGNED, FP8, ROWS, BLOCK, BLOCKS, False)  # fmt: skip
     else:
-        _sgd_chunk(row, options, number, numel, factor, GRAD_DTYPE, HALF_DTYPE, DECAYS, HAS_MOMENTUM, NESTEROV, MAXIMIZE, ALIGNED, FP8, BLOCK, BLOCKS, True)  # fmt: skip
+        _sgd_chunk(row, options, number, numel, factor, GRAD_DTYPE, HALF_DTYPE, DECAYS, HAS_MOMENTUM, NESTEROV, MAXIMIZE, ALIGNED, FP8, ROWS, BLOCK, BLOCKS, True)  # fmt: skip
     if FP8:
         tl.debug_barrier()  # every warp has read its scale
         arrived = tl.atomic_add(between + ARRIVED, 1, sem="acq_rel")
         if arrived == programs - 1:
             _finish_copies(table, rows)
             tl.store(between + ARRIVED, 0)
+
+
+@triton.jit
+def _adam_block(
+    grad,
+    target,
+    mean_at,
+    square_at,
+    offsets,
+    inside,
+    factor,
+    decay,
+    kept,
+    new_mean,
+    old_square,
+    new_square,
+    eps,
+    rate,
+    spread,
+    DECAYS: tl.constexpr,
+    DECOUPLED: tl.constexpr,
+    MAXIMIZE: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    value = _gradient(grad, offsets, inside, factor, MAXIMIZE, MASKED)
+    weight = _read(target, offsets, inside, MASKED)
+    if DECAYS:
+        if DECOUPLED:
+            weight = weight * kept
+        else:
+            value = value + weight * decay
+    mean = _read(mean_at, offsets, inside, MASKED)
+    away = value - mean
+    # As torch's lerp: from the nearer end.
+    mean = tl.where(new_mean < 0.5, mean + away * new_mean, value - away * (1.0 - new_mean))
+    square = _read(square_at, offsets, inside, MASKED) * old_square + value * value * new_square
+    spread_out = tl.div_rn(tl.sqrt_rn(square), spread) + eps
+    weight = weight - tl.div_rn(rate * mean, spread_out)
+    _write(mean_at, offsets, mean, inside, MASKED)
+    _write(square_at, offsets, square, inside, MASKED)
+    _write(target, offsets, weight, inside, MASKED)
+    return weight
 
 
 @triton.jit
@@ -390,6 +479,7 @@ def _adam_chunk(
     MAXIMIZE: tl.constexpr,
     ALIGNED: tl.constexpr,
     FP8: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
     MASKED: tl.constexpr,
@@ -398,6 +488,7 @@ def _adam_chunk(
     target = _address(row, TARGET, tl.float32, ALIGNED)
     mean_at = _address(row, STATE_A, tl.float32, ALIGNED)
     square_at = _address(row, STATE_B, tl.float32, ALIGNED)
+    half = _half_address(row, HALF_DTYPE, ALIGNED)
     step = tl.load(_address(row, STEP, tl.float32, False)).to(tl.float64) + 1.0
     lr = _learning_rate(row, options)
     wide_decay = tl.load(options + 1)
@@ -411,40 +502,34 @@ def _adam_chunk(
     rate = (lr / (1.0 - tl.exp(step * tl.load(options + 6)))).to(tl.float32)
     spread = tl.sqrt(1.0 - tl.exp(step * tl.load(options + 7))).to(tl.float32)
     if FP8:
-        height, width, top, left = _tile(row, number, numel)
+        # Places are counted from the tile's first one, in 32 bits: 64 take too many registers.
+        height, width, top, left = _tile(row, number, numel, ROWS * BLOCKS, BLOCK)
+        first = top * width + left
+        grad += first
+        target += first
+        mean_at += first
+        square_at += first
+        half += first
+        values = _address(row, VALUES, _FP8, ALIGNED) + first
+        transposed = _address(row, TRANSPOSED, _FP8, ALIGNED) + left * height + top
         scale = _scale_of_copies(row)
-        largest = tl.zeros([BLOCK, BLOCK], tl.int32)
-    for block in range(BLOCKS):
-        if FP8:
-            offsets, turned, inside = _places(height, width, top, left, block, BLOCK)
-        else:
+        columns = tl.arange(0, BLOCK)
+        largest = tl.zeros([ROWS, BLOCK], tl.int32)
+        for block in range(BLOCKS):
+            rows = block * ROWS + tl.arange(0, ROWS)
+            offsets = rows[:, None] * width.to(tl.int32) + columns[None, :]
+            turned = columns[None, :] * height.to(tl.int32) + rows[:, None]
+            inside = (rows < height - top)[:, None] & (columns < width - left)[None, :]
+            weight = _adam_block(grad, target, mean_at, square_at, offsets, inside, factor, decay, kept, new_mean, old_square, new_square, eps, rate, spread, DECAYS, DECOUPLED, MAXIMIZE, MASKED)  # fmt: skip
+            weight = _write_half(half, offsets, inside, weight, HALF_DTYPE, MASKED)
+            largest = _write_copies(values, offsets, transposed, turned, inside, weight, scale, largest, MASKED)
+        _raise_newest(row, largest)
+    else:
+        for block in range(BLOCKS):
             offsets = number * (BLOCK * BLOCKS) + block * BLOCK + tl.arange(0, BLOCK)
             inside = offsets < numel
-        value = _gradient(grad, offsets, inside, factor, MAXIMIZE, MASKED)
-        weight = _read(target, offsets, inside, MASKED)
-        if DECAYS:
-            if DECOUPLED:
-                weight = weight * kept
-            else:
-                value = value + weight * decay
-        mean = _read(mean_at, offsets, inside, MASKED)
-        away = value - mean
-        # As torch's lerp: from the nearer end.
-        mean = tl.where(new_mean < 0.5, mean + away * new_mean, value - away * (1.0 - new_mean))
-        square = _read(square_at, offsets, inside, MASKED) * old_square + value * value * new_square
-        spread_out = tl.div_rn(tl.sqrt_rn(square), spread) + eps
-        weight = weight - tl.div_rn(rate * mean, spread_out)
-        _write(mean_at, offsets, mean, inside, MASKED)
-        _write(square_at, offsets, square, inside, MASKED)
-        _write(target, offsets, weight, inside, MASKED)
-        if HALF_DTYPE is not None:
-            half = _address(row, HALF, HALF_DTYPE, ALIGNED)
-            rounded = weight.to(HALF_DTYPE)
-            _write(half, offsets, rounded, inside, MASKED)
-            if FP8:
-                largest = _write_copies(row, offsets, turned, inside, rounded, scale, largest, ALIGNED, MASKED)
-    if FP8:
-        _raise_newest(row, largest)
+            weight = _adam_block(grad, target, mean_at, square_at, offsets, inside, factor, decay, kept, new_mean, old_square, new_square, eps, rate, spread, DECAYS, DECOUPLED, MAXIMIZE, MASKED)  # fmt: skip
+            _write_half(half, offsets, inside, weight, HALF_DTYPE, MASKED)
 
 
 @triton.jit(do_not_specialize=["rows", "programs"])
@@ -469,6 +554,7 @@ def adam_kernel(
     MAXIMIZE: tl.constexpr,
     ALIGNED: tl.constexpr,
     FP8: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
@@ -486,12 +572,10 @@ def adam_kernel(
     options = group_options + tl.load(row + GROUP) * OPTIONS
     numel = tl.load(row + NUMEL)
     factor = _factor(scale, clip, HAS_SCALE, HAS_CLIP)
-    if FP8:
-        _adam_chunk(row, options, number, numel, factor, GRAD_DTYPE, HALF_DTYPE, DECAYS, DECOUPLED, MAXIMIZE, ALIGNED, FP8, BLOCK, BLOCKS, True)  # fmt: skip
-    elif number * (BLOCK * BLOCKS) + BLOCK * BLOCKS <= numel:
-        _adam_chunk(row, options, number, numel, factor, GRAD_DTYPE, HALF_DTYPE, DECAYS, DECOUPLED, MAXIMIZE, ALIGNED, FP8, BLOCK, BLOCKS, False)  # fmt: skip
+    if _is_whole(row, number, numel, FP8, ROWS, BLOCK, BLOCKS):
+        _adam_chunk(row, options, number, numel, factor, GRAD_DTYPE, HALF_DTYPE, DECAYS, DECOUPLED, MAXIMIZE, ALIGNED, FP8, ROWS, BLOCK, BLOCKS, False)  # fmt: skip
     else:
-        _adam_chunk(row, options, number, numel, factor, GRAD_DTYPE, HALF_DTYPE, DECAYS, DECOUPLED, MAXIMIZE, ALIGNED, FP8, BLOCK, BLOCKS, True)  # fmt: skip
+        _adam_chunk(row, options, number, numel, factor, GRAD_DTYPE, HALF_DTYPE, DECAYS, DECOUPLED, MAXIMIZE, ALIGNED, FP8, ROWS, BLOCK, BLOCKS, True)  # fmt: skip
     tl.debug_barrier()  # every warp has read its step count and scale
     arrived = tl.atomic_add(between + ARRIVED, 1, sem="acq_rel")
     if arrived == programs - 1:

@@ -26,9 +26,9 @@ _COLUMNS = kernels.COLUMNS.value
 #: Elements that a program works on at a time, how often, and its warps; found by trial on an H200.
 BLOCK, BLOCKS, WARPS = 512, 8, 4
 CHECK_BLOCK, CHECK_BLOCKS, CHECK_WARPS = 1024, 16, 4
-#: Rows and columns that a program works on at a time where it writes FP8 copies, and its warps: four numbers a thread, so that
-#: every access of a float32 is 16 bytes wide, and whole sectors of 32 bytes of both copies.
-FP8_BLOCK, FP8_WARPS = 32, 8
+#: Where FP8 copies are written: rows and columns that a program works on at a time, how often (one below the other), its warps;
+#: found by trial on an H200 (benchmarks/fp8_kernels.py).
+FP8_ROWS, FP8_BLOCK, FP8_BLOCKS, FP8_WARPS = 32, 64, 4, 8
 
 
 def _launch(kernel: Any, programs: int, device: torch.device, *args: Any, warps: int, **options: Any) -> None:
@@ -60,15 +60,14 @@ class _Launch:
     @property
     def options(self) -> dict[str, Any]:
         """The kernel's options that are the same in every step."""
-        tile = kernels.TILE.value
-        blocks = (tile // FP8_BLOCK) ** 2 if self.fp8 else BLOCKS
         return {
             "GRAD_DTYPE": _DTYPES[self.grad_dtype],
             "HALF_DTYPE": None if self.half_dtype is None else _DTYPES[self.half_dtype],
             "ALIGNED": self.aligned,
             "FP8": self.fp8,
+            "ROWS": FP8_ROWS,
             "BLOCK": FP8_BLOCK if self.fp8 else BLOCK,
-            "BLOCKS": blocks,
+            "BLOCKS": FP8_BLOCKS if self.fp8 else BLOCKS,
             "warps": FP8_WARPS if self.fp8 else WARPS,
             **dict(self.flags),
         }
@@ -77,7 +76,8 @@ class _Launch:
         """Return how many programs update a tensor."""
         if not self.fp8:
             return -(-math.prod(shape) // (BLOCK * BLOCKS))
-        return math.prod(-(-size // kernels.TILE.value) for size in shape)
+        height, width = shape
+        return -(-height // (FP8_ROWS * FP8_BLOCKS)) * -(-width // FP8_BLOCK)
 
 
 @dataclass(slots=True)

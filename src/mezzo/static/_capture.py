@@ -92,7 +92,7 @@ class CapturedStep:
             RuntimeError: Something changed that is built into the captured step.
         """
         self._check(batch)
-        if self.is_captured and not self.holds():
+        if self.is_captured and not self.takes(batch):
             raise RuntimeError(
                 "something that is built into the captured step changed (the optimizer's state or groups, whether there is "
                 "momentum or weight decay, a weight's memory, the mode of a module, a setting of the scaler): capture it again"
@@ -100,10 +100,9 @@ class CapturedStep:
         return unpacked(self.run(batch))
 
     def run(self, batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Train one step on a batch that is known to fit, after `holds` said yes."""
+        """Train one step on a batch that is known to fit; a captured step on the one that it took last."""
         if self._graph is None:
             return self._step.run(batch)
-        torch._foreach_copy_(self._batch, list(batch), non_blocking=True)
         self._graph.replay()
         if self._copies is not None:
             self._copies.forget()
@@ -111,8 +110,12 @@ class CapturedStep:
             self._step.scaler._note_replay(self._outcome)
         return tuple(result.clone() for result in self._results)
 
-    def holds(self) -> bool:
-        """Whether everything that is built into the captured step is still as it was."""
+    def takes(self, batch: Sequence[Tensor]) -> bool:
+        """Bring a batch to where the graph reads it; return whether everything that is built in is still as it was.
+
+        The device copies while the host looks.
+        """
+        torch._foreach_copy_(self._batch, list(batch), non_blocking=True)
         scaler = self._step.scaler
         are_same = scaler is None or scaler._settings == self._settings
         if self._copies is not None:
@@ -156,6 +159,7 @@ class CapturedStep:
                 self._results = step.run(self._batch)
             torch.cuda.current_stream(device).wait_stream(stream)
             self._copies.forget()
+        torch._foreach_copy_(self._batch, list(batch), non_blocking=True)  # a model may have written into it
         if scaler is not None:
             self._settings, self._outcome = scaler._settings, scaler._take_captured()
         self._modules_hold = step.module_watch()

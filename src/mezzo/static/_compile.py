@@ -79,7 +79,7 @@ class CompiledStep:
         """Train one step; return the loss and the other results as a tuple."""
         shapes = tuple((tensor.shape, tensor.dtype) for tensor in batch) if _are_tensors(batch) else ()
         step = self._steps.get(shapes)
-        if step is None or (step.is_captured and not step.holds()):
+        if step is None or (step.is_captured and not step.takes(batch)):
             self._steps.pop(shapes, None)  # what it holds on the device is free for the new one
             step = self._new(batch, None if step is None else step._step.compute)
             while len(self._steps) >= self._max_shapes:

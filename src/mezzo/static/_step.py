@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from mezzo.amp import GradScaler
 from mezzo.amp._dtypes import HALF_DTYPES
+from mezzo.fp8 import histories_of
 from mezzo.optim import engine_of, master_of
 from mezzo.static._region import Precision, precision_of
 
@@ -115,9 +116,10 @@ class TrainingStep:
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """Inside, steps are taken only to warm up: weights, state, buffers and scale are afterwards what they were."""
+        """Inside, steps are taken only to warm up: weights, state, buffers and scales are afterwards what they were."""
         values = [(tensor, tensor.clone()) for tensor in self._weights_and_buffers()]
         states = {param: _clones(state) for param, state in self.optimizer.state.items()}
+        histories = {history: history.copy() for history in histories_of(self._weights()) if not history.is_empty}
         with nullcontext() if self.scaler is None else self.scaler._rehearsal():
             try:
                 yield
@@ -131,10 +133,16 @@ class TrainingStep:
                     for key, value in state.items():
                         if isinstance(value, Tensor):
                             _set(value.data, before.get(key))
+                for history in histories_of(self._weights()):
+                    if not history.is_empty:
+                        history.go_back(histories.get(history))
+
+    def _weights(self) -> list[Tensor]:
+        params = [p for group in self.optimizer.param_groups for p in group["params"]]
+        return list({id(p): p for p in (*self._params(), *params)}.values())
 
     def _weights_and_buffers(self) -> list[Tensor]:
-        params = [p for group in self.optimizer.param_groups for p in group["params"]]
-        weights = {id(p): p for p in (*self._params(), *params)}.values()
+        weights = self._weights()
         masters = [m for p in weights if (m := master_of(p)) is not None]
         buffers = [buffer for module in self.modules for buffer in module.buffers()]
         # As data: what is put back is no edit that a master would have to follow.
