@@ -75,7 +75,7 @@ class Sizes:
 
     def fp8(self, **settings: Any) -> Fp8Recipe:
         """Return a recipe; small and on devices without FP8, every product is in it, and emulated."""
-        small: dict[str, Any] = {"emulate": True, "min_width": 0, "min_rows": 0} if self.is_small else {}
+        small: dict[str, Any] = {"emulate": True, "min_width": 0, "min_size": 0} if self.is_small else {}
         return Fp8Recipe(**settings, **small)
 
 

@@ -91,7 +91,7 @@ def make_step(model: nn.Module, optimizer: torch.optim.Optimizer, options: argpa
         policy = amp.Policy.create("O0")
     elif options.level == "O3":
         # Emulated, no time is gained by leaving out small layers: all take part.
-        small: dict[str, Any] = {"min_width": 0, "min_rows": 0} if options.emulate else {}
+        small: dict[str, Any] = {"min_width": 0, "min_size": 0} if options.emulate else {}
         recipe = amp.Fp8Recipe(
             scaling=options.scaling, granularity=options.granularity, emulate=options.emulate, **small
         )

@@ -56,24 +56,25 @@ class OwnLinear(nn.Linear):
 
 
 def test_o3_lists_each_layer_as_fp8_or_with_the_reason_why_not() -> None:
-    model = nn.Sequential(
-        nn.Linear(1024, 1024),
-        nn.Sequential(nn.Linear(1024, 1024)),
-        nn.Linear(1024, 10),
-        nn.Linear(1024, 64),
-        nn.Linear(1024, 1024),
-        nn.Conv2d(16, 16, 1),
-        OwnLinear(1024, 1024),
-        OwnLinear(1024, 1024),
-    )
+    with torch.device("meta"):
+        model = nn.Sequential(
+            nn.Linear(2048, 2048),
+            nn.Sequential(nn.Linear(2048, 2048)),
+            nn.Linear(2048, 10),
+            nn.Linear(2048, 64),
+            nn.Linear(2048, 2048),
+            nn.Conv2d(16, 16, 1),
+            OwnLinear(2048, 2048),
+            OwnLinear(2048, 2048),
+        )
     exclude_layers(model, "4")
     keep_in_half(model, ["1", "6"])
     explanation = explain(model, level="O3", dtype="bfloat16")
     found = {row.name: (row.on_float32, row.on_half, row.reason) for row in explanation.rows}
     fp8, half, own = "float8_e4m3 (bfloat16 result)", "bfloat16", "own code: each operator in it decides for itself"
-    narrow = "1024 -> 64 is narrower than min_width 512 asks: converting would cost more"
+    narrow = "2048 -> 64 is narrower than min_width 768 asks: converting would cost more"
     assert found == {
-        "0": (fp8, fp8, "white list; FP8 for 256 rows or more, a multiple of 16"),
+        "0": (fp8, fp8, "white list; FP8 for 4096 rows or more, a multiple of 16"),
         "1.0": (half, half, "white list; not FP8: kept in half"),
         "2": (half, half, "white list; not FP8: its 10 outputs are no multiple of 16"),
         "3": (half, half, f"white list; not FP8: {narrow}"),
@@ -89,13 +90,14 @@ def test_o3_lists_each_layer_as_fp8_or_with_the_reason_why_not() -> None:
 
 
 def test_the_fp8_layers_of_a_model_are_counted_and_the_others_named_by_reason() -> None:
-    model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(12)), nn.Linear(1024, 10), nn.ReLU())
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(12)), nn.Linear(2048, 10), nn.ReLU())
     keep_in_half(model, ["0", "11"])
     exclude_layers(model, "1")
     explanation = explain(model, level="O3")
     kept, excluded, odd = "0, 11: kept in half", "1: excluded layer", "12: its 10 outputs are no multiple of 16"
     assert explanation.fp8_layers() == f"9 of 13 linear layers are FP8; {kept}; {excluded}; {odd}"
-    few = "its rows are fewer than min_rows 256 or no multiple of 16"
+    few = "its rows are fewer than min_size 4194304 asks or no multiple of 16"
     assert explanation.fp8_layers(computed=[]).startswith(
         f"0 of 13 linear layers are FP8; {kept}; {excluded}; 2, 3, 4, "
     )
@@ -109,10 +111,10 @@ def test_the_fp8_layers_of_a_model_are_counted_and_the_others_named_by_reason() 
 
 
 def test_a_product_by_name_depends_on_its_sizes_at_o3() -> None:
-    rows = {row.op: row for row in explain("matmul", level="O3", fp8={"min_rows": 0, "min_width": 32}).rows}
+    rows = {row.op: row for row in explain("matmul", level="O3", fp8={"min_size": 0, "min_width": 32}).rows}
     row = rows["matmul"]
     assert (row.on_float32, row.on_half) == ("float8_e4m3 or float16",) * 2
-    assert row.reason == "white list; FP8 by its sizes: multiples of 16, 16 rows or more, min_width 32"
+    assert row.reason == "white list; FP8 by its sizes: multiples of 16, min_width 32, min_size 0"
     assert rows["bmm"].on_half == "float16"
     black = explain("linear", Policy.create("O3", custom_black_list=["linear"], fp8=Fp8Recipe())).rows[0]
     assert (black.on_half, black.reason) == ("float32", "custom black list")

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from mezzo.amp import Fp8Recipe, Policy, auto_cast, decorate, exclude_layers, ke
 from mezzo.amp._fp8 import first_and_last
 from mezzo.amp.debugging import collect_operator_stats
 
-RECIPE = Fp8Recipe(emulate=True, min_width=0, min_rows=0)
+RECIPE = Fp8Recipe(emulate=True, min_width=0, min_size=0)
 FP8 = "mezzo::fp8_linear"
 
 
@@ -83,9 +84,10 @@ def test_a_product_that_cannot_be_fp8_is_made_as_at_o2(call: Callable[[], Tensor
 def test_products_that_are_not_worth_it_stay_in_half() -> None:
     layer = nn.Linear(1024, 1024)
     x = torch.randn(256, 1024)
-    assert list(products_of(lambda: layer(x), Fp8Recipe(emulate=True))) == [FP8]
-    assert FP8 not in products_of(lambda: layer(x[:128]), Fp8Recipe(emulate=True))
-    assert FP8 not in products_of(lambda: layer(x), Fp8Recipe(emulate=True, min_width=513))
+    recipe = Fp8Recipe(emulate=True, min_width=512, min_size=256 * 512)
+    assert list(products_of(lambda: layer(x), recipe)) == [FP8]
+    assert FP8 not in products_of(lambda: layer(x[:240]), recipe)
+    assert FP8 not in products_of(lambda: layer(x), replace(recipe, min_width=513))
 
 
 def test_lists_decide_before_fp8_does() -> None:
@@ -113,7 +115,7 @@ def test_a_mistake_in_sizes_is_torchs_error(x: tuple[int, ...], weight: tuple[in
 def test_a_device_without_fp8_is_told_at_the_first_product() -> None:
     with (
         pytest.raises(RuntimeError, match=r"level O3: a CPU has no FP8 products"),
-        o3(Fp8Recipe(min_width=0, min_rows=0)),
+        o3(Fp8Recipe(min_width=0, min_size=0)),
     ):
         F.linear(torch.randn(32, 64), torch.randn(64, 64))
 

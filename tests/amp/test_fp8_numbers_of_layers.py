@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mezzo.amp import Fp8Recipe, auto_cast, decorate
 from mezzo.amp.debugging import Fp8Row, collect_fp8_numbers, collect_operator_stats
 
-RECIPE = Fp8Recipe(emulate=True, min_width=0, min_rows=0)
+RECIPE = Fp8Recipe(emulate=True, min_width=0, min_size=0)
 
 
 def rows_of(
@@ -51,13 +51,13 @@ def test_gradients_have_a_format_and_a_row_of_their_own() -> None:
     found = rows_of(layer(), torch.ones(16, 16), grad=grad)["0", "gradient"]
     assert (found.format, found.to_zero_share, found.largest) == ("e5m2", 4 / 5, 57344.0)
     # in e4m3 the scale is 2^-7, and the smallest number 2^-2
-    other = Fp8Recipe(emulate=True, min_width=0, min_rows=0, gradient="e4m3")
+    other = Fp8Recipe(emulate=True, min_width=0, min_size=0, gradient="e4m3")
     grad[1, :4] = 0.25
     assert rows_of(layer(), torch.ones(16, 16), recipe=other, grad=grad)["0", "gradient"].to_zero_share == 0.0
 
 
 def test_what_outgrows_a_delayed_scale_is_counted_as_cut_off() -> None:
-    delayed = Fp8Recipe(emulate=True, min_width=0, min_rows=0, scaling="delayed")
+    delayed = Fp8Recipe(emulate=True, min_width=0, min_size=0, scaling="delayed")
     grown = torch.ones(16, 16)
     grown[:4] = 100.0
     net = layer()
@@ -86,7 +86,7 @@ def test_weights_have_a_row_and_modules_their_names() -> None:
 
 
 def test_rows_are_scaled_by_themselves_where_the_recipe_says_so() -> None:
-    by_row = Fp8Recipe(emulate=True, min_width=0, min_rows=0, granularity="row")
+    by_row = Fp8Recipe(emulate=True, min_width=0, min_size=0, granularity="row")
     x = torch.ones(16, 16)
     x[1] = 1e-7  # all of it is lost beside ones, nothing by itself
     assert rows_of(layer(), x)["0", "input"].to_zero_share == 1 / 16

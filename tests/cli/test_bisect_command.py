@@ -60,7 +60,7 @@ def build():
 def test_at_o3_it_writes_the_layers_that_must_stay_in_half(tmp_path, capsys):
     (tmp_path / "net.py").write_text(FP8_CODE)
     lists = tmp_path / "half.yml"
-    options = ["--level", "O3", "--metric", "output", "--tolerance", "0.15", "--fp8", "min_width=0,min_rows=0"]
+    options = ["--level", "O3", "--metric", "output", "--tolerance", "0.15", "--fp8", "min_width=0,min_size=0"]
     assert run(["bisect", f"{tmp_path / 'net.py'}:build", "--device", "cpu", *options, "--output", str(lists)]) == 0
     assert "1 of 2 modules must stay in half: 1 (output" in capsys.readouterr().out
     assert yaml.safe_load(lists.read_text()) == {"half_layers": ["1"]}

@@ -19,7 +19,7 @@ def test_compare_prints_the_table_the_machine_and_the_operators(capsys):
 
 
 def test_levels_are_chosen_with_commas_and_o3_is_emulated_on_a_cpu(capsys):
-    assert run([*SMALL, "--levels", "O2, O3", "--fp8", "min_width=0,min_rows=0", "--batch-size", "16"]) == 0
+    assert run([*SMALL, "--levels", "O2, O3", "--fp8", "min_width=0,min_size=0", "--batch-size", "16"]) == 0
     captured = capsys.readouterr()
     assert "| float32   | AMP-O2    | AMP-O3    |" in captured.out
     assert "| FP8 products   | -         | -         | 7 of 9    |" in captured.out

@@ -9,7 +9,7 @@ from torch.nn.functional import mse_loss
 from mezzo.amp import Fp8Recipe, GradScaler, auto_cast, decorate
 from mezzo.amp.debugging import OperatorStats
 
-RECIPE = Fp8Recipe(emulate=True, min_width=0, min_rows=0)
+RECIPE = Fp8Recipe(emulate=True, min_width=0, min_size=0)
 FP8 = "mezzo::fp8_linear"
 
 

@@ -213,7 +213,7 @@ class Training:
         self.model = (model or Stack()).cuda()
         width = self.model.layers[0].in_features
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4)
-        fp8 = Fp8Recipe(min_width=0, min_rows=0, **settings) if level == "O3" else None
+        fp8 = Fp8Recipe(min_width=0, min_size=0, **settings) if level == "O3" else None
         half_layers = () if level == "O3" else None
         decorate(self.model, self.optimizer, level=level, dtype=dtype, fp8=fp8, half_layers=half_layers)
         self.policy = Policy.create(level, dtype, fp8=fp8)

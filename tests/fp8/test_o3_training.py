@@ -178,9 +178,9 @@ def test_a_step_is_skipped_and_the_scale_halved_when_a_gradient_overflows() -> N
 
 RECIPES = [
     RECIPE,
-    Fp8Recipe(emulate=True, min_width=0, min_rows=0, gradient="e4m3"),
-    Fp8Recipe(emulate=True, min_width=0, min_rows=0, granularity="row"),
-    Fp8Recipe(emulate=True, min_width=0, min_rows=0, scaling="delayed"),
+    Fp8Recipe(emulate=True, min_width=0, min_size=0, gradient="e4m3"),
+    Fp8Recipe(emulate=True, min_width=0, min_size=0, granularity="row"),
+    Fp8Recipe(emulate=True, min_width=0, min_size=0, scaling="delayed"),
 ]
 
 

@@ -16,7 +16,7 @@ from mezzo.fp8 import recipe_of, text_of
         ({"history": 0}, "Fp8Recipe: history=0: must be a whole number, 1 or more"),
         ({"history": True}, "Fp8Recipe: history=True: must be a whole number, 1 or more"),
         ({"min_width": -1}, "Fp8Recipe: min_width=-1: must be a whole number, 0 or more"),
-        ({"min_rows": 1.5}, "Fp8Recipe: min_rows=1.5: must be a whole number, 0 or more"),
+        ({"min_size": 1.5}, "Fp8Recipe: min_size=1.5: must be a whole number, 0 or more"),
         ({"emulate": "yes"}, "Fp8Recipe: emulate='yes': must be True or False"),
         ({"granularity": "row", "scaling": "delayed"}, "delayed scaling is for one scale a tensor; .* use 'current'"),
     ],
@@ -46,13 +46,21 @@ def test_a_recipe_is_made_from_a_mapping_and_is_itself_already() -> None:
     [
         ((2048, 8192, 8192), None),
         ((None, 8192, 8192), None),
-        ((2048, 1024, 1024), None),  # 512, just wide enough
+        ((None, 1536, 1536), None),  # 768, just wide enough
+        ((5472, 1536, 1536), None),  # 5461.3 rows would be enough
+        (
+            (5456, 1536, 1536),
+            "its 5456 rows of 1536 -> 1536 are fewer than min_size 4194304 asks: launching would cost more",
+        ),
         ((2048, 8192, 10), "its 10 outputs are no multiple of 16"),
         ((2048, 1000, 8192), "its 1000 inputs are no multiple of 16"),
         ((2050, 8192, 8192), "its 2050 rows are no multiple of 16"),
         ((0, 8192, 8192), "its 0 rows are no multiple of 16"),
-        ((2048, 768, 768), "768 -> 768 is narrower than min_width 512 asks: converting would cost more"),
-        ((240, 8192, 8192), "its 240 rows are fewer than min_rows 256"),
+        ((8192, 1024, 1024), "1024 -> 1024 is narrower than min_width 768 asks: converting would cost more"),
+        (
+            (1008, 8192, 8192),
+            "its 1008 rows of 8192 -> 8192 are fewer than min_size 4194304 asks: launching would cost more",
+        ),
     ],
 )
 def test_a_product_that_is_not_worth_it_stays_in_half_and_says_why(

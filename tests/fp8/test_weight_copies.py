@@ -15,7 +15,7 @@ from mezzo.fp8 import _weights as weights
 from mezzo.fp8._weights import copies_for_update, count_of_copies, renew_copies, weight_operand
 from mezzo.optim import attach_master
 
-RECIPE = Fp8Recipe(emulate=True, min_width=0, min_rows=0)
+RECIPE = Fp8Recipe(emulate=True, min_width=0, min_size=0)
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_copies_go_with_their_weight() -> None:
 
 def test_a_first_call_for_inference_does_not_stand_in_the_way_of_training() -> None:
     model = nn.Sequential(nn.Linear(32, 48), nn.Linear(48, 16))
-    recipe = Fp8Recipe(emulate=True, min_width=0, min_rows=0, scaling="delayed")
+    recipe = Fp8Recipe(emulate=True, min_width=0, min_size=0, scaling="delayed")
     optimizer = SGD(model.parameters(), lr=0.1)
     decorate(model, optimizer, level="O3", dtype="bfloat16", fp8=recipe, half_layers=())
     with torch.inference_mode(), auto_cast(level="O3", dtype="bfloat16", fp8=recipe):

@@ -26,7 +26,7 @@ from mezzo.static._step import TrainingStep, forward_and_loss
 
 E4M3 = torch.float8_e4m3fn
 SHAPES = ((16, 48), (80, 144), (128, 128))  # below a tile, tiles that end outside, whole tiles
-RECIPE = Fp8Recipe(emulate=True, min_width=0, min_rows=0)
+RECIPE = Fp8Recipe(emulate=True, min_width=0, min_size=0)
 
 
 def by_kernels(test: Callable[..., None]) -> Any:

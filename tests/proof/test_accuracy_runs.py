@@ -378,7 +378,7 @@ def test_runs_on_a_gpu_agree_with_themselves_and_put_its_random_state_back() -> 
 def test_at_o3_layers_are_off_by_fp8s_rounding_and_the_first_and_the_last_by_halfs() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64))
     x, target = torch.randn(32, 64), torch.randn(32, 64)
-    recipe = amp.Fp8Recipe(emulate=True, min_width=0, min_rows=0)
+    recipe = amp.Fp8Recipe(emulate=True, min_width=0, min_size=0)
     runs = [
         run_at(model, x, target, nn.functional.mse_loss, **options)
         for options in ({"level": "O0"}, {"level": "O3", "dtype": "bfloat16", "fp8": recipe})

@@ -12,7 +12,7 @@ from mezzo import amp
 from mezzo.proof import bisect
 
 WIDTH = 32
-RECIPE = amp.Fp8Recipe(emulate=True, min_width=0, min_rows=0)
+RECIPE = amp.Fp8Recipe(emulate=True, min_width=0, min_size=0)
 
 
 class Layer(nn.Linear):

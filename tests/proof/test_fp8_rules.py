@@ -16,7 +16,7 @@ from mezzo.proof._fp8_rules import fp8
 from mezzo.proof._products import Product
 from mezzo.proof._trial import Setup, Task
 
-RECIPE = Fp8Recipe(emulate=True, min_width=0, min_rows=0)
+RECIPE = Fp8Recipe(emulate=True, min_width=0, min_size=0)
 
 
 def product(module: str, op: str = "addmm", *, rows: int = 4096, inputs: int = 4096, outputs: int = 4096) -> Product:
@@ -125,7 +125,7 @@ def test_each_layer_in_half_is_named_with_its_reason_and_what_to_pad(hopper: Non
     assert [(each.where, each.seen, each.todo) for each in halves] == [
         ("b", "in half: its 4100 rows are no multiple of 16", "4112 rows, 4096 -> 4096 features, what is added being zero"),
         ("c", "in half: its 1000 outputs are no multiple of 16", "4096 rows, 4096 -> 1008 features, what is added being zero"),
-        ("d", "in half: 64 -> 4096 is narrower than min_width 512 asks: converting would cost more", ""),
+        ("d", "in half: 64 -> 4096 is narrower than min_width 768 asks: converting would cost more", ""),
     ]  # fmt: skip
 
 

@@ -97,7 +97,7 @@ recipes = st.builds(
     gradient=st.sampled_from(["e5m2", "e4m3"]),
     granularity=st.sampled_from(["tensor", "row"]),
     min_width=st.just(0),
-    min_rows=st.just(0),
+    min_size=st.just(0),
     emulate=st.just(True),
 )
 
@@ -177,7 +177,7 @@ PLAIN_FP8: dict[str, Any] = {
     "use_guard": False,
     "is_decorated": True,
     "cpu_compute": "native",
-    "fp8": Fp8Recipe(emulate=True, min_width=0, min_rows=0),
+    "fp8": Fp8Recipe(emulate=True, min_width=0, min_size=0),
     "half_layers": "layers.0",
     "size": EVEN,
 }

@@ -20,8 +20,8 @@ from mezzo.train._distributed import World
 from mezzo.train._session import open_session
 from mezzo.train.model._amp_configs import make_precision_of
 
-EMULATED = "emulate,min_width=0,min_rows=0"
-SETTINGS = {"emulate": True, "min_width": 0, "min_rows": 0}
+EMULATED = "emulate,min_width=0,min_size=0"
+SETTINGS = {"emulate": True, "min_width": 0, "min_size": 0}
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ SETTINGS = {"emulate": True, "min_width": 0, "min_rows": 0}
         (None, None),
         ("", {}),
         ("emulate", {"emulate": True}),
-        (" emulate=False, min-rows=32 ", {"emulate": False, "min_rows": 32}),
+        (" emulate=False, min-size=32 ", {"emulate": False, "min_size": 32}),
         ("gradient=e4m3,scaling=delayed", {"gradient": "e4m3", "scaling": "delayed"}),
     ],
 )
@@ -105,7 +105,7 @@ def test_options_that_do_not_go_with_o3_are_refused(options: dict[str, Any], mes
         (["--amp-level", "O3"], "--amp_level O3: a CPU has no FP8 products; --fp8 emulate computes the same numbers"),
         (["--amp-level", "O3", "--fp8", "emulat"], "fp8: unknown setting 'emulat'; did you mean 'emulate'?"),
         (["--amp-level", "O3", "--fp8", "gradient=e3m4"], "Fp8Recipe: unknown gradient 'e3m4'"),
-        (["--amp-level", "O3", "--fp8", "min_rows=-1"], "Fp8Recipe: min_rows=-1: must be a whole number, 0 or more"),
+        (["--amp-level", "O3", "--fp8", "min_size=-1"], "Fp8Recipe: min_size=-1: must be a whole number, 0 or more"),
         (["--amp-level", "O2", "--fp8", "emulate"], "fp8 with amp_level=O2: FP8 products are level O3's"),
         (["--amp-level", "O4"], "unknown amp_level 'O4'; allowed: O0, OD, O1, O2, O3"),
     ],

@@ -101,7 +101,7 @@ class Explanation:
         """
         assert self.policy.fp8 is not None
         reasons = {row.name: row.why_half for row in self.rows if row.why_half is not None}
-        few = f"its rows are fewer than min_rows {self.policy.fp8.min_rows} or no multiple of {MULTIPLE}"
+        few = f"its rows are fewer than min_size {self.policy.fp8.min_size} asks or no multiple of {MULTIPLE}"
         for name, why in reasons.items():
             if not why and computed is not None and name not in computed:
                 reasons[name] = few
@@ -162,17 +162,16 @@ def _with_fp8(row: Row, policy: Policy, module: nn.Module | None, is_kept: bool)
     """Return the row of a product at O3: FP8, or why it stays in half."""
     recipe, half = policy.fp8, dtype_name(policy.dtype)
     assert recipe is not None
-    least = f"{max(recipe.min_rows, MULTIPLE)} rows or more"
     if module is None:
         result = f"{_FP8} or {half}"
-        sizes = f"multiples of {MULTIPLE}, {least}, min_width {recipe.min_width}"
+        sizes = f"multiples of {MULTIPLE}, min_width {recipe.min_width}, min_size {recipe.min_size}"
         return replace(row, on_float32=result, on_half=result, reason=f"{row.reason}; FP8 by its sizes: {sizes}")
     outputs, inputs = module.get_parameter("weight").shape
     why = "kept in half" if is_kept else recipe.why_half(None, inputs, outputs)
     if why is not None:
         return replace(row, reason=f"{row.reason}; not FP8: {why}", why_half=why)
     result = f"{_FP8} ({half} result)"
-    reason = f"{row.reason}; FP8 for {least}, a multiple of {MULTIPLE}"
+    reason = f"{row.reason}; FP8 for {recipe.least_rows(inputs, outputs)} rows or more, a multiple of {MULTIPLE}"
     return replace(row, on_float32=result, on_half=result, reason=reason, why_half="")
 
 

@@ -178,7 +178,7 @@ def collect_fp8_numbers() -> Iterator[Fp8Numbers]:
 
     >>> from mezzo.amp import Fp8Recipe, auto_cast
     >>> layer, x = torch.nn.Linear(16, 16), torch.ones(16, 16)
-    >>> with collect_fp8_numbers() as numbers, auto_cast(level="O3", fp8=Fp8Recipe(emulate=True, min_width=0, min_rows=0)):
+    >>> with collect_fp8_numbers() as numbers, auto_cast(level="O3", fp8=Fp8Recipe(emulate=True, min_width=0, min_size=0)):
     ...     _ = layer(x)
     >>> [(row.role, row.to_zero_share, row.cut_share) for row in numbers.rows if row.role == "input"]
     [('input', 0.0, 0.0)]

@@ -18,8 +18,8 @@ _WORDS = {"true": True, "false": False}
 def read_fp8(text: str | None) -> dict[str, bool | int | str] | None:
     """Return the settings of an `Fp8Recipe` that an option names; a name alone is switched on.
 
-    >>> read_fp8("emulate,min_rows=0,gradient=e4m3")
-    {'emulate': True, 'min_rows': 0, 'gradient': 'e4m3'}
+    >>> read_fp8("emulate,min_size=0,gradient=e4m3")
+    {'emulate': True, 'min_size': 0, 'gradient': 'e4m3'}
     """
     if text is None:
         return None

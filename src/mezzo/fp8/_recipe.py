@@ -24,7 +24,7 @@ _CHOICES = {
     "granularity": GRANULARITIES,
     "fast_accumulation": FAST_ACCUMULATION,
 }
-_LEAST = {"history": 1, "min_width": 0, "min_rows": 0}
+_LEAST = {"history": 1, "min_width": 0, "min_size": 0}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,11 +47,12 @@ class Fp8Recipe:
     """One scale a `tensor`, or one a `row`: nearer to the numbers, and slower."""
     history: int = 16
     """Calls that a delayed scale looks back."""
-    min_width: int = 512
-    """inputs * outputs / (inputs + outputs) of the narrowest layer that is worth it: the product saves time with all three
-    sizes, while converting its operands costs rows * (inputs + outputs)."""
-    min_rows: int = 256
-    """Rows (samples, tokens) from which a product is worth it."""
+    min_width: int = 768
+    """Width, inputs * outputs / (inputs + outputs), of the narrowest layer that is worth it: the product saves time with all
+    three sizes, while converting its operands costs rows * (inputs + outputs)."""
+    min_size: int = 2**22
+    """Rows (samples, tokens) times width from which a product is worth it: launches cost the same however few rows there are.
+    Both numbers are where captured steps on an H200 broke even (benchmarks/fp8_h200_202611.md)."""
     fast_accumulation: str = "forward"
     """Where Tensor Cores may add with fewer bits: products of the `forward`, `always` or `never`."""
     emulate: bool = False
@@ -87,9 +88,19 @@ class Fp8Recipe:
                 return f"its {size} {name} are no multiple of {MULTIPLE}"
         if inputs * outputs < self.min_width * (inputs + outputs):
             return f"{inputs} -> {outputs} is narrower than min_width {self.min_width} asks: converting would cost more"
-        if rows is not None and rows < self.min_rows:
-            return f"its {rows} rows are fewer than min_rows {self.min_rows}"
+        if rows is not None and rows < self.least_rows(inputs, outputs):
+            sizes = f"{rows} rows of {inputs} -> {outputs}"
+            return f"its {sizes} are fewer than min_size {self.min_size} asks: launching would cost more"
         return None
+
+    def least_rows(self, inputs: int, outputs: int) -> int:
+        """Return the fewest rows of which a product is FP8, where its other sizes allow it.
+
+        >>> Fp8Recipe().least_rows(8192, 8192)
+        1024
+        """
+        rows = -(-self.min_size * (inputs + outputs) // (inputs * outputs))
+        return max(-(-rows // MULTIPLE), 1) * MULTIPLE
 
     def to_dict(self) -> dict[str, Any]:
         """Return the recipe as plain data."""
