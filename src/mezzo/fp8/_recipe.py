@@ -89,8 +89,8 @@ class Fp8Recipe:
         if inputs * outputs < self.min_width * (inputs + outputs):
             return f"{inputs} -> {outputs} is narrower than min_width {self.min_width} asks: converting would cost more"
         if rows is not None and rows < self.least_rows(inputs, outputs):
-            sizes = f"{rows} rows of {inputs} -> {outputs}"
-            return f"its {sizes} are fewer than min_size {self.min_size} asks: launching would cost more"
+            product = f"{rows} rows of {inputs} -> {outputs}"
+            return f"its {product} are fewer than min_size {self.min_size} asks: launching would cost more"
         return None
 
     def least_rows(self, inputs: int, outputs: int) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from mezzo._cuda_graph import capture_into
 from mezzo._exported import load_program
 from mezzo.amp import auto_cast
 from mezzo.infer._deployed import Deployed
@@ -102,7 +103,7 @@ class _Captured:
                 network(self._input)
         torch.cuda.current_stream(device).wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        with capture_into(self._graph):
             self._output = network(self._input)
         self._received = torch.empty(self._output.shape, dtype=self._output.dtype, pin_memory=True)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mezzo._cuda_graph import capture_into
 from mezzo.amp import GradScaler, Policy
 from mezzo.fp8 import WeightCopies, copies_of
 from mezzo.fp8._weights import capture_that_follows_weights
@@ -155,7 +156,7 @@ class CapturedStep:
                 )
             self._copies = CopiesOfWeights(step, self._plan)
             self._copies.prepare()
-            with capture_that_follows_weights(), torch.cuda.graph(graph, pool=pool, stream=stream):
+            with capture_that_follows_weights(), capture_into(graph, pool=pool, stream=stream):
                 self._results = step.run(self._batch)
             torch.cuda.current_stream(device).wait_stream(stream)
             self._copies.forget()

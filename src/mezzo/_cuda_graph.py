@@ -1,0 +1,32 @@
+"""Captures of CUDA graphs that depend on nobody else's memory."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+_forget_workspaces: Callable[[], None] = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
+
+
+@contextmanager
+def capture_into(
+    graph: torch.cuda.CUDAGraph, *, pool: Any = None, stream: torch.cuda.Stream | None = None
+) -> Iterator[None]:
+    """Capture what runs inside; the memory that cuBLAS works in is the graph's own.
+
+    torch keeps one workspace a stream, and frees it when another graph of the stream goes or when Inductor captures one: a
+    graph that had only borrowed it would write into freed memory (pytorch issue 193402, 'unspecified launch failure').
+    Forgotten before, it is allocated by the capture, in the graph's pool; forgotten afterwards, nobody else uses or frees it.
+
+    Args:
+        graph: What the work is captured into.
+        pool: Memory pool that it shares with other graphs, from `torch.cuda.graph_pool_handle()`.
+        stream: Where it is captured; None: torch's own stream for that.
+    """
+    _forget_workspaces()
+    try:
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
+            yield
+    finally:
+        _forget_workspaces()

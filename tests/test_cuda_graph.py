@@ -1,0 +1,65 @@
+"""A captured CUDA graph works in memory of its own."""
+
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from mezzo import _cuda_graph
+from mezzo._cuda_graph import capture_into
+
+REPLAY = """
+import torch
+from mezzo._cuda_graph import capture_into
+
+torch.manual_seed(0)
+left, right = (torch.randn(64, 65536, device="cuda", dtype=torch.float16) / 256 for _ in range(2))  # summed in parts
+stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+stream.wait_stream(torch.cuda.current_stream())
+with torch.cuda.stream(stream):
+    expected = left @ right.t()  # cuBLAS gets its workspace of this stream
+torch.cuda.synchronize()
+with capture_into(graph, stream=stream):
+    made = left @ right.t()
+torch._C._cuda_clearCublasWorkspaces()  # as Inductor does when it captures
+torch.cuda.empty_cache()
+others = [torch.zeros(2**20, device="cuda") for _ in range(64)]  # whoever gets freed memory
+for _ in range(3):
+    graph.replay()
+torch.cuda.synchronize()
+assert torch.equal(made, expected)
+assert not any(bool(other.any()) for other in others)
+print("as it was")
+"""
+
+
+@pytest.mark.gpu
+def test_a_graph_outlives_the_workspaces_of_others() -> None:
+    """In a process of its own: what writes into memory that is gone ends all work on the GPU."""
+    done = subprocess.run([sys.executable, "-c", REPLAY], capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout.strip() == "as it was", done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_workspaces_are_forgotten_before_a_capture_and_after_it(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    seen: list[Any] = []
+
+    @contextmanager
+    def capture(graph: Any, pool: Any, stream: Any) -> Any:
+        seen.append((graph, pool, stream))
+        yield
+
+    monkeypatch.setattr(_cuda_graph, "_forget_workspaces", lambda: seen.append("forgotten"))
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    graph: Any = object()
+    try:
+        with capture_into(graph, pool=(0, 1)):
+            seen.append("work")
+            if fails:
+                raise InterruptedError
+    except InterruptedError:
+        assert fails
+    assert seen == ["forgotten", (graph, (0, 1), None), "work", "forgotten"]
