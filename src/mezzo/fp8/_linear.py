@@ -28,7 +28,7 @@ _AUTOCAST_KEYS = _C.DispatchKeySet(_C.DispatchKey.AutocastCPU) | _C.DispatchKeyS
 
 
 def _register(name: str, function: Callable[..., Any], fake: Callable[..., Any], with_gradient: Any) -> None:
-    """Make a function an operator. `torch.library.custom_op` does the same, and takes 0.3 ms of each call for its checks.
+    """Make a function an operator. `torch.library.custom_op` does the same, and its checks take 0.2 ms of each call.
 
     Args:
         name: What it is called.
