@@ -11,7 +11,8 @@ from small_runs import losses_of, train
 from torch import nn
 
 from mezzo import Model
-from mezzo.amp import Fp8Recipe, explain
+from mezzo.amp import Fp8Recipe, explain, fp8_scales
+from mezzo.checkpoint import CheckpointError, read_state
 from mezzo.cli._app import run
 from mezzo.cli._options import read_fp8
 from mezzo.config import classification_recipe
@@ -173,6 +174,51 @@ def test_a_model_trains_at_o3(dtype: str) -> None:
     losses = [model.train_batch(x, y)[0] for _ in range(5)]
     assert losses[-1] < losses[0]
     assert {value.dtype for value in model.network.state_dict().values()} == {torch.float32}
+
+
+def test_a_model_goes_on_from_the_disk_with_its_delayed_scales(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((32, 16), dtype=np.float32), rng.standard_normal((32, 16), dtype=np.float32)
+    configs = {"level": "O3", "dtype": "bfloat16", "fp8": {**SETTINGS, "scaling": "delayed"}}
+    torch.manual_seed(0)
+    models = [Model(four_layers(), device="cpu") for _ in range(2)]
+    for model in models:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        model.prepare(optimizer, nn.MSELoss(), amp_configs=configs)
+    first, second = models
+    for factor in (64, 1):  # the scales of the next calls leave room for the large one
+        first.train_batch(factor * x, y)
+    first.save(tmp_path / "net")
+    second.load(tmp_path / "net")
+    assert fp8_scales(second.network).keys() == {"1.weight", "2.weight"}
+    assert [second.train_batch(x, y)[0] for _ in range(3)] == [first.train_batch(x, y)[0] for _ in range(3)]
+
+
+def test_damaged_scales_are_refused_with_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model(four_layers(), device="cpu")
+    configs = {"level": "O3", "dtype": "bfloat16", "fp8": {**SETTINGS, "scaling": "delayed"}}
+    model.prepare(torch.optim.SGD(model.parameters(), lr=0.01), nn.MSELoss(), amp_configs=configs)
+    monkeypatch.setattr("mezzo.train._precision.fp8_scales", lambda network: {"1.weight": {"input": torch.ones(2, 2)}})
+    model.save(tmp_path / "net")
+    message = "net: the state of its precision does not fit (FP8 scales: what is there of '1.weight' is not what fp8_scales() "
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        model.load(tmp_path / "net")
+
+
+@pytest.mark.slow
+def test_a_resumed_run_at_o3_repeats_the_unbroken_one(shapes: Path, tmp_path: Path) -> None:
+    size = ["--image-size", 32, "--resize-size", 32, "--batch-size", 16, "--epochs", 2, "--print-freq", 1]
+    level = ["--amp_level", "O3", "--precision", "bf16", "--fp8", f"{EMULATED},scaling=delayed"]
+    given = ["--data-path", shapes, *size, *level, "--save-interval", 1]
+    assert train(*given, "--output-dir", tmp_path / "whole") == 0
+    folders = sorted((tmp_path / "whole").glob("iter_*"), key=lambda path: int(path.name.removeprefix("iter_")))
+    middle = folders[len(folders) // 2 - 1]
+    assert read_state(middle)["precision"]["fp8_scales"].keys() == {"classifier.0.weight"}
+    assert train(*given, "--output-dir", tmp_path / "again", "--resume", middle) == 0
+    after = int(middle.name.removeprefix("iter_"))
+    whole = [point for point in losses_of(tmp_path / "whole") if point[0] > after]
+    assert whole
+    assert losses_of(tmp_path / "again") == whole
 
 
 def test_amp_configs_takes_a_recipe_or_its_settings() -> None:

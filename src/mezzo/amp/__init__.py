@@ -8,6 +8,7 @@ from mezzo.amp._decorate import decorate
 from mezzo.amp._exclude import exclude_layers
 from mezzo.amp._explain import Explanation, explain
 from mezzo.amp._fp8 import keep_in_half
+from mezzo.amp._fp8_scales import fp8_scales, load_fp8_scales
 from mezzo.amp._hardware import check_environment, is_bfloat16_supported, is_float16_supported
 from mezzo.amp._lists import black_list, read_lists, white_list
 from mezzo.amp._names import known_names as operator_names
@@ -34,6 +35,8 @@ __all__ = [
     "exclude_layers",
     "keep_in_half",
     "Fp8Recipe",
+    "fp8_scales",
+    "load_fp8_scales",
     "float32_copy",
     "bind_policy",
     "custom_fwd",

@@ -74,6 +74,11 @@ class AmaxHistory:
         for tensor, value in zip(self._tensors(), before, strict=True):
             tensor.copy_(value)
 
+    def load(self, amaxes: Tensor) -> None:
+        """Go on from what the last calls found, the newest first, where they are: a captured step knows the address."""
+        self._first = amaxes.max().to(self.amax.device)
+        self.go_back((amaxes, self._first, torch.zeros_like(self.newest), self._first))
+
     def _tensors(self) -> tuple[Tensor, ...]:
         return self.amaxes, self.amax, self.newest, self.used
 

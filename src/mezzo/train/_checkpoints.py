@@ -121,8 +121,10 @@ def resume(session: Session, folder: Path) -> Progress:
         _restore_average(session, state["ema"])
         _set_random_state(session, state["random"])
         return Progress(**state["progress"])
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder}: state.json is no state of a training run ({error!r})") from error
+    except ValueError as error:
+        raise CheckpointError(f"{folder}: {error}; start from its weights with --pretrained") from error
 
 
 def _restore_weights(session: Session, folder: Path, state: dict[str, Any]) -> None:

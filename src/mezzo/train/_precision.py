@@ -12,7 +12,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mezzo._errors import unknown_choice
-from mezzo.amp import Fp8Recipe, GradScaler, Policy, auto_cast, decorate, exclude_layers, keep_in_half
+from mezzo.amp import (
+    Fp8Recipe,
+    GradScaler,
+    Policy,
+    auto_cast,
+    decorate,
+    exclude_layers,
+    fp8_scales,
+    keep_in_half,
+    load_fp8_scales,
+)
 from mezzo.amp._exclude import find_excluded
 from mezzo.amp._fp8 import first_and_last
 from mezzo.amp._lists import load_lists
@@ -25,6 +35,7 @@ PRECISIONS = ("fp32", "fp16", "bf16")
 SEGMENTATION_WHITE = ("elementwise_add", "batch_norm")
 SEGMENTATION_BLACK = ("bilinear_interp_v2",)
 FIRST_LOSS_SCALE = 1024.0  # of both documented training commands
+_FP8_SCALES = "fp8_scales"
 
 
 class Precision(Protocol):
@@ -122,6 +133,7 @@ class MixedPrecision:
         self.policy: Policy | None = policy
         self._level, self._dtype = policy.level, policy.dtype
         self._region = auto_cast(policy=policy)
+        self._model: nn.Module | None = None
         is_fp16 = policy.dtype is torch.float16
         self._scaler = scaler or GradScaler(enable=is_fp16, init_loss_scaling=FIRST_LOSS_SCALE)
         self.scaler: GradScaler | None = self._scaler if is_fp16 else None
@@ -143,6 +155,7 @@ class MixedPrecision:
             decorate(model, optimizer, level=self._level, dtype=self._dtype, excluded_layers=excluded)
         else:
             exclude_layers(model, excluded)
+        self._model = model
         self._scaler.name_parameters(model)
         if self.scaler is not None:
             self.scaler.protect_batch_norm(model)
@@ -177,14 +190,32 @@ class MixedPrecision:
         self._scaler.step(optimizer)
         self._scaler.update()
 
+    @property
+    def _has_delayed_scales(self) -> bool:
+        assert self.policy is not None
+        return self.policy.fp8 is not None and self.policy.fp8.scaling == "delayed" and self._model is not None
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the loss scale and its counters."""
-        return self._scaler.state_dict()
+        """Return the loss scale and its counters, and what delayed FP8 scales are made from."""
+        state = self._scaler.state_dict()
+        if self._has_delayed_scales:
+            assert self._model is not None
+            state[_FP8_SCALES] = fp8_scales(self._model)
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with a loss scale; a checkpoint without one (fp32, bf16) leaves the first scale."""
+        """Go on with the scales; a checkpoint without one (fp32, bf16) leaves the first scale.
+
+        Raises:
+            ValueError: The FP8 scales are not those of this model.
+        """
+        state = dict(state)
+        of_fp8 = state.pop(_FP8_SCALES, {})
         if state and self.scaler is not None:
             self._scaler.load_state_dict(state)
+        if self._has_delayed_scales:
+            assert self._model is not None
+            load_fp8_scales(self._model, of_fp8)
 
 
 def make_precision(

@@ -71,7 +71,7 @@ def load_training(
             optimizer.state.clear()  # what it knows is of other weights
     elif optimizer is not None and of_optimizer is not None and not reset_optimizer:
         _load_optimizer(path, optimizer, of_optimizer, state.get("optimizer_kind"))
-        precision.load_state_dict(state.get("precision") or {})
+        _load_precision(path, precision, state.get("precision") or {})
     network.load_state_dict(fitting, strict=False)
 
 
@@ -97,6 +97,16 @@ def _load_optimizer(path: Path, optimizer: Optimizer, state: Any, kind: Any) -> 
         optimizer.load_state_dict(before)
         raise CheckpointError(
             f"{path}: the optimizer's state does not fit ({error}); load(..., reset_optimizer=True) takes the weights alone"
+        ) from error
+
+
+def _load_precision(path: Path, precision: Precision, state: Any) -> None:
+    try:
+        precision.load_state_dict(state)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path}: the state of its precision does not fit ({error}); load(..., reset_optimizer=True) takes the weights "
+            "alone"
         ) from error
 
 
