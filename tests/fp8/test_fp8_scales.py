@@ -85,6 +85,7 @@ def test_who_scales_by_the_tensor_itself_has_none() -> None:
         ({"2.weight": {"input": torch.ones(0)}}, "FP8 scales: what is there of '2.weight' is not what"),
         ({"2.weight": {"input": torch.tensor([1.0, float("nan")])}}, "FP8 scales: what is there of '2.weight' is not what"),
         ({"2.weight": {"input": torch.tensor([-1.0])}}, "FP8 scales: what is there of '2.weight' is not what"),
+        ({"2.bias": {"input": torch.ones(4)}}, "FP8 scales: what is there of '2.bias' is not what fp8_scales() returns"),
         ({"2.weight": {"input": [1.0]}}, "FP8 scales: what is there of '2.weight' is not what"),
     ],
 )  # fmt: skip

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mezzo.fp8 import copies_of, keep_copies
+from mezzo.optim import master_of
 
 _ROLES = ("input", "gradient")
 
@@ -45,10 +46,10 @@ def load_fp8_scales(model: nn.Module, scales: Mapping[str, Mapping[str, Tensor]]
     for name, learnt in scales.items():
         if name not in params:
             raise ValueError(f"FP8 scales: {name!r} is no parameter of this model; they are those of another one")
-        for role, amaxes in learnt.items():
-            if role not in _ROLES or not _are_amaxes(amaxes):
-                raise ValueError(f"FP8 scales: what is there of {name!r} is not what fp8_scales() returns")
-        if keep_copies(params[name]) is None:
+        fits = all(role in _ROLES and _are_amaxes(amaxes) for role, amaxes in learnt.items())
+        if not fits or params[name].dim() != 2:
+            raise ValueError(f"FP8 scales: what is there of {name!r} is not what fp8_scales() returns")
+        if master_of(params[name]) is None:
             raise ValueError(f"FP8 scales: {name!r} is not half with a master; decorate the model at O3 before")
     for name, learnt in scales.items():
         kept = keep_copies(params[name])
