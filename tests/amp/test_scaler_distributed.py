@@ -76,6 +76,7 @@ def rank_main(rank: int, port: int) -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_found_inf_and_norm_are_combined_over_ranks_where_gradients_are_sharded(monkeypatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[2] / 'src'}:{Path(__file__).parent}")
     mp.spawn(rank_main, args=(free_port(),), nprocs=2)

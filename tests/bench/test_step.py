@@ -111,6 +111,8 @@ def test_json_is_all_that_stdout_holds(capsys: pytest.CaptureFixture) -> None:
         "1",
         "--optimizer",
         "SGD",
+        "--model",
+        "SimpleNet",
         "--device",
         "cpu",
     ]

@@ -308,6 +308,7 @@ print(json.dumps([load_engine(model, EngineOptions(), name)[0].run(x).tolist() f
 """
 
 
+@pytest.mark.slow
 def test_a_new_process_without_the_source_gives_the_same(segmenter: Deployed, tmp_path: Path) -> None:
     x = np.random.default_rng(0).standard_normal((1, 3, 8, 8), dtype=np.float32)
     np.save(tmp_path / "x.npy", x)

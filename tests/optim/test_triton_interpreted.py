@@ -24,6 +24,7 @@ def run_interpreted(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_adamw_of_the_triton_tier_equals_its_formula_in_the_interpreter() -> None:
     run_interpreted(f"{TESTS}::test_updates_are_those_of_the_formula_operation_by_operation[adamw-half0]")
 
