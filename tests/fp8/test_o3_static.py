@@ -63,7 +63,7 @@ def test_a_rehearsal_teaches_delayed_scales_nothing(taken_before: int) -> None:
             step.run(batch())
         if rehearses:
             with step.rehearsal():
-                for factor in (1.0, 30.0):  # another batch, by whose scales numbers would be rounded otherwise
+                for factor in (1.0, 4096.0):  # another batch, by whose scales small numbers would be lost
                     step.run([batch()[0] * factor, batch()[1]])
         losses.append([step.run(batch())[0].item() for _ in range(3)])
     assert losses[0] == losses[1]

@@ -219,6 +219,12 @@ def test_a_resumed_run_at_o3_repeats_the_unbroken_one(shapes: Path, tmp_path: Pa
     whole = [point for point in losses_of(tmp_path / "whole") if point[0] > after]
     assert whole
     assert losses_of(tmp_path / "again") == whole
+    then, now = (
+        read_state(run / folders[-1].name)["precision"]["fp8_scales"]
+        for run in (tmp_path / "whole", tmp_path / "again")
+    )
+    for role, amaxes in then["classifier.0.weight"].items():
+        assert torch.equal(now["classifier.0.weight"][role], amaxes)  # calls before the break are among them
 
 
 def test_amp_configs_takes_a_recipe_or_its_settings() -> None:

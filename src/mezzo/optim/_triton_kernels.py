@@ -217,9 +217,24 @@ def _is_whole(row, number, numel, FP8: tl.constexpr, ROWS: tl.constexpr, BLOCK: 
 
 
 @triton.jit
-def _scale_of_copies(row):
-    """Return the scale of the copies that this update writes: that of the weights as they were before it."""
-    return scale_for(tl.load(_address(row, COPY_STATE, tl.float32, False) + _AMAX), _LARGEST, _HEADROOM)
+def _places(block, height, width, top, left, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Return where a block of a tile is in its matrix and in the transposed one, and which of its places are inside.
+
+    Counted from the tile's first place, in 32 bits: 64 take too many registers.
+    """
+    rows, columns = block * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    offsets = rows[:, None] * width.to(tl.int32) + columns[None, :]
+    turned = columns[None, :] * height.to(tl.int32) + rows[:, None]
+    return offsets, turned, (rows < height - top)[:, None] & (columns < width - left)[None, :]
+
+
+@triton.jit
+def _copies(row, first, first_turned, ALIGNED: tl.constexpr):
+    """Return where the FP8 copies of a tile go, and by which scale: that of the weights as they were before the update."""
+    values = _address(row, VALUES, _FP8, ALIGNED) + first
+    transposed = _address(row, TRANSPOSED, _FP8, ALIGNED) + first_turned
+    scale = scale_for(tl.load(_address(row, COPY_STATE, tl.float32, False) + _AMAX), _LARGEST, _HEADROOM)
+    return values, transposed, scale
 
 
 @triton.jit
@@ -342,23 +357,16 @@ def _sgd_chunk(
     momentum = tl.load(options + 2).to(tl.float32)
     undamped = tl.load(options + 3).to(tl.float32)
     if FP8:
-        # Places are counted from the tile's first one, in 32 bits: 64 take too many registers.
         height, width, top, left = _tile(row, number, numel, ROWS * BLOCKS, BLOCK)
         first = top * width + left
         grad += first
         target += first
         buffer_at += first
         half += first
-        values = _address(row, VALUES, _FP8, ALIGNED) + first
-        transposed = _address(row, TRANSPOSED, _FP8, ALIGNED) + left * height + top
-        scale = _scale_of_copies(row)
-        columns = tl.arange(0, BLOCK)
+        values, transposed, scale = _copies(row, first, left * height + top, ALIGNED)
         largest = tl.zeros([ROWS, BLOCK], tl.int32)
         for block in range(BLOCKS):
-            rows = block * ROWS + tl.arange(0, ROWS)
-            offsets = rows[:, None] * width.to(tl.int32) + columns[None, :]
-            turned = columns[None, :] * height.to(tl.int32) + rows[:, None]
-            inside = (rows < height - top)[:, None] & (columns < width - left)[None, :]
+            offsets, turned, inside = _places(block, height, width, top, left, ROWS, BLOCK)
             weight = _sgd_block(grad, target, buffer_at, offsets, inside, factor, lr, decay, momentum, undamped, DECAYS, HAS_MOMENTUM, NESTEROV, MAXIMIZE, MASKED)  # fmt: skip
             weight = _write_half(half, offsets, inside, weight, HALF_DTYPE, MASKED)
             largest = _write_copies(values, offsets, transposed, turned, inside, weight, scale, largest, MASKED)
@@ -502,7 +510,6 @@ def _adam_chunk(
     rate = (lr / (1.0 - tl.exp(step * tl.load(options + 6)))).to(tl.float32)
     spread = tl.sqrt(1.0 - tl.exp(step * tl.load(options + 7))).to(tl.float32)
     if FP8:
-        # Places are counted from the tile's first one, in 32 bits: 64 take too many registers.
         height, width, top, left = _tile(row, number, numel, ROWS * BLOCKS, BLOCK)
         first = top * width + left
         grad += first
@@ -510,16 +517,10 @@ def _adam_chunk(
         mean_at += first
         square_at += first
         half += first
-        values = _address(row, VALUES, _FP8, ALIGNED) + first
-        transposed = _address(row, TRANSPOSED, _FP8, ALIGNED) + left * height + top
-        scale = _scale_of_copies(row)
-        columns = tl.arange(0, BLOCK)
+        values, transposed, scale = _copies(row, first, left * height + top, ALIGNED)
         largest = tl.zeros([ROWS, BLOCK], tl.int32)
         for block in range(BLOCKS):
-            rows = block * ROWS + tl.arange(0, ROWS)
-            offsets = rows[:, None] * width.to(tl.int32) + columns[None, :]
-            turned = columns[None, :] * height.to(tl.int32) + rows[:, None]
-            inside = (rows < height - top)[:, None] & (columns < width - left)[None, :]
+            offsets, turned, inside = _places(block, height, width, top, left, ROWS, BLOCK)
             weight = _adam_block(grad, target, mean_at, square_at, offsets, inside, factor, decay, kept, new_mean, old_square, new_square, eps, rate, spread, DECAYS, DECOUPLED, MAXIMIZE, MASKED)  # fmt: skip
             weight = _write_half(half, offsets, inside, weight, HALF_DTYPE, MASKED)
             largest = _write_copies(values, offsets, transposed, turned, inside, weight, scale, largest, MASKED)
