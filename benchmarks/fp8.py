@@ -141,12 +141,14 @@ class Way:
     is_captured: bool = False
     scaling: str = "current"
     fast: str = "forward"
+    compact: bool = False
 
     @property
     def name(self) -> str:
         """A line for people."""
         more = f", {self.scaling}, fast {self.fast}" if self.level == "O3" else ""
-        return f"{self.by} {self.dtype} {self.level}{more}{', captured' if self.is_captured else ''}"
+        masters = ", compact masters" if self.compact else ""
+        return f"{self.by} {self.dtype} {self.level}{more}{masters}{', captured' if self.is_captured else ''}"
 
 
 def ways() -> Iterator[Way]:
@@ -154,12 +156,12 @@ def ways() -> Iterator[Way]:
         yield Way("stock", "foreach", dtype)
         yield Way("stock", "fused", dtype)
         for is_captured in (False, True):
-            yield Way("mezzo", "O2", dtype, is_captured)
-            yield Way("mezzo", "O3", dtype, is_captured)
-        yield Way("mezzo", "O3", dtype, True, fast="always")
+            for compact in (False, True):
+                yield Way("mezzo", "O2", dtype, is_captured, compact=compact)
+                yield Way("mezzo", "O3", dtype, is_captured, compact=compact)
         yield Way("mezzo", "O3", dtype, True, fast="never")
-        yield Way("mezzo", "O3", dtype, True, scaling="delayed")
-        yield Way("mezzo", "O3", dtype, True, scaling="delayed", fast="always")
+        for compact in (False, True):
+            yield Way("mezzo", "O3", dtype, True, scaling="delayed", fast="always", compact=compact)
 
 
 class SimpleTraining:
@@ -175,7 +177,15 @@ class SimpleTraining:
         fp8 = sizes.fp8(scaling=way.scaling, fast_accumulation=way.fast) if way.level == "O3" else None
         optimizer = SGD.make(self.task.model.parameters())
         half_layers = () if way.level == "O3" else None
-        amp.decorate(self.task.model, optimizer, level=way.level, dtype=way.dtype, fp8=fp8, half_layers=half_layers)
+        amp.decorate(
+            self.task.model,
+            optimizer,
+            level=way.level,
+            dtype=way.dtype,
+            master_weight="compact" if way.compact else True,
+            fp8=fp8,
+            half_layers=half_layers,
+        )
         policy = amp.Policy.create(way.level, way.dtype, fp8=fp8)
         scaler = amp.GradScaler(enable=way.dtype == "float16")
         self.step = (

@@ -77,6 +77,7 @@ def test_each_of_our_recipes_trains_to_the_loss_of_float32(monkeypatch: pytest.M
         "mezzo FP32 graph",
         "mezzo O1 graph",
         "mezzo O2 graph",
+        "mezzo O2 graph, compact masters",
         "mezzo O2 guard graph",
     ]
     assert losses["mezzo FP32 graph"] == losses["stock float32"]

@@ -26,7 +26,8 @@ def test_every_recipe_trains_to_the_loss_of_float32(small_run: StepBench) -> Non
         "stock float16 fused",
     ]
     assert "mezzo bfloat16 O2, clipped" in names
-    assert len(names) == len(set(names)) == 22
+    assert "mezzo float16 O2, compact masters" in names
+    assert len(names) == len(set(names)) == 26
     for result in small_run.results:
         # A bfloat16 product is right to 2**-9, and its error in a loss of few numbers is of that size.
         assert result.loss == pytest.approx(small_run.float32(result).loss, rel=5e-3)
@@ -121,7 +122,7 @@ def test_json_is_all_that_stdout_holds(capsys: pytest.CaptureFixture) -> None:
     assert data["settings"]["size"] == 8
     assert {result["optimizer"] for result in data["results"]} == {"SGD"}
     assert data["results"][0]["recipe"] == {
-        "by": "stock", "level": "float32", "dtype": "float32", "clips": False, "keeps_grads": False,
+        "by": "stock", "level": "float32", "dtype": "float32", "clips": False, "keeps_grads": False, "compact": False,
     }  # fmt: skip
 
 

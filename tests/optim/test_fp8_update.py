@@ -88,10 +88,11 @@ def with_copies(param: nn.Parameter) -> WeightCopies:
     return copies
 
 
-def weights(half: torch.dtype = torch.float16) -> list[nn.Parameter]:
+def weights(half: torch.dtype = torch.float16, compact: bool = False) -> list[nn.Parameter]:
     """Matrices, a bias, and a norm in float32."""
     torch.manual_seed(0)
-    return [parameter(torch.randn(shape), half) for shape in (*SHAPES, (48,))] + [parameter(torch.randn(16), None)]
+    shapes = (*SHAPES, (48,))
+    return [parameter(torch.randn(shape), half, compact) for shape in shapes] + [parameter(torch.randn(16), None)]
 
 
 def set_grads(params: list[nn.Parameter], seed: int) -> None:
@@ -108,9 +109,11 @@ def stepped(optimizer: Optimizer, params: list[nn.Parameter], seed: int) -> None
 
 @by_kernels
 @pytest.mark.parametrize("half", HALVES)
-@pytest.mark.parametrize("name", ["sgd", "sgd all", "adamw"])
-def test_copies_are_those_of_the_half_weight_by_the_scale_of_the_step_before(name: str, half: torch.dtype) -> None:
-    params = weights(half)
+@pytest.mark.parametrize(("name", "compact"), [("sgd", False), ("sgd all", False), ("adamw", False), ("sgd all", True)])
+def test_copies_are_those_of_the_half_weight_by_the_scale_of_the_step_before(
+    name: str, compact: bool, half: torch.dtype
+) -> None:
+    params = weights(half, compact)
     attach(optimizer := make_optimizer(RULES[name], params))
     for param in params[:3]:
         with_copies(param)
@@ -123,11 +126,11 @@ def test_copies_are_those_of_the_half_weight_by_the_scale_of_the_step_before(nam
 
 
 @by_kernels
-@pytest.mark.parametrize("name", ["sgd all", "adamw"])
-def test_weights_and_state_have_the_bits_of_a_run_without_copies(name: str) -> None:
+@pytest.mark.parametrize(("name", "compact"), [("sgd all", False), ("adamw", False), ("adamw", True)])
+def test_weights_and_state_have_the_bits_of_a_run_without_copies(name: str, compact: bool) -> None:
     runs = []
     for has_copies in (True, False):
-        params = weights()
+        params = weights(compact=compact)
         attach(optimizer := make_optimizer(RULES[name], params))
         for param in params[:3] if has_copies else []:
             with_copies(param)

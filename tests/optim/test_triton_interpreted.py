@@ -10,6 +10,7 @@ import pytest
 
 TESTS = Path(__file__).with_name("test_triton_step.py")
 PLANS = Path(__file__).with_name("test_triton_plans.py")
+COMPACT = Path(__file__).with_name("test_compact_step.py")
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
@@ -31,4 +32,8 @@ def test_adamw_of_the_triton_tier_equals_its_formula_in_the_interpreter() -> Non
 
 @pytest.mark.slow
 def test_all_tests_of_the_triton_tier_pass_in_its_interpreter() -> None:
-    run_interpreted(str(TESTS), str(PLANS))
+    run_interpreted(str(TESTS), str(PLANS), str(COMPACT))
+
+
+def test_compact_masters_are_split_by_triton_as_by_torch() -> None:
+    run_interpreted(f"{COMPACT}::test_numbers_of_every_kind_are_split_as_torch_splits_them[half0]")

@@ -44,19 +44,19 @@ def make_optimizer(rule: Rule, params: list[Any]) -> Optimizer:
     )
 
 
-def parameter(values: Tensor, half: torch.dtype | None = torch.float16) -> nn.Parameter:
+def parameter(values: Tensor, half: torch.dtype | None = torch.float16, compact: bool = False) -> nn.Parameter:
     values = values.to(DEVICE)
     if half is None:
         return nn.Parameter(values)
     param = nn.Parameter(values.to(half))
-    attach_master(param, values)
+    attach_master(param, values, compact=compact)
     return param
 
 
-def parameters(half: torch.dtype = torch.float16, seed: int = 0) -> list[nn.Parameter]:
+def parameters(half: torch.dtype = torch.float16, seed: int = 0, compact: bool = False) -> list[nn.Parameter]:
     """Half ones of all sizes, and one float32 one, as O2 leaves a norm."""
     torch.manual_seed(seed)
-    return [parameter(torch.randn(n), half) for n in SIZES] + [parameter(torch.randn(77), None)]
+    return [parameter(torch.randn(n), half, compact) for n in SIZES] + [parameter(torch.randn(77), None)]
 
 
 def set_grads(params: list[nn.Parameter], seed: int, scale: float = 1024.0) -> None:

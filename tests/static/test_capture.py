@@ -35,11 +35,13 @@ def batch_of(seed: int, device: str) -> tuple[Tensor, Tensor]:
     return torch.randn(16, 3, 8, 8).to(device), torch.randn(16, 4).to(device)
 
 
-def make(kind: Any, device: str, level: str = "O2", **options: Any) -> tuple[nn.Module, Optimizer, GradScaler]:
+def make(
+    kind: Any, device: str, level: str = "O2", masters: Any = True, **options: Any
+) -> tuple[nn.Module, Optimizer, GradScaler]:
     torch.manual_seed(0)
     model = Net().to(device)
     optimizer = kind(model.parameters(), **options)
-    decorate(model, optimizer, level=level)
+    decorate(model, optimizer, level=level, master_weight=masters)
     return model, optimizer, GradScaler(init_loss_scaling=1024.0, decr_every_n_nan_or_inf=1)
 
 
@@ -76,12 +78,14 @@ def test_depthwise_and_pointwise_convolutions_in_channels_last_can_be_captured()
     ("kind", "options"), [(SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}), (AdamW, {"lr": 0.01})]
 )
 @pytest.mark.parametrize("max_norm", [None, 0.1])
-@pytest.mark.parametrize("level", ["O1", "O2"])
-def test_a_captured_step_equals_the_uncaptured_one(kind: Any, options: dict, max_norm: Any, level: str) -> None:
+@pytest.mark.parametrize(("level", "masters"), [("O1", True), ("O2", True), ("O2", "compact")])
+def test_a_captured_step_equals_the_uncaptured_one(
+    kind: Any, options: dict, max_norm: Any, level: str, masters: Any
+) -> None:
     """Weights, state, statistics, losses and scale over ten steps, one with an overflow, the learning rate falling."""
     seen: dict[bool, Any] = {}
     for captured in (True, False):
-        model, optimizer, scaler = make(kind, "cuda", level, **options)
+        model, optimizer, scaler = make(kind, "cuda", level, masters, **options)
         step = step_of(model, optimizer, scaler, "cuda", policy=Policy.create(level), max_norm=max_norm)
         assert step.is_captured
         call = step if captured else lambda *batch, step=step: step._step.run(batch)[0]
@@ -105,8 +109,9 @@ def test_a_captured_step_equals_the_uncaptured_one(kind: Any, options: dict, max
 
 
 @gpu
-def test_capturing_changes_nothing() -> None:
-    model, optimizer, scaler = make(AdamW, "cuda", lr=0.01)
+@pytest.mark.parametrize("masters", [True, "compact"])
+def test_capturing_changes_nothing(masters: Any) -> None:
+    model, optimizer, scaler = make(AdamW, "cuda", masters=masters, lr=0.01)
     before = everything(model, optimizer)
     batch = batch_of(0, "cuda")
     torch.manual_seed(3)

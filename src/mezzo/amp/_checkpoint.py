@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mezzo.amp._dtypes import dtype_name
-from mezzo.optim import master_of, refresh_master
+from mezzo.optim import kept_of, master_of, refresh_master, set_master
 
 _SAVE_DTYPES = {dtype_name(d): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
 _MARK = "_mezzo_checkpoint_hooks"
@@ -62,7 +62,7 @@ def _before_load(module: nn.Module, state: dict[str, Any], prefix: str, metadata
     pending = {
         name: state[prefix + name]
         for name, tensor in _own(module)
-        if prefix + name in state and master_of(tensor) is not None
+        if prefix + name in state and kept_of(tensor) is not None
     }
     if pending and metadata.get("assign_to_params_buffers", False):
         raise RuntimeError(
@@ -76,9 +76,10 @@ def _before_load(module: nn.Module, state: dict[str, Any], prefix: str, metadata
 def _after_load(module: nn.Module, _incompatible: Any) -> None:
     for name, value in module.__dict__.pop(_PENDING, {}).items():
         tensor = dict(_own(module))[name]
-        master = refresh_master(tensor)
-        if master is not None and master.shape == value.shape:
-            master.copy_(value)
+        if tensor.shape == value.shape:
+            set_master(tensor, value)
+        else:
+            refresh_master(tensor)
 
 
 def float32_copy(model: nn.Module) -> nn.Module:

@@ -6,7 +6,7 @@ import functools
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -25,7 +25,7 @@ from mezzo.amp._fp8 import first_and_last, keep_in_half
 from mezzo.amp._hardware import warn_if_unsupported
 from mezzo.amp._policy import parse_level
 from mezzo.fp8 import Fp8Recipe, refuse_without_fp8
-from mezzo.optim import attach, attach_master, engine_of, is_dtensor, master_of, remember_names
+from mezzo.optim import attach, attach_master, engine_of, float32_like, is_dtensor, kept_of, remember_names
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ def decorate(
     optimizers: Optimizer | Sequence[Optimizer] | None = None,
     level: str = "O1",
     dtype: str | torch.dtype = "float16",
-    master_weight: bool | None = None,
+    master_weight: bool | Literal["compact"] | None = None,
     save_dtype: str | torch.dtype | None = None,
     master_grad: bool = False,
     excluded_layers: Excluded | Sequence[Excluded] | None = None,
@@ -58,7 +58,8 @@ def decorate(
             `O1`: weights and biases of Linear and convolution layers, which only ever compute in half. `O3`: as O2, and the
             layers whose products stay in half are marked.
         dtype: `float16` or `bfloat16`.
-        master_weight: False updates the half weights themselves, which loses small updates.
+        master_weight: False updates the half weights themselves, which loses small updates. `compact` keeps of each master
+            the 16 bits that its half weight lacks: two bytes a parameter less, and less to read and write in a step.
         save_dtype: Dtype of all floating tensors in `state_dict()`; None gives the float32 masters.
         master_grad: Gradients of half weights arrive and accumulate in float32.
         excluded_layers: Modules, types or name globs that stay in float32, weights and arithmetic.
@@ -75,6 +76,7 @@ def decorate(
     """
     level, half = parse_level(level, ("O1", "O2", "O3")), parse_half_dtype(dtype)
     saved_as = parse_save_dtype(save_dtype)
+    masters = parse_master_weight(master_weight)
     model_list = _as_list(models, nn.Module, "models")
     optimizer_list = [] if optimizers is None else _as_list(optimizers, Optimizer, "optimizers")
     for index, model in enumerate(model_list):
@@ -89,6 +91,8 @@ def decorate(
     stay = _ids_of_parameters(excluded_parameters, model_list)
     for layers in excluded:
         refuse_half_without_master(layers)
+    if masters == "compact":
+        _refuse_sharded(model_list)
     if master_grad and not _HAS_GRAD_DTYPE:
         raise RuntimeError("master_grad=True needs Tensor.grad_dtype, which this torch does not have")
 
@@ -98,13 +102,34 @@ def decorate(
     for model, layers, halves in zip(model_list, excluded, in_half, strict=True):
         exclude_layers(model, layers)
         keep_in_half(model, halves)
-        _cast_model(model, level, half, layers, stay, with_masters=master_weight is not False, master_grad=master_grad)
+        _cast_model(model, level, half, layers, stay, masters=masters, master_grad=master_grad)
         keep_float32_checkpoints(model, saved_as)
         remember_names(model)
     for optimizer in optimizer_list:
-        attach(optimizer, masters_for_new=master_weight is not False)
+        attach(optimizer, masters_for_new=masters != "none", compact=masters == "compact")
     _watch_optimizers()
     return models if optimizers is None else (models, optimizers)
+
+
+def parse_master_weight(master_weight: Any) -> str:
+    """Return which masters are wanted: `full`, `compact` or `none`.
+
+    Raises:
+        ValueError: It says nothing of the kind.
+    """
+    if isinstance(master_weight, str) and master_weight == "compact":
+        return "compact"
+    if master_weight is None or isinstance(master_weight, bool):
+        return "none" if master_weight is False else "full"
+    raise ValueError(f"master_weight={master_weight!r}: must be True, False or 'compact'")
+
+
+def _refuse_sharded(models: Iterable[nn.Module]) -> None:
+    for name, param in (named for model in models for named in model.named_parameters()):
+        if is_dtensor(param):
+            raise RuntimeError(
+                f"master_weight='compact': {name!r} is a DTensor, whose master must be a whole one; use True"
+            )
 
 
 def _find_half_layers(
@@ -203,7 +228,7 @@ def _cast_model(
     excluded: Iterable[nn.Module],
     excluded_parameters: set[int],
     *,
-    with_masters: bool,
+    masters: str,
     master_grad: bool,
 ) -> None:
     kept_modules = {id(module) for layer in excluded for module in layer.modules()}
@@ -219,7 +244,7 @@ def _cast_model(
             if id(tensor) in kept or tensor.dtype not in (torch.float32, half):
                 continue
             if isinstance(tensor, nn.Parameter):
-                _cast_parameter(tensor, half, with_masters, master_grad)
+                _cast_parameter(tensor, half, masters, master_grad)
             elif tensor.dtype is torch.float32:
                 if id(tensor) not in cast_buffers:  # a buffer that two modules share stays one
                     cast_buffers[id(tensor)] = tensor.to(half)
@@ -228,18 +253,18 @@ def _cast_model(
 
 
 @torch.no_grad()
-def _cast_parameter(param: nn.Parameter, half: torch.dtype, with_master: bool, master_grad: bool) -> None:
+def _cast_parameter(param: nn.Parameter, half: torch.dtype, masters: str, master_grad: bool) -> None:
     """Make a parameter half in place: the object, and every optimizer that holds it, stay valid."""
     if param.dtype is torch.float32:
         value, grad = param.data, param.grad
         param.grad = None
         param.data = value.to(half)
-        if with_master:
-            attach_master(param, value)
+        if masters != "none":
+            attach_master(param, value, compact=masters == "compact")
         if grad is not None:
             param.grad = grad.to(half)
-    elif with_master and master_of(param) is None:
-        attach_master(param, param.detach().float())
+    elif masters != "none" and kept_of(param) is None:
+        attach_master(param, param.detach().float(), compact=masters == "compact")
     if master_grad:
         param.grad_dtype = torch.float32
 
@@ -266,8 +291,8 @@ def _watch_optimizers() -> None:
     load_value = Optimizer._process_value_according_to_param_policy
 
     def load_value_for_master(param: Tensor, *args: Any, **kwargs: Any) -> Any:
-        master = master_of(param)  # its state is float32; torch would round it to the parameter's dtype
-        return load_value(param if master is None else master, *args, **kwargs)
+        kept = kept_of(param)  # its state is float32; torch would round it to the parameter's dtype
+        return load_value(param if kept is None else float32_like(kept), *args, **kwargs)
 
     Optimizer._process_value_according_to_param_policy = staticmethod(load_value_for_master)  # type: ignore[method-assign]
 
@@ -276,12 +301,12 @@ def _warn_if_masters_are_bypassed(optimizer: Optimizer, _args: Any, _kwargs: Any
     if optimizer in _warned:
         return
     params = [param for group in optimizer.param_groups for param in group["params"]]
-    if any(is_dtensor(param) and param.dtype in HALF_DTYPES.values() and master_of(param) is None for param in params):
+    if any(is_dtensor(param) and param.dtype in HALF_DTYPES.values() and kept_of(param) is None for param in params):
         advice = (
             "fully_shard() replaced half parameters of a decorated model and left their float32 masters behind; shard the "
             "float32 model with fully_shard(mp_policy=MixedPrecisionPolicy(param_dtype=...)) and do not decorate it"
         )
-    elif all(master_of(param) is None for param in params):
+    elif all(kept_of(param) is None for param in params):
         return
     else:
         engine = engine_of(optimizer)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from mezzo.amp._dtypes import HALF_DTYPES, dtype_name
-from mezzo.optim import detach_master, master_of
+from mezzo.optim import detach_master, kept_of, master_of
 
 Excluded = nn.Module | type[nn.Module] | str
 
@@ -142,7 +142,7 @@ def rebind_forward(module: nn.Module) -> None:
 def refuse_half_without_master(modules: Iterable[nn.Module]) -> None:
     """Raise ValueError if a module to exclude has half weights whose float32 values nobody kept."""
     for name, param in (named for module in modules for named in module.named_parameters()):
-        if param.dtype in HALF_DTYPES.values() and master_of(param) is None:
+        if param.dtype in HALF_DTYPES.values() and kept_of(param) is None:
             raise ValueError(
                 f"excluded_layers: {name!r} is {dtype_name(param.dtype)} and has no float32 value; "
                 "call .float() on the layer first"

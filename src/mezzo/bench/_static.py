@@ -45,14 +45,22 @@ class StaticRecipe:
     keeps_grads: bool = False
     """Gradients are set to zero between steps, not freed: what old loops still do."""
     channels_last: bool = False
+    compact: bool = False
+    """mezzo: masters are compact."""
 
     @property
     def name(self) -> str:
         """A line for people."""
         compiled = f", torch.compile {self.compile_mode}" if self.compile_mode else ""
-        layout = ", channels-last" if self.channels_last else ""
         graph = " graph" if self.by == "mezzo" else ""
-        return f"{self.by} {self.level}{graph}{compiled}{layout}{', grads kept' if self.keeps_grads else ''}"
+        switches = {
+            "channels-last": self.channels_last,
+            "compact masters": self.compact,
+            "grads kept": self.keeps_grads,
+        }
+        return ", ".join(
+            [f"{self.by} {self.level}{graph}{compiled}", *(name for name, is_on in switches.items() if is_on)]
+        )
 
 
 _RECIPES: dict[str, tuple[StaticRecipe, ...]] = {
@@ -62,7 +70,9 @@ _RECIPES: dict[str, tuple[StaticRecipe, ...]] = {
         *(StaticRecipe("stock", "autocast", mode) for mode in ("default", "reduce-overhead")),
         # with reduce-overhead torch refuses kept gradients: they lie in the memory of its graph
         StaticRecipe("stock", "autocast", "default", keeps_grads=True),
-        *(StaticRecipe("mezzo", level) for level in ("FP32", "O1", "O2", "O2 guard")),
+        *(StaticRecipe("mezzo", level) for level in ("FP32", "O1", "O2")),
+        StaticRecipe("mezzo", "O2", compact=True),
+        StaticRecipe("mezzo", "O2 guard"),
     ),
     "mobilenet_v3_small": (
         StaticRecipe("stock", "autocast"),
@@ -218,7 +228,13 @@ def _make_step(recipe: StaticRecipe, task: Task, optimizer: Optimizer, device: t
         level = recipe.level.split()[0]
         is_guarded = recipe.level == "O2 guard"
         excluded = task.model.linears[0] if is_guarded and isinstance(task.model, SimpleNet) else None
-        amp.decorate(task.model, optimizer, level=level, excluded_layers=excluded)
+        amp.decorate(
+            task.model,
+            optimizer,
+            level=level,
+            master_weight="compact" if recipe.compact else True,
+            excluded_layers=excluded,
+        )
         policy, scaler = amp.Policy.create(level), amp.GradScaler()
         step = static.compile_step(
             task.model, task.loss_fn, optimizer, scaler=scaler, policy=policy, use_fp16_guard=is_guarded

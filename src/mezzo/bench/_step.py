@@ -52,12 +52,15 @@ class Recipe:
     clips: bool = False
     keeps_grads: bool = False
     """Gradients are set to zero between steps, not freed (`zero_grad(set_to_none=False)`): what old loops still do."""
+    compact: bool = False
+    """mezzo: masters are compact."""
 
     @property
     def name(self) -> str:
         """A line for people."""
         what = self.level if self.dtype == "float32" else f"{self.dtype} {self.level}"
-        return f"{self.by} {what}{', clipped' if self.clips else ''}{', grads kept' if self.keeps_grads else ''}"
+        switches = {"compact masters": self.compact, "clipped": self.clips, "grads kept": self.keeps_grads}
+        return ", ".join([f"{self.by} {what}", *(switch for switch, is_on in switches.items() if is_on)])
 
 
 def _recipes(kind: OptimizerKind) -> Iterator[Recipe]:
@@ -72,6 +75,8 @@ def _recipes(kind: OptimizerKind) -> Iterator[Recipe]:
                     yield Recipe(by, level, dtype, clips)
                     if by == "stock" and dtype == "float16":
                         yield Recipe(by, level, dtype, clips, keeps_grads=True)
+                    if level == "O2":
+                        yield Recipe(by, level, dtype, clips, compact=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,7 +216,13 @@ class _Training:
         device = next(self.model.parameters()).device.type
         if recipe.by == "mezzo":
             self.optimizer = kind.make(self.model.parameters())
-            amp.decorate(self.model, self.optimizer, level=recipe.level, dtype=recipe.dtype)
+            amp.decorate(
+                self.model,
+                self.optimizer,
+                level=recipe.level,
+                dtype=recipe.dtype,
+                master_weight="compact" if recipe.compact else True,
+            )
             self.scaler: Any = amp.GradScaler(enable=scales)
             self.region: Callable[[], Any] = lambda: amp.auto_cast(level=recipe.level, dtype=recipe.dtype)
         else:
@@ -363,7 +374,7 @@ def _measure(
         recipe=recipe,
         timing=timing,
         update_s=update.median_s,
-        update_bytes=parameters * kind.update_bytes,
+        update_bytes=parameters * (kind.update_bytes - 2 * recipe.compact),
         loss=losses[-1],
         peak_memory_bytes=peak,
     )

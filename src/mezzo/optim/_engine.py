@@ -20,8 +20,8 @@ from mezzo._tier import uses_triton
 from mezzo.optim import _fused
 from mezzo.optim._check import Verdict, check
 from mezzo.optim._grads import Slot, factor_of, gather, inverse_of
-from mezzo.optim._masters import attach_master, is_half, master_of
-from mezzo.optim._swap import on_masters, step_on_masters, step_with_closure
+from mezzo.optim._masters import attach_master, is_half, kept_of
+from mezzo.optim._swap import on_masters, stand_ins, step_on_masters, step_with_closure
 from mezzo.optim._unscale import unscale_
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ class StepEngine:
         self.optimizer = optimizer
         self.attached = False
         self.masters_for_new = True
+        self.new_are_compact = False
         self._foreign_step: Callable[..., Any] | None = None
         self._request: StepRequest | None = None
         self._clip: _PendingClip | None = None
@@ -98,7 +99,7 @@ class StepEngine:
 
     def has_masters(self) -> bool:
         """Whether any parameter has a float32 master."""
-        return any(master_of(p) is not None for group in self.optimizer.param_groups for p in group["params"])
+        return any(kept_of(p) is not None for group in self.optimizer.param_groups for p in group["params"])
 
     @torch.no_grad()
     def check(self, scale: Tensor | None = None, max_norm: float | None = None) -> Verdict:
@@ -248,7 +249,7 @@ class StepEngine:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load as the stock optimizer does, with the state of half parameters kept in float32."""
-        with on_masters(self.optimizer):
+        with on_masters(self.optimizer, stand_ins(self.optimizer)):
             type(self.optimizer).load_state_dict(self.optimizer, state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -257,8 +258,8 @@ class StepEngine:
         if not self.masters_for_new:
             return
         for param in self.optimizer.param_groups[-1]["params"]:
-            if is_half(param) and master_of(param) is None:
-                attach_master(param, param.detach().float())
+            if is_half(param) and kept_of(param) is None:
+                attach_master(param, param.detach().float(), compact=self.new_are_compact)
 
 
 @functools.cache
@@ -277,22 +278,23 @@ def engine_of(optimizer: Optimizer) -> StepEngine:
     return engine
 
 
-def attach(optimizer: Optimizer, *, masters_for_new: bool = True) -> StepEngine:
+def attach(optimizer: Optimizer, *, masters_for_new: bool = True, compact: bool = False) -> StepEngine:
     """Make `optimizer.step` ours; the same object, still of its class. A second call changes nothing.
 
     Args:
         optimizer: Any torch optimizer; parameters with masters are updated through them.
         masters_for_new: Half parameters of later `add_param_group` calls get masters.
+        compact: Those masters are compact.
     """
     engine = engine_of(optimizer)
-    engine.masters_for_new = masters_for_new
+    engine.masters_for_new, engine.new_are_compact = masters_for_new, compact
     if engine.attached:
         return engine
     engine._foreign_step = _foreign_step(optimizer)
     engine.attached = True
     for group in optimizer.param_groups:
         for param in group["params"]:
-            master_of(param)  # a move to another device waits: here, not in the first step
+            kept_of(param)  # a move to another device waits: here, not in the first step
     _widen_state(optimizer)
     # A wrapper that an LR scheduler left is replaced: ours sets the flag that it was for.
     optimizer.__dict__["step"] = types.MethodType(_plain_step if engine._foreign_step else _hooked_step, optimizer)
@@ -339,7 +341,7 @@ _plain_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 def _widen_state(optimizer: Optimizer) -> None:
     """Bring half state of parameters that now have masters to float32."""
     for param, state in optimizer.state.items():
-        if not isinstance(state, dict) or not isinstance(param, Tensor) or master_of(param) is None:
+        if not isinstance(state, dict) or not isinstance(param, Tensor) or kept_of(param) is None:
             continue
         for key, value in state.items():
             if isinstance(value, Tensor) and is_half(value):

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from mezzo.optim._check import Verdict
-from mezzo.optim._grads import Slot, buckets, by_kind, local, true_grads
-from mezzo.optim._masters import publish
+from mezzo.optim._grads import Slot, by_kind, local, true_grads
+from mezzo.optim._masters import master_of, publish
 
 _KERNELS = {SGD: ("_fused_sgd_",), Adam: ("_fused_adam_", "_fused_adamw_"), AdamW: ("_fused_adam_", "_fused_adamw_")}
 
@@ -99,10 +99,11 @@ def apply(
         for batch in by_kind(full):
             found = None if verdict is None else verdict.found_inf.to(batch[0].target_here.device, non_blocking=True)
             for part in _parts(batch):
-                targets = [s.target_here for s in part]
+                masters = [master_of(s.param) for s in part]
+                targets = [s.target_here if m is None else local(m) for s, m in zip(part, masters, strict=True)]
                 update(optimizer, group, part, targets, true_grads([s.values for s in part], targets, factor), found)
-    for batch in buckets((s for slots in groups for s in slots if s.master is not None), lambda s: s.param.device):
-        publish([s.param for s in batch], [s.target for s in batch])
+                pairs = [(s.param, m) for s, m in zip(part, masters, strict=True) if m is not None]
+                publish([param for param, _ in pairs], [master for _, master in pairs])
 
 
 def _parts(batch: Sequence[Slot]) -> Iterator[list[Slot]]:
@@ -185,20 +186,16 @@ def state_tensor(optimizer: Optimizer, slot: Slot, key: str) -> Tensor:
     """Return a state tensor under torch's own name, made or brought into the target's dtype and layout."""
     state = optimizer.state[slot.param]
     value = state.get(key)
-    target = slot.target
+    target, dtype = slot.target, slot.kind[1]
     if value is None:
-        value = state[key] = torch.zeros_like(target, requires_grad=False)
+        value = state[key] = torch.zeros_like(target, dtype=dtype, requires_grad=False)
     elif value.shape != target.shape:
         raise ValueError(
             f"the optimizer's {key} is {tuple(value.shape)}, its parameter {tuple(target.shape)}: the state is of another model"
         )
-    elif (
-        value.dtype != target.dtype
-        or value.device != target.device
-        or local(value).stride() != slot.target_here.stride()
-    ):
+    elif value.dtype != dtype or value.device != target.device or local(value).stride() != slot.target_here.stride():
         # A checkpoint of another layout, dtype or device; the kernels walk all tensors alike.
-        fitting = torch.empty_like(target, requires_grad=False)
+        fitting = torch.empty_like(target, dtype=dtype, requires_grad=False)
         value = state[key] = fitting.copy_(value)
     return local(value)
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from mezzo.optim._masters import is_half, master_of
+from mezzo.optim._compact import REST_DTYPE
+from mezzo.optim._masters import is_half, kept_of
 
 
 @dataclass(slots=True)
@@ -23,9 +24,8 @@ class Slot:
     index: int
     """Place among all parameters of the optimizer, groups one after the other."""
     param: Tensor
-    master: Tensor | None
     target: Tensor
-    """What the update writes: the master, else the parameter."""
+    """What the update writes: what is kept of the master, else the parameter."""
     target_here: Tensor
     """The part of it on this rank."""
     grad: Tensor
@@ -35,7 +35,17 @@ class Slot:
     is_plain: bool
     """Whether the gradient is neither sparse nor a DTensor."""
     kind: tuple[torch.device, torch.dtype, torch.dtype]
-    """Device and dtype of the target, dtype of the gradient: what can go into one launch."""
+    """Device and dtype of the numbers that are updated, dtype of the gradient: what can go into one launch."""
+
+    @property
+    def has_master(self) -> bool:
+        """Whether the parameter is written from a float32 master."""
+        return self.target is not self.param
+
+    @property
+    def is_compact(self) -> bool:
+        """Whether the target is the rest of a compact master."""
+        return self.target.dtype is REST_DTYPE
 
 
 def gather(optimizer: Optimizer) -> list[list[Slot]]:
@@ -50,16 +60,16 @@ def gather(optimizer: Optimizer) -> list[list[Slot]]:
 
 
 def _slot(index: int, param: Tensor, grad: Tensor) -> Slot:
-    master = master_of(param)
-    target = param if master is None else master
-    kind = (target.device, target.dtype, grad.dtype)
+    kept = kept_of(param)
+    target = param if kept is None else kept
+    kind = (target.device, param.dtype if kept is None else torch.float32, grad.dtype)
     if grad.is_sparse:
         grad = grad.coalesce()
-        return Slot(index, param, master, target, local(target), grad, grad._values(), False, kind)
+        return Slot(index, param, target, local(target), grad, grad._values(), False, kind)
     if type(grad) is Tensor:
-        return Slot(index, param, master, target, target, grad, grad, True, kind)
+        return Slot(index, param, target, target, grad, grad, True, kind)
     values = local(grad)
-    return Slot(index, param, master, target, local(target), grad, values, values is grad, kind)
+    return Slot(index, param, target, local(target), grad, values, values is grad, kind)
 
 
 def is_dtensor(tensor: Tensor) -> bool:

@@ -1,4 +1,8 @@
-"""The float32 master of a half parameter: where it lives and how it notices edits from outside."""
+"""The float32 master of a half parameter: where it lives and how it notices edits from outside.
+
+Beside the parameter is kept either the master itself or, if it is compact, the 16 bits that the half value lacks of it
+(`mezzo.optim._compact`).
+"""
 
 from __future__ import annotations
 
@@ -11,21 +15,27 @@ from torch import Tensor, nn
 
 from mezzo.fp8 import renew_copies
 from mezzo.fp8._weights import MASTER_HOME, drop_copies
+from mezzo.optim._compact import REST_DTYPE, join, split
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
 class _Record:
-    """One master and what its parameter looked like when both last agreed."""
+    """What is kept of one master, and what its parameter looked like when both last agreed."""
 
-    __slots__ = ("data_ptr", "device", "half", "master", "version")
+    __slots__ = ("data_ptr", "device", "half", "kept", "version")
 
-    def __init__(self, master: Tensor) -> None:
-        self.master = master
+    def __init__(self, kept: Tensor) -> None:
+        self.kept = kept
+        """float32: the master; int16: the rest of it."""
         self.version: int | None = None  # None: not seen yet, whatever the parameter shows first is in agreement
         self.data_ptr = 0
-        self.device = master.device
+        self.device = kept.device
         self.half = torch.float16
+
+    @property
+    def is_compact(self) -> bool:
+        return self.kept.dtype is REST_DTYPE
 
     def note(self, param: Tensor) -> None:
         self.version, self.data_ptr, self.device = param._version, param.data_ptr(), param.device
@@ -33,7 +43,7 @@ class _Record:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Version and address mean nothing in another process.
-        return _Record, (self.master,)
+        return _Record, (self.kept,)
 
 
 # A saved parameter carries its record, which holds a tensor and nothing else: torch.load(weights_only=True) may make it.
@@ -45,12 +55,13 @@ def is_half(param: Tensor) -> bool:
     return param.dtype in HALF_DTYPES
 
 
-def attach_master(param: Tensor, fp32_tensor: Tensor) -> Tensor:
-    """Give a half parameter its master and return it.
+def attach_master(param: Tensor, fp32_tensor: Tensor, *, compact: bool = False) -> Tensor:
+    """Give a half parameter its master; return what is kept of it, the master itself if it is not compact.
 
     Args:
         param: A float16 or bfloat16 parameter. Tied parameters are one object and so have one master.
         fp32_tensor: The float32 value; copied only where its layout or device differs from the parameter's.
+        compact: Keep what the half value lacks of it, in two bytes a number, instead; the parameter is written then.
 
     Raises:
         ValueError: `param` is not half, or the shapes differ.
@@ -60,10 +71,14 @@ def attach_master(param: Tensor, fp32_tensor: Tensor) -> Tensor:
     if fp32_tensor.shape != param.shape:
         raise ValueError(f"the master is {tuple(fp32_tensor.shape)}, its parameter {tuple(param.shape)}")
     _copy_masters_with_parameters()
-    record = _Record(_in_layout_of(param, fp32_tensor))
-    record.note(param)
-    setattr(param, MASTER_HOME, record)
-    return record.master
+    if compact:
+        setattr(param, MASTER_HOME, _Record(_in_layout_of(param, fp32_tensor.new_empty(0), REST_DTYPE)))
+        publish([param], [fp32_tensor.detach()])
+    else:
+        setattr(param, MASTER_HOME, _Record(_in_layout_of(param, fp32_tensor, torch.float32)))
+        agree([param])
+    kept: Tensor = getattr(param, MASTER_HOME).kept
+    return kept
 
 
 @functools.cache
@@ -74,9 +89,10 @@ def _copy_masters_with_parameters() -> None:
     def copy_with_master(param: nn.Parameter, memo: dict[int, Any]) -> Any:
         is_new = id(param) not in memo
         result = copy_parameter(param, memo)
-        master = master_of(param)
-        if is_new and master is not None:
-            attach_master(result, master.clone())
+        kept = kept_of(param)
+        if is_new and kept is not None:
+            setattr(result, MASTER_HOME, _Record(kept.clone()))
+            agree([result])
         return result
 
     nn.Parameter.__deepcopy__ = copy_with_master  # type: ignore[method-assign, assignment]
@@ -93,28 +109,39 @@ def master_of(param: Tensor) -> Tensor | None:
     A half parameter that was edited since (in place, by `load_state_dict`, by `param.data = x`) is the newer one: its
     master takes over what changed. A move to another device carries the master along. `param.data.copy_(x)` leaves no trace
     that torch shows; call `refresh_master` after it.
+
+    A compact master is computed at each call: what is written into it counts after `publish`.
     """
+    kept = kept_of(param)
+    return kept if kept is None or kept.dtype is not REST_DTYPE else join(param.detach(), kept)
+
+
+def kept_of(param: Tensor) -> Tensor | None:
+    """Return what is kept of a parameter's master: the master, or the rest of a compact one; None where it has none."""
     record = record_of(param)
     if record is None:
         return None
     if record.version == param._version and record.data_ptr == param.data_ptr():
-        return record.master
+        return record.kept
     return _follow(param, record)
 
 
 def _follow(param: Tensor, record: _Record) -> Tensor | None:
     if not is_half(param):  # model.float(): the parameter is its own master again, with the bits that it had
-        if param.dtype == torch.float32 and param.shape == record.master.shape:
+        if param.dtype == torch.float32 and param.shape == record.kept.shape:
             with torch.no_grad():
-                master = record.master.to(param.device)  # model.to("cpu", torch.float32) is both at once
-                param.copy_(torch.where(master.to(record.half).float() == param, master, param))
+                kept = record.kept.to(param.device)  # model.to("cpu", torch.float32) is both at once
+                half = param.to(record.half)
+                master = join(half, kept) if record.is_compact else kept
+                still_its_own = half.float() == param if record.is_compact else master.to(record.half).float() == param
+                param.copy_(torch.where(still_its_own, master, param))
         detach_master(param)
         return None
     edited = record.version is not None and record.version != param._version
     if record.version is None or (not edited and record.device != param.device):
-        record.master = _in_layout_of(param, record.master)
+        record.kept = _in_layout_of(param, record.kept, record.kept.dtype)
         record.note(param)
-        return record.master
+        return record.kept
     return _take_over_edit(param, record)
 
 
@@ -123,19 +150,20 @@ def _take_over_edit(param: Tensor, record: _Record) -> Tensor | None:
 
     So a copy of a weight onto itself, which is what wrapping a model for distributed training does in one process, loses
     nothing. With several ranks the whole half value is taken instead: every rank then has the same master, also where
-    only the half weights were sent round.
+    only the half weights were sent round. Of a compact master nobody knows which elements were changed.
     """
-    if _has_several_ranks() or record.master.shape != param.shape or record.master.device != param.device:
+    elsewhere = record.kept.shape != param.shape or record.kept.device != param.device
+    if elsewhere or record.is_compact or _has_several_ranks():
         return refresh_master(param)
     with torch.no_grad():
-        kept = record.master.to(param.dtype) == param
-        right = torch.where(kept, record.master, param.float())
-        if record.master.stride() == param.stride():
-            record.master.copy_(right)  # where it is: a captured step knows its address
+        kept = record.kept.to(param.dtype) == param
+        right = torch.where(kept, record.kept, param.float())
+        if record.kept.stride() == param.stride():
+            record.kept.copy_(right)  # where it is: a captured step knows its address
         else:
-            record.master = _in_layout_of(param, right)
+            record.kept = _in_layout_of(param, right, torch.float32)
     record.note(param)
-    return record.master
+    return record.kept
 
 
 def _has_several_ranks() -> bool:
@@ -144,19 +172,33 @@ def _has_several_ranks() -> bool:
 
 
 def refresh_master(param: Tensor) -> Tensor | None:
-    """Overwrite the master with the half value, the call to make after `param.data.copy_(x)`; return the master."""
+    """Make the half value the master, the call to make after `param.data.copy_(x)`; return what is kept of it."""
     record = record_of(param)
     if record is None:
         return None
-    same_place = record.master.shape == param.shape and record.master.device == param.device
+    _make_room(param, record)
     with torch.no_grad():
-        if same_place and record.master.stride() == param.stride():
-            record.master.copy_(param)
+        if record.is_compact:
+            record.kept.zero_()
         else:
-            record.master = _in_layout_of(param, param.detach())
+            record.kept.copy_(param)
     record.note(param)
     renew_copies([param])
-    return record.master
+    return record.kept
+
+
+def set_master(param: Tensor, value: Tensor) -> None:
+    """Make a float32 value the master of a parameter that has one, and its half value; shapes must be the same."""
+    _make_room(param, getattr(param, MASTER_HOME))
+    publish([param], [value])
+    renew_copies([param])
+
+
+def _make_room(param: Tensor, record: _Record) -> None:
+    """Keep a master where its parameter is, in its layout; where it already is so: a captured step knows its address."""
+    same_place = record.kept.shape == param.shape and record.kept.device == param.device
+    if not same_place or record.kept.stride() != param.stride():
+        record.kept = _in_layout_of(param, record.kept.new_empty(0), record.kept.dtype)
 
 
 def detach_master(param: Tensor) -> None:
@@ -167,19 +209,51 @@ def detach_master(param: Tensor) -> None:
 
 
 def publish(params: Sequence[Tensor], masters: Sequence[Tensor]) -> None:
-    """Write masters into their half parameters and note that both agree."""
+    """Write float32 values into half parameters and what is kept of their masters, and note that both agree."""
     if not params:
         return
+    targets: list[Tensor] = []
+    values: list[Tensor] = []
+    for param, master in zip(params, masters, strict=True):
+        record: _Record = getattr(param, MASTER_HOME)
+        if record.is_compact:
+            half, rest = split(master.to(param.device, torch.float32), param.dtype)
+            targets += (param, record.kept)
+            values += (half, rest)
+            continue
+        targets.append(param)
+        values.append(master)
+        if record.kept is not master:
+            targets.append(record.kept)
+            values.append(master)
     with torch.no_grad():
-        torch._foreach_copy_(list(params), list(masters))
+        torch._foreach_copy_(targets, values)
+    agree(params)
+
+
+def float32_like(kept: Tensor) -> Tensor:
+    """Return a float32 tensor on the device of what is kept of a master, for when its values are not asked for."""
+    return kept if kept.dtype is not REST_DTYPE else kept.new_empty(0, dtype=torch.float32)
+
+
+def agree(params: Sequence[Tensor]) -> None:
+    """Note that half parameters and what is kept of their masters belong together as they are."""
     for param in params:
         getattr(param, MASTER_HOME).note(param)
 
 
-def _in_layout_of(param: Tensor, value: Tensor) -> Tensor:
-    """Return `value` detached, float32, with the device and strides of `param`; itself where it already is."""
+def _in_layout_of(param: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `value` detached, in `dtype`, with the device and strides of `param`; itself where it already is.
+
+    An empty value stands for one that will be written.
+    """
     value = value.detach()
-    like = torch.empty_like(param, dtype=torch.float32, requires_grad=False)
-    if value.dtype == torch.float32 and value.device == like.device and value.stride() == like.stride():
+    like = torch.empty_like(param, dtype=dtype, requires_grad=False)
+    if (
+        value.dtype == dtype
+        and value.shape == like.shape
+        and value.device == like.device
+        and value.stride() == like.stride()
+    ):
         return value
-    return like.copy_(value)
+    return like.copy_(value) if value.numel() else like

@@ -11,24 +11,39 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mezzo.optim._grads import Slot, gather, needs_grad_dtype, true_grad
-from mezzo.optim._masters import master_of, publish
+from mezzo.optim._masters import float32_like, kept_of, master_of, publish
 
 _UNSET: Any = object()
 
 
+Masters = dict[Tensor, Tensor]
+"""The masters of half parameters, by parameter."""
+
+
+def masters_in(optimizer: Optimizer) -> Masters:
+    """Return the masters of an optimizer's parameters; compact ones as float32 values, to be published."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    return {param: master for param in params if (master := master_of(param)) is not None}
+
+
+def stand_ins(optimizer: Optimizer) -> Masters:
+    """Return something of the dtype and device of each master, for when their values are not asked for."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    return {param: float32_like(kept) for param in params if (kept := kept_of(param)) is not None}
+
+
 @contextmanager
-def on_masters(optimizer: Optimizer) -> Iterator[None]:
+def on_masters(optimizer: Optimizer, masters: Masters) -> Iterator[None]:
     """Inside, `param_groups` and `state` name masters in place of their half parameters."""
-    pairs = [(p, m) for group in optimizer.param_groups for p in group["params"] if (m := master_of(p)) is not None]
-    _rename(optimizer, {id(p): m for p, m in pairs})
-    for param, master in pairs:
+    _rename(optimizer, {id(p): m for p, m in masters.items()})
+    for param, master in masters.items():
         master.requires_grad_(param.requires_grad)
     try:
         yield
     finally:
-        for _, master in pairs:
+        for master in masters.values():
             master.requires_grad_(False)
-        _rename(optimizer, {id(m): p for p, m in pairs})
+        _rename(optimizer, {id(m): p for p, m in masters.items()})
 
 
 def _rename(optimizer: Optimizer, to: dict[int, Tensor]) -> None:
@@ -44,21 +59,20 @@ def _rename(optimizer: Optimizer, to: dict[int, Tensor]) -> None:
 
 
 @contextmanager
-def true_gradients(slots: list[Slot], factor: Tensor | None) -> Iterator[None]:
+def true_gradients(slots: list[Slot], masters: Masters, factor: Tensor | None) -> Iterator[None]:
     """Inside, masters have their gradient, and parameters without one have theirs unscaled, in their own dtype."""
     saved: list[tuple[Tensor, Tensor, Any]] = []
     try:
         for slot in slots:
-            grad = true_grad(slot, factor, slot.target.dtype)
-            if slot.master is not None:
-                slot.master.grad = grad
+            grad = true_grad(slot, factor, slot.kind[1])
+            if slot.has_master:
+                masters[slot.param].grad = grad
             elif grad is not slot.param.grad:
                 saved.append((slot.param, *_lend(slot.param, grad)))
         yield
     finally:
-        for slot in slots:
-            if slot.master is not None:
-                slot.master.grad = None
+        for master in masters.values():
+            master.grad = None
         for param, grad, grad_dtype in saved:
             param.grad = None
             if grad_dtype is not _UNSET:
@@ -83,9 +97,10 @@ def step_on_masters(
     optimizer: Optimizer, own_step: Callable[..., Any], slots: list[Slot], factor: Tensor | None
 ) -> Any:
     """Run the optimizer's own step on the masters and write the result into the half parameters."""
-    with on_masters(optimizer), true_gradients(slots, factor):
+    masters = masters_in(optimizer)
+    with on_masters(optimizer, masters), true_gradients(slots, masters, factor):
         result = own_step()
-    _publish_all(optimizer)
+    _publish(masters)
     return result
 
 
@@ -117,11 +132,12 @@ class _ClosureSwap:
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self._open: list[Any] = []
-        self._slots: list[Slot] = []
+        self._masters: Masters = {}
 
     def enter(self) -> None:
-        self._slots = [slot for group in gather(self._optimizer) for slot in group]
-        for context in (on_masters(self._optimizer), true_gradients(self._slots, None)):
+        slots = [slot for group in gather(self._optimizer) for slot in group]
+        masters = self._masters = masters_in(self._optimizer)
+        for context in (on_masters(self._optimizer, masters), true_gradients(slots, masters, None)):
             context.__enter__()
             self._open.append(context)
 
@@ -130,10 +146,9 @@ class _ClosureSwap:
             return
         while self._open:
             self._open.pop().__exit__(None, None, None)
-        _publish_all(self._optimizer)
+        _publish(self._masters)
 
 
-def _publish_all(optimizer: Optimizer) -> None:
+def _publish(masters: Masters) -> None:
     # All, not only those with gradients: a rule of the user's own may move the others too.
-    pairs = [(p, m) for group in optimizer.param_groups for p in group["params"] if (m := master_of(p)) is not None]
-    publish([p for p, _ in pairs], [m for _, m in pairs])
+    publish(list(masters), list(masters.values()))

@@ -15,20 +15,24 @@ from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 
 from mezzo.optim import _fused
-from mezzo.optim import _triton_kernels as kernels
+from mezzo.optim import _triton_table as columns
 from mezzo.optim._check import Verdict
+from mezzo.optim._compact import REST_DTYPE
 from mezzo.optim._grads import Slot, gather, same_order
+from mezzo.optim._triton_check import check_kernel, rescale_kernel
+from mezzo.optim._triton_update import adam_kernel, sgd_kernel
 from mezzo.optim._watch import Entry, Watch
 
 _DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
-_COLUMNS = kernels.COLUMNS.value
+_COLUMNS = columns.COLUMNS.value
 
-#: Elements that a program works on at a time, how often, and its warps; found by trial on an H200.
-BLOCK, BLOCKS, WARPS = 512, 8, 4
-CHECK_BLOCK, CHECK_BLOCKS, CHECK_WARPS = 1024, 16, 4
+#: Elements that a program works on at a time, how often, and its warps; found by trial on an H200. A program of Adam works more
+#: often: it begins with two powers in float64.
+BLOCK, SGD_BLOCKS, ADAM_BLOCKS, WARPS = 512, 2, 8, 4
+CHECK_BLOCK, CHECK_BLOCKS, CHECK_WARPS = 2048, 16, 8
 #: Where FP8 copies are written: rows and columns that a program works on at a time, how often (one below the other), its warps;
 #: found by trial on an H200 (benchmarks/fp8_kernels.py).
-FP8_ROWS, FP8_BLOCK, FP8_BLOCKS, FP8_WARPS = 32, 64, 4, 8
+FP8_ROWS, FP8_BLOCK, FP8_BLOCKS, FP8_WARPS = 32, 64, 8, 8
 
 
 def _launch(kernel: Any, programs: int, device: torch.device, *args: Any, warps: int, **options: Any) -> None:
@@ -56,6 +60,10 @@ class _Launch:
     aligned: bool
     fp8: bool
     """Whether FP8 copies are written: chunks are tiles then."""
+    compact: bool
+    """Whether masters are half weights and rests."""
+    blocks: int
+    """How often a program works, where its chunk is no tile."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -65,9 +73,10 @@ class _Launch:
             "HALF_DTYPE": None if self.half_dtype is None else _DTYPES[self.half_dtype],
             "ALIGNED": self.aligned,
             "FP8": self.fp8,
+            "COMPACT": self.compact,
             "ROWS": FP8_ROWS,
             "BLOCK": FP8_BLOCK if self.fp8 else BLOCK,
-            "BLOCKS": FP8_BLOCKS if self.fp8 else BLOCKS,
+            "BLOCKS": FP8_BLOCKS if self.fp8 else self.blocks,
             "warps": FP8_WARPS if self.fp8 else WARPS,
             **dict(self.flags),
         }
@@ -75,7 +84,7 @@ class _Launch:
     def count_chunks(self, shape: Sequence[int]) -> int:
         """Return how many programs update a tensor."""
         if not self.fp8:
-            return -(-math.prod(shape) // (BLOCK * BLOCKS))
+            return -(-math.prod(shape) // (BLOCK * self.blocks))
         height, width = shape
         return -(-height // (FP8_ROWS * FP8_BLOCKS)) * -(-width // FP8_BLOCK)
 
@@ -144,7 +153,7 @@ def _is_covered(optimizer: Optimizer, groups: Sequence[Sequence[Slot]]) -> bool:
         and not s.grad.is_neg()
         and s.target_here is s.target
         and s.kind[0] == device
-        and s.target.dtype == torch.float32
+        and s.kind[1] == torch.float32
         and s.grad.dtype in _DTYPES
         and s.grad.device == device
         and same_order(s.grad, s.target)
@@ -182,14 +191,14 @@ class StepPlan:
             for slot in slots:
                 if slot.target.numel():
                     entry = self._entry(slot, group)
-                    launches.setdefault(_launch_of(entry, group), []).append((number, entry))
+                    launches.setdefault(self._launch_of(entry, group), []).append((number, entry))
         members = [member for batch in launches.values() for member in batch]
         lr_tensors = [group.lr_tensor for group in self._groups if group.lr_tensor is not None]
         self._watch = Watch([entry for _, entry in members], lr_tensors)
         self._grads_at: list[int] = []
         self._host_table = self._fill_table(members)
         self._table = torch.empty(self._host_table.shape, dtype=torch.int64, device=self.device)
-        self._options = torch.empty((len(self._groups), kernels.OPTIONS.value), dtype=torch.float64, device=self.device)
+        self._options = torch.empty((len(self._groups), columns.OPTIONS.value), dtype=torch.float64, device=self.device)
         self._between = torch.zeros(2, dtype=torch.int32, device=self.device)
         self._kept_for_replay: list[Tensor] = []
         self._is_sent_by_graph = False
@@ -217,25 +226,36 @@ class StepPlan:
             tensors["step"] = _fused.step_count(optimizer, slot)
         return Entry(slot, tensors)
 
+    def _launch_of(self, entry: Entry, group: _Group) -> _Launch:
+        return _Launch(
+            grad_dtype=entry.grad.dtype,
+            half_dtype=None if entry.target is entry.param else entry.param.dtype,
+            flags=group.flags,
+            aligned=entry.aligned,
+            fp8=entry.copies is not None,
+            compact=entry.target.dtype is REST_DTYPE,
+            blocks=SGD_BLOCKS if self._kind is SGD else ADAM_BLOCKS,
+        )
+
     def _fill_table(self, members: Sequence[tuple[int, Entry]]) -> Any:
         table = np.zeros((len(members), _COLUMNS), dtype=np.int64)
         for row, (number, entry) in zip(table, members, strict=True):
             has_master = entry.target is not entry.param
             moments = [t.data_ptr() for key, t in entry.tensors.items() if key != "step"]
             lr = self._groups[number].lr_tensor
-            row[kernels.TARGET.value] = entry.target.data_ptr()
-            row[kernels.HALF.value] = entry.param.data_ptr() if has_master else 0
-            row[kernels.STATE_A.value : kernels.STATE_A.value + len(moments)] = moments
-            row[kernels.STEP.value] = entry.tensors["step"].data_ptr() if "step" in entry.tensors else 0
-            row[kernels.LR.value] = 0 if lr is None else lr.data_ptr()
-            row[kernels.NUMEL.value] = entry.target.numel()
-            row[kernels.GROUP.value] = number
-            row[kernels.INDEX.value] = entry.index
+            row[columns.TARGET.value] = entry.target.data_ptr()
+            row[columns.HALF.value] = entry.param.data_ptr() if has_master else 0
+            row[columns.STATE_A.value : columns.STATE_A.value + len(moments)] = moments
+            row[columns.STEP.value] = entry.tensors["step"].data_ptr() if "step" in entry.tensors else 0
+            row[columns.LR.value] = 0 if lr is None else lr.data_ptr()
+            row[columns.NUMEL.value] = entry.target.numel()
+            row[columns.GROUP.value] = number
+            row[columns.INDEX.value] = entry.index
             if entry.copies is not None:
-                row[kernels.WIDTH.value] = entry.target.shape[1]
-                row[kernels.VALUES.value] = entry.copies.values.data_ptr()
-                row[kernels.TRANSPOSED.value] = entry.copies.transposed.data_ptr()
-                row[kernels.COPY_STATE.value] = entry.copies.state.data_ptr()
+                row[columns.WIDTH.value] = entry.target.shape[1]
+                row[columns.VALUES.value] = entry.copies.values.data_ptr()
+                row[columns.TRANSPOSED.value] = entry.copies.transposed.data_ptr()
+                row[columns.COPY_STATE.value] = entry.copies.state.data_ptr()
         return table
 
     def _batch(self, launch: _Launch, entries: Sequence[Entry], first_row: int) -> _Batch:
@@ -326,7 +346,7 @@ class StepPlan:
 
     def _send_grads(self, grads_at: list[int], is_captured: bool) -> None:
         self._grads_at = grads_at
-        self._host_table[:, kernels.GRAD.value] = grads_at
+        self._host_table[:, columns.GRAD.value] = grads_at
         if not is_captured:
             _upload(self._host_table, self._table)
             if self._staged is None:
@@ -365,7 +385,7 @@ class StepPlan:
         for batch in self._batches:
             rows, numbers = batch.check_chunks
             _launch(
-                kernels.check_kernel,
+                check_kernel,
                 len(rows),
                 self.device,
                 batch.table,
@@ -395,7 +415,7 @@ class StepPlan:
         for batch in self._batches:
             rows, numbers = batch.update_chunks
             _launch(
-                kernels.sgd_kernel if self._kind is SGD else kernels.adam_kernel,
+                sgd_kernel if self._kind is SGD else adam_kernel,
                 len(rows),
                 self.device,
                 batch.table,
@@ -414,11 +434,6 @@ class StepPlan:
                 **batch.options,
             )
         self._watch.note_update()  # the kernels wrote behind torch's back
-
-
-def _launch_of(entry: Entry, group: _Group) -> _Launch:
-    half = None if entry.target is entry.param else entry.param.dtype
-    return _Launch(entry.grad.dtype, half, group.flags, entry.aligned, entry.copies is not None)
 
 
 class TritonStep:
@@ -453,7 +468,7 @@ def rescale(verdict: Tensor, scale: Tensor, counts: Tensor, rule: Any, dynamic: 
     """Advance the loss-scaling state machine in one launch; see `mezzo.optim.rescale`."""
     report = torch.empty(4, dtype=torch.float32, device=scale.device)
     _launch(
-        kernels.rescale_kernel,
+        rescale_kernel,
         1,
         scale.device,
         verdict,

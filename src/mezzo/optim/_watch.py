@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mezzo.fp8._weights import MASTER_HOME, WeightCopies, copies_for_update, count_of_copies
 from mezzo.optim._grads import Slot
-from mezzo.optim._masters import master_of, record_of
+from mezzo.optim._masters import kept_of, record_of
 
 ALIGNMENT = 16  # bytes of the widest load
 
@@ -38,7 +38,7 @@ def _copies_of(param: Tensor, target: Tensor) -> WeightCopies | None:
 
 
 _grad_of, _dtype_of, _version_of = attrgetter("grad"), attrgetter("dtype"), attrgetter("_version")
-_master_in, _version_in = attrgetter("master"), attrgetter("version")
+_kept_in, _version_in = attrgetter("kept"), attrgetter("version")
 
 
 class Watch:
@@ -75,8 +75,8 @@ class Watch:
             return False
         if list(map(_version_of, self._halves)) != list(map(_version_in, self._their_records)):
             for param in self._halves:
-                master_of(param)
-        if list(map(id, map(_master_in, self._their_records))) != self._masters:
+                kept_of(param)
+        if list(map(id, map(_kept_in, self._their_records))) != self._masters:
             return False
         rows: list[Any] = list(map(states.get, self._with_state))
         if any([row is None for row in rows]):

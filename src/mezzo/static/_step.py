@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from mezzo.amp import GradScaler
 from mezzo.amp._dtypes import HALF_DTYPES
 from mezzo.fp8 import histories_of
-from mezzo.optim import engine_of, master_of
+from mezzo.optim import engine_of, kept_of
 from mezzo.static._region import Precision, precision_of
 
 Loss = Callable[[Any, Tensor], Any]
@@ -143,7 +143,7 @@ class TrainingStep:
 
     def _weights_and_buffers(self) -> list[Tensor]:
         weights = self._weights()
-        masters = [m for p in weights if (m := master_of(p)) is not None]
+        masters = [kept for p in weights if (kept := kept_of(p)) is not None]
         buffers = [buffer for module in self.modules for buffer in module.buffers()]
         # As data: what is put back is no edit that a master would have to follow.
         return [tensor.data for tensor in (*weights, *masters, *buffers)]

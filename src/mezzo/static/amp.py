@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from mezzo.amp import Fp8Recipe, GradScaler, Policy
 from mezzo.amp import decorate as decorate_model
+from mezzo.amp._decorate import parse_master_weight
 from mezzo.amp._dtypes import parse_half_dtype
 from mezzo.amp._exclude import Excluded
 from mezzo.amp._policy import parse_level
@@ -62,7 +63,7 @@ class MixedPrecisionOptimizer:
         optimizer: Optimizer,
         precision: Precision,
         scaler: GradScaler,
-        master_weight: bool | None,
+        master_weight: bool | Literal["compact"] | None,
         master_grad: bool,
         half_layers: Excluded | Sequence[Excluded] | None = None,
     ) -> None:
@@ -195,7 +196,7 @@ def decorate(
     *,
     level: str | None = None,
     dtype: str | torch.dtype = "float16",
-    master_weight: bool | None = None,
+    master_weight: bool | Literal["compact"] | None = None,
     master_grad: bool = False,
     init_loss_scaling: float = 2.0**15,
     incr_every_n_steps: int = 1000,
@@ -219,7 +220,7 @@ def decorate(
         amp_lists: Operators and variables that differ from the defaults.
         level: `O0`, `OD`, `O1` (the default), `O2` or `O3`.
         dtype: `float16` or `bfloat16`.
-        master_weight: O2 and O3: False updates the half weights themselves, which loses small updates.
+        master_weight: see `mezzo.amp.decorate`.
         master_grad: O2 and O3: gradients of half weights arrive in float32.
         init_loss_scaling: The first loss scale; it and the next four are those of `mezzo.amp.GradScaler`.
         incr_every_n_steps: Steps without overflow before the scale grows.
@@ -254,6 +255,7 @@ def decorate(
     policy = Policy.create(
         chosen, half, lists.custom_white_list, lists.custom_black_list, use_promote, cpu_compute, fp8
     )  # fmt: skip
+    parse_master_weight(master_weight)  # now, not when the program is closed
     if half_layers is not None and chosen != "O3":
         raise ValueError(f"half_layers with level={chosen!r}: it belongs to level O3")
     precision = Precision(policy, bool(use_pure_fp16) if guard is None else guard, lists.custom_black_varnames)

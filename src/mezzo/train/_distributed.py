@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mezzo._errors import MezzoError
 from mezzo.fp8 import renew_copies
-from mezzo.optim import master_of
+from mezzo.optim import master_of, publish
 
 _TIMEOUT = timedelta(minutes=30)
 
@@ -165,7 +165,7 @@ def share_state(model: nn.Module, world: World) -> None:
             dist.broadcast(param, 0)
         else:
             dist.broadcast(master, 0)
-            param.data.copy_(master)  # as data: no edit that the master would have to follow
+            publish([param], [master])
     renew_copies(model.parameters())
     for buffer in model.buffers():
         dist.broadcast(buffer, 0)

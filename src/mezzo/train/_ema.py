@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mezzo.optim import master_of, publish
+from mezzo.optim import agree, kept_of, master_of, publish
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -61,30 +61,31 @@ class Ema:
         """
         if self._is_applied:
             raise RuntimeError("Ema.applied() is active already; leave the region first")
-        before = [(tensor.detach().clone(), _clone(master_of(tensor))) for tensor in self._tensors.values()]
+        before = [(tensor.detach().clone(), _clone(kept_of(tensor))) for tensor in self._tensors.values()]
         self._is_applied = True
         try:
-            self._write([(shadow, shadow) for shadow in self._shadows.values()])
+            self._apply()
             yield
         finally:
-            self._write(before)
+            self._put_back(before)
             self._is_applied = False
 
     @torch.no_grad()
-    def _write(self, values: Sequence[tuple[Tensor, Tensor | None]]) -> None:
-        """Put values into the tensors of the model, and float32 ones into their masters."""
-        plain: list[tuple[Tensor, Tensor]] = []
-        halves: list[tuple[Tensor, Tensor]] = []
-        for tensor, (value, wide) in zip(self._tensors.values(), values, strict=True):
-            master = master_of(tensor)
-            if master is None or wide is None:
-                plain.append((tensor, value))
-            else:
-                plain.append((master, wide))
-                halves.append((tensor, value))
-        _copy(*_columns(plain))
-        # Half copies are noted as agreeing with their masters, which else would take them for edits from outside.
-        publish(*_columns(halves))
+    def _apply(self) -> None:
+        """Put the average into the tensors of the model and their masters."""
+        pairs = [(tensor, self._shadows[name]) for name, tensor in self._tensors.items()]
+        _copy(*_columns([(tensor, shadow) for tensor, shadow in pairs if kept_of(tensor) is None]))
+        publish(*_columns([(tensor, shadow) for tensor, shadow in pairs if kept_of(tensor) is not None]))
+
+    @torch.no_grad()
+    def _put_back(self, before: Sequence[tuple[Tensor, Tensor | None]]) -> None:
+        """Put values into the tensors of the model, and what was kept of their masters beside them."""
+        tensors = list(self._tensors.values())
+        kept = [(tensor, kept_of(tensor), was) for tensor, (_, was) in zip(tensors, before, strict=True)]
+        with_masters = [(tensor, now, was) for tensor, now, was in kept if now is not None and was is not None]
+        _copy(tensors, [value for value, _ in before])
+        _copy([now for _, now, _ in with_masters], [was for _, _, was in with_masters])
+        agree([tensor for tensor, _, _ in with_masters])  # else masters would take their half copies for edits
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps; the tensors are those that go on changing."""
