@@ -318,6 +318,7 @@ def bench_step(
         models=chosen("--model", models, tuple(makers)),
         optimizers=chosen("--optimizer", optimizers, tuple(kind.name for kind in _OPTIMIZERS)),
     )
+    copy_bytes_per_s = _copy_bandwidth(place)  # before all else: after a minute of training a run found a tenth less
     results = []
     for model in settings.models:
         for kind in _OPTIMIZERS:
@@ -327,7 +328,7 @@ def bench_step(
     return StepBench(
         settings=settings,
         results=tuple(results),
-        copy_bytes_per_s=_copy_bandwidth(place),
+        copy_bytes_per_s=copy_bytes_per_s,
         machine=read_machine(place),
     )
 
