@@ -52,6 +52,25 @@ def amax_kernel(x, amaxes, numel, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
     tl.store(amaxes + program, tl.max(largest, 0))
 
 
+@triton.jit
+def _remember(history, newest_at, amax, used, LENGTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Put the newest amax into a history in front, and the largest of all into `amax`, for the next call.
+
+    What this call used is kept in `used`.
+    """
+    places = tl.arange(0, BLOCK)
+    newest, before = tl.load(newest_at, volatile=True), tl.load(amax)
+    known = tl.where(before < float("inf"), before, 0.0)
+    newest = tl.where(newest < float("inf"), newest, known)  # an overflow must not make the next scales
+    older = tl.load(history + places - 1, mask=(places > 0) & (places < LENGTH), other=0.0)
+    kept = tl.where(places == 0, newest, older)
+    tl.debug_barrier()  # all have read before any writes
+    tl.store(used, before)
+    tl.store(history + places, kept, mask=places < LENGTH)
+    tl.store(amax, tl.max(kept, 0))
+    tl.store(newest_at, 0.0)
+
+
 @triton.jit(do_not_specialize=["amaxes"])
 def quantise_kernel(
     x,
@@ -60,7 +79,10 @@ def quantise_kernel(
     amax,
     amaxes,
     inverse,
-    next_amax,
+    history,
+    newest,
+    used,
+    arrived,
     column_sums,
     rows,
     columns,
@@ -69,7 +91,8 @@ def quantise_kernel(
     DTYPE: tl.constexpr,
     HAS_VALUES: tl.constexpr,
     HAS_TRANSPOSED: tl.constexpr,
-    HAS_NEXT_AMAX: tl.constexpr,
+    HISTORY: tl.constexpr,
+    HISTORY_BLOCK: tl.constexpr,
     HAS_SUMS: tl.constexpr,
     AMAXES: tl.constexpr,
     TILE_ROWS: tl.constexpr,
@@ -77,31 +100,41 @@ def quantise_kernel(
 ):
     """Write a tile of a matrix as FP8, as it is and transposed, by the scale of the largest of `amaxes` numbers at `amax`.
 
-    Besides, where asked: the largest absolute value of this matrix, and the sums of the tile's columns, a row of
-    `column_sums` for each row of tiles.
+    Besides, where asked: the largest absolute value of this matrix into a history of `HISTORY` calls (0: there is none), which
+    makes the next `amax`; and the sums of the tile's columns, a row of `column_sums` for each row of tiles.
     """
     tile_row, tile_column = tl.program_id(0), tl.program_id(1)
-    row = tile_row.to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS).to(tl.int64)
-    column = tile_column.to(tl.int64) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS).to(tl.int64)
-    inside = (row < rows)[:, None] & (column < columns)[None, :]
-    value = tl.load(x + row[:, None] * columns + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    top, left = tile_row.to(tl.int64) * TILE_ROWS, tile_column.to(tl.int64) * TILE_COLUMNS
+    # Counted from the tile's first place, in 32 bits: 64 take too many registers.
+    row, column = tl.arange(0, TILE_ROWS), tl.arange(0, TILE_COLUMNS)
+    inside = (row < rows - top)[:, None] & (column < columns - left)[None, :]
+    first = top * columns + left
+    places = row[:, None] * columns + column[None, :]
+    value = tl.load(x + first + places, mask=inside, other=0.0).to(tl.float32)
     if AMAXES == 1:
         largest = tl.load(amax)
     else:
-        places = tl.arange(0, AMAXES)
-        largest = tl.max(tl.load(amax + places, mask=places < amaxes, other=0.0), 0)
+        found = tl.arange(0, AMAXES)
+        largest = tl.max(tl.load(amax + found, mask=found < amaxes, other=0.0), 0)
     scale = scale_for(largest, LARGEST, HEADROOM)
     small = to_fp8(value, scale, LARGEST, DTYPE)
     if HAS_VALUES:
-        tl.store(values + row[:, None] * columns + column[None, :], small, mask=inside)
+        tl.store(values + first + places, small, mask=inside)
     if HAS_TRANSPOSED:
-        tl.store(transposed + column[None, :] * rows + row[:, None], small, mask=inside)
+        turned = column[None, :] * rows + row[:, None]
+        tl.store(transposed + (left * rows + top) + turned, small, mask=inside)
     if HAS_SUMS:
-        tl.store(column_sums + tile_row.to(tl.int64) * columns + column, tl.sum(value, 0), mask=column < columns)
-    if HAS_NEXT_AMAX:
-        raise_to(next_amax, tl.max(tl.max(tl.abs(value), 1), 0))
+        sums_at = column_sums + tile_row.to(tl.int64) * columns + left
+        tl.store(sums_at + column, tl.sum(value, 0), mask=column < columns - left)
     if (tile_row == 0) & (tile_column == 0):
         tl.store(inverse, tl.div_rn(1.0, scale))
+    if HISTORY > 0:
+        raise_to(newest, tl.max(tl.max(tl.abs(value), 1), 0))
+        tl.debug_barrier()  # every warp has read the amax
+        programs = tl.num_programs(0) * tl.num_programs(1)
+        if tl.atomic_add(arrived, 1, sem="acq_rel") == programs - 1:
+            _remember(history, newest, amax, used, HISTORY, HISTORY_BLOCK)
+            tl.store(arrived, 0)
 
 
 @triton.jit
@@ -114,22 +147,3 @@ def sum_rows_kernel(partial, sums, rows, columns, ROWS: tl.constexpr, COLUMNS: t
         total += tl.sum(tl.load(partial + row[:, None] * columns + column[None, :], mask=inside, other=0.0), 0)
         row += ROWS
     tl.store(sums + column, total, mask=column < columns)
-
-
-@triton.jit
-def remember_kernel(history, next_amax, amax, used, LENGTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Put the newest amax into a history in front, and the largest of all into `amax`, for the next call.
-
-    What the last call used is kept in `used`.
-    """
-    places = tl.arange(0, BLOCK)
-    newest, before = tl.load(next_amax), tl.load(amax)
-    known = tl.where(before < float("inf"), before, 0.0)
-    newest = tl.where(newest < float("inf"), newest, known)  # an overflow must not make the next scales
-    older = tl.load(history + places - 1, mask=(places > 0) & (places < LENGTH), other=0.0)
-    kept = tl.where(places == 0, newest, older)
-    tl.debug_barrier()  # all have read before any writes
-    tl.store(used, before)
-    tl.store(history + places, kept, mask=places < LENGTH)
-    tl.store(amax, tl.max(kept, 0))
-    tl.store(next_amax, 0.0)

@@ -17,8 +17,10 @@ AMAX_BLOCK, AMAX_BLOCKS, AMAX_WARPS = 2048, 4, 8
 """Numbers that a program looks at at a time, how often in one go, and its warps."""
 AMAX_PROGRAMS = 512
 """Most programs that look for the largest number: each that converts reads what all of them found."""
-TILE_ROWS, TILE_COLUMNS, TILE_WARPS = 64, 128, 4
+TILE_ROWS, TILE_COLUMNS, TILE_WARPS = 128, 64, 4
 """What a program converts, and its warps."""
+MOST_SIDE = 2**24 - 1
+"""Rows and columns that a tile can be part of: it counts its places in 32 bits."""
 SUM_ROWS, SUM_COLUMNS = 32, 64
 """What a program adds up at a time."""
 
@@ -49,6 +51,8 @@ class AmaxHistory:
         self.newest = torch.zeros(1, device=device)
         self.used = torch.zeros(1, device=device)
         """What the scale of the last call was made from; for whoever looks at what it cut off."""
+        self.arrived = torch.zeros(1, dtype=torch.int32, device=device)
+        """Programs of a conversion that are done; the last one makes `newest` the latest of the history."""
         self._first: Tensor | None = None
 
     @property
@@ -87,21 +91,12 @@ class AmaxHistory:
 
         One that is not finite is forgotten: an overflow is the loss scaler's to deal with, not the next scale's.
         """
-        if not by_triton(self.amaxes):
-            self.used.copy_(self.amax)
-            known = torch.where(self.amax.isfinite(), self.amax, 0.0)
-            newest = torch.where(self.newest.isfinite(), self.newest, known)
-            self.amaxes.copy_(torch.cat([newest, self.amaxes[:-1]]))
-            self.amax.copy_(self.amaxes.max())
-            self.newest.zero_()
-            return
-        from mezzo.fp8 import _kernels
-
-        length = len(self.amaxes)
-        block = max(2, 1 << (length - 1).bit_length())
-        _kernels.remember_kernel[(1,)](
-            self.amaxes, self.newest, self.amax, self.used, LENGTH=length, BLOCK=block, num_warps=1
-        )
+        self.used.copy_(self.amax)
+        known = torch.where(self.amax.isfinite(), self.amax, 0.0)
+        newest = torch.where(self.newest.isfinite(), self.newest, known)
+        self.amaxes.copy_(torch.cat([newest, self.amaxes[:-1]]))
+        self.amax.copy_(self.amaxes.max())
+        self.newest.zero_()
 
 
 def by_triton(tensor: Tensor) -> bool:
@@ -149,7 +144,7 @@ def make_operand(
         sums: The dtype in which the sums of its columns are wanted, made in float32; None: not at all.
         by_row: One scale for each row of the matrix, and one for each row of its transpose.
         history: Delayed scaling: the scale is made from it, and it learns the amax of this matrix.
-        amax: What the scale is made from if it is known: [1].
+        amax: Numbers of which the largest makes the scale, if it is known.
         headroom: How many times `amax` still fits.
     """
     if by_row:
@@ -161,11 +156,8 @@ def make_operand(
             amax = history.amax
         if amax is None:
             amax = _amaxes(x)
-        convert = _convert_by_triton if by_triton(x) else _convert
-        operand = convert(x, dtype, amax, headroom, values, transposed, sums, history)
-        if history is not None:
-            history.remember()
-    return operand
+        convert = _convert_by_triton if by_triton(x) and x.numel() and max(x.shape) <= MOST_SIDE else _convert
+        return convert(x, dtype, amax, headroom, values, transposed, sums, history)
 
 
 def _convert(
@@ -173,11 +165,12 @@ def _convert(
     sums: torch.dtype | None,
     history: AmaxHistory | None,
 ) -> Operand:  # fmt: skip
-    scale = scale_for(amax, dtype, headroom)
+    scale = scale_for(amax.max(), dtype, headroom)
     small = round_to(x, scale, dtype)
     inverse = (1.0 / scale).reshape(())
     if history is not None:
         history.newest.copy_(amax_of(x))
+        history.remember()
     nothing = small.new_empty(0)
     return Operand(
         values=small if values else nothing,
@@ -214,15 +207,15 @@ def _convert_by_triton(
     turned = x.new_empty((columns, rows) if transposed else 0, dtype=dtype)
     inverse = x.new_empty((), dtype=torch.float32)
     partial = inverse if sums is None else x.new_empty((grid[0], columns), dtype=torch.float32)
-    if grid[0] * grid[1]:
-        _kernels.quantise_kernel[grid](
-            x, small, turned, amax, len(amax), inverse, inverse if history is None else history.newest, partial,
-            rows, columns,
-            LARGEST=LARGEST[dtype], HEADROOM=headroom, DTYPE=tl.float8e4nv if dtype is E4M3 else tl.float8e5,
-            HAS_VALUES=values, HAS_TRANSPOSED=transposed, HAS_NEXT_AMAX=history is not None,
-            HAS_SUMS=sums is not None, AMAXES=1 << (len(amax) - 1).bit_length(), TILE_ROWS=TILE_ROWS,
-            TILE_COLUMNS=TILE_COLUMNS, num_warps=TILE_WARPS, enable_fp_fusion=False,
-        )  # fmt: skip
+    length = 0 if history is None else len(history.amaxes)
+    known = (inverse,) * 4 if history is None else (history.amaxes, history.newest, history.used, history.arrived)
+    _kernels.quantise_kernel[grid](
+        x, small, turned, amax, len(amax), inverse, *known, partial, rows, columns,
+        LARGEST=LARGEST[dtype], HEADROOM=headroom, DTYPE=tl.float8e4nv if dtype is E4M3 else tl.float8e5,
+        HAS_VALUES=values, HAS_TRANSPOSED=transposed, HISTORY=length, HISTORY_BLOCK=max(2, 1 << (length - 1).bit_length()),
+        HAS_SUMS=sums is not None, AMAXES=1 << (len(amax) - 1).bit_length(), TILE_ROWS=TILE_ROWS,
+        TILE_COLUMNS=TILE_COLUMNS, num_warps=TILE_WARPS, enable_fp_fusion=False,
+    )  # fmt: skip
     return Operand(small, inverse, turned, inverse, None if sums is None else _sum_rows(partial, sums))
 
 
