@@ -189,6 +189,16 @@ def test_whoever_writes_a_half_weight_sets_its_master() -> None:
         assert torch.equal(master_of(param), param.detach().float())
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_rest_is_not_taken_for_that_of_another_half_dtype(device: str) -> None:
+    model = nn.Linear(4, 3)
+    decorate(model, level="O2", dtype="bfloat16", master_weight="compact")
+    model.to(device, torch.float16)
+    kept = kept_of(model.weight)
+    assert (kept.dtype, kept.device.type) == (torch.int16, device)
+    assert torch.equal(master_of(model.weight), model.weight.detach().float())
+
+
 @pytest.mark.parametrize("half", HALVES)
 def test_a_model_made_float32_again_has_all_its_bits(half: torch.dtype) -> None:
     model = nn.Sequential(nn.Linear(33, 7), nn.Linear(7, 3))

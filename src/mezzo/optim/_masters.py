@@ -137,8 +137,10 @@ def _follow(param: Tensor, record: _Record) -> Tensor | None:
                 param.copy_(torch.where(still_its_own, master, param))
         detach_master(param)
         return None
-    edited = record.version is not None and record.version != param._version
-    if record.version is None or (not edited and record.device != param.device):
+    moved = record.version == param._version and record.device != param.device
+    if record.is_compact and record.half != param.dtype:
+        moved = False  # the rest is that of the other half dtype
+    if record.version is None or moved:
         record.kept = _in_layout_of(param, record.kept, record.kept.dtype)
         record.note(param)
         return record.kept
