@@ -63,6 +63,14 @@ def test_a_given_amax_makes_the_scale_and_headroom_halves_it() -> None:
     assert several.inverse.item() == 1 / 64
 
 
+def test_nothing_is_converted_to_nothing() -> None:
+    history = AmaxHistory(2, torch.device("cpu"))
+    history.load(torch.tensor([3.0, 2.0]))
+    operand = make_operand(torch.empty(0, 16, dtype=torch.bfloat16), history=history)
+    assert (operand.values.shape, operand.transposed.shape) == ((0, 16), (16, 0))
+    assert history.amaxes.tolist() == [0.0, 3.0]
+
+
 def test_a_side_too_long_to_count_in_32_bits_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_operands, "MOST_SIDE", 31)
     monkeypatch.setattr(_operands, "_convert_by_triton", lambda *_: pytest.fail("not by Triton"))

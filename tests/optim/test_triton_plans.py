@@ -160,6 +160,16 @@ def test_a_parameter_made_shorter_is_not_written_beyond_its_end() -> None:
     assert (exact(param) == -1).all()
 
 
+def test_a_plan_does_not_hold_for_the_same_memory_in_another_dtype() -> None:
+    param = ones()
+    attach(optimizer := SGD([param], lr=1.0))
+    step_with(optimizer, param)
+    plan = engine_of(optimizer).last_plan
+    assert plan.holds()
+    param.data = param.data.view(torch.bfloat16)
+    assert not plan.holds()
+
+
 def test_an_empty_parameter_that_grows_is_updated() -> None:
     a, empty = ones(), parameter(torch.ones(0), None)
     attach(optimizer := SGD([a, empty], lr=1.0))

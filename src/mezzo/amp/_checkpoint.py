@@ -9,13 +9,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from mezzo.amp._dtypes import dtype_name
-from mezzo.optim import kept_of, master_of, refresh_master, set_master
+from mezzo.optim import kept_of, master_of, publish
 
 _SAVE_DTYPES = {dtype_name(d): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
 _MARK = "_mezzo_checkpoint_hooks"
 _PENDING = "_mezzo_loading"
+_HALF = (torch.float16, torch.bfloat16)
+_values_in = WeakIdKeyDictionary()
+"""Of state dicts that are still there: the values that were made for them, by tensor."""
 
 
 def parse_save_dtype(save_dtype: Any) -> torch.dtype | None:
@@ -50,11 +54,23 @@ def _save(save_dtype: torch.dtype | None, module: nn.Module, state: dict[str, An
         key = prefix + name
         if key not in state or not tensor.is_floating_point() or isinstance(state[key], nn.Parameter):
             continue  # keep_vars=True asks for the parameter itself
+        if kept_of(tensor) is not None or tensor.dtype in _HALF:
+            state[key] = _float32_value(state, tensor, save_dtype)
+        elif save_dtype is not None:
+            state[key] = state[key].to(save_dtype)
+
+
+def _float32_value(state: dict[str, Any], tensor: Tensor, save_dtype: torch.dtype | None) -> Tensor:
+    """Return the master of a half tensor, or its value; the same one for all names of a tensor in a state dict."""
+    try:
+        seen = _values_in.setdefault(state, {})
+    except TypeError:  # a plain dict of the caller's own cannot be watched
+        seen = {}
+    if id(tensor) not in seen:
         master = master_of(tensor)
-        if master is None and tensor.dtype in (torch.float16, torch.bfloat16):
-            master = tensor.detach().float()
-        value = state[key] if master is None else master
-        state[key] = value if save_dtype is None else value.to(save_dtype)
+        seen[id(tensor)] = (tensor.detach() if master is None else master).to(save_dtype or torch.float32)
+    found: Tensor = seen[id(tensor)]
+    return found
 
 
 def _before_load(module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *_: Any) -> None:
@@ -76,10 +92,8 @@ def _before_load(module: nn.Module, state: dict[str, Any], prefix: str, metadata
 def _after_load(module: nn.Module, _incompatible: Any) -> None:
     for name, value in module.__dict__.pop(_PENDING, {}).items():
         tensor = dict(_own(module))[name]
-        if tensor.shape == value.shape:
-            set_master(tensor, value)
-        else:
-            refresh_master(tensor)
+        if tensor.numel() == value.numel():  # else torch refuses it, and nothing was loaded
+            publish([tensor], [value.reshape(tensor.shape)])
 
 
 def float32_copy(model: nn.Module) -> nn.Module:

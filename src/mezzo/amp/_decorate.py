@@ -93,6 +93,8 @@ def decorate(
         refuse_half_without_master(layers)
     if masters == "compact":
         _refuse_sharded(model_list)
+    if master_weight is not None:
+        _refuse_other_masters(model_list, masters)
     if master_grad and not _HAS_GRAD_DTYPE:
         raise RuntimeError("master_grad=True needs Tensor.grad_dtype, which this torch does not have")
 
@@ -130,6 +132,15 @@ def _refuse_sharded(models: Iterable[nn.Module]) -> None:
             raise RuntimeError(
                 f"master_weight='compact': {name!r} is a DTensor, whose master must be a whole one; use True"
             )
+
+
+def _refuse_other_masters(models: Iterable[nn.Module], masters: str) -> None:
+    """Raise RuntimeError if a parameter has masters of another kind than is asked for; without any is another matter."""
+    for name, param in (named for model in models for named in model.named_parameters()):
+        kept = kept_of(param)
+        has = None if kept is None else "full" if kept.is_floating_point() else "compact"
+        if has is not None and masters in ("full", "compact") and has != masters:
+            raise RuntimeError(f"{name!r} has a {has} master already; a {masters} one was asked")
 
 
 def _find_half_layers(
@@ -264,7 +275,7 @@ def _cast_parameter(param: nn.Parameter, half: torch.dtype, masters: str, master
         if grad is not None:
             param.grad = grad.to(half)
     elif masters != "none" and kept_of(param) is None:
-        attach_master(param, param.detach().float(), compact=masters == "compact")
+        attach_master(param, compact=masters == "compact")
     if master_grad:
         param.grad_dtype = torch.float32
 

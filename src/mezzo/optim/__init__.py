@@ -3,7 +3,6 @@
 from mezzo._tier import step_tier, uses_triton
 from mezzo.optim._check import Verdict
 from mezzo.optim._engine import StepEngine, StepRequest, attach, engine_of
-from mezzo.optim._grads import is_dtensor
 from mezzo.optim._masters import (
     agree,
     attach_master,
@@ -13,17 +12,16 @@ from mezzo.optim._masters import (
     master_of,
     publish,
     refresh_master,
-    set_master,
 )
 from mezzo.optim._names import describe_parameter, name_of, remember_names
 from mezzo.optim._rescale import COUNTERS, rescale
+from mezzo.optim._shards import is_dtensor
 
 __all__ = [
     "attach_master",
     "master_of",
     "kept_of",
     "refresh_master",
-    "set_master",
     "detach_master",
     "publish",
     "float32_like",

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mezzo.optim._grads import Slot, buckets, inverse_of, is_dtensor
+from mezzo.optim._grads import Slot, buckets, inverse_of
+from mezzo.optim._shards import is_dtensor
 
 _INF = float("inf")
 _CLIP_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_

@@ -21,6 +21,7 @@ from mezzo.optim import _fused
 from mezzo.optim._check import Verdict, check
 from mezzo.optim._grads import Slot, factor_of, gather, inverse_of
 from mezzo.optim._masters import attach_master, is_half, kept_of
+from mezzo.optim._shards import is_dtensor
 from mezzo.optim._swap import on_masters, stand_ins, step_on_masters, step_with_closure
 from mezzo.optim._unscale import unscale_
 
@@ -259,7 +260,7 @@ class StepEngine:
             return
         for param in self.optimizer.param_groups[-1]["params"]:
             if is_half(param) and kept_of(param) is None:
-                attach_master(param, param.detach().float(), compact=self.new_are_compact)
+                attach_master(param, compact=self.new_are_compact and not is_dtensor(param))
 
 
 @functools.cache
@@ -279,7 +280,7 @@ def engine_of(optimizer: Optimizer) -> StepEngine:
 
 
 def attach(optimizer: Optimizer, *, masters_for_new: bool = True, compact: bool = False) -> StepEngine:
-    """Make `optimizer.step` ours; the same object, still of its class. A second call changes nothing.
+    """Make `optimizer.step` ours; the same object, still of its class. A second call says what later parameters get.
 
     Args:
         optimizer: Any torch optimizer; parameters with masters are updated through them.

@@ -11,14 +11,16 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from mezzo.optim._check import Verdict
-from mezzo.optim._grads import Slot, by_kind, local, true_grads
+from mezzo.optim._grads import Slot, by_kind, true_grads
 from mezzo.optim._masters import master_of, publish
+from mezzo.optim._shards import local
 
 _KERNELS = {SGD: ("_fused_sgd_",), Adam: ("_fused_adam_", "_fused_adamw_"), AdamW: ("_fused_adam_", "_fused_adamw_")}
 
 _WIDE = (torch.float32, torch.float64)
 
-#: Elements of gradients that are brought to float32 at a time: 256 MiB of temporaries, whatever the size of the model.
+#: Elements of gradients that are brought to float32 at a time, and of compact masters: 256 MiB of temporaries, or twice that,
+#: whatever the size of the model.
 PART_ELEMENTS = 2**26
 
 
@@ -99,11 +101,10 @@ def apply(
         for batch in by_kind(full):
             found = None if verdict is None else verdict.found_inf.to(batch[0].target_here.device, non_blocking=True)
             for part in _parts(batch):
-                masters = [master_of(s.param) for s in part]
-                targets = [s.target_here if m is None else local(m) for s, m in zip(part, masters, strict=True)]
+                masters = {s.param: master for s in part if (master := master_of(s.param)) is not None}
+                targets = [local(masters[s.param]) if s.has_master else s.target_here for s in part]
                 update(optimizer, group, part, targets, true_grads([s.values for s in part], targets, factor), found)
-                pairs = [(s.param, m) for s, m in zip(part, masters, strict=True) if m is not None]
-                publish([param for param, _ in pairs], [master for _, master in pairs])
+                publish(list(masters), list(masters.values()))
 
 
 def _parts(batch: Sequence[Slot]) -> Iterator[list[Slot]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,11 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from mezzo.optim._compact import REST_DTYPE
 from mezzo.optim._masters import is_half, kept_of
+from mezzo.optim._shards import is_dtensor, like_dtensor, local
 
 
 @dataclass(slots=True)
@@ -42,11 +40,6 @@ class Slot:
         """Whether the parameter is written from a float32 master."""
         return self.target is not self.param
 
-    @property
-    def is_compact(self) -> bool:
-        """Whether the target is the rest of a compact master."""
-        return self.target.dtype is REST_DTYPE
-
 
 def gather(optimizer: Optimizer) -> list[list[Slot]]:
     """Return, per parameter group, the parameters that have a gradient."""
@@ -70,20 +63,6 @@ def _slot(index: int, param: Tensor, grad: Tensor) -> Slot:
         return Slot(index, param, target, target, grad, grad, True, kind)
     values = local(grad)
     return Slot(index, param, target, local(target), grad, values, values is grad, kind)
-
-
-def is_dtensor(tensor: Tensor) -> bool:
-    """Whether a tensor is a DTensor. Never imports that module: without it there are none."""
-    if type(tensor) is Tensor or type(tensor) is Parameter:
-        return False
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
-
-
-def local(tensor: Any) -> Tensor:
-    """Return the shard of a DTensor that is on this rank; other tensors as they are."""
-    shard: Tensor = tensor._local_tensor if is_dtensor(tensor) else tensor
-    return shard
 
 
 def buckets(slots: Iterable[Slot], key: Any) -> list[list[Slot]]:
@@ -168,14 +147,6 @@ def true_grad(slot: Slot, factor: Tensor | None, dtype: torch.dtype) -> Tensor:
     if grad.is_sparse:
         return torch.sparse_coo_tensor(grad._indices(), wide, grad.shape, is_coalesced=True, check_invariants=False)
     return like_dtensor(grad, wide) if is_dtensor(grad) else wide
-
-
-def like_dtensor(model: Any, shard: Tensor) -> Tensor:
-    """Return a DTensor with the placement of `model` and this rank's `shard`."""
-    made: Tensor = type(model).from_local(
-        shard, model.device_mesh, model.placements, run_check=False, shape=model.shape, stride=model.stride()
-    )
-    return made
 
 
 def needs_grad_dtype(param: Tensor, dtype: torch.dtype) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from mezzo.fp8 import renew_copies
 from mezzo.fp8._weights import MASTER_HOME, drop_copies
 from mezzo.optim._compact import REST_DTYPE, join, split
+from mezzo.optim._shards import is_dtensor
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 
@@ -25,13 +26,13 @@ class _Record:
 
     __slots__ = ("data_ptr", "device", "half", "kept", "version")
 
-    def __init__(self, kept: Tensor) -> None:
+    def __init__(self, kept: Tensor, half: torch.dtype = torch.float16) -> None:
         self.kept = kept
         """float32: the master; int16: the rest of it."""
-        self.version: int | None = None  # None: not seen yet, whatever the parameter shows first is in agreement
+        self.half = half
+        self.version: int | None = None  # None: not seen yet, what the parameter shows first is in agreement
         self.data_ptr = 0
         self.device = kept.device
-        self.half = torch.float16
 
     @property
     def is_compact(self) -> bool:
@@ -43,7 +44,7 @@ class _Record:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Version and address mean nothing in another process.
-        return _Record, (self.kept,)
+        return _Record, (self.kept, self.half)
 
 
 # A saved parameter carries its record, which holds a tensor and nothing else: torch.load(weights_only=True) may make it.
@@ -55,29 +56,36 @@ def is_half(param: Tensor) -> bool:
     return param.dtype in HALF_DTYPES
 
 
-def attach_master(param: Tensor, fp32_tensor: Tensor, *, compact: bool = False) -> Tensor:
+def attach_master(param: Tensor, fp32_tensor: Tensor | None = None, *, compact: bool = False) -> Tensor:
     """Give a half parameter its master; return what is kept of it, the master itself if it is not compact.
 
     Args:
         param: A float16 or bfloat16 parameter. Tied parameters are one object and so have one master.
-        fp32_tensor: The float32 value; copied only where its layout or device differs from the parameter's.
-        compact: Keep what the half value lacks of it, in two bytes a number, instead; the parameter is written then.
+        fp32_tensor: The float32 value, None: that of the parameter; copied only where its layout or device differs.
+        compact: Keep what the half value lacks of it, in two bytes a number, instead; the parameter is written where another
+            value than its own is given.
 
     Raises:
-        ValueError: `param` is not half, or the shapes differ.
+        ValueError: `param` is not half, the shapes differ, or a DTensor is to have a compact master.
     """
     if not is_half(param):
         raise ValueError(f"only a float16 or bfloat16 parameter has a master; this one is {param.dtype}")
-    if fp32_tensor.shape != param.shape:
+    if fp32_tensor is not None and fp32_tensor.shape != param.shape:
         raise ValueError(f"the master is {tuple(fp32_tensor.shape)}, its parameter {tuple(param.shape)}")
+    if compact and is_dtensor(param):
+        raise ValueError("the master of a DTensor must be a whole one, not a compact one")
     _copy_masters_with_parameters()
-    if compact:
-        setattr(param, MASTER_HOME, _Record(_in_layout_of(param, fp32_tensor.new_empty(0), REST_DTYPE)))
-        publish([param], [fp32_tensor.detach()])
-    else:
-        setattr(param, MASTER_HOME, _Record(_in_layout_of(param, fp32_tensor, torch.float32)))
-        agree([param])
-    kept: Tensor = getattr(param, MASTER_HOME).kept
+    with torch.no_grad():
+        if not compact:
+            kept = _in_layout_of(param, param if fp32_tensor is None else fp32_tensor, torch.float32)
+        elif fp32_tensor is None:
+            kept = torch.zeros_like(param, dtype=REST_DTYPE, requires_grad=False)
+        else:
+            half, rest = split(fp32_tensor.detach().to(param.device, torch.float32), param.dtype)
+            kept = _in_layout_of(param, rest, REST_DTYPE)
+            param.copy_(half)
+    setattr(param, MASTER_HOME, _Record(kept))
+    agree([param])
     return kept
 
 
@@ -88,8 +96,8 @@ def _copy_masters_with_parameters() -> None:
 
     def copy_with_master(param: nn.Parameter, memo: dict[int, Any]) -> Any:
         is_new = id(param) not in memo
+        kept = kept_of(param)  # first: the parameter may get bits back
         result = copy_parameter(param, memo)
-        kept = kept_of(param)
         if is_new and kept is not None:
             setattr(result, MASTER_HOME, _Record(kept.clone()))
             agree([result])
@@ -121,7 +129,7 @@ def kept_of(param: Tensor) -> Tensor | None:
     record = record_of(param)
     if record is None:
         return None
-    if record.version == param._version and record.data_ptr == param.data_ptr():
+    if record.version == param._version and record.data_ptr == param.data_ptr() and record.half is param.dtype:
         return record.kept
     return _follow(param, record)
 
@@ -130,21 +138,25 @@ def _follow(param: Tensor, record: _Record) -> Tensor | None:
     if not is_half(param):  # model.float(): the parameter is its own master again, with the bits that it had
         if param.dtype == torch.float32 and param.shape == record.kept.shape:
             with torch.no_grad():
-                kept = record.kept.to(param.device)  # model.to("cpu", torch.float32) is both at once
-                half = param.to(record.half)
-                master = join(half, kept) if record.is_compact else kept
-                still_its_own = half.float() == param if record.is_compact else master.to(record.half).float() == param
-                param.copy_(torch.where(still_its_own, master, param))
+                _give_bits_back(param, record, record.kept.to(param.device))  # to("cpu", torch.float32) is both at once
         detach_master(param)
         return None
     moved = record.version == param._version and record.device != param.device
-    if record.is_compact and record.half != param.dtype:
-        moved = False  # the rest is that of the other half dtype
-    if record.version is None or moved:
+    of_other_dtype = record.is_compact and record.half is not param.dtype
+    if (record.version is None or moved) and not of_other_dtype:
         record.kept = _in_layout_of(param, record.kept, record.kept.dtype)
         record.note(param)
         return record.kept
     return _take_over_edit(param, record)
+
+
+def _give_bits_back(param: Tensor, record: _Record, kept: Tensor) -> None:
+    """Write a master into its parameter, which is float32 now; elements that were edited stay as they are."""
+    half = param.to(record.half)
+    if not record.is_compact:
+        param.copy_(torch.where(kept.to(record.half).float() == param, kept, param))
+    elif record.version in (None, param._version):  # else no element is known to be what its rest belongs to
+        param.copy_(torch.where(half.float() == param, join(half, kept), param))
 
 
 def _take_over_edit(param: Tensor, record: _Record) -> Tensor | None:
@@ -178,8 +190,10 @@ def refresh_master(param: Tensor) -> Tensor | None:
     record = record_of(param)
     if record is None:
         return None
-    _make_room(param, record)
+    same_place = record.kept.shape == param.shape and record.kept.device == param.device
     with torch.no_grad():
+        if not same_place or record.kept.stride() != param.stride():
+            record.kept = torch.empty_like(param, dtype=record.kept.dtype, requires_grad=False)
         if record.is_compact:
             record.kept.zero_()
         else:
@@ -187,20 +201,6 @@ def refresh_master(param: Tensor) -> Tensor | None:
     record.note(param)
     renew_copies([param])
     return record.kept
-
-
-def set_master(param: Tensor, value: Tensor) -> None:
-    """Make a float32 value the master of a parameter that has one, and its half value; shapes must be the same."""
-    _make_room(param, getattr(param, MASTER_HOME))
-    publish([param], [value])
-    renew_copies([param])
-
-
-def _make_room(param: Tensor, record: _Record) -> None:
-    """Keep a master where its parameter is, in its layout; where it already is so: a captured step knows its address."""
-    same_place = record.kept.shape == param.shape and record.kept.device == param.device
-    if not same_place or record.kept.stride() != param.stride():
-        record.kept = _in_layout_of(param, record.kept.new_empty(0), record.kept.dtype)
 
 
 def detach_master(param: Tensor) -> None:
@@ -212,30 +212,32 @@ def detach_master(param: Tensor) -> None:
 
 def publish(params: Sequence[Tensor], masters: Sequence[Tensor]) -> None:
     """Write float32 values into half parameters and what is kept of their masters, and note that both agree."""
-    if not params:
-        return
-    targets: list[Tensor] = []
-    values: list[Tensor] = []
-    for param, master in zip(params, masters, strict=True):
-        record: _Record = getattr(param, MASTER_HOME)
-        if record.is_compact:
-            half, rest = split(master.to(param.device, torch.float32), param.dtype)
-            targets += (param, record.kept)
-            values += (half, rest)
-            continue
-        targets.append(param)
-        values.append(master)
-        if record.kept is not master:
-            targets.append(record.kept)
-            values.append(master)
+    together: list[tuple[Tensor, Tensor]] = []
     with torch.no_grad():
-        torch._foreach_copy_(targets, values)
+        for param, master in zip(params, masters, strict=True):
+            record: _Record = getattr(param, MASTER_HOME)
+            if record.is_compact:  # one by one: the parts of all of them would be as much as the masters
+                half, rest = split(master.to(param.device, torch.float32), param.dtype)
+                param.copy_(half)
+                record.kept.copy_(rest)
+                continue
+            for target in (param, record.kept):
+                if target is master:
+                    continue
+                if is_dtensor(target):
+                    target.copy_(master)
+                else:
+                    together.append((target, master))
+        if together:
+            torch._foreach_copy_([target for target, _ in together], [master for _, master in together])
     agree(params)
 
 
 def float32_like(kept: Tensor) -> Tensor:
-    """Return a float32 tensor on the device of what is kept of a master, for when its values are not asked for."""
-    return kept if kept.dtype is not REST_DTYPE else kept.new_empty(0, dtype=torch.float32)
+    """Return a float32 tensor like what is kept of a master, for when its values are not asked for."""
+    if kept.dtype is not REST_DTYPE:
+        return kept
+    return kept.new_empty((), dtype=torch.float32).expand(kept.shape)
 
 
 def agree(params: Sequence[Tensor]) -> None:
@@ -245,17 +247,9 @@ def agree(params: Sequence[Tensor]) -> None:
 
 
 def _in_layout_of(param: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return `value` detached, in `dtype`, with the device and strides of `param`; itself where it already is.
-
-    An empty value stands for one that will be written.
-    """
+    """Return `value` detached, in `dtype`, with the device and strides of `param`; itself where it already is."""
     value = value.detach()
     like = torch.empty_like(param, dtype=dtype, requires_grad=False)
-    if (
-        value.dtype == dtype
-        and value.shape == like.shape
-        and value.device == like.device
-        and value.stride() == like.stride()
-    ):
+    if value.dtype == dtype and value.device == like.device and value.stride() == like.stride():
         return value
-    return like.copy_(value) if value.numel() else like
+    return like.copy_(value)

@@ -24,8 +24,6 @@ _STEPS_PER_UNIT = tl.constexpr(_compact.STEPS_PER_UNIT)
 _STEP = tl.constexpr(1 / _compact.STEPS_PER_UNIT)
 _TIE = tl.constexpr(_compact.TIE)
 _BFLOAT16_NAN = tl.constexpr(0x7FC0)
-_TO_INTEGER = tl.constexpr(1.5 * 2.0**23)
-"""Added and taken away again it leaves the nearest integer, of two the even one."""
 
 
 @triton.jit
@@ -45,6 +43,7 @@ def _join(half, rest, HALF_DTYPE: tl.constexpr):
     """Return compact masters in float32; see `mezzo.optim._compact.join`."""
     if HALF_DTYPE == tl.bfloat16:
         bits = half.to(tl.int16, bitcast=True).to(tl.int32) << 16
+        rest = tl.where((bits << 1) == 0, tl.maximum(rest, 0), rest)
         weight = (bits + rest).to(tl.float32, bitcast=True)
     else:
         wide = half.to(tl.float32)
@@ -56,18 +55,22 @@ def _join(half, rest, HALF_DTYPE: tl.constexpr):
 @triton.jit
 def _split(weight, HALF_DTYPE: tl.constexpr):
     """Return the half weights and the rests of float32 values; see `mezzo.optim._compact.split`."""
-    bits = weight.to(tl.int32, bitcast=True)
     if HALF_DTYPE == tl.bfloat16:
+        bits = weight.to(tl.int32, bitcast=True)
         upper = (bits + _TIE) >> 16
         rest = bits - (upper << 16)
         is_nan = weight != weight
         half = tl.where(is_nan, _BFLOAT16_NAN, upper).to(tl.int16).to(tl.bfloat16, bitcast=True)
         rest = tl.where(is_nan, 0, rest)
     else:
+        size = tl.abs(weight)
+        steps = (size + _SMALLEST) - _SMALLEST
+        weight = tl.where(size < _SMALLEST, tl.where(weight < 0, -steps, steps), weight)
         half = weight.to(HALF_DTYPE)
         wide = half.to(tl.float32)
-        steps = (weight - wide) * _STEPS_PER_UNIT + _TO_INTEGER - _TO_INTEGER
-        rest = tl.where(tl.abs(wide) >= _SMALLEST, bits - wide.to(tl.int32, bitcast=True), steps.to(tl.int32))
+        near = weight.to(tl.int32, bitcast=True) - wide.to(tl.int32, bitcast=True)
+        small = ((weight - wide) * _STEPS_PER_UNIT).to(tl.int32)
+        rest = tl.where(tl.abs(wide) >= _SMALLEST, near, small)
         rest = tl.where(tl.abs(wide) < float("inf"), rest, 0)
     return half, rest.to(tl.int16)
 

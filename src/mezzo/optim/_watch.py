@@ -49,6 +49,7 @@ class Watch:
 
     def __init__(self, entries: Sequence[Entry], lr_tensors: Sequence[Tensor]) -> None:
         self._params = [entry.param for entry in entries]
+        self._dtypes = list(map(_dtype_of, self._params))
         self._records = [entry.record for entry in entries]
         self._grad_dtypes = [entry.grad.dtype for entry in entries]
         self._sizes = [entry.grad.numel() for entry in entries]
@@ -72,6 +73,8 @@ class Watch:
     def holds(self, states: Any) -> bool:
         """Whether all tensors but the gradients are where they were; masters have followed edits of their weights."""
         if [getattr(param, MASTER_HOME, None) for param in self._params] != self._records:
+            return False
+        if list(map(_dtype_of, self._params)) != self._dtypes:
             return False
         if list(map(_version_of, self._halves)) != list(map(_version_in, self._their_records)):
             for param in self._halves:

@@ -1,0 +1,31 @@
+"""DTensors: whether a tensor is one, and the part of it on this rank. Never imports their module: without it there are none."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Parameter
+
+
+def is_dtensor(tensor: Tensor) -> bool:
+    """Whether a tensor is a DTensor."""
+    if type(tensor) is Tensor or type(tensor) is Parameter:
+        return False
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local(tensor: Any) -> Tensor:
+    """Return the shard of a DTensor that is on this rank; other tensors as they are."""
+    shard: Tensor = tensor._local_tensor if is_dtensor(tensor) else tensor
+    return shard
+
+
+def like_dtensor(model: Any, shard: Tensor) -> Tensor:
+    """Return a DTensor with the placement of `model` and this rank's `shard`."""
+    made: Tensor = type(model).from_local(
+        shard, model.device_mesh, model.placements, run_check=False, shape=model.shape, stride=model.stride()
+    )
+    return made
