@@ -152,7 +152,7 @@ class Way:
         return f"{self.by} {self.dtype} {self.level}{more}{masters}{self.graph and f', {self.graph}'}"
 
 
-def ways() -> Iterator[Way]:
+def ways(sizes: Sizes) -> Iterator[Way]:
     for dtype in ("bfloat16", "float16"):
         yield Way("stock", "foreach", dtype)
         yield Way("stock", "fused", dtype)
@@ -161,9 +161,11 @@ def ways() -> Iterator[Way]:
                 yield Way("mezzo", "O2", dtype, graph, compact=compact)
                 yield Way("mezzo", "O3", dtype, graph, compact=compact)
         yield Way("mezzo", "O3", dtype, "captured", fast="never")
-        for graph, compact in (("captured", False), ("captured", True), ("compiled", True)):
-            yield Way("mezzo", "O3", dtype, graph, scaling="delayed", fast="always", compact=compact)
-        yield Way("mezzo", "O3", dtype, "compiled", compact=True)
+        for compact in (False, True):
+            yield Way("mezzo", "O3", dtype, "captured", scaling="delayed", fast="always", compact=compact)
+        if not sizes.is_small:  # a compiler takes longer than the training
+            yield Way("mezzo", "O3", dtype, "compiled", scaling="delayed", fast="always", compact=True)
+            yield Way("mezzo", "O3", dtype, "compiled", compact=True)
 
 
 class SimpleTraining:
@@ -262,7 +264,7 @@ def measure_simple(way: Way, sizes: Sizes, into: Measured) -> None:
 def run_simple(report: Report, sizes: Sizes) -> None:
     """Speed, losses and memory of O3 against O2, stock and float32, in rounds over all of them."""
     float32 = Way("stock", "float32", "float32")
-    table = {way: Measured(way.name, [], []) for way in (float32, *ways())}
+    table = {way: Measured(way.name, [], []) for way in (float32, *ways(sizes))}
     measure_simple(float32, sizes, table[float32])
     for number in range(1 if sizes.is_small else ROUNDS):
         for way, measured in table.items():
