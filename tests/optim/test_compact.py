@@ -339,9 +339,21 @@ def test_a_state_that_is_refused_changes_no_bit(masters: Any) -> None:
     model = nn.Linear(9, 5)
     exact = model.weight.detach().clone()
     decorate(model, level="O2", dtype="bfloat16", master_weight=masters)
-    with pytest.raises(RuntimeError, match="size mismatch"):
-        model.load_state_dict({"weight": torch.rand(2, 2), "bias": torch.rand(5)})
-    assert torch.equal(master_of(model.weight), exact)
+    for shape in ((2, 2), (9, 5)):
+        with pytest.raises(RuntimeError, match="size mismatch"):
+            model.load_state_dict({"weight": torch.rand(shape), "bias": torch.rand(5)})
+        assert torch.equal(master_of(model.weight), exact)
+
+
+def test_a_number_saved_as_a_list_of_one_is_loaded() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = nn.Parameter(torch.tensor(0.5))
+
+    model = decorate(Scaled(), level="O2", master_weight="compact")
+    model.load_state_dict({"factor": torch.tensor([0.3])})
+    assert master_of(model.factor).item() == torch.tensor(0.3).item()
 
 
 @pytest.mark.parametrize("destination", [None, {}])

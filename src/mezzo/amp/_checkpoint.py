@@ -92,7 +92,8 @@ def _before_load(module: nn.Module, state: dict[str, Any], prefix: str, metadata
 def _after_load(module: nn.Module, _incompatible: Any) -> None:
     for name, value in module.__dict__.pop(_PENDING, {}).items():
         tensor = dict(_own(module))[name]
-        if tensor.numel() == value.numel():  # else torch refuses it, and nothing was loaded
+        is_old_scalar = tensor.dim() == 0 and value.shape == (1,)  # torch takes it
+        if tensor.shape == value.shape or is_old_scalar:  # else torch refuses it, and nothing was loaded
             publish([tensor], [value.reshape(tensor.shape)])
 
 
