@@ -84,6 +84,21 @@ def test_splitting_again_what_was_joined_changes_nothing(bits: list[int], half_d
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("half_dtype", HALVES)
+def test_every_97th_of_all_float32_numbers_is_split_and_joined_right(half_dtype: torch.dtype) -> None:
+    for start in range(0, 2**32, 2**27):
+        value = from_bits(np.arange(start, start + 2**27, 97, dtype=np.uint64))
+        value = value[~value.isnan()]
+        half, rest = split(value, half_dtype)
+        back = join(half, rest)
+        for one, other in zip((half, rest), split(back, half_dtype), strict=True):
+            assert torch.equal(one, other)
+        is_exact = half.isfinite() & (value.abs() >= 2.0**-16) if half_dtype is torch.float16 else value == value
+        assert torch.equal(back.view(torch.int32)[is_exact], value.view(torch.int32)[is_exact])
+        assert (back - value)[~is_exact & half.isfinite()].abs().le(2.0**-40).all()
+
+
 def parameters(half: torch.dtype, compact: bool) -> list[nn.Parameter]:
     """Of several shapes and layouts, no value below what float16 keeps exactly."""
     generator = torch.Generator().manual_seed(0)
