@@ -48,6 +48,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture
+def in_triton() -> Iterator[None]:
+    """Steps are Triton's."""
+    from mezzo.optim import step_tier
+
+    with step_tier("triton"):
+        yield
+
+
 @pytest.fixture(scope="session")
 def segmenter(tmp_path_factory: pytest.TempPathFactory) -> "Deployed":
     """An exported segmentation network, in float32 and in half."""

@@ -429,6 +429,26 @@ def test_an_average_is_applied_and_taken_back_bit_for_bit() -> None:
         assert torch.equal(master_of(param), master)
 
 
+@pytest.mark.parametrize("masters", [True, False])
+def test_one_call_copies_into_tensors_of_one_dtype_alone(masters: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's kernel for CUDA took the dtype of the first target for all of them until it learnt to look."""
+    model = nn.Sequential(nn.Linear(9, 5), nn.BatchNorm1d(5))
+    decorate(model, level="O2", master_weight=masters)
+    calls = []
+    copy_in_torch = torch._foreach_copy_
+
+    def watched(targets: list[Tensor], sources: list[Tensor]) -> None:
+        calls.append({target.dtype for target in targets})
+        copy_in_torch(targets, sources)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", watched)
+    with Ema(model).applied():
+        model.load_state_dict({name: torch.ones(value.shape) for name, value in model.state_dict().items()})
+        assert (model[0].weight == 1).all()
+    assert {torch.float16, torch.float32} <= set().union(*calls)
+    assert all(len(dtypes) == 1 for dtypes in calls)
+
+
 def test_parameters_added_later_are_compact_too() -> None:
     model = nn.Linear(4, 4)
     decorate(model, optimizer := SGD(model.parameters(), lr=0.1), level="O2", master_weight="compact")

@@ -7,18 +7,12 @@ from formulas import Weight, ulps_between
 from torch import nn
 from triton_steps import DEVICE, INTERPRETED, RULES, exact, make_optimizer, parameters, scale_of, set_grads
 
-from mezzo.optim import StepRequest, attach, attach_master, engine_of, kept_of, master_of, step_tier
+from mezzo.optim import StepRequest, attach, attach_master, engine_of, kept_of, master_of
 from mezzo.optim._compact import join, split
 
-pytestmark = [] if INTERPRETED else [pytest.mark.gpu]
+pytestmark = [pytest.mark.usefixtures("in_triton"), *([] if INTERPRETED else [pytest.mark.gpu])]
 
 HALVES = [torch.float16, torch.bfloat16]
-
-
-@pytest.fixture(autouse=True)
-def in_triton():
-    with step_tier("triton"):
-        yield
 
 
 @pytest.mark.parametrize("half", HALVES)

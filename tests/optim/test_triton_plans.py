@@ -35,13 +35,7 @@ from mezzo.optim import (
     step_tier,
 )
 
-pytestmark = [] if INTERPRETED else [pytest.mark.gpu]
-
-
-@pytest.fixture(autouse=True)
-def in_triton():
-    with step_tier("triton"):
-        yield
+pytestmark = [pytest.mark.usefixtures("in_triton"), *([] if INTERPRETED else [pytest.mark.gpu])]
 
 
 @pytest.mark.parametrize("name", ["sgd all", "adamw"])

@@ -34,13 +34,7 @@ from mezzo.optim import (
 )
 from no_waiting import no_waiting
 
-pytestmark = [] if INTERPRETED else [pytest.mark.gpu]
-
-
-@pytest.fixture(autouse=True)
-def in_triton():
-    with step_tier("triton"):
-        yield
+pytestmark = [pytest.mark.usefixtures("in_triton"), *([] if INTERPRETED else [pytest.mark.gpu])]
 
 
 @pytest.mark.parametrize("half", HALVES)

@@ -65,7 +65,7 @@ def static(
     device: Annotated[str | None, typer.Option(help="cpu, gpu, gpu:i [the GPU if there is one].")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
 ) -> int:
-    """Time graph mode (FP32, O1, O2, O2 with guard) beside torch.compile with torch.autocast and GradScaler."""
+    """Time graph mode (FP32, O1, O2, with compact masters, with guard) beside torch.compile with torch.autocast."""
     from mezzo.bench import bench_static  # torch takes seconds to import: not for --version and --help
 
     with progress_bar() as report:

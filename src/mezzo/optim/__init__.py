@@ -6,6 +6,7 @@ from mezzo.optim._engine import StepEngine, StepRequest, attach, engine_of
 from mezzo.optim._masters import (
     agree,
     attach_master,
+    copy_all,
     detach_master,
     float32_like,
     kept_of,
@@ -24,6 +25,7 @@ __all__ = [
     "refresh_master",
     "detach_master",
     "publish",
+    "copy_all",
     "float32_like",
     "agree",
     "StepEngine",

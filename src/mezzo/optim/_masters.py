@@ -7,6 +7,7 @@ Beside the parameter is kept either the master itself or, if it is compact, the 
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -152,10 +153,10 @@ def _follow(param: Tensor, record: _Record) -> Tensor | None:
 
 def _give_bits_back(param: Tensor, record: _Record, kept: Tensor) -> None:
     """Write a master into its parameter, which is float32 now; elements that were edited stay as they are."""
-    half = param.to(record.half)
     if not record.is_compact:
         param.copy_(torch.where(kept.to(record.half).float() == param, kept, param))
     elif record.version in (None, param._version):  # else no element is known to be what its rest belongs to
+        half = param.to(record.half)
         param.copy_(torch.where(half.float() == param, join(half, kept), param))
 
 
@@ -228,9 +229,18 @@ def publish(params: Sequence[Tensor], masters: Sequence[Tensor]) -> None:
                     target.copy_(master)
                 else:
                     together.append((target, master))
-        if together:
-            torch._foreach_copy_([target for target, _ in together], [master for _, master in together])
+        copy_all([target for target, _ in together], [master for _, master in together])
     agree(params)
+
+
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy tensors into others by one call for each dtype: some versions of torch take that of the first target for all."""
+    by_dtype: defaultdict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
+    for target, source in zip(targets, sources, strict=True):
+        for column, tensor in zip(by_dtype[target.dtype], (target, source), strict=True):
+            column.append(tensor)
+    for columns in by_dtype.values():
+        torch._foreach_copy_(*columns)
 
 
 def float32_like(kept: Tensor) -> Tensor:

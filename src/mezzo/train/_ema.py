@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mezzo.optim import agree, kept_of, master_of, publish
+from mezzo.optim import agree, copy_all, kept_of, master_of, publish
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -50,7 +50,9 @@ class Ema:
         averaged = [_wide(_source(self._tensors[name])) for name in self._averaged]
         if averaged:
             torch._foreach_lerp_([self._shadows[name] for name in self._averaged], averaged, weight)
-        _copy([self._shadows[name] for name in self._copied], [_source(self._tensors[name]) for name in self._copied])
+        copy_all(
+            [self._shadows[name] for name in self._copied], [_source(self._tensors[name]) for name in self._copied]
+        )
         self.updates += 1
 
     @contextmanager
@@ -74,7 +76,7 @@ class Ema:
     def _apply(self) -> None:
         """Put the average into the tensors of the model and their masters."""
         pairs = [(tensor, self._shadows[name]) for name, tensor in self._tensors.items()]
-        _copy(*_columns([(tensor, shadow) for tensor, shadow in pairs if kept_of(tensor) is None]))
+        copy_all(*_columns([(tensor, shadow) for tensor, shadow in pairs if kept_of(tensor) is None]))
         publish(*_columns([(tensor, shadow) for tensor, shadow in pairs if kept_of(tensor) is not None]))
 
     @torch.no_grad()
@@ -83,8 +85,8 @@ class Ema:
         tensors = list(self._tensors.values())
         kept = [(tensor, kept_of(tensor), was) for tensor, (_, was) in zip(tensors, before, strict=True)]
         with_masters = [(tensor, now, was) for tensor, now, was in kept if now is not None and was is not None]
-        _copy(tensors, [value for value, _ in before])
-        _copy([now for _, now, _ in with_masters], [was for _, _, was in with_masters])
+        copy_all(tensors, [value for value, _ in before])
+        copy_all([now for _, now, _ in with_masters], [was for _, _, was in with_masters])
         agree([tensor for tensor, _, _ in with_masters])  # else masters would take their half copies for edits
 
     def state_dict(self) -> dict[str, Any]:
@@ -128,8 +130,3 @@ def _clone(tensor: Tensor | None) -> Tensor | None:
 
 def _columns(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
     return [one for one, _ in pairs], [other for _, other in pairs]
-
-
-def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    if targets:
-        torch._foreach_copy_(targets, sources)
