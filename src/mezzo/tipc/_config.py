@@ -195,11 +195,18 @@ def _of_repository(root: Path) -> str | None:
         if feature in text:
             if profile == "tutorial" and "./log/${model_name}" in text:
                 return "tutorial-early"
-            if profile == "seg" and "-le 26" in text:
-                return "seg-2022-04"
+            if profile == "seg":
+                return _of_seg(text)
             return profile
     if "func_inference" not in text:
         return None
     if "train.log" in text:
         return "ocr"
     return "template" if "load_norm_train_model" in text else "ocr-2022"
+
+
+def _of_seg(script: str) -> str:
+    """Tell the release of PaddleSeg: 2.5 counts addresses by another length, 2.7 has a folder for the mode."""
+    if "-le 26" in script:
+        return "seg-2022-04"
+    return "seg" if "${model_name}/${MODE}" in script else "seg-2.6"

@@ -9,7 +9,7 @@ from mezzo.tipc._plan import CVD, Plan
 from mezzo.tipc._planner_base import Devices, Training
 from mezzo.tipc._planner_infer import InferencePlanner
 from mezzo.tipc._profiles import Profile
-from mezzo.tipc._text import argument, for_mode, item, items, matches, same, says
+from mezzo.tipc._text import argument, for_mode, item, items, key_of, matches, same, says, second_piece
 
 
 def make_plan(
@@ -219,10 +219,7 @@ class Planner(InferencePlanner):
             self.left_out.append(f"training on {devices.text}: {what}")
             return
         text = self.filled(template, run.slots)
-        if profile.name in ("seg", "mezzo") and self.mode == "benchmark_train":
-            for name in ("log_iters", "repeats"):
-                if self.config.extra.get(name):
-                    text += f" --{name} {self.config.extra[name]}"
+        text += self._extra_arguments()
         for command in profile.before_training:
             if "{" in command:
                 self.add("shell", command.format(save=run.save))
@@ -275,6 +272,16 @@ class Planner(InferencePlanner):
             self.add("shell", "sleep 5")
         if fallback and self.fallback_from == run.train:
             self.train_model = fallback
+
+    def _extra_arguments(self) -> str:
+        """Return what the last line of the text adds to a training."""
+        extra, rule = self.config.extra, self.profile.log_iters
+        if rule == "always":  # one pair, read like any other line
+            last = self.config.lines[-1] if self.config.lines else ""
+            extra = {"log_iters": second_piece(last)} if key_of(last) == "log_iters" else {}
+        elif rule != "benchmark" or self.mode != "benchmark_train":
+            return ""
+        return "".join(f" --{name} {extra[name]}" for name in ("log_iters", "repeats") if extra.get(name))
 
     def _after_training(self, run: Training, export: str) -> None:
         profile, config = self.profile, self.config

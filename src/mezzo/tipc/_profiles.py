@@ -74,6 +74,7 @@ class Profile:
     judged_by: str = ""  # the training log whose copying decides; empty: the exit status
     before_training: Slots = ()  # commands of the script itself
     afterwards: Mapping[str, Slots] = field(default_factory=dict)  # by model; "" for all
+    log_iters: str = "never"  # never | benchmark | always: when the last line's log_iters is passed on
     pauses: bool = False
     checkpoint_sub: str = ""  # "" | model | clas
     checkpoint_fallback: str = ""
@@ -200,6 +201,7 @@ _SEG = Profile(
     trainers=("pact", "fpgm", "distill", "key1", "key2", "static1"),
     carry="norm",
     output="tee",
+    log_iters="benchmark",
     checkpoint_fallback="iter_{epoch}/model.pdparams",
     outside="tee",
     model_dir="deploy",
@@ -213,6 +215,21 @@ _SEG = Profile(
     whole_dir="parent",
     kl="whole",
 )
+_SEG_26 = replace(  # reads every line, no folder for the mode, passes the model's name to inference
+    _SEG,
+    name="seg-2.6",
+    log_dir="./test_tipc/output/{model}",
+    tail=_TAIL_2,
+    train=_trainings(_OLD_ARGS),
+    trainers=("pact", "fpgm", "distill", "key1", "key2"),
+    carry="empty",  # the script never sets the weights that it means to carry over
+    log_iters="always",
+    output="inherited",
+    outside="",
+    cpu_log=f"python_infer_cpu_{_CPU_LOG}.log",
+    gpu_log=f"python_infer_gpu_{_GPU_LOG}",
+    kl="nothing",
+)
 _SEG_2022_04 = replace(
     _SEG,
     name="seg-2022-04",
@@ -222,6 +239,7 @@ _SEG_2022_04 = replace(
     hosts_above=26,
     train=_trainings(_OLD_ARGS, end=" _"),
     trainers=("pact", "fpgm", "distill", "key1", "key2"),
+    log_iters="never",
     output="inherited",
     outside="",
     cpu_log=f"python_infer_cpu_{_CPU_LOG}.log",
@@ -587,6 +605,7 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
             _TEMPLATE,
             _NLP_EARLY,
             _SEG,
+            _SEG_26,
             _SEG_2022_04,
             _MEDSEG,
             _CLAS,
