@@ -19,6 +19,18 @@ settings.register_profile("fixed", derandomize=True, deadline=None)  # a busy ma
 settings.register_profile("explore", derandomize=False)
 settings.load_profile("fixed")
 
+# They hold no doctests, and pytest takes two modules of one name in one run for a mistake.
+collect_ignore_glob = ["*/conftest.py"]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_real_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a test or a process of it fetches does not land in the home folder; nothing is fetched unless a test asks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEZZO_HOME", str(tmp_path_factory.mktemp("mezzo_home")))
+        patch.setenv("MEZZO_OFFLINE", "1")
+        yield
+
 
 @pytest.fixture(autouse=True)
 def clean_torch_state() -> Iterator[None]:

@@ -24,7 +24,7 @@ ROWS = (
     ("static",),
     ("amp",),
     ("optim",),
-    ("fp8",),
+    ("fp8", "fetch"),
 )
 DEPTH = {layer: depth for depth, row in enumerate(ROWS) for layer in row}
 

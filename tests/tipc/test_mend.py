@@ -83,10 +83,11 @@ def mended(
     gpu_id="",
     folder="",
     visible=None,
+    lacking=None,
     **allow,
 ):
     plan = make_plan(text, mode, PROFILES[profile], "/root", gpu_id)
-    given = {"folder": folder, "visible": visible, "works": works}
+    given = {"folder": folder, "visible": visible, "works": works, "lacking": lacking}
     return mend(plan, root=root, gpus=gpus, allow=Allowances(**allow), **given)
 
 
@@ -96,8 +97,8 @@ def by_name(plan):
 
 def test_a_machine_without_gpu_trains_on_the_cpu_and_skips_gpu_inference(tmp_path):
     steps = by_name(mended(root=tmp_path))
-    assert steps["train-1"].notices == ("GPU 0 asked for, this machine has none: trained on the CPU",)
-    assert steps["train-2"].notices == ("GPUs 0,1 asked for, this machine has none: trained as 2 CPU processes",)
+    assert steps["train-1"].notices == ("needs one GPU (0), this machine has no GPU: trained on the CPU",)
+    assert steps["train-2"].notices == ("needs two GPUs (0,1), this machine has no GPU: trained as 2 CPU processes",)
     assert "--nproc_per_node=2 tools/train.py" in steps["train-2"].bare
     assert steps["train-2"].env == {"CUDA_VISIBLE_DEVICES": ""}
     assert steps["infer-2"].skip == "no GPU"
@@ -106,10 +107,10 @@ def test_a_machine_without_gpu_trains_on_the_cpu_and_skips_gpu_inference(tmp_pat
 
 def test_strict_devices_skip_instead(tmp_path):
     steps = by_name(mended(root=tmp_path, strict_devices=True))
-    assert steps["train-1"].skip == "GPU 0 asked for, this machine has none"
+    assert steps["train-1"].skip == "needs one GPU (0), this machine has no GPU"
     steps = by_name(mended(root=tmp_path, gpus=1))
     assert steps["train-1"].skip == ""
-    assert steps["train-2"].skip == "GPUs 0,1 asked for, this machine has one GPU"
+    assert steps["train-2"].skip == "needs two GPUs (0,1), this machine has one GPU"
 
 
 def test_each_command_gets_its_own_cards(tmp_path):
@@ -125,9 +126,7 @@ def test_each_command_gets_its_own_cards(tmp_path):
 
 def test_launchers_of_others_cannot_start_cpu_processes(tmp_path):
     steps = by_name(mended("seg", root=tmp_path))
-    assert (
-        steps["train-2"].skip == "GPUs 0,1 asked for, this machine has none, and this launcher starts no CPU processes"
-    )
+    assert steps["train-2"].skip.startswith("needs two GPUs (0,1), this machine has no GPU, and this launcher")
 
 
 def test_several_hosts_are_left_to_a_scheduler(tmp_path):
@@ -222,7 +221,7 @@ def test_logs_lie_in_the_run_s_own_folder_and_have_their_documented_names(tmp_pa
     assert all(step.log.startswith("./runs/c/") for step in plan.steps)
     step = by_name(plan)["infer-1"]
     name = "python_infer_cpu_gpu_0_usemkldnn_True_threads_6_precision_fp32_batchsize_1.log"
-    assert step.known_as == f"./test_tipc/output/net/{MODE}/{name}"
+    assert step.known_as[0] == f"./test_tipc/output/net/{MODE}/{name}"
     assert f"> ./runs/c/{name} 2>&1" in step.text
     assert step.status.endswith(f" - ./runs/c/{name}  ")
 
@@ -233,7 +232,7 @@ def test_logs_of_commands_that_run_in_another_folder_are_seen_from_there(tmp_pat
     plan = mended("passl", root=tmp_path, gpus=1, text=passl["config"], folder="./runs/c")
     step = next(step for step in plan.steps if step.kind == "infer")
     assert step.enter == ("deploy",)
-    assert step.known_as.startswith("log/lvvit_tiny/")
+    assert step.known_as[0].startswith("log/lvvit_tiny/")
     assert f"> ../{step.log.removeprefix('./')} 2>&1" in step.text
 
 
@@ -256,3 +255,45 @@ def test_changes_of_folder_become_one(tmp_path):
     plan = plan_of(step("train-1", "a"), step("infer-1", "b", enter=("deploy",)), step("train-2", "c", enter=("..",)))
     done = mend(plan, root=tmp_path, gpus=0, allow=Allowances(), works=lambda word, ours: True)
     assert [step.enter for step in done.steps] == [(), ("deploy",), ()]
+
+
+def test_a_machine_without_gpu_is_not_asked_for_one(tmp_path):
+    for given, expected in (("--device gpu", "--device cpu"), ("--device=gpu", "--device=cpu"), ("--device cuda", "--device cpu")):
+        text = CONFIG.replace("--precision fp16 --amp_level O1", f"{given} --do_eval")
+        step = mended(root=tmp_path, text=text).steps[0]
+        assert f" {expected} " in step.bare
+        assert step.notices[-1] == f"no GPU: {expected} in place of {given}"
+        assert f" {given} " in mended(root=tmp_path, text=text, gpus=1).steps[0].bare
+
+
+RECIPE = """\
+batch_size: 4
+iters: 100
+train_dataset: {type: Cityscapes, dataset_root: d, mode: train, transforms: [{type: Normalize}]}
+model: {type: PPLiteSeg, backbone: {type: STDC1, pretrained: 'https://h/w.tar.gz'}}
+loss: {types: [{type: CrossEntropyLoss}], coef: [1, 1, 1]}
+optimizer: {type: sgd}
+lr_scheduler: {type: PolynomialDecay, learning_rate: 0.01}
+"""
+
+
+def test_weights_that_cannot_be_had_are_left_out_of_lite_trainings_and_said(tmp_path):
+    (tmp_path / "configs/net").mkdir(parents=True)
+    (tmp_path / "configs/net/net.yml").write_text(RECIPE)
+    lacking = {"https://h/w.tar.gz": "no network"}
+    plan = mended(root=tmp_path, lacking=lacking)
+    for step in plan.steps:
+        assert step.bare.endswith(" --opts model.backbone.pretrained=null") == (step.kind == "train")
+        assert (step.status is not None and "pretrained=null" in step.status) == (step.kind == "train")
+    notice = by_name(plan)["train-1"].notices[-1]
+    assert notice.startswith("starts without https://h/w.tar.gz (no network); put the file at ")
+    assert notice.endswith("weights/h/w.tar.gz to use it")
+    assert "pretrained" not in mended(root=tmp_path, lacking={}).steps[0].bare
+    whole = mended(root=tmp_path, lacking=lacking, mode="whole_train_whole_infer")
+    assert "pretrained" not in whole.steps[0].bare
+
+
+def test_logs_of_inference_have_the_names_that_the_documents_give(tmp_path):
+    known = by_name(mended(root=tmp_path, folder="runs"))["infer-1"].known_as
+    name = "python_infer_cpu_usemkldnn_True_threads_6_precision_fp32_batchsize_1.log"
+    assert known[1:] == (f"./test_tipc/output/net/{MODE}/{name}", f"./test_tipc/output/net/{name}")

@@ -4,12 +4,12 @@ import json
 import shlex
 
 import pytest
-from originals import ORIGINALS, needs_originals
 
 from mezzo.tipc import choose_profile, make_plan
 from mezzo.tipc._plan import CVD
 from mezzo.tipc._status import banner, status_line
 from mezzo.tipc._text import evaluated
+from originals import ORIGINALS, needs_originals
 
 RECORDED = ORIGINALS / "commands.jsonl"
 PAIRS = [json.loads(line) for line in RECORDED.read_text().splitlines()] if RECORDED.is_file() else []

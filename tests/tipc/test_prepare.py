@@ -17,15 +17,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from mezzo._errors import MezzoError, RunError
 from mezzo.config import ConfigError, load_recipe
 from mezzo.data import DataError
 from mezzo.data import prepare as generate
-from mezzo.tipc import _datasets, _fetch, _prepare
-from mezzo.tipc._datasets import DATASETS, dataset_of
-from mezzo.tipc._fetch import Bounds
+from mezzo.data._lite import MARKER as GENERATED
+from mezzo.fetch import Bounds, FetchError, _archive, _download, place_of
+from mezzo.models import count_classes, create_model, load_trained, save_pdparams
+from mezzo.tipc import _datasets, _prepare, _weights
+from mezzo.tipc._datasets import DATASETS
 from mezzo.tipc._prepare import Prepared, prepare
 
 REPOSITORY = Path(__file__).parents[2]
@@ -36,26 +39,39 @@ SMALL = {
     "cityscapes": {"count": (3,), "size": (128, 64)},
 }
 MODEL_OF = {"imagenet_lite": "mobilenet_v3_small", "mini_supervisely": "pphumanseg_lite", "cityscapes": "fcn_hrnetw18"}
-FOLDER_OF = {dataset.generator: dataset.folder for dataset in DATASETS}
+FOLDER_OF = {name: f"test_tipc/data/{'lite_data' if name == 'imagenet_lite' else name}" for name in SMALL}
 MINI = FOLDER_OF["mini_supervisely"]
 
 TEXT = """\
 ===========================train_params===========================
 model_name:{model}
-norm_train:tools/train.py --config configs/net.yml --do_eval
-norm_export:tools/export.py --config configs/net.yml
+norm_train:{train}
+norm_export:tools/export.py
 infer_model:./weights/a.pdparams|null|./weights/b.pdparams
+"""
+GENERATOR_OF = {model: generator for generator, model in MODEL_OF.items()}
+TRAIN_BY = {"imagenet_lite": "train.py --data-path=test_tipc/data/lite_data"}
+LISTS = """  type: Dataset
+  num_classes: 19
+  train_path: test_tipc/data/mini_supervisely/train.txt
+  val_path: test_tipc/data/mini_supervisely/val.txt
+  dataset_root: test_tipc/data/mini_supervisely
+"""
+TREE = """  type: Cityscapes
+  dataset_root: test_tipc/data/cityscapes
 """
 RECIPE = """\
 batch_size: 4
 iters: 100
 train_dataset:
-  type: Cityscapes
-  dataset_root: test_tipc/data/cityscapes
-  mode: train
+DATA  mode: train
   transforms:
     - type: RandomPaddingCrop
       crop_size: [1024, 512]
+    - type: Normalize
+val_dataset:
+DATA  mode: val
+  transforms:
     - type: Normalize
 model: {type: PPLiteSeg, backbone: {type: STDC1}}
 loss: {types: [{type: CrossEntropyLoss}], coef: [1, 1, 1]}
@@ -69,6 +85,7 @@ def small_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets of a few images, so that a test takes no time."""
     small = tuple(replace(dataset, options=SMALL[dataset.generator]) for dataset in DATASETS)
     monkeypatch.setattr(_datasets, "DATASETS", small)
+    monkeypatch.setattr(_download, "PAUSES_S", (0, 0))
 
 
 @pytest.fixture
@@ -78,8 +95,11 @@ def run(tmp_path: Path) -> Callable[..., Prepared]:
     def call(model: str = "pphumanseg_lite", mode: str = LITE, **options) -> Prepared:
         config = Path("configs") / "text.txt"
         (tmp_path / "configs").mkdir(exist_ok=True)
-        (tmp_path / config).write_text(TEXT.format(model=model))
-        (tmp_path / "configs/net.yml").write_text(RECIPE)
+        generator = GENERATOR_OF.get(model, "cityscapes")
+        train = TRAIN_BY.get(generator, "tools/train.py --config configs/net.yml --do_eval")
+        (tmp_path / config).write_text(TEXT.format(model=model, train=train))
+        data = LISTS if generator == "mini_supervisely" else TREE
+        (tmp_path / "configs/net.yml").write_text(RECIPE.replace("DATA", data.rstrip("\n") + "\n"))
         return prepare(config, mode, **{"root": tmp_path, "model_name": model, "has_gpu": True, **options})
 
     return call
@@ -107,9 +127,8 @@ def test_every_form_of_data_is_generated_and_looks_like_the_set(tmp_path, run, g
     said: list[str] = []
     prepared = run(MODEL_OF[generator], report=said.append)
     folder = tmp_path / FOLDER_OF[generator]
-    dataset = dataset_of(MODEL_OF[generator])
+    dataset = next(each for each in DATASETS if each.generator == generator)
     assert prepared.folders == (folder,)
-    assert dataset is not None
     assert dataset.lacks(folder) is None
     (notice,) = prepared.notices
     assert "generated data" in notice
@@ -134,12 +153,8 @@ def test_second_run_touches_nothing(tmp_path, run):
     assert fingerprint(tmp_path / MINI) == before
 
 
-def test_folder_name_counts_where_the_model_name_is_a_variant(tmp_path):
-    config = tmp_path / "test_tipc/configs/pphumanseg_lite/x.txt"
-    config.parent.mkdir(parents=True)
-    config.write_text("model_name:pphumanseg_lite_amp_o2\n")
-    prepared = prepare(config, LITE, root=tmp_path, model_name="pphumanseg_lite_amp_o2", has_gpu=True)
-    assert prepared.folders == (tmp_path / MINI,)
+def test_data_are_found_by_the_commands_whatever_the_model_is_called(tmp_path, run):
+    assert run("my_net").folders == (tmp_path / FOLDER_OF["cityscapes"],)
 
 
 def test_what_a_killed_run_left_is_removed_and_made_anew(tmp_path, run):
@@ -187,7 +202,7 @@ def test_set_of_the_user_is_used_and_never_changed(tmp_path, run):
 def test_folder_with_something_else_is_refused(tmp_path, run):
     (tmp_path / MINI).mkdir(parents=True)
     (tmp_path / MINI / "thesis.txt").write_text("mine")
-    with pytest.raises(DataError, match=f"{MINI}: was not made by this command, and is no .*: no train.txt; move it"):
+    with pytest.raises(DataError, match=f"{MINI}: was not made by this command, and is no .*: no .*train.txt; move it"):
         run()
     assert (tmp_path / MINI / "thesis.txt").read_text() == "mine"
 
@@ -209,11 +224,73 @@ def test_two_processes_make_one_set(tmp_path):
     assert sorted(process.communicate()[0].strip() for process in both) == ["0", "1"]
 
 
-def test_unknown_network_is_a_notice_and_with_a_source_an_error(tmp_path, run):
-    (notice,) = run("my_net").notices
-    assert notice.startswith("my_net: which data set it needs is not known here: nothing is made")
-    with pytest.raises(DataError, match="my_net: which data set it needs is not known here; put it in place yourself"):
-        run("my_net", data=tmp_path)
+TUTORIAL = """\
+model_name:my_net
+--data-path:./lite_data
+trainer:amp_train
+amp_train:train.py --amp_level=O2
+eval:train.py --test-only
+inference:deploy/inference_python/infer.py
+--img-path:./images/demo.jpg
+"""
+
+
+def test_the_tutorial_s_text_gets_its_data_where_its_commands_look(tmp_path):
+    (tmp_path / "x.txt").write_text(TUTORIAL)
+    for _ in range(2):  # the second run finds everything in place
+        prepare(Path("x.txt"), LITE, root=tmp_path, model_name="my_net", has_gpu=False)
+    assert (tmp_path / "data").readlink() == Path("lite_data")
+    assert len(list((tmp_path / "data/train").iterdir())) == 16
+    assert (tmp_path / "images/demo.jpg").is_file()
+
+
+def test_data_and_images_of_the_user_stay(tmp_path):
+    (tmp_path / "x.txt").write_text(TUTORIAL)
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images/demo.jpg").write_bytes(b"mine")
+    (tmp_path / "data/train").mkdir(parents=True)
+    notices = prepare(Path("x.txt"), LITE, root=tmp_path, model_name="my_net", has_gpu=False).notices
+    assert any("./data is there already" in line for line in notices)
+    assert (tmp_path / "images/demo.jpg").read_bytes() == b"mine"
+    assert not (tmp_path / "data").is_symlink()
+
+
+def test_a_text_that_names_no_data_is_refused(tmp_path):
+    (tmp_path / "x.txt").write_text("model_name:my_net\nnorm_train:main.py\n")
+    with pytest.raises(DataError, match="--data-path DIR"):
+        prepare(Path("x.txt"), LITE, root=tmp_path, model_name="my_net", has_gpu=True)
+
+
+def test_data_of_a_type_that_is_not_drawn_must_be_there(tmp_path, run):
+    run("fcn_hrnetw18")
+    recipe = (tmp_path / "configs/net.yml").read_text().replace("Cityscapes", "ADE20K").replace("cityscapes", "ade")
+    recipe = recipe.replace("PPLiteSeg,", "PPLiteSeg, num_classes: 150,")
+    (tmp_path / "configs/net.yml").write_text(recipe)
+
+    def again() -> Prepared:
+        return prepare(Path("configs/text.txt"), LITE, root=tmp_path, model_name="x", has_gpu=True)
+
+    with pytest.raises(DataError, match="test_tipc/data/ade is missing"):
+        again()
+    (tmp_path / "test_tipc/data/ade").mkdir()
+    assert "the set that is there is used" in again().notices[0]
+
+
+def test_lists_under_other_names_are_used_and_never_drawn(tmp_path, run):
+    run()
+    text = (tmp_path / "configs/net.yml").read_text().replace("data/mini_supervisely", "data/own")
+    (tmp_path / "configs/net.yml").write_text(text.replace("own/train.txt", "own/my_train.txt"))
+
+    def again() -> Prepared:
+        return prepare(Path("configs/text.txt"), LITE, root=tmp_path, model_name="x", has_gpu=True)
+
+    with pytest.raises(DataError, match=r"own/my_train\.txt"):
+        again()
+    assert not (tmp_path / "test_tipc/data/own").exists()
+    (tmp_path / "test_tipc/data/own").mkdir()
+    for name in ("my_train.txt", "val.txt"):
+        (tmp_path / "test_tipc/data/own" / name).write_text("a.jpg a.png\n")
+    assert "the set that is there is used" in again().notices[0]
 
 
 def test_text_that_cannot_be_read_is_named(tmp_path):
@@ -316,12 +393,16 @@ def test_set_of_the_user_does_not_give_way_to_another(tmp_path, run):
 @pytest.mark.parametrize(
     ("generator", "gone", "message"),
     [
-        ("mini_supervisely", "val.txt", "does not look like mini_supervisely: no val.txt; needed are train.txt, val"),
-        ("cityscapes", "gtFine", "does not look like Cityscapes: no gtFine/train/*/*_gtFine_labelTrainIds.png; needed"),
+        (
+            "mini_supervisely",
+            "val.txt",
+            "does not look like mini_supervisely: no test_tipc/data/mini_supervisely/val.txt",
+        ),
+        ("cityscapes", "gtFine", "does not look like Cityscapes: no gtFine/train/*/*_gtFine_labelTrainIds.png"),
         (
             "imagenet_lite",
             "val",
-            "does not look like ImageNet: no val/*/*; needed are train/*/*, val/*/* or train_list",
+            "does not look like ImageNet: no val/*/*; --data-path needs train/*/*, val/*/* or train_list",
         ),
     ],
 )
@@ -353,12 +434,12 @@ def test_whole_training_without_the_real_set_says_what_to_pass(tmp_path, run):
         ({"data": Path("/no/such")}, "--data /no/such: no such folder"),
         ({"url": "https://x/y"}, "https://x/y: needs its checksum too; pass --sha256 SUM"),
         ({"url": "https://x/y", "sha256": "12"}, "sha256 '12': must be 64 hexadecimal digits"),
-        ({"url": "http://[/x", "sha256": "0" * 64}, "url 'http://[/x': must begin with"),
+        ({"url": "http://[/x", "sha256": "0" * 64}, "url 'http://[/x': cannot be read as a URL"),
         ({"url": "ftp://x/y", "sha256": "0" * 64}, "url 'ftp://x/y': must begin with https:, http:, file:"),
     ],
 )
 def test_sources_that_are_none_are_refused_before_anything_is_made(tmp_path, run, options, message):
-    with pytest.raises(DataError, match=re.escape(message)):
+    with pytest.raises((DataError, FetchError), match=re.escape(message)):
         run(**options)
     assert not (tmp_path / "test_tipc").exists()
 
@@ -452,7 +533,7 @@ def test_archive_with_another_checksum_is_not_opened(tmp_path, fetch, files, mon
     monkeypatch.setattr(_prepare, "unpack", lambda *args: pytest.fail("it was opened"))
     archive = zip_of(files)
     found = hashlib.sha256(archive).hexdigest()
-    with pytest.raises(DataError, match=f"has the SHA-256 {found}, expected is {'0' * 64}; it was not opened"):
+    with pytest.raises(FetchError, match=f"has the SHA-256 {found}, expected is {'0' * 64}; it was not opened"):
         fetch(archive, sha256="0" * 64)
     assert_nothing_was_made(tmp_path)
 
@@ -460,7 +541,7 @@ def test_archive_with_another_checksum_is_not_opened(tmp_path, fetch, files, mon
 def test_generated_data_stay_when_the_archive_is_refused(tmp_path, run, fetch):
     run()
     before = fingerprint(tmp_path / MINI)
-    with pytest.raises(DataError):
+    with pytest.raises(FetchError):
         fetch(b"no archive")
     assert fingerprint(tmp_path / MINI) == before
 
@@ -482,7 +563,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize(("archive", "message"), HOSTILE.values(), ids=HOSTILE)
 def test_hostile_entry_is_refused_and_nothing_stays(tmp_path, fetch, files, archive, message):
-    with pytest.raises(DataError, match=re.escape(f"archive: {message}: refused, nothing is put in place")):
+    with pytest.raises(FetchError, match=re.escape(f"archive: {message}: refused, nothing is put in place")):
         fetch(archive)
     assert_nothing_was_made(tmp_path)
     assert not list(tmp_path.rglob("evil"))
@@ -494,28 +575,28 @@ def test_bomb_is_stopped_at_the_bound(tmp_path, fetch, files, pack):
     bomb = pack({**files, "zeros": bytes(4_000_000)})
     assert len(bomb) < 50_000
     with pytest.raises(
-        DataError, match="archive: unpacks to more than 1000000 bytes; unpack it yourself and pass --data"
+        FetchError, match="archive: unpacks to more than 1000000 bytes; unpack it yourself and pass --data"
     ):
         fetch(bomb, bounds=Bounds(unpacked_bytes=1_000_000))
     assert_nothing_was_made(tmp_path)
 
 
 def test_archive_that_does_not_fit_on_the_disk_is_stopped(tmp_path, fetch, files, monkeypatch):
-    usage = _fetch.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(_fetch.shutil, "disk_usage", lambda path: usage._replace(free=10))
-    with pytest.raises(DataError, match="unpacks to more than 10 bytes"):
+    usage = _archive.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(_archive.shutil, "disk_usage", lambda path: usage._replace(free=10))
+    with pytest.raises(FetchError, match="unpacks to more than 10 bytes"):
         fetch(zip_of(files))
     assert_nothing_was_made(tmp_path)
 
 
 def test_too_many_files_are_stopped(tmp_path, fetch):
-    with pytest.raises(DataError, match="archive: unpacks to more than 5 files"):
+    with pytest.raises(FetchError, match="archive: unpacks to more than 5 files"):
         fetch(tar_of({str(number): b"" for number in range(6)}), bounds=Bounds(files=5))
     assert_nothing_was_made(tmp_path)
 
 
 def test_archive_over_the_bound_is_not_fetched_to_its_end(tmp_path, fetch):
-    with pytest.raises(DataError, match="larger than 100 bytes; fetch it yourself and pass --data DIR"):
+    with pytest.raises(FetchError, match="larger than 100 bytes; fetch it yourself and pass --data DIR"):
         fetch(bytes(10_000), bounds=Bounds(archive_bytes=100))
     assert_nothing_was_made(tmp_path)
 
@@ -546,12 +627,12 @@ def corrupt_zip() -> bytes:
         (tar_of({"n" * 300: b""}), "archive: cannot be unpacked: File name too long"),
         (
             tar_of({"other.txt": b"x"}),
-            "does not look like mini_supervisely: no train.txt in it; needed are train.txt, val",
+            "does not look like mini_supervisely: no test_tipc/data/mini_supervisely/train.txt in it",
         ),
     ],
 )
 def test_what_is_no_archive_of_the_set_is_named(tmp_path, fetch, archive, message):
-    with pytest.raises(DataError, match=re.escape(message)):
+    with pytest.raises((DataError, FetchError), match=re.escape(message)):
         fetch(archive)
     assert_nothing_was_made(tmp_path)
 
@@ -561,14 +642,15 @@ def test_file_twice_in_an_archive_is_refused(tmp_path, fetch):
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for _ in range(2):
             tar.addfile(tarfile.TarInfo("train.txt"))
-    with pytest.raises(DataError, match="archive: cannot be unpacked: File exists"):
+    with pytest.raises(FetchError, match="archive: cannot be unpacked: File exists"):
         fetch(buffer.getvalue())
     assert_nothing_was_made(tmp_path)
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[str]:
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Serve tmp_path/served on this machine; /broken breaks off."""
+    monkeypatch.delenv("MEZZO_OFFLINE")
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -640,7 +722,9 @@ def test_smaller_recipe_changes_sizes_and_nothing_else(run, tmp_path):
     assert small == documented
 
 
-@pytest.mark.parametrize("directory", [model for dataset in DATASETS for model in dataset.models])
+@pytest.mark.parametrize(
+    "directory", sorted(path.name for path in (REPOSITORY / "test_tipc/configs").iterdir() if path.name != "_base_")
+)
 def test_smaller_recipe_of_each_network_loads(tmp_path, directory):
     """Beside a copy of the configurations: the working tree is not written to."""
     for source in (REPOSITORY / "test_tipc/configs").rglob("*"):
@@ -680,12 +764,46 @@ def test_broken_recipe_is_named(tmp_path, run):
 def test_missing_weights_are_noticed_where_nothing_is_trained(tmp_path, run):
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights/b.pdparams").write_bytes(b"")
-    notices = run(mode=INFER).notices
-    assert [line for line in notices if "weights" in line] == [
-        "./weights/a.pdparams: no such weights; this mode does not train, so put published weights there, or "
-        "best_model/model.pdparams of a training of yours"
-    ]
+    offline, missing = (line for line in run(mode=INFER).notices if "weights" in line)
+    assert "MEZZO_OFFLINE" in offline
+    assert "pphumanseg_lite_generic_192x192.zip" in offline
+    assert missing.startswith("./weights/a.pdparams: no such weights; this mode does not train")
     assert not [line for line in run(mode=LITE).notices if "weights" in line]
+
+
+def test_published_weights_are_put_where_the_text_looks(tmp_path, run):
+    url = _weights.PUBLISHED["pphumanseg_lite"]
+    network = create_model("pp_humanseg_lite", num_classes=2)
+    save_pdparams(network, tmp_path / "model.pdparams")
+    place_of(url).parent.mkdir(parents=True)
+    with zipfile.ZipFile(place_of(url), "w") as archive:
+        archive.write(tmp_path / "model.pdparams", "pphumanseg_lite_generic_192x192/model.pdparams")
+    try:
+        run(mode=INFER)
+    finally:
+        place_of(url).unlink()
+    target = tmp_path / "weights/a.pdparams"
+    assert count_classes("pp_humanseg_lite", target) == 2
+    loaded = create_model("pp_humanseg_lite", num_classes=2)
+    load_trained(loaded, target)
+    assert all(torch.equal(a, b) for a, b in zip(network.parameters(), loaded.parameters(), strict=True))
+
+
+def test_weights_that_cannot_be_fetched_are_a_notice_in_lite_modes_and_an_error_in_others(tmp_path, run):
+    run("fcn_hrnetw18")
+    url = "https://bj.bcebos.com/paddleseg/dygraph/PP_STDCNet1.tar.gz"
+    recipe = (tmp_path / "configs/net.yml").read_text()
+    (tmp_path / "configs/net.yml").write_text(recipe.replace("{type: STDC1}", f"{{type: STDC1, pretrained: '{url}'}}"))
+
+    def again(mode: str) -> Prepared:
+        return prepare(Path("configs/text.txt"), mode, root=tmp_path, model_name="x", has_gpu=True)
+
+    (notice,) = (line for line in again(LITE).notices if url in line)
+    assert str(place_of(url)) in notice
+    assert "lite modes start without" in notice
+    (tmp_path / FOLDER_OF["cityscapes"] / GENERATED).unlink()  # as if it were the real set
+    with pytest.raises(RunError, match=re.escape(str(place_of(url)))):
+        again(WHOLE)
 
 
 def test_lock_waits_for_the_other(tmp_path):

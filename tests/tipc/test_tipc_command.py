@@ -22,6 +22,8 @@ def here(tmp_path, monkeypatch):
     for name in ("tools/train.py", "tools/export.py", "deploy/python/infer.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("import sys; print(sys.argv)")
+    (tmp_path / "configs/net").mkdir(parents=True)
+    (tmp_path / "configs/net/net.yml").write_text("")
     return tmp_path
 
 
@@ -112,6 +114,25 @@ def test_bad_input_is_two_and_one_line(words, message, here, capsys):
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_a_script_that_is_not_there_is_said_before_anything_runs(here, capsys):
+    (here / "tools/export.py").unlink()
+    assert run(["tipc", "run", "c.txt", MODE, "--profile", "seg"]) == 2
+    assert "tools/export.py: no such script, export-1 calls it" in capsys.readouterr().err
+    assert not (here / "test_tipc").exists()
+    assert run(["tipc", "plan", "c.txt", MODE, "--profile", "seg"]) == 0
+    assert "cannot be run: tools/export.py: no such script" in capsys.readouterr().out
+    assert run(["tipc", "lint", "c.txt", MODE]) == 1
+
+
+def test_a_failed_step_shows_its_command_and_why(here, capsys):
+    (here / "tools/train.py").write_text("import sys; print('epoch 1'); sys.exit('mezzo: the disk is full')")
+    assert run(["tipc", "run", "c.txt", MODE, "--profile", "seg"]) == 1
+    out = capsys.readouterr().out
+    assert "(exit status 1: mezzo: the disk is full)" in out
+    assert "          | epoch 1" in out
+    assert "          $ " in out
 
 
 def test_lint_says_what_is_odd(here, capsys):

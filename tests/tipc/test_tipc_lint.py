@@ -1,7 +1,7 @@
 """Findings about configuration texts: each has a text that it is about."""
 
 import pytest
-from test_mend import CONFIG, MODE
+from test_mend import CONFIG, MODE, RECIPE
 
 from mezzo.tipc import PROFILES, lint, make_plan
 
@@ -81,3 +81,70 @@ def test_failures_of_the_script_itself():
         "no inference model is named" in line
         for line in findings("\n".join(["=="] + ["k:null"] * 55), "rs", "whole_infer")
     )
+
+
+def lacking(root, text=CONFIG, gpus=0, mode=MODE):
+    plan = make_plan(text, mode, PROFILES["mezzo"])
+    found = lint(text, mode, PROFILES["mezzo"], plan, root, gpus)
+    return {str(each) for each in found} - {str(each) for each in lint(text, mode, PROFILES["mezzo"], plan)}
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A root that lacks nothing."""
+    for name in ("tools/train.py", "tools/export.py", "deploy/python/infer.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "configs/net").mkdir(parents=True)
+    (tmp_path / "configs/net/net.yml").write_text(RECIPE.replace(", pretrained: 'https://h/w.tar.gz'", ""))
+    for name in ("leftImg8bit/train/a/x_leftImg8bit.png", "leftImg8bit/val/a/x_leftImg8bit.png"):
+        label = name.replace("leftImg8bit/", "gtFine/").replace("_leftImg8bit", "_gtFine_labelTrainIds")
+        for path in (tmp_path / "d" / name, tmp_path / "d" / label):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("")
+    (tmp_path / "img").write_text("")
+    return tmp_path
+
+
+def test_a_root_that_lacks_nothing_has_no_finding(repository):
+    assert lacking(repository, gpus=2) == set()
+
+
+@pytest.mark.parametrize(
+    ("gone", "expected"),
+    [
+        ("tools/export.py", "error: tools/export.py: no such script, export-1 calls it"),
+        ("configs/net/net.yml", "error: configs/net/net.yml: no such file, train-1 reads it"),
+        ("img", "warning: img: no such image"),
+        ("d/gtFine/val/a/x_gtFine_labelTrainIds.png", "`mezzo tipc prepare` makes it"),
+    ],
+)
+def test_what_is_not_there_is_found_before_anything_runs(repository, gone, expected):
+    (repository / gone).unlink()
+    assert any(expected in line for line in lacking(repository, gpus=2))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("--use_trt:False", "--use_trt:True", "error: infer-2 asks for TensorRT"),
+        ("--amp_level O1", "--amp_level O1 --device gpu", "warning: train-1 asks for a GPU (--device gpu)"),
+        ("net.yml --precision", "net.yml --precision", "warning: infer-2 asks for a GPU (--device=gpu)"),
+    ],
+)
+def test_what_the_machine_lacks_is_found(repository, old, new, expected):
+    assert any(line.startswith(expected) for line in lacking(repository, CONFIG.replace(old, new)))
+
+
+def test_weights_behind_an_address_and_faults_of_a_recipe_are_found(repository):
+    (repository / "configs/net/net.yml").write_text(RECIPE)
+    assert any("weights https://h/w.tar.gz: not in the cache" in line for line in lacking(repository, gpus=2))
+    (repository / "configs/net/net.yml").write_text(RECIPE.replace("iters", "itres"))
+    assert any(line.startswith("error") and "itres" in line for line in lacking(repository, gpus=2))
+
+
+def test_weights_that_nothing_trains_are_found(repository):
+    text = CONFIG.replace("infer_model:null", "infer_model:w/model.pdparams").replace(
+        "infer_export:null", "infer_export:tools/export.py --config configs/net/net.yml"
+    )
+    assert any("w/model.pdparams: no such weights" in line for line in lacking(repository, text, 2, "whole_infer"))

@@ -33,7 +33,7 @@ def test_what_passes_what_fails_and_what_follows(tmp_path):
     assert result == 1
     assert {name: (record.status, record.reason) for name, record in records.items()} == {
         "train-1": ("passed", ""),
-        "export-1": ("failed", "exit status 7"),
+        "export-1": ("failed", "exit status 7: broken"),
         "infer-1": ("skipped", "export-1 failed"),
         "infer-2": ("skipped", "infer-1 skipped"),
         "train-2": ("passed", ""),
@@ -248,7 +248,7 @@ def test_weights_under_the_other_name_are_taken_also_after_resuming(tmp_path):
 def test_a_log_is_found_by_its_documented_name(tmp_path):
     (tmp_path / "known").mkdir()
     (tmp_path / "known/a.log").write_text("of another run")
-    run_here(tmp_path, plan_of(step("train-1", "echo new", known_as="known/a.log")))
+    run_here(tmp_path, plan_of(step("train-1", "echo new", known_as=("known/a.log",))))
     assert (tmp_path / "known/a.log").is_symlink()
     assert (tmp_path / "known/a.log").read_text() == "new\n"
 

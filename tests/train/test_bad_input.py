@@ -44,15 +44,6 @@ def test_options_that_cannot_be(arguments: list[str], message: str, capsys: pyte
     assert message in complaint(capsys, 2, train(*arguments))
 
 
-def test_a_batch_larger_than_the_data(persons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code = train("--config", person_config(tmp_path, persons), "--batch_size", 13, "--save_dir", tmp_path / "out")
-    expected = (
-        "the training set has 12 samples, a batch takes 13: there is no full batch; use a batch size of at most 12"
-    )
-    assert complaint(capsys, 2, code) == f"mezzo: {expected}"
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_corrupt_image(copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = next((copied / "Images").glob("train_*"))
     bad.write_bytes(b"no image at all")
@@ -91,11 +82,6 @@ def test_a_loss_that_is_not_finite(persons: Path, tmp_path: Path, capsys: pytest
         (["train_dataset"], [], "the recipe has no train_dataset: there is nothing to train on"),
         ([], ["--precision", "fp8"], "unknown precision 'fp8'; allowed: fp32, fp16, bf16"),
         ([], ["--fsdp"], "--fsdp shares among processes, and there is one: start with torchrun --nproc_per_node=N"),
-        (
-            {},
-            ["--pretrained", "https://x.org/a.pdparams"],
-            "weights are not downloaded; fetch the file and give its path",
-        ),
         ([], ["--resume_model", "nowhere"], "nowhere"),
         ([], ["--seed", "99999999999999999999"], "seed=99999999999999999999: must be below 2**63"),
         ([], ["--save_dir", "/proc/nope"], "/proc/nope"),
@@ -114,6 +100,18 @@ def test_runs_that_cannot_start(
     config.write_text(yaml.safe_dump({key: value for key, value in tree.items() if key not in without}))
     code = train("--config", config, "--save_dir", tmp_path / "out", *arguments)
     assert message in complaint(capsys, 1 if "/proc/nope" in arguments else 2, code)
+
+
+def test_weights_by_url_without_a_network(
+    persons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEZZO_OFFLINE", "1")
+    monkeypatch.setenv("MEZZO_HOME", str(tmp_path / "home"))
+    arguments = ["--pretrained", "https://x.org/a.pdparams", "--save_dir", tmp_path / "out"]
+    text = complaint(capsys, 1, train("--config", person_config(tmp_path, persons), *arguments))
+    place = tmp_path / "home/weights/x.org/a.pdparams"
+    assert "https://x.org/a.pdparams: MEZZO_OFFLINE is set" in text
+    assert text.endswith(f"put it at {place}, or start without: --opts model.pretrained=null")
 
 
 def test_resuming_with_another_batch_size(persons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,26 +1,38 @@
-"""Weights that are named by a file, by the folder of a checkpoint, or by that of a run."""
+"""Weights that are named by a URL, by a file, by the folder of a checkpoint, or by that of a run."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+from mezzo._errors import MezzoError
 from mezzo.checkpoint._errors import CheckpointError
 from mezzo.checkpoint._store import CheckpointStore
+from mezzo.fetch import fetch, is_url, terminal_progress
 
 BEST = "best_model"
 
 
 def find_weights(given: str | Path, setting: str = "model.pretrained") -> Path:
-    """Return the file of weights that are given as a file, as the folder of a checkpoint, or as that of a run.
+    """Return the file of weights that are given as a URL, a file, the folder of a checkpoint, or that of a run.
+
+    A URL is fetched into the cache of `mezzo.fetch`, with a bar or lines on stderr.
+
+    Args:
+        given: A URL begins with http:, https: or file:.
+        setting: The name in the recipe, for messages.
 
     Raises:
-        CheckpointError: It is an address, which is not fetched, is not there, or is a folder without weights.
+        RunError: A URL cannot be fetched; the message gives the path for a file fetched by other means.
+        FetchError: A URL cannot be used, or its file in the cache has changed.
+        CheckpointError: There is no such file, or the folder has no weights.
     """
-    if re.match(r"\w+:/", str(given)):
+    text = str(given)
+    if is_url(text):
+        return _fetched(re.sub("^(https?):/+", r"\1://", text, flags=re.IGNORECASE), setting)  # a Path has lost a slash
+    if re.match(r"\w+:/", text):
         raise CheckpointError(
-            f"{given}: weights are not downloaded; fetch the file and give its path, or start without: "
-            f"--opts {setting}=FILE or {setting}=null"
+            f"{text}: weights are fetched by http:, https: and file: only; give one of these or a path"
         )
     path = Path(given)
     if not path.exists():
@@ -37,3 +49,11 @@ def find_weights(given: str | Path, setting: str = "model.pretrained") -> Path:
     raise CheckpointError(
         f"{path}: no weights in it (model.safetensors, model.pdparams); give a file or a checkpoint's folder"
     )
+
+
+def _fetched(url: str, setting: str) -> Path:
+    try:
+        with terminal_progress(url) as progress:
+            return fetch(url, progress=progress)
+    except MezzoError as error:
+        raise type(error)(f"{error}, or start without: --opts {setting}=null") from error

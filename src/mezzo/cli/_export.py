@@ -35,7 +35,9 @@ def export(
     min_agreement: Annotated[float | None, option("Smallest share of equal classes.", "--min-agreement")] = None,
     no_onnx: Annotated[Flag, switch("Write torch.export programs alone.", "--no-onnx")] = NO,
     class_names: Annotated[Path | None, option("Text file, a name a line.", "--class-names")] = None,
-    num_classes: Annotated[int, option("Classes of --model.", "--num-classes")] = 1000,
+    num_classes: Annotated[
+        int | None, option("Classes of --model [those of the weights; 1000 without].", "--num-classes")
+    ] = None,
     img_size: Annotated[int, option("Side of the crop (--model).", "--img-size")] = 224,
     resize_size: Annotated[int, option("Short side before it (--model).", "--resize-size")] = 256,
     device: Annotated[str, option("Accepted; exporting is done on the CPU.", "--device")] = "cpu",
@@ -46,7 +48,7 @@ def export(
     if (config is None) == (model is None):
         came = "neither" if config is None else "both"
         raise UsageError(f"{came} of --config and --model: give --config FILE.yml, or --model with a classifier's name")
-    if num_classes < 1:
+    if num_classes is not None and num_classes < 1:
         raise UsageError(f"--num-classes {num_classes}: must be at least 1")
     from mezzo.export import ExportOptions, describe_classifier, export_model, export_recipe
     from mezzo.infer import find_images
@@ -68,10 +70,10 @@ def export(
         recipe = load_recipe(config, opts=opts or ())
         report = export_recipe(recipe, weights, options, calibration=images, class_names=names, say=typer.echo)
     else:
+        network, classes = _classifier(str(model), num_classes, weights)
         described = describe_classifier(
-            str(model), num_classes, image_size=img_size, resize_size=resize_size, class_names=names
+            str(model), classes, image_size=img_size, resize_size=resize_size, class_names=names
         )
-        network = _classifier(str(model), num_classes, weights)
         report = export_model(network, described, options, images=images, calibration=images, say=typer.echo)
     _show(report, options)
     return 0
@@ -97,16 +99,20 @@ def _names(path: Path | None) -> list[str]:
         raise UsageError(f"--class-names {path}: cannot be read as text: {error}") from error
 
 
-def _classifier(name: str, num_classes: int, weights: Path | None) -> Any:
+def _classifier(name: str, num_classes: int | None, weights: Path | None) -> tuple[Any, int]:
+    """Return a classifier and its number of classes: as asked for, else that of the weights."""
     from mezzo.checkpoint import find_weights
-    from mezzo.models import create_model, load_weights
+    from mezzo.models import count_classes, create_model, load_trained, model_info
 
-    network = create_model(name, num_classes=num_classes)
     if weights is None:
-        typer.echo("no weights given (--pretrained): the network is exported as it was initialised")
-    else:
-        typer.echo(str(load_weights(network, find_weights(weights))))
-    return network
+        classes = num_classes or model_info(name).num_classes
+        typer.echo(f"no weights given (--pretrained): the network is exported as it was initialised, {classes} classes")
+        return create_model(name, num_classes=classes), classes
+    file = find_weights(weights)
+    classes = num_classes or count_classes(name, file) or model_info(name).num_classes
+    network = create_model(name, num_classes=classes)
+    typer.echo(f"{load_trained(network, file)}; {classes} classes")
+    return network, classes
 
 
 def _show(report: "ExportReport", options: "ExportOptions") -> None:

@@ -21,7 +21,8 @@ SWITCHES = "--use-gpu --benchmark --enable-mkldnn --use-trt --with-argmax --prin
 """Options that take True or False, or stand alone."""
 
 
-DEMO = (Path("images/demo.jpg"), Path("lite_data/test/demo.jpg"))
+DEMO = (Path("images/demo.jpg"), Path("data/test/demo.jpg"), Path("lite_data/test/demo.jpg"))
+"""Where an image is looked for without --img-path: the places that the documents use."""
 
 
 def infer(
@@ -83,7 +84,8 @@ def _images(given: Path | None) -> Path:
         return given
     found = next((path for path in DEMO if path.is_file()), None)
     if found is None:
-        raise UsageError(f"no images: give --image-path FILE, FOLDER or LIST (there is no {DEMO[0]} either)")
+        raise UsageError(f"no images: give --image-path FILE, FOLDER or LIST (there is no ./{DEMO[0]} either)")
+    typer.echo(f"no --img-path: ./{found} is used")
     return found
 
 

@@ -1,5 +1,6 @@
 """`mezzo tipc`: plan, run and report TIPC configurations; also what the scripts in test_tipc/ call."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,7 +37,7 @@ def plan(
     form: Annotated[str, option("text, json or shell.", "--format")] = "text",
 ) -> int:
     """Print the commands of a configuration without running anything."""
-    from mezzo._errors import unknown_choice
+    from mezzo._errors import MezzoError, unknown_choice
 
     if form not in ("text", "json", "shell"):
         raise UsageError(unknown_choice("--format", form, ("text", "json", "shell")))
@@ -46,8 +47,17 @@ def plan(
     _, _, made, why = _planned(config, mode, profile, gpu_id)
     if not compat:
         from mezzo.tipc._machine import this_machine
+        from mezzo.tipc._presence import missing_scripts
+        from mezzo.tipc._weights import not_cached
 
-        made = mend(made, root=Path.cwd(), gpus=this_machine().gpus, allow=Allowances(shell=True, unknown_mode=True))
+        root, allow = Path.cwd(), Allowances(shell=True, unknown_mode=True)
+        try:
+            lacking = not_cached(made, root)
+        except MezzoError:
+            lacking = {}  # a recipe is wrong: `lint` and the command itself say what
+        lost = missing_scripts(made, root)
+        made = mend(made, root=root, gpus=this_machine().gpus, allow=allow, lacking=lacking)
+        made = replace(made, left_out=(*made.left_out, *(f"cannot be run: {line}" for line in lost)))
     typer.echo(made.as_json() if form == "json" else as_shell(made) if form == "shell" else as_text(made, why))
     return 0 if made.steps else 3
 
@@ -56,9 +66,10 @@ def plan(
 def lint_(config: _Config, mode: _Mode, profile: _Profile = None) -> int:
     """Say what is odd about a configuration: exit status 1 for errors, 0 for warnings or nothing."""
     from mezzo.tipc import lint
+    from mezzo.tipc._machine import this_machine
 
     text, chosen, made, why = _planned(config, mode, profile, "")
-    findings = lint(text, mode, chosen, made)
+    findings = lint(text, mode, chosen, made, Path.cwd(), this_machine().gpus)
     typer.echo(f"profile {chosen.name}, {why}")
     for finding in findings:
         typer.echo(str(finding))

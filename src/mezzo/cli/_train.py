@@ -1,5 +1,6 @@
 """`mezzo train`, `mezzo eval`, `mezzo prepare`: also what the documents' scripts call."""
 
+import os
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -18,7 +19,9 @@ _Texts: TypeAlias = list[str] | None
 
 def train(
     config: Annotated[_Path, option("A PaddleSeg YAML file: train by it.", "--config")] = None,
-    data_path: Annotated[_Path, option("Folder of images: train a classifier on it.", "--data-path")] = None,
+    data_path: Annotated[
+        _Path, option("Folder of images: train a classifier on it [data, lite_data, ILSVRC2012].", "--data-path")
+    ] = None,
     model: Annotated[_Text, option("Classifier [mobilenet_v3_small].", "--model")] = None,
     num_classes: Annotated[_Int, option("Classes [counted in the training data].", "--num-classes")] = None,
     precision: Annotated[_Text, option("fp32, fp16 or bf16.", "--precision")] = None,
@@ -86,11 +89,18 @@ def train(
     )  # fmt: skip
     from mezzo.train import evaluate, train  # torch takes seconds to import: not for --help
 
+    _say_assumed(given)
     if test_only:
-        evaluate(given.recipe(), options)
+        evaluate(given.recipe(pretrained or resume), options)
     else:
         train(given.recipe(), options)
     return 0
+
+
+def _say_assumed(given: Given) -> None:
+    """Say, in the first process, what the command line leaves open and the documents' defaults fill in."""
+    if (line := given.assumed()) is not None and os.environ.get("RANK", "0") == "0":
+        typer.echo(line)
 
 
 def _extra(opts: list[str] | None, more: list[str] | None) -> list[str]:
@@ -133,7 +143,8 @@ def evaluate(
         pretrained=weights, device=device, workers=workers, eval_batch_size=batch_size, amp_lists=amp_lists,
         fp8=read_fp8(fp8),
     )  # fmt: skip
-    evaluate(given.recipe(), options)
+    _say_assumed(given)
+    evaluate(given.recipe(weights), options)
     return 0
 
 

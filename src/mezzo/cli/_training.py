@@ -33,7 +33,8 @@ _OF_CLASSIFICATION += (
     "resize_size",
 )
 _OF_SEGMENTATION = ("iters", "opts")
-DEFAULT_DATA = (Path("ILSVRC2012"), Path("lite_data"))
+DEFAULT_DATA = (Path("data"), Path("lite_data"), Path("ILSVRC2012"))
+"""Where a classifier's images are looked for without --data-path: the places that the documents use."""
 _SPELLED = {"weight_decay": "--wd"}
 
 
@@ -64,8 +65,11 @@ class Given:
     precision: str | None = None
     amp_level: str | None = None
 
-    def recipe(self) -> Recipe:
-        """Return what is trained.
+    def recipe(self, weights: Path | None = None) -> Recipe:
+        """Return what is trained or evaluated.
+
+        Args:
+            weights: They are evaluated: the number of classes is theirs where the command line has none.
 
         Raises:
             UsageError: Neither or both of `--config` and `--data-path` are given, or an option of the other form.
@@ -75,9 +79,11 @@ class Given:
         data_path = self._data_path()
         if (self.config is None) == (data_path is None):
             came = "neither" if self.config is None else "both"
+            usual = ", ".join(f"./{path}" for path in DEFAULT_DATA)
+            also = f"; {usual} hold no training images either" if self.config is None else ""
             raise UsageError(
                 f"{came} of --config and --data-path: give --config FILE.yml to train by a configuration, or "
-                "--data-path DIR to train a classifier on a folder of images"
+                f"--data-path DIR to train a classifier on a folder of images{also}"
             )
         self._refuse_others()
         if self.config is not None:
@@ -90,6 +96,8 @@ class Given:
             )
         given = {name: getattr(self, name) for name in _OF_CLASSIFICATION if name != "start_epoch"}
         given |= {"data_path": data_path, "lr": self.learning_rate, "batch_size": self.batch_size}
+        if weights is not None and self.num_classes is None:
+            given["num_classes"] = _classes_in(weights, self.model or "mobilenet_v3_small")
         return classification_recipe(**{name: value for name, value in given.items() if value is not None})
 
     def options(self, **others: Any) -> RunOptions:
@@ -110,10 +118,19 @@ class Given:
         data_path = self._data_path()
         return data_path is not None and has_split(data_path, "val")
 
+    def assumed(self) -> str | None:
+        """Return the line that says which folder is used where the command line names none."""
+        found = self._data_path()
+        return (
+            None if found is None or self.data_path is not None else f"no --data-path: the images of ./{found} are used"
+        )
+
     def _data_path(self) -> Path | None:
         """Return the folder of images; the documents' certification names none, then it is a usual one."""
         if self.config is None and self.data_path is None:
-            return next((path for path in DEFAULT_DATA if path.is_dir()), None)
+            from mezzo.data import TRAIN, has_split
+
+            return next((path for path in DEFAULT_DATA if has_split(path, TRAIN)), None)
         return self.data_path
 
     def _refuse_others(self) -> None:
@@ -124,3 +141,10 @@ class Given:
         if given:
             where = "with --config: it belongs into the file" if self.config is not None else "with --data-path"
             raise UsageError(f"{given[0]} cannot be used {where}")
+
+
+def _classes_in(weights: Path, model: str) -> int | None:
+    from mezzo.checkpoint import find_weights
+    from mezzo.models import count_classes, list_models
+
+    return count_classes(model, find_weights(weights)) if model in list_models() else None

@@ -2,7 +2,7 @@
 
 from mezzo.data import transforms
 from mezzo.data._augment import CenterCrop, RandomCrop, RandomErase, RandomResizedCrop, ResizeShort
-from mezzo.data._classes import ImageFolder, ImageList, has_split, open_classification
+from mezzo.data._classes import TRAIN, ImageFolder, ImageList, has_split, open_classification
 from mezzo.data._datasets import (
     ADE20K,
     DATASETS,
@@ -40,6 +40,7 @@ __all__ = [
     "ImageFolder",
     "ImageList",
     "open_classification",
+    "TRAIN",
     "has_split",
     "read_image",
     "decode_image",

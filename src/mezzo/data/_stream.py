@@ -16,11 +16,12 @@ class Stream:
     """The batches of one process, in their order, without end; a batch sampler for a `DataLoader`.
 
     Every epoch has another order. A global batch is a run of that order, each process has its own part of it, and no sample
-    comes twice in an epoch; the rest that does not fill a global batch is left out.
+    comes twice in an epoch; the rest that does not fill a global batch is left out. A set that is smaller than one global
+    batch makes one short batch an epoch: every process takes an equal part of it.
 
     Args:
-        length: Samples in the data set.
-        batch_size: Samples in a batch of one process.
+        length: Samples in the data set, at least one per process.
+        batch_size: Samples in a batch of one process; the attribute of that name is smaller for a small set.
         seed: Decides the orders.
         rank: This process, from 0.
         world_size: Processes.
@@ -44,12 +45,17 @@ class Stream:
     ) -> None:
         if batch_size < 1:
             raise DataError(f"batch_size={batch_size}: must be at least 1")
-        together = batch_size * world_size
-        if together > length:
-            raise DataError(_too_large(length, batch_size, world_size, name))
-        self.length, self.batch_size, self.seed, self.rank = length, batch_size, seed, rank
-        self.global_batch_size = together
-        self.steps_per_epoch = length // together
+        if length < world_size:
+            raise DataError(
+                f"{name} has {length} samples for {world_size} processes, each needs one; use at most {length} processes"
+                if length
+                else f"{name} has no samples"
+            )
+        self.length, self.seed, self.rank = length, seed, rank
+        self.is_short = batch_size * world_size > length
+        self.batch_size = min(batch_size, length // world_size)
+        self.global_batch_size = self.batch_size * world_size
+        self.steps_per_epoch = 1 if self.is_short else length // self.global_batch_size
         self.first_step = first_step
         self._epoch, self._order = -1, np.empty(0, np.int64)
 
@@ -70,12 +76,6 @@ class Stream:
         while True:
             yield self.batch(step)
             step += 1
-
-
-def _too_large(length: int, batch_size: int, world_size: int, name: str) -> str:
-    taken = f"{batch_size}" if world_size == 1 else f"{batch_size} x {world_size} processes"
-    hint = f"use a batch size of at most {length // world_size}" if length >= world_size else "use fewer processes"
-    return f"{name} has {length} samples, a batch takes {taken}: there is no full batch; {hint}"
 
 
 class Shard:

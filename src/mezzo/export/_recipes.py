@@ -9,7 +9,7 @@ from mezzo.checkpoint import find_weights
 from mezzo.config import Recipe
 from mezzo.data import DataError
 from mezzo.export._run import Description, ExportOptions, ExportReport, Say, export_model
-from mezzo.models import load_weights
+from mezzo.models import load_trained
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -71,7 +71,7 @@ def export_recipe(
     network = recipe.create_model()
     given = weights or recipe.pretrained
     if given is not None:
-        say(str(load_weights(network, find_weights(given))))
+        say(str(load_trained(network, find_weights(given))))
     else:
         say("no weights given (--model_path): the network is exported as it was initialised")
     images = _images(recipe, "val", say) or calibration

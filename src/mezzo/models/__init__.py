@@ -5,6 +5,7 @@ from mezzo.models._create import create_model
 from mezzo.models._inspect import LayerRow, count_macs, count_parameters, describe, summarize
 from mezzo.models._pickles import UnsafePickle
 from mezzo.models._registry import ModelInfo, list_models, model_info
+from mezzo.models._trained import count_classes, load_trained
 from mezzo.models._types import create_from_types
 from mezzo.models.weights import (
     LoadReport,
@@ -30,6 +31,8 @@ __all__ = [
     "count_macs",
     "count_parameters",
     "load_weights",
+    "load_trained",
+    "count_classes",
     "load_pdparams",
     "load_paddle_state",
     "save_pdparams",

@@ -1,4 +1,4 @@
-"""Weights in and out: Paddle's `.pdparams`, safetensors, torch files."""
+"""Weights in and out: Paddle's `.pdparams`, safetensors, torch files, and archives of one of these."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from mezzo._errors import MezzoError, RunError
 from mezzo._files import write_file
+from mezzo.fetch import FetchError
+from mezzo.models._archives import ARCHIVES, FORMATS, is_archive, read_weights_entry
 from mezzo.models._pickles import UnsafePickle, read_arrays
 from mezzo.models._registry import model_info
 
@@ -169,15 +171,22 @@ def _linear_weights(model: nn.Module) -> set[str]:
 
 
 def read_pdparams(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the arrays of a `.pdparams` file by name.
+    """Return the arrays of a `.pdparams` file, or of an archive with one, by name.
 
     Raises:
         WeightsError: There is no such file.
         UnsafePickle: It holds more than arrays. Nothing that it names was called.
     """
-    data = _bytes_of(path)
+    file = _read_archive(Path(path)) if is_archive(Path(path)) else _File(str(path), ".pdparams", _bytes_of(path))
+    if file.suffix != ".pdparams":
+        raise WeightsError(f"{file.shown}: is no .pdparams file; load_weights and convert read it")
+    return _arrays_of(file)
+
+
+def _arrays_of(file: _File) -> dict[str, np.ndarray[Any, Any]]:
+    path = file.shown
     try:
-        entries = read_arrays(data)
+        entries = read_arrays(file.data)
     except UnsafePickle as error:
         raise UnsafePickle(f"{path}: {error}") from error
     entries.pop(_NAMES, None)
@@ -208,7 +217,7 @@ def _join_slices(name: str, how: Any, entries: dict[str, Any], path: Any) -> np.
 
 
 def load_pdparams(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True) -> LoadReport:
-    """Load a `.pdparams` file into a model; see `load_paddle_state` and `read_pdparams`."""
+    """Load a `.pdparams` file, or an archive with one, into a model; see `load_paddle_state` and `read_pdparams`."""
     return load_paddle_state(model, read_pdparams(path), strict=strict)
 
 
@@ -229,6 +238,33 @@ def _write(path: Path, data: bytes) -> None:
         raise WeightsError(str(error)) from error
 
 
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A weights file in memory, from the disk or from an archive."""
+
+    shown: str
+    """Path for messages; in an archive with the name of the entry."""
+    suffix: str
+    data: bytes
+
+
+def _read(path: Path) -> _File:
+    if is_archive(path):
+        return _read_archive(path)
+    suffix = _format_of(path)
+    return _File(str(path), suffix, _bytes_of(path))
+
+
+def _read_archive(path: Path) -> _File:
+    try:
+        name, data = read_weights_entry(path)
+    except FetchError as error:
+        raise WeightsError(str(error)) from error
+    if not data:
+        raise WeightsError(f"{path}: {name!r}: is empty")
+    return _File(f"{path}: {name!r}", _format_of(Path(name)), data)
+
+
 def _bytes_of(path: str | os.PathLike[str]) -> bytes:
     try:
         data = Path(path).read_bytes()
@@ -241,11 +277,9 @@ def _bytes_of(path: str | os.PathLike[str]) -> bytes:
 
 # Between formats
 
-_FORMATS = (".pdparams", ".safetensors", ".pt", ".pth")
-
 
 def convert(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> int:
-    """Rewrite a weights file in the format of the target's name; return the number of entries.
+    """Rewrite a weights file, or the one in an archive, in the format of the target's name; return the number of entries.
 
     Names and layouts change with it: `.pdparams` has Paddle's, the others have torch's.
 
@@ -282,13 +316,21 @@ def _as_array(value: Tensor) -> np.ndarray[Any, Any]:
 
 
 def load_weights(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True) -> LoadReport:
-    """Load a `.pdparams`, `.safetensors`, `.pt` or `.pth` file into a model; see `load_paddle_state`."""
-    if _format_of(Path(path)) == ".pdparams":
-        return load_pdparams(model, path, strict=strict)
+    """Load a `.pdparams`, `.safetensors`, `.pt` or `.pth` file into a model; see `load_paddle_state`.
+
+    An archive (`.tar`, `.tar.gz`, `.tgz`, `.tar.xz`, `.tar.bz2`, `.zip`) is read in memory. It must hold one file of
+    weights, or one `model.pdparams` or `model.safetensors` among several.
+
+    Raises:
+        WeightsError: The file cannot be read, or the weights do not fit.
+    """
+    file = _read(Path(path))
+    if file.suffix == ".pdparams":
+        return load_paddle_state(model, _arrays_of(file), strict=strict)
     linear = _linear_weights(model)
     state = {
         _rename(key, _TO_PADDLE): value.t() if key in linear and value.dim() == 2 else value
-        for key, value in _read_torch_state(Path(path)).items()
+        for key, value in _torch_state_of(file).items()
     }
     return load_paddle_state(model, state, strict=strict)
 
@@ -299,39 +341,42 @@ def _transposed(key: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _read_torch_state(path: Path) -> dict[str, Tensor]:
+    return _torch_state_of(_read(path))
+
+
+def _torch_state_of(file: _File) -> dict[str, Tensor]:
     """Return the entries of a weights file under torch's names and in its layout."""
-    suffix = _format_of(path)
-    if suffix == ".pdparams":
-        arrays = {key: np.ascontiguousarray(_transposed(key, value)) for key, value in read_pdparams(path).items()}
+    if file.suffix == ".pdparams":
+        arrays = {key: np.ascontiguousarray(_transposed(key, value)) for key, value in _arrays_of(file).items()}
         return {
             _rename(key, _TO_TORCH): _as_tensor(key, value) if value.dtype == np.uint16 else torch.from_numpy(value)
             for key, value in arrays.items()
         }
-    loaded = _read_other(path, suffix)
+    loaded = _load_other(file)
     if not isinstance(loaded, Mapping) or not all(
         isinstance(key, str) and isinstance(value, Tensor) and value.layout == torch.strided
         for key, value in loaded.items()
     ):
-        raise WeightsError(f"{path}: must hold a state dict, names and dense tensors")
+        raise WeightsError(f"{file.shown}: must hold a state dict, names and dense tensors")
     return {key: value.detach() for key, value in loaded.items() if not key.endswith("num_batches_tracked")}
 
 
-def _read_other(path: Path, suffix: str) -> Any:
-    data = _bytes_of(path)
-    library = _safetensors() if suffix == ".safetensors" else None
+def _load_other(file: _File) -> Any:
+    library = _safetensors() if file.suffix == ".safetensors" else None
     try:
         if library is not None:
-            return library.load(data)
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+            return library.load(file.data)
+        return torch.load(io.BytesIO(file.data), map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged or hostile file fails in as many ways as there are
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise WeightsError(f"{path}: is no file of weights alone: {reason}") from error
+        raise WeightsError(f"{file.shown}: is no file of weights alone: {reason}") from error
 
 
 def _format_of(path: Path) -> str:
     suffix = path.suffix.lower()
-    if suffix not in _FORMATS:
-        raise WeightsError(f"{path}: unknown kind of weights {suffix!r}; known are {', '.join(_FORMATS)}")
+    if suffix not in FORMATS:
+        known = f"{', '.join(FORMATS)}, and archives to read ({', '.join(ARCHIVES)})"
+        raise WeightsError(f"{path}: unknown kind of weights {suffix!r}; known are {known}")
     return suffix
 
 

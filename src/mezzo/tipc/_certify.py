@@ -6,16 +6,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mezzo.tipc._compat import run_as_scripts
-from mezzo.tipc._config import ConfigError, choose_profile, read_config
+from mezzo.tipc._config import LITE_MODES, ConfigError, choose_profile, read_config
 from mezzo.tipc._lint import lint
 from mezzo.tipc._machine import this_machine
 from mezzo.tipc._mend import Allowances, mend
 from mezzo.tipc._plan import CVD, Plan
 from mezzo.tipc._planner import make_plan
+from mezzo.tipc._presence import missing_scripts
 from mezzo.tipc._print import as_text
 from mezzo.tipc._run import FAILED, NOTHING, PASSED, RunOptions, run_plan
 from mezzo.tipc._stop import Stop
 from mezzo.tipc._view import Lines, view_for
+from mezzo.tipc._wanted import recipes_of
+from mezzo.tipc._weights import fetch_weights, not_cached
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,15 @@ def run_compat(config: Path, mode: str, profile: str | None, gpu_id: str) -> int
     return PASSED if done else NOTHING
 
 
+def _lacking_weights(plan: Plan, root: Path, dry_run: bool) -> dict[str, str]:
+    """Return the weights that cannot be had, each with the reason; fetches what is not in the cache."""
+    lacking = not_cached(plan, root)
+    if dry_run or not lacking:
+        return lacking
+    recipes = [name for step in plan.steps if step.kind == "train" for name in recipes_of(step.bare)]
+    return fetch_weights(recipes, root, lite=plan.mode in LITE_MODES, say=lambda line: None)
+
+
 def certify(
     request: Request, root: Path, *, dry_run: bool = False, as_json: bool = False, view: Lines | None = None
 ) -> int:
@@ -77,9 +89,20 @@ def certify(
     findings = [str(finding) for finding in lint(text, request.mode, profile, plan) if finding.serious]
     if request.strict and findings:
         raise ConfigError(f"{request.config}: {findings[0]} (--strict; 'mezzo tipc lint' lists all)")
+    if lost := missing_scripts(plan, root):
+        raise ConfigError(f"{request.config}: {lost[0]} (run it from the root of its repository)")
+    lacking = _lacking_weights(plan, root, dry_run)
     folder = run_folder(plan, request.config)
     visible = os.environ.get(CVD)
-    plan = mend(plan, root=root, gpus=machine.gpus, allow=request.allow, folder=folder, visible=visible)
+    plan = mend(
+        plan,
+        root=root,
+        gpus=machine.gpus,
+        allow=request.allow,
+        folder=folder,
+        visible=visible,
+        lacking=lacking,
+    )
     if request.check:
         from mezzo.tipc._checks import with_checks
 

@@ -46,7 +46,7 @@ def with_checks(plan: Plan) -> Plan:
         if step.kind != "train" or not _is_mixed(step.bare):
             steps.append(step)
             continue
-        steps.append(_longer(step, " --log_ops"))
+        steps.append(step.longer(" --log_ops"))
         steps.append(_in_float32(step))
     return replace(plan, steps=tuple(steps))
 
@@ -54,10 +54,6 @@ def with_checks(plan: Plan) -> Plan:
 def _is_mixed(command: str) -> bool:
     level = _LEVEL.search(command)
     return level is not None and level[2] != "O0"
-
-
-def _longer(step: Step, words: str) -> Step:
-    return replace(step.reworded(step.bare, step.bare + words, once=True), bare=step.bare + words)
 
 
 def _in_float32(step: Step) -> Step:

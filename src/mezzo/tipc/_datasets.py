@@ -1,4 +1,4 @@
-"""Which data set a network is certified on, where texts and YAML files look for it, and how a folder of it looks."""
+"""The forms of data that networks are certified on: how a folder of each looks, and which painter draws a small one."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from mezzo.data._lists import file_under, list_lines
 VAL_LIST = "cityscapes_val_5.list"
 VAL_IMAGES = 5
 DEMO = "test/demo.jpg"
+CLASSIFICATION = "classification"
 
 
 def _nothing(folder: Path) -> None:
@@ -26,17 +27,14 @@ class DataSet:
     """A data set of the certification."""
 
     name: str
-    folder: str
-    """From the root of the repository."""
+    kind: str
+    """What a recipe calls it; `CLASSIFICATION` for folders or lists of images by class."""
 
     generator: str
     """One of `mezzo.data.LITE`: draws a small set of the same form."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of the generator, where its own are too much for a run of seconds."""
-
-    models: tuple[str, ...]
-    """TIPC configuration directories."""
 
     forms: tuple[tuple[str, ...], ...]
     """Patterns of files. A folder that has a match for each pattern of one form is such a set."""
@@ -75,14 +73,15 @@ def _add_demo(folder: Path) -> None:
     demo = folder / DEMO
     if demo.exists():
         return
-    image = _first_image(folder)
+    image = first_image(folder)
     if demo.parent.is_symlink():  # the real set's own test images: not ours to write to, and not needed
         demo.parent.unlink()
     demo.parent.mkdir(exist_ok=True)
     shutil.copyfile(image, demo)
 
 
-def _first_image(folder: Path) -> Path:
+def first_image(folder: Path) -> Path:
+    """Return the first validation image of a classifier's data."""
     if (folder / "val_list.txt").is_file():
         where, line = next(list_lines(folder / "val_list.txt"), ("", ""))
         return Path(file_under(str(folder), line.rsplit(None, 1)[0] if line else "", where or "val_list.txt"))
@@ -95,16 +94,14 @@ def _first_image(folder: Path) -> Path:
 DATASETS = (
     DataSet(
         name="mini_supervisely",
-        folder="test_tipc/data/mini_supervisely",
+        kind="Dataset",
         generator="mini_supervisely",
-        models=("pphumanseg_lite", "fcn_hrnetw18_small", "deeplabv3p_resnet50"),
         forms=(("train.txt", "val.txt", "test.txt"),),
     ),
     DataSet(
         name="Cityscapes",
-        folder="test_tipc/data/cityscapes",
+        kind="Cityscapes",
         generator="cityscapes",
-        models=("pp_liteseg_stdc1", "pp_liteseg_stdc2", "fcn_hrnetw18", "ocrnet_hrnetw18", "ocrnet_hrnetw48"),
         forms=(
             (
                 "leftImg8bit/train/*/*_leftImg8bit.png",
@@ -117,24 +114,19 @@ DATASETS = (
     ),
     DataSet(
         name="ImageNet",
-        folder="test_tipc/data/lite_data",
+        kind=CLASSIFICATION,
         generator="imagenet_lite",
         options={"count": (8, 2)},  # five epochs of 32 steps at the documented batch of 4
-        models=("mobilenet_v3_small",),
         forms=(("train/*/*", "val/*/*"), ("train_list.txt", "val_list.txt")),
         complete=_add_demo,
     ),
 )
 
 
-def dataset_of(*names: str) -> DataSet | None:
-    """Return the data set of a network, by the first of its names (model name, configuration directory) that is known.
+def dataset_of(kind: str) -> DataSet | None:
+    """Return the form of data by the name that a recipe has for it.
 
-    >>> dataset_of("my_net", "pp_liteseg_stdc1").name
-    'Cityscapes'
+    >>> dataset_of("Cityscapes").generator
+    'cityscapes'
     """
-    for name in names:
-        for dataset in DATASETS:
-            if name in dataset.models:
-                return dataset
-    return None
+    return next((dataset for dataset in DATASETS if dataset.kind == kind), None)

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from mezzo.tipc._config import MODES, dialect_of, parse
 from mezzo.tipc._layouts import LAYOUTS
 from mezzo.tipc._plan import Plan
+from mezzo.tipc._presence import lacks
 from mezzo.tipc._profiles import Profile
 from mezzo.tipc._shell import dangerous
 from mezzo.tipc._text import for_mode, items
@@ -39,9 +41,20 @@ class Finding:
         return f"{'error' if self.serious else 'warning'}: {where}{self.text}"
 
 
-def lint(text: str, mode: str, profile: Profile, plan: Plan) -> list[Finding]:
-    """Return the findings of a text in a mode, by line."""
+def lint(text: str, mode: str, profile: Profile, plan: Plan, root: Path | None = None, gpus: int = 0) -> list[Finding]:
+    """Return the findings of a text in a mode, by line.
+
+    Args:
+        text: The configuration.
+        mode: Of the plan.
+        profile: Of the plan.
+        plan: What the script would do.
+        root: Where commands would run: what they call and read is looked for. None: only the text is looked at.
+        gpus: How many the machine has.
+    """
     findings = [*_about_text(text, profile), *_about_fields(text, mode, profile), *_about_plan(plan)]
+    if root is not None:
+        findings += [Finding(0, serious, line) for serious, line in lacks(plan, text, root, gpus)]
     return sorted(dict.fromkeys(findings), key=lambda finding: finding.line)
 
 

@@ -1,6 +1,7 @@
 """Logs are foreign text: colours, control characters, gigabytes. Here they become plain and bounded."""
 
 import os
+import re
 from pathlib import Path
 
 from mezzo._plain import plain
@@ -10,6 +11,7 @@ READ_BYTES = 4 * 2**20
 
 TAIL_LINES = 60
 LINE_CHARS = 2000
+_RAISED = re.compile(r"(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt)\b: ")
 
 
 def read_log(path: Path) -> str | None:
@@ -40,6 +42,22 @@ def one_line(text: str, chars: int = 160) -> str:
     """
     words = " ".join(plain(text).split())
     return words if len(words) <= chars else f"{words[: chars - 3]}..."
+
+
+def why(text: str) -> str:
+    r"""Return the line of a log that says why its command failed: an error's own, else the last one; empty if there is none.
+
+    A launcher prints many lines after the error of the process that it watched.
+
+    >>> why("epoch 1\nmezzo: no such file\nTraceback ...\nChildFailedError:\n====\n")
+    'mezzo: no such file'
+    >>> why("Traceback (most recent call last):\n  File ...\nValueError: bad\n")
+    'ValueError: bad'
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("mezzo tipc: ")]
+    ours = [line for line in lines if line.startswith("mezzo: ")]
+    raised = [line for line in lines if _RAISED.match(line) and "ChildFailedError" not in line]
+    return one_line((ours or raised or lines or [""])[-1], 300)
 
 
 def _read_ends(number: int) -> bytes:

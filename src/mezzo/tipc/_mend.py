@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from posixpath import basename, normpath, relpath
@@ -17,8 +17,10 @@ from mezzo.tipc._plan import CVD, Plan, Step
 from mezzo.tipc._profiles import PROFILES, Profile
 from mezzo.tipc._shell import dangerous
 from mezzo.tipc._text import evaluated
+from mezzo.tipc._weights import left_out
 
 Works = Callable[[str, bool], bool]
+_DEVICE = re.compile(r"(--device[= ])(?:gpu|cuda)(?::\d+)?(?!\S)")
 _YAML = re.compile(r"(?<=--config[ =])(\S+)/([^/\s]+\.ya?ml)\b")
 
 
@@ -40,6 +42,7 @@ def mend(
     folder: str = "",
     visible: str | None = None,
     works: Works | None = None,
+    lacking: Mapping[str, str] | None = None,
 ) -> Plan:
     """Return the plan as it is run here.
 
@@ -51,6 +54,7 @@ def mend(
         folder: Logs of this run go there, and are known by the documented names as well; empty: the documented ones alone.
         visible: CUDA_VISIBLE_DEVICES of the runner: card 0 of a plan is the first of these.
         works: Tells whether an interpreter can be used.
+        lacking: Addresses of weights that cannot be had, each with the reason: lite modes leave them out.
 
     Raises:
         ConfigError: It must not be run at all.
@@ -75,6 +79,10 @@ def mend(
     own = dict.fromkeys(f"no part of the chain: {step.text}" for step in plan.steps if step.kind == "shell")
     steps = [_devices(step, profile, gpus, allow, visible) for step in steps]
     steps = [_interpreter(step, works, profile.launcher == "torchrun") for step in steps]
+    if gpus == 0:
+        steps = [_on_cpu(step) for step in steps]
+    if profile.launcher and plan.mode in LITE_MODES:
+        steps = [left_out(step, root, lacking or {}) for step in steps]
     if gpus == 0 and plan.mode in LITE_MODES:
         steps = [_small_crops(step, root) for step in steps]
     steps = _logs(steps, folder or plan.log_dir)
@@ -103,9 +111,8 @@ def _devices(step: Step, profile: Profile, gpus: int, allow: Allowances, visible
         return replace(step, env=env, skip=why)
     if step.labels.get("device") == "gpu" and gpus == 0:
         return replace(step, env=env, skip="no GPU")
-    here = f"this machine has {gpus or 'none'}" if gpus != 1 else "this machine has one GPU"
     if step.kind in ("train", "linear") and lacking:
-        what = f"GPU{'s' if len(cards) > 1 else ''} {','.join(cards)} asked for, {here}"
+        what = f"needs {_in_words(len(cards))} ({','.join(cards)}), this machine has {_in_words(gpus)}"
         if allow.strict_devices or gpus:  # recipes for GPUs are small enough for a CPU where there is no GPU only
             return replace(step, env=env, skip=what)
         if len(cards) > 1 and profile.launcher != "torchrun":
@@ -118,6 +125,25 @@ def _devices(step: Step, profile: Profile, gpus: int, allow: Allowances, visible
         used = cards if step.kind == "train" and not lacking else ["0"] if lacking else cards[:1]
         env[CVD] = ",".join(_shown(card, visible) for card in used)
     return replace(step, env=env)
+
+
+def _in_words(gpus: int) -> str:
+    """Return a number of GPUs for people.
+
+    >>> _in_words(0), _in_words(1), _in_words(2), _in_words(8)
+    ('no GPU', 'one GPU', 'two GPUs', '8 GPUs')
+    """
+    word = ("no", "one", "two", "three", "four")[gpus] if gpus <= 4 else str(gpus)
+    return f"{word} GPU{'s' if gpus > 1 else ''}"
+
+
+def _on_cpu(step: Step) -> Step:
+    """Let a step that is run on a machine without GPU not ask for one."""
+    found = _DEVICE.search(step.bare)
+    if found is None or step.skip or step.labels.get("device") == "gpu":
+        return step
+    notice = f"no GPU: {found[1]}cpu in place of {found[0]}"
+    return replace(step.reworded(found[0], f"{found[1]}cpu"), notices=(*step.notices, notice))
 
 
 def _shown(card: str, visible: str | None) -> str:
@@ -172,7 +198,7 @@ def _logs(steps: list[Step], folder: str) -> list[Step]:
             name = f"{stem}_{step.name}{dot}{end}"
         log, shown = f"{folder}/{name}", _from(f"{folder}/{name}", step)
         if step.log and shown != _from(step.log, step):
-            step = replace(step.reworded(_from(step.log, step), shown), known_as=step.log)
+            step = replace(step.reworded(_from(step.log, step), shown), known_as=(step.log, *step.known_as))
         done.append(replace(step, log=log))
     return done
 

@@ -19,7 +19,7 @@ class Step:
     env: Mapping[str, str | None] = field(default_factory=dict)  # what the script sets; None: what it removes
     enter: tuple[str, ...] = ()  # changes of directory before it, one after the other, from where the last step was
     log: str = ""  # the file that holds its output, empty where it goes to the terminal only
-    known_as: str = ""  # where the documents look for that file
+    known_as: tuple[str, ...] = ()  # where the documents look for that file
     output: str = "inherited"  # inherited | tee | file | text (the redirection is part of the text)
     status: str | None = None  # what follows 'Run successfully with command'; None: no line
     judged_by: str = ""  # pattern of the file whose copying the script takes for success; empty: the exit status
@@ -41,6 +41,11 @@ class Step:
         if status is not None:
             status = status.replace(self.text, text, 1) if once else status.replace(old, new)
         return replace(self, text=text, bare=self.bare.replace(old, new, count), status=status)
+
+    def longer(self, words: str) -> "Step":
+        """Return the step with words added to its command, before a redirection."""
+        bare = self.bare.rstrip() + words
+        return replace(self.reworded(self.bare, bare, once=True), bare=bare)
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,9 @@ class Plan:
         steps = values["steps"]
         if not isinstance(steps, list):
             raise ValueError("'steps' is no list")
-        return replace(plan, steps=tuple(_made(Step, step, ("enter", "needs", "notices"), "step") for step in steps))
+        return replace(
+            plan, steps=tuple(_made(Step, step, ("enter", "known_as", "needs", "notices"), "step") for step in steps)
+        )
 
 
 def _made(kind: Any, values: Any, tuples: tuple[str, ...], what: str) -> Any:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from itertools import product
 from posixpath import dirname
+from typing import Any
 
 from mezzo.tipc._plan import CVD
 from mezzo.tipc._planner_base import Builder, Training
@@ -55,6 +56,8 @@ class InferencePlanner(Builder):
         profile, config = self.profile, self.config
         pattern = profile.cpu_log if on_cpu else profile.gpu_log
         log = f"{log_dir}/{pattern.format(gpu=gpu, device=device, **chosen)}"
+        known = (profile.cpu_known if on_cpu else profile.gpu_known).format(**chosen)
+        known_as = tuple(f"{folder}/{known}" for folder in (log_dir, dirname(log_dir)) if known)
         model_argument = f"{model}/deploy.yaml" if profile.model_dir in ("deploy", "static-deploy") else model
         free = self.pair("i1")
         if profile.name == "video":
@@ -96,7 +99,8 @@ class InferencePlanner(Builder):
         labels |= {name: chosen[name] for name in names if chosen[name]}
         before = run.last if run else needs
         needed = (before,) if before else ()
-        self.add("infer", text, redirect, log=log, output=output, shown=log, needs=needed, labels=labels)
+        more: dict[str, Any] = {"log": log, "known_as": known_as, "output": output, "shown": log}
+        self.add("infer", text, redirect, **more, needs=needed, labels=labels)
 
     def whole_infer(self) -> None:
         if self.gpu_id and self.profile.whole not in ("clas",):

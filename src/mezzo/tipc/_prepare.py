@@ -15,16 +15,16 @@ from typing import Any
 
 import yaml
 
-from mezzo._files import explained, write_text
+from mezzo._files import explained, write_file, write_text
 from mezzo.config import load_recipe
 from mezzo.data import DataError
 from mezzo.data import prepare as generate
 from mezzo.data._lite import MARKER as GENERATED
+from mezzo.fetch import Bounds, check_request, download, unpack
 from mezzo.tipc._config import LITE_CPU
-from mezzo.tipc._datasets import DataSet, dataset_of
-from mezzo.tipc._fetch import Bounds, check_request, download, unpack
-
-"""Name of the smaller recipe, beside the documented one."""
+from mezzo.tipc._datasets import DataSet, first_image
+from mezzo.tipc._wanted import WantedData, data_of, image_of, images_of, recipes_of
+from mezzo.tipc._weights import fetch_weights, published
 
 LITE_SIZE = (128, 64)
 """Width and height of its crops."""
@@ -34,9 +34,10 @@ TAKEN = ".mezzo-source.json"
 
 WHOLE_TRAIN, LITE_TRAIN = "whole_train", "lite_"
 _INFER_MODES = ("whole_infer", "klquant_whole_infer")
-_RECIPE = re.compile(r"--config[ =](\S+\.ya?ml)")
 _WEIGHTS = re.compile(r"^(?:infer_model|train_model):(.+)$", re.MULTILINE)
 _HOW = "pass --data DIR with the set, or --url URL --sha256 SUM of an archive of it"
+
+_AS_IT_IS = DataSet(name="a set that is not made here", kind="", generator="", forms=((),))
 
 Report = Callable[[str], None]
 
@@ -99,7 +100,7 @@ def prepare(
         config_path: The TIPC text; relative to `root`, or absolute.
         mode: Of the run, as lite_train_lite_infer.
         root: The repository: where commands run, and what paths in texts are relative to.
-        model_name: As the text says; its folder's name counts too.
+        model_name: As the text says; published weights are found by it.
         has_gpu: Without, and in a lite mode, `lite_cpu.yml` is written beside the recipe that the text names.
         data: Folder of the real set. Its entries are linked, nothing in it is changed.
         url: An archive (tar or zip) of the real set, instead.
@@ -108,28 +109,71 @@ def prepare(
         bounds: How large an archive may be.
 
     Raises:
-        DataError: The set is missing, is another one, or the archive is refused.
+        DataError: No command names data, the set is missing or is another one.
+        FetchError: The archive is refused.
         RunError: Something cannot be fetched or written.
         ConfigError: The recipe that `lite_cpu.yml` builds on is wrong.
     """
     source = Source(data=data, url=url, sha256=sha256)
     text = _read(root / config_path)
     made = _Made(report)
-    dataset = dataset_of(model_name, (root / config_path).parent.name)
-    if dataset is not None:
-        _Place(dataset, root, source, made, bounds or Bounds()).fill(mode)
-    elif source:
-        raise DataError(f"{model_name}: which data set it needs is not known here; put it in place yourself")
-    else:
-        made.notice(
-            f"{model_name}: which data set it needs is not known here: nothing is made, put it in place yourself"
+    wanted = data_of(text, root)
+    if not wanted:
+        raise DataError(
+            f"{config_path}: no command in it names data (--config FILE.yml or --data-path DIR): nothing to prepare"
         )
+    for each in wanted:
+        _place(each, root, source, made, bounds or Bounds()).fill(mode)
+        if not each.is_passed:
+            _link_default(root, each.folder, made)
+    if (image := image_of(text)) is not None:
+        _put_image(root, image, wanted[0].folder, made)
+    for name in images_of(text):
+        if not (root / name).exists():
+            made.notice(f"{name}: named for inference, and not there: put it in place")
+    recipes = recipes_of(text)
     if not has_gpu and mode.startswith(LITE_TRAIN):
-        for name in dict.fromkeys(_RECIPE.findall(text)):
+        for name in recipes:
             _write_lite_cpu(root, Path(name), made)
     if mode in _INFER_MODES:
-        _look_for_weights(root, text, made)
+        _look_for_weights(root, text, model_name, made)
+    else:
+        fetch_weights(recipes, root, lite=mode.startswith(LITE_TRAIN), say=made.notice)
     return made.result()
+
+
+def _place(wanted: WantedData, root: Path, source: Source, made: _Made, bounds: Bounds) -> _Place:
+    """Return the place of data; raises DataError for data that is neither there nor known here."""
+    if wanted.dataset is not None:
+        return _Place(wanted, wanted.dataset, root, source, made, bounds)
+    if source or (missing := wanted.lacks(root)) is not None:
+        missing = "" if source else f"{missing} is missing, and "
+        raise DataError(
+            f"{wanted.folder} ({wanted.source}): {missing}data of its type are not made here; put them in place"
+        )
+    return _Place(wanted, _AS_IT_IS, root, source, made, bounds)
+
+
+def _link_default(root: Path, folder: str, made: _Made) -> None:
+    """Let `./data` lead to a folder that no command passes on: it is where `train.py` looks first."""
+    default, target = root / "data", root / folder
+    if os.path.lexists(default):
+        if default.resolve() != target.resolve():
+            made.notice(f"./data is there already: commands without --data-path may take it instead of {folder}")
+        return
+    with explained(default):
+        default.symlink_to(os.path.relpath(target, root))
+    made.notice(f"./data leads to {folder}: the text's commands have no --data-path, and train.py looks there")
+
+
+def _put_image(root: Path, image: str, folder: str, made: _Made) -> None:
+    """Put an image of the data where inference looks for its image, unless there is one."""
+    target = root / image
+    if target.exists():
+        return
+    write_file(target, first_image(root / folder).read_bytes())
+    made.files.append(target)
+    made.notice(f"{image}: an image of {folder}, since there was none")
 
 
 class _Made:
@@ -152,10 +196,11 @@ class _Made:
 class _Place:
     """The folder of a data set: looks at what is there, and fills it whole or not at all."""
 
-    def __init__(self, dataset: DataSet, root: Path, source: Source, made: _Made, bounds: Bounds) -> None:
-        self._dataset, self._source, self._made, self._bounds = dataset, source, made, bounds
-        self._folder = root / dataset.folder
-        self._shown = dataset.folder
+    def __init__(
+        self, wanted: WantedData, dataset: DataSet, root: Path, source: Source, made: _Made, bounds: Bounds
+    ) -> None:
+        self._wanted, self._dataset, self._source, self._made, self._bounds = wanted, dataset, source, made, bounds
+        self._root, self._folder, self._shown = root, root / wanted.folder, wanted.folder
         self._unfinished = self._folder.with_name(f".{self._folder.name}.unfinished")
 
     def fill(self, mode: str) -> None:
@@ -172,7 +217,7 @@ class _Place:
     def _fill(self, mode: str) -> None:
         is_generated = (self._folder / GENERATED).is_file()
         taken = _read_marker(self._folder / TAKEN)
-        is_whole = self._folder.is_dir() and self._dataset.lacks(self._folder) is None
+        is_whole = self._folder.is_dir() and self._wanted.lacks(self._root) is None
         self._refuse_foreign(is_generated or taken is not None, is_whole)
         if self._source:
             if taken != self._source.described() or not is_whole:
@@ -202,7 +247,7 @@ class _Place:
         if self._folder.is_dir() and not any(self._folder.iterdir()):
             return
         if not is_whole:
-            missing = self._dataset.lacks(self._folder)
+            missing = self._wanted.lacks(self._root)
             raise DataError(
                 f"{self._shown}: was not made by this command, and is no {self._dataset.name}: no {missing}; move it away"
             )
@@ -212,6 +257,11 @@ class _Place:
     def _generate(self) -> None:
         self._made.report(f"{self._shown}: drawing data in the form of {self._dataset.name}")
         fresh = generate(self._dataset.generator, self._unfinished / "set", **self._dataset.options)
+        if (missing := self._wanted.lacks(self._root, fresh)) is not None:
+            raise DataError(
+                f"{missing}: named by {self._wanted.source}, not there, and not a file of the data that can be drawn; "
+                "put the set in place yourself"
+            )
         self._put(fresh)
 
     def _take(self) -> None:
@@ -225,10 +275,8 @@ class _Place:
         self._put(fresh)
 
     def _linked(self, data: Path) -> Path:
-        if missing := self._dataset.lacks(data):
-            raise DataError(
-                f"--data {data}: does not look like {self._dataset.name}: no {missing}; needed are {self._dataset.needs()}"
-            )
+        if missing := self._wanted.lacks(self._root, data):
+            raise DataError(f"--data {data}: does not look like {self._dataset.name}: no {missing}; {self._needs()}")
         fresh = self._unfinished / "set"
         fresh.mkdir(parents=True)
         for entry in data.resolve().iterdir():
@@ -245,11 +293,15 @@ class _Place:
         self._made.report(f"{self._shown}: the checksum is right, unpacking")
         unpack(archive, fresh, self._bounds)
         inner = [fresh, *sorted(path for depth in ("*/", "*/*/") for path in fresh.glob(depth))]
-        found = next((path for path in inner if self._dataset.lacks(path) is None), None)
+        found = next((path for path in inner if self._wanted.lacks(self._root, path) is None), None)
         if found is None:
-            missing, needs = self._dataset.lacks(fresh), self._dataset.needs()
-            raise DataError(f"{url}: does not look like {self._dataset.name}: no {missing} in it; needed are {needs}")
+            missing = self._wanted.lacks(self._root, fresh)
+            raise DataError(f"{url}: does not look like {self._dataset.name}: no {missing} in it; {self._needs()}")
         return found
+
+    def _needs(self) -> str:
+        needed = ", ".join(self._wanted.lists) or self._dataset.needs()
+        return f"{self._wanted.source} needs {needed}"
 
     def _put(self, fresh: Path) -> None:
         """Rename a finished set to its place; what was there is one of ours, or an empty folder."""
@@ -284,14 +336,14 @@ def _with_lite_size(transform: dict[str, Any]) -> dict[str, Any]:
     return {key: list(LITE_SIZE) if key in ("crop_size", "target_size") else transform[key] for key in transform}
 
 
-def _look_for_weights(root: Path, text: str, made: _Made) -> None:
-    """Notice weights that a run without training needs and that are not there; they are not fetched."""
+def _look_for_weights(root: Path, text: str, model_name: str, made: _Made) -> None:
+    """Put the weights that a run without training needs in place: published ones, if they can be fetched."""
     for value in _WEIGHTS.findall(text):
         for name in value.strip().split("|"):
-            if name != "null" and not (root / name).exists():
+            if name != "null" and not (root / name).exists() and not published(model_name, root / name, made.notice):
                 made.notice(
                     f"{name}: no such weights; this mode does not train, so put published weights there, "
-                    "or best_model/model.pdparams of a training of yours"
+                    "or best_model/model.pdparams of your own training"
                 )
 
 

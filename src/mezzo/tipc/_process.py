@@ -49,6 +49,7 @@ def run_command(
     env: Mapping[str, str],
     cwd: Path,
     log: Path | None,
+    head: str = "",
     limit: float | None = None,
     stop: Callable[[], str] = lambda: "",
     echo: IO[bytes] | None = None,
@@ -61,6 +62,7 @@ def run_command(
         env: Its whole environment.
         cwd: Where it runs.
         log: Its output goes there, through us; None: to our own output.
+        head: What the log begins with.
         limit: Seconds.
         stop: Asked many times a second; a text ends the command.
         echo: Gets the output as well.
@@ -78,7 +80,7 @@ def run_command(
         stderr=None if log is None else subprocess.STDOUT,
         start_new_session=True,
     )
-    pump = _Pump(process.stdout, log, echo) if log is not None and process.stdout is not None else None
+    pump = _Pump(process.stdout, log, head, echo) if log is not None and process.stdout is not None else None
     stopped = ""
     try:
         while process.poll() is None:
@@ -100,13 +102,14 @@ def run_command(
 class _Pump(threading.Thread):
     """Copies output into the log; goes on reading where the log cannot be written, so that the command does not hang."""
 
-    def __init__(self, source: IO[bytes], log: Path, echo: IO[bytes] | None) -> None:
+    def __init__(self, source: IO[bytes], log: Path, head: str, echo: IO[bytes] | None) -> None:
         super().__init__(daemon=True)
         self.source, self.echo, self.error = source, echo, ""
         self.target: IO[bytes] | None = None
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             self.target = log.open("wb", buffering=0)
+            self.target.write(head.encode(errors="surrogateescape"))
         except OSError as error:
             self.error = error.strerror or str(error)
         self.start()

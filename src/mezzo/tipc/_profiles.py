@@ -92,11 +92,13 @@ class Profile:
     cpu_skip: tuple[str, ...] = ()
     cpu: Slots = ()
     cpu_log: str = f"python_infer_cpu_{_CPU_LOG}.log"
+    cpu_known: str = ""  # another name for the log that documents use, in the folder of logs and in the one above
     cpu_results: str = ""
     gpu_loops: tuple[str, ...] = ("trt", "prec", "batch")
     gpu_skip: tuple[str, ...] = ()
     gpu: Slots = ()
     gpu_log: str = f"python_infer_gpu_{_GPU_LOG}"
+    gpu_known: str = ""
     infer_tee: bool = False
     infer_cwd: str = ""
     # whole_infer
@@ -585,7 +587,12 @@ _MEZZO_HOSTS: Slots = (
 )
 _MEZZO_HOSTS = (*_MEZZO_HOSTS, "--rdzv_endpoint={master}:29400")
 _MEZZO = replace(
-    _SEG, name="mezzo", train=_trainings(_OLD_ARGS, heads=(_MEZZO_LAUNCH, _MEZZO_HOSTS)), launcher="torchrun"
+    _SEG,
+    name="mezzo",
+    train=_trainings(_OLD_ARGS, heads=(_MEZZO_LAUNCH, _MEZZO_HOSTS)),
+    cpu_known=_SEG_26.cpu_log,
+    gpu_known=_SEG_26.gpu_log,
+    launcher="torchrun",
 )
 _MEZZO_TUTORIAL = replace(
     _TUTORIAL,

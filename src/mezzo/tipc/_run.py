@@ -15,6 +15,7 @@ from pathlib import Path
 from mezzo._errors import MezzoError, RunError
 from mezzo._files import explained, write_text
 from mezzo.tipc._load import load_run
+from mezzo.tipc._log_text import read_log, why
 from mezzo.tipc._machine import Machine, code_hash, text_hash
 from mezzo.tipc._plan import Plan, Step
 from mezzo.tipc._process import Ended, end_all_of, environment, run_command, training_logs
@@ -276,10 +277,20 @@ class _Runner:
         log = self.root / step.log
         limit, owner = self.options.step_limit, str(self.folder)
         ended = run_command(
-            step.bare, env=environment(step), cwd=folder, log=log, limit=limit, stop=self.stop, owner=owner
+            step.bare,
+            env=environment(step),
+            cwd=folder,
+            log=log,
+            head="".join(f"mezzo tipc: {notice}\n" for notice in step.notices),
+            limit=limit,
+            stop=self.stop,
+            owner=owner,
         )
-        _link(self.root / step.known_as if step.known_as else None, log)
+        for name in step.known_as:
+            _link(self.root / name, log)
         status, reason = _verdict(ended)
+        if status == "failed" and (line := why(read_log(log) or "")):
+            reason = f"{reason}: {line}"
         record = self._record(step, status, reason, ended, start)
         if (logs := training_logs(step, folder)) is not None:
             record = replace(record, old_verdict=bool(logs) and all(path.is_file() for path in logs))
@@ -334,9 +345,9 @@ class _Runner:
                 self.view.say(line)
 
 
-def _link(known_as: Path | None, log: Path) -> None:
+def _link(known_as: Path, log: Path) -> None:
     """Let a log be found under its documented name as well, which runs of other configurations may share."""
-    if known_as is None or not log.is_file():
+    if not log.is_file():
         return
     known_as.parent.mkdir(parents=True, exist_ok=True)
     part = known_as.with_name(f".{known_as.name}.{os.getpid()}.{threading.get_ident()}")

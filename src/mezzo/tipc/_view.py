@@ -18,6 +18,7 @@ from mezzo.tipc._record import Record
 _MARKS = {"passed": "ok", "failed": "FAILED", "timeout": "TIMEOUT", "skipped": "skipped", "interrupted": "interrupted"}
 _STYLES = {"passed": "green", "failed": "bold red", "timeout": "bold red", "skipped": "yellow", "interrupted": "yellow"}
 _TAIL = 3
+_FAILED_TAIL = 12
 
 
 class View(Protocol):
@@ -58,6 +59,14 @@ def one_line(record: Record) -> str:
     return "  ".join(parts)
 
 
+def failure(record: Record) -> list[str]:
+    """Return the command and the end of the log of a step that failed; nothing for others."""
+    if record.status not in ("failed", "timeout") or not record.log:
+        return []
+    log = Path(record.cwd, record.log)
+    return [f"          $ {record.command.strip()}", *(f"          | {line}" for line in last_lines(log, _FAILED_TAIL))]
+
+
 class Lines:
     """A line when a step begins and one when it ends."""
 
@@ -81,6 +90,8 @@ class Lines:
         self.write(one_line(record))
         for notice in record.notices if record.start else ():
             self.write(f"          {notice}")
+        for line in failure(record):
+            self.write(line)
 
     def say(self, line: str) -> None:
         """Say a line."""
@@ -130,6 +141,8 @@ class Board(Lines):
         name = self.rows.get(record.step, (record.step, "", ""))[0]
         took = f"{record.seconds:.1f} s" if record.start else ""
         self.rows[record.step] = (name, record.status, "  ".join(part for part in (took, record.reason) if part))
+        for line in failure(record):
+            self.say(line)
 
     def say(self, line: str) -> None:
         """Print a line above the table."""
@@ -151,9 +164,11 @@ class Board(Lines):
 def last_lines(log: Path, count: int) -> list[str]:
     """Return the last lines of a log that is being written; none if there is nothing yet."""
     try:
+        if not log.is_file():  # a device would never end
+            return []
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - 4000))
-            text = file.read().decode("utf-8", "replace")
+            text = file.read(4000).decode("utf-8", "replace")
     except OSError:
         return []
     shown = ["".join(char for char in line if char.isprintable()) for line in text.splitlines()]

@@ -10,7 +10,7 @@ import torch
 
 from mezzo.checkpoint import BEST, CheckpointStore, find_weights
 from mezzo.config import Recipe
-from mezzo.models import load_weights
+from mezzo.models import load_trained
 from mezzo.train._checkpoints import Progress, put_aside, resume
 from mezzo.train._distributed import World, join_world
 from mezzo.train._engine import Engine
@@ -91,7 +91,7 @@ def evaluate(recipe: Recipe, options: RunOptions) -> Scores:
         precision = open_precision(recipe, options, world.device)
         model = recipe.create_model()
         precision.keep_float32(model)
-        report = load_weights(model, _weights(options, recipe))
+        report = load_trained(model, _weights(options, recipe))
         task = make_task(recipe, world.device)
         evaluator = _evaluator(recipe, options, world, task)
         try:

@@ -107,6 +107,11 @@ def open_session(recipe: Recipe, options: RunOptions, world: World) -> Session:
     )
     seed_everything(options.seed)
     notices: list[str] = []
+    if stream.is_short:
+        notices.append(
+            f"the training set has {len(dataset)} samples, less than one batch of {recipe.batch_size} for each of "
+            f"{world.size} process{'es' if world.size > 1 else ''}: a step trains on {stream.global_batch_size} of them"
+        )
     model = _create_model(recipe, options, world, notices)
     optimizer = recipe.optimizer.create(model)
     if options.fsdp:

@@ -1,0 +1,32 @@
+"""Files from elsewhere: downloads into a cache, and archives that are opened with care."""
+
+from mezzo.fetch._archive import Entry, read_entry, unpack
+from mezzo.fetch._bounds import WEIGHTS, Bounds
+from mezzo.fetch._cache import cached, fetch
+from mezzo.fetch._download import Progress, check_request, download
+from mezzo.fetch._errors import FetchError, Unreachable
+from mezzo.fetch._place import is_offline, is_url, place_of
+from mezzo.fetch._show import terminal_progress
+
+__all__ = [
+    # The cache
+    "fetch",
+    "cached",
+    "place_of",
+    "is_url",
+    "is_offline",
+    "Progress",
+    "terminal_progress",
+    # Files with a known checksum
+    "check_request",
+    "download",
+    # Archives
+    "unpack",
+    "read_entry",
+    "Entry",
+    "Bounds",
+    "WEIGHTS",
+    # Errors
+    "FetchError",
+    "Unreachable",
+]

@@ -1,0 +1,211 @@
+"""Archives from elsewhere: nothing of them lands outside of its folder, and bombs are refused before they unpack."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import re
+import shutil
+import stat
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from mezzo.fetch._bounds import WEIGHTS, Bounds
+from mezzo.fetch._errors import FetchError
+
+_CHUNK = 1 << 20
+_TAR_HEADERS = 4096  # bytes per file that a tar stream may have besides the files
+#: By the first bytes of a file, long enough that no name in a plain tar file begins with them.
+_DECOMPRESSORS: dict[bytes, Callable[[Path], Any]] = {
+    rb"\x1f\x8b": gzip.open,
+    rb"BZh[1-9]1AY&SY": bz2.open,
+    rb"\xfd7zXZ\x00": lzma.open,
+}
+#: What reading a damaged or odd archive raises. RuntimeError: it is encrypted, or packed by an odd method.
+_DAMAGE = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    gzip.BadGzipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    EOFError,
+    RuntimeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What an archive holds under a name."""
+
+    name: str
+    size: int
+    is_folder: bool
+    trouble: str | None
+    """Why it is neither a file nor a folder."""
+    open: Callable[[], AbstractContextManager[IO[bytes]]]
+
+
+def unpack(archive: Path, folder: Path, bounds: Bounds) -> None:
+    """Unpack a tar or zip file into a folder that exists and is empty.
+
+    Only files and folders are taken, with the permissions of new files. Links are refused even if they stay inside:
+    a data set needs none, and without them a name without `..` cannot lead out.
+
+    Raises:
+        FetchError: The archive is none, is damaged, too large, or holds anything else.
+    """
+    with _explained(archive):
+        room = min(bounds.room_for(archive), shutil.disk_usage(folder).free)
+        with _opened(archive, bounds, room) as entries:
+            for entry in entries:
+                _write(entry, folder / _inside(entry, archive))
+
+
+def read_entry(archive: Path, choose: Callable[[list[Entry]], Entry], bounds: Bounds = WEIGHTS) -> tuple[str, bytes]:
+    """Return the name and the content of one file of a tar or zip file; nothing is written to the disk.
+
+    Args:
+        archive: Decided by its first bytes, not by its name.
+        choose: Gets all entries and returns one of them that is a file without `trouble`.
+        bounds: Of the whole archive, not only of the file that is read.
+
+    Raises:
+        FetchError: The archive is none, is damaged or too large.
+    """
+    with _explained(archive), _opened(archive, bounds, bounds.room_for(archive)) as entries:
+        entry = choose(list(entries))
+        with entry.open() as source:
+            return entry.name, b"".join(iter(lambda: source.read(_CHUNK), b""))
+
+
+@contextmanager
+def _explained(archive: Path) -> Iterator[None]:
+    try:
+        yield
+    except _DAMAGE as error:
+        raise FetchError(f"{archive}: damaged or encrypted: {error or type(error).__name__}") from error
+    except OSError as error:
+        raise FetchError(f"{archive}: cannot be unpacked: {error.strerror or error}") from error
+
+
+@contextmanager
+def _opened(archive: Path, bounds: Bounds, room: int) -> Iterator[Iterator[Entry]]:
+    """Yield the entries of an archive, each counted before it is unpacked."""
+    with archive.open("rb") as file:
+        start = file.read(10)
+    if re.match(rb"PK[\x03\x05\x07]", start):
+        with zipfile.ZipFile(archive) as opened:
+            entries = (_of_zip(opened, info) for info in opened.infolist())
+            yield _counted(entries, archive, bounds, room)
+        return
+    # Not tarfile.open(archive): it guesses, and reads a header of any size at once.
+    unpacked: Callable[[Path], Any] = next(
+        (found for magic, found in _DECOMPRESSORS.items() if re.match(magic, start)), lambda path: path.open("rb")
+    )
+    with unpacked(archive) as stream:
+        metered: Any = _Metered(stream, archive, room + _TAR_HEADERS * (bounds.files + 16))
+        with _tar_of(metered, archive) as tar:
+            yield _counted(_tar_entries(tar, metered), archive, bounds, room)
+
+
+def _tar_of(stream: Any, archive: Path) -> tarfile.TarFile:
+    try:
+        return tarfile.open(fileobj=stream, mode="r:")
+    except tarfile.ReadError as error:
+        raise FetchError(f"{archive}: neither a tar file (plain, gz, bz2, xz) nor a zip file") from error
+
+
+def _tar_entries(tar: tarfile.TarFile, stream: _Metered) -> Iterator[Entry]:
+    for member in tar:
+        yield _of_tar(tar, member)
+    stream.seek(tar.offset)
+    if stream.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile takes a damaged header for the end
+        raise tarfile.ReadError("a header cannot be read")
+    while stream.read(_CHUNK):  # the checksum of gz, bz2 and xz is compared at the end
+        pass
+
+
+def _counted(entries: Iterable[Entry], archive: Path, bounds: Bounds, room: int) -> Iterator[Entry]:
+    size = 0
+    for number, entry in enumerate(entries, start=1):
+        if entry.size < 0:
+            raise ValueError(f"{entry.name!r} has a negative size")
+        size += entry.size
+        if size > room or number > bounds.files:
+            limit = f"{room} bytes" if size > room else f"{bounds.files} files"
+            raise FetchError(f"{archive}: unpacks to more than {limit}; unpack it yourself and {bounds.advice}")
+        yield entry
+
+
+class _Metered:
+    """The bytes of a tar file; refuses headers that are bombs, as their size is in no entry."""
+
+    def __init__(self, source: IO[bytes], archive: Path, limit: int) -> None:
+        self._source, self._archive, self._limit = source, archive, limit
+        self.tell = source.tell
+
+    def read(self, size: int) -> bytes:
+        if size > _CHUNK:  # files are read in smaller pieces
+            raise FetchError(f"{self._archive}: damaged: a header of {size} bytes")
+        self._check(self.tell() + size)
+        return self._source.read(size)
+
+    def seek(self, offset: int) -> int:
+        self._check(offset)
+        return self._source.seek(offset)
+
+    def _check(self, position: int) -> None:
+        if position > self._limit:
+            raise FetchError(f"{self._archive}: unpacks to more than {self._limit} bytes")
+
+
+def _of_zip(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Entry:
+    kind = stat.S_IFMT(info.external_attr >> 16)  # 0 where the archive was not made on Unix
+    trouble = None if kind in (0, stat.S_IFREG, stat.S_IFDIR) else _trouble(kind == stat.S_IFLNK)
+    return Entry(info.filename, info.file_size, info.is_dir(), trouble, lambda: archive.open(info))
+
+
+def _of_tar(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Entry:
+    def opened() -> Any:
+        return archive.extractfile(member)
+
+    trouble = None if member.isfile() or member.isdir() else _trouble(member.issym() or member.islnk())
+    return Entry(member.name, member.size, member.isdir(), trouble, opened)
+
+
+def _trouble(is_link: bool) -> str:
+    return "is a link" if is_link else "is a device or a pipe"
+
+
+def _inside(entry: Entry, archive: Path) -> PurePosixPath:
+    """Return the place of an entry below the folder; raises FetchError if it is outside, or no file."""
+    path = PurePosixPath(entry.name)
+    trouble = entry.trouble
+    if path.is_absolute():
+        trouble = "is an absolute path"
+    elif ".." in path.parts:
+        trouble = "leads out by '..'"
+    if trouble:
+        raise FetchError(f"{archive}: {entry.name!r} {trouble}: refused, nothing is put in place")
+    return path
+
+
+def _write(entry: Entry, target: Path) -> None:
+    if entry.is_folder:
+        target.mkdir(parents=True, exist_ok=True)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with entry.open() as source, target.open("xb") as file:  # x: a second file of the same name is no data set
+        shutil.copyfileobj(source, file, _CHUNK)

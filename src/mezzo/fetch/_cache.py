@@ -1,0 +1,127 @@
+"""The cache: files by URL, each with a record of its size and checksum, which every later use compares."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from mezzo._errors import RunError
+from mezzo._files import explained, write_text
+from mezzo.fetch._bounds import WEIGHTS, Bounds
+from mezzo.fetch._download import Progress, Received, finish, transfer
+from mezzo.fetch._errors import FetchError, Unreachable
+from mezzo.fetch._place import PART, RECORD, is_offline, place_of, split
+
+
+def cached(url: str) -> Path | None:
+    """Return the file of a URL if it is there and unchanged; a file that a person put there is recorded.
+
+    Raises:
+        FetchError: The file is not the one that was recorded, or cannot be read.
+    """
+    place = place_of(url)
+    if not os.path.isfile(place):
+        return None
+    if split(url).scheme != "file":
+        _check(url, place)
+    return place
+
+
+def fetch(url: str, *, progress: Progress | None = None, bounds: Bounds = WEIGHTS) -> Path:
+    """Return the file of a URL from the cache, downloaded if it is not there. Processes that need the same one wait.
+
+    Args:
+        url: http, https or file; the last one is not copied.
+        progress: Called while bytes come; not at all if the file is there.
+        bounds: `archive_bytes` is the size that is accepted.
+
+    Raises:
+        RunError: It cannot be fetched or written; the message gives the path for a file fetched by other means.
+        FetchError: The URL cannot be used, the file is too large, or the one in the cache has changed.
+    """
+    if (found := cached(url)) is not None:
+        return found
+    place = place_of(url)
+    if split(url).scheme == "file":
+        raise FetchError(f"{url}: there is no such file")
+    if is_offline():
+        raise RunError(f"{url}: MEZZO_OFFLINE is set and the file is not in the cache; put it at {place}")
+    with _locked(place.with_name(f".{place.name}.lock")):
+        if cached(url) is None:  # no other process fetched it in the meantime
+            part = place.with_name(f"{place.name}{PART}")
+            try:
+                received = transfer(url, part, bounds, progress)
+            except Unreachable as error:
+                raise Unreachable(f"{error}; fetch the file by other means and put it at {place}") from error
+            _record(url, place, received)  # before the rename: no process sees the file without its record
+            finish(part, place)
+    return place
+
+
+def recorded(place: Path) -> dict[str, Any] | None:
+    """Return what is known of a file in the cache, None if nothing is.
+
+    Raises:
+        FetchError: The record is damaged.
+    """
+    path = _record_of(place)
+    try:
+        found = json.loads(path.read_bytes())
+        return {**found, "size": int(found["size"]), "sha256": str(found["sha256"])}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise FetchError(f"{path}: cannot be read; delete it and {place} to fetch the file again") from error
+
+
+def _check(url: str, place: Path) -> None:
+    known = recorded(place)
+    try:
+        with place.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            size = file.tell()
+    except OSError as error:
+        raise FetchError(f"{place}: cannot be read: {error.strerror or error}") from error
+    if known is None:
+        with suppress(RunError):  # a cache that is shared and read-only is fine
+            _record(url, place, Received(size, sha256, None, None))
+    elif (size, sha256) != (known["size"], known["sha256"]):
+        raise FetchError(
+            f"{place}: has changed: {size} bytes with the SHA-256 {sha256}, recorded are {known['size']} bytes with "
+            f"{known['sha256']}; delete it and {_record_of(place)} to fetch it again"
+        )
+
+
+def _record(url: str, place: Path, received: Received) -> None:
+    entries = {
+        "url": url,
+        "size": received.size,
+        "sha256": received.sha256,
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "etag": received.etag,
+        "last_modified": received.last_modified,
+    }
+    write_text(_record_of(place), json.dumps(entries, indent=1) + "\n")
+
+
+def _record_of(place: Path) -> Path:
+    return place.with_name(f"{place.name}{RECORD}")
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Wait until no other process holds a lock, and hold it; the system releases it when a process dies."""
+    with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    with file:
+        with explained(path):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

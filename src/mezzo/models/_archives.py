@@ -1,0 +1,51 @@
+"""The one file of weights in an archive, read into memory."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+
+from mezzo.fetch import Entry, FetchError, read_entry
+
+FORMATS = (".pdparams", ".safetensors", ".pt", ".pth")
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
+_PREFERRED = ("model.pdparams", "model.safetensors")
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a name is that of an archive; the content cannot tell, as a `.pt` file is a zip file."""
+    return path.name.lower().endswith(ARCHIVES)
+
+
+def read_weights_entry(path: Path) -> tuple[str, bytes]:
+    """Return the name and the content of the file of weights in an archive.
+
+    Raises:
+        FetchError: The archive is refused, or holds none, or several and no single `model.pdparams`.
+    """
+
+    def choose(entries: list[Entry]) -> Entry:
+        found = [entry for entry in entries if _is_weights(entry)]
+        for name in _PREFERRED:
+            same = [entry for entry in found if PurePosixPath(entry.name).name == name]
+            if len(same) == 1:
+                return same[0]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise FetchError(f"{path}: several files of weights in it: {_some(found)}; unpack it and give one of them")
+        there = _some([entry for entry in entries if not entry.is_folder]) or "no files"
+        raise FetchError(f"{path}: no file of weights in it ({', '.join(FORMATS)}); it holds {there}")
+
+    return read_entry(path, choose)
+
+
+def _is_weights(entry: Entry) -> bool:
+    path = PurePosixPath(entry.name)
+    is_hidden = path.name.startswith(".")  # macOS adds ._model.pdparams
+    return entry.trouble is None and not entry.is_folder and not is_hidden and path.suffix.lower() in FORMATS
+
+
+def _some(entries: list[Entry], most: int = 8) -> str:
+    names = [f"{entry.name!r} ({entry.trouble})" if entry.trouble else repr(entry.name) for entry in entries]
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

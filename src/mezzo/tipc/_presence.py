@@ -1,0 +1,115 @@
+"""What the commands of a plan call and read, compared with what is there: found before anything is run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from mezzo._errors import MezzoError
+from mezzo.config import load_recipe
+from mezzo.tipc._config import LITE_MODES
+from mezzo.tipc._plan import Plan, Step
+from mezzo.tipc._profiles import PROFILES
+from mezzo.tipc._shell import words
+from mezzo.tipc._text import evaluated
+from mezzo.tipc._wanted import data_of, recipes_of
+from mezzo.tipc._weights import not_cached
+
+_TENSORRT = re.compile(r"--use[-_]trt[= ]True\b")
+_GPU = re.compile(r"--(?:device[= ](?:gpu|cuda)\S*|use[-_]gpu[= ]True)(?!\S)")
+_IMAGES = re.compile(r"--(?:img|image)[-_]path[ =](\S+)")
+_TRAINED = re.compile(r"--(?:model[-_]path|pretrained)[ =](\S+)")
+
+
+def missing_scripts(plan: Plan, root: Path) -> list[str]:
+    """Return a line for each script that a command calls and that is not there."""
+    found = []
+    for step, folder in _with_folders(plan, root):
+        script = next((word for word in words(evaluated(step.bare)) if word.endswith(".py")), None)
+        if script is not None and not (folder / script).is_file():
+            found.append(f"{script}: no such script, {step.name} calls it")
+    return list(dict.fromkeys(found))
+
+
+def lacks(plan: Plan, text: str, root: Path, gpus: int) -> Iterator[tuple[bool, str]]:
+    """Yield what a run of a plan would lack, each with whether the run then fails.
+
+    Args:
+        plan: As the script has it.
+        text: Of its configuration.
+        root: Where its commands run.
+        gpus: How many this machine has.
+    """
+    for line in missing_scripts(plan, root):
+        yield True, line
+    ours = bool(PROFILES[plan.profile].launcher)
+    yield from _recipes(plan, root, ours)
+    if ours:
+        yield from _data(text, root)
+        yield from _weights(plan, root)
+    for step, folder in _with_folders(plan, root):
+        yield from _files(step, folder)
+        yield from _machine(step, gpus, ours)
+
+
+def _recipes(plan: Plan, root: Path, ours: bool) -> Iterator[tuple[bool, str]]:
+    for step, folder in _with_folders(plan, root):
+        for name in recipes_of(step.bare) if step.kind != "infer" else ():  # an export writes deploy.yaml
+            if not (folder / name).is_file():
+                yield True, f"{name}: no such file, {step.name} reads it"
+            elif ours:
+                try:
+                    load_recipe(folder / name)
+                except MezzoError as error:
+                    yield True, str(error)
+
+
+def _data(text: str, root: Path) -> Iterator[tuple[bool, str]]:
+    try:
+        wanted = data_of(text, root)
+    except MezzoError:
+        return  # said of the recipe
+    for each in wanted:
+        if (missing := each.lacks(root)) is not None:
+            yield False, f"{each.folder}: no {missing} ({each.source} names the folder): `mezzo tipc prepare` makes it"
+
+
+def _weights(plan: Plan, root: Path) -> Iterator[tuple[bool, str]]:
+    try:
+        lacking = not_cached(plan, root)
+    except MezzoError:
+        return  # said of the recipe
+    then = "this mode starts without them" if plan.mode in LITE_MODES else "the run is refused"
+    for url in lacking:
+        yield False, f"weights {url}: not in the cache, they are fetched first; without a network {then}"
+
+
+def _files(step: Step, folder: Path) -> Iterator[tuple[bool, str]]:
+    for name in _IMAGES.findall(step.bare):
+        if not (folder / name).exists():
+            yield False, f"{name}: no such image, folder or list, {step.name} reads it: `mezzo tipc prepare` makes it"
+    if step.kind == "export" and not step.needs:
+        for name in _TRAINED.findall(step.bare):
+            if not (folder / name).exists():
+                yield True, f"{name}: no such weights, {step.name} reads them and nothing in this mode trains them"
+
+
+def _machine(step: Step, gpus: int, ours: bool) -> Iterator[tuple[bool, str]]:
+    if ours and _TENSORRT.search(step.bare):
+        yield True, f"{step.name} asks for TensorRT, which mezzo does not have: leave --use_trt out, or False"
+    if gpus == 0 and (found := _GPU.search(step.bare)):
+        then = "is skipped" if step.labels.get("device") == "gpu" else "runs on the CPU"
+        yield False, f"{step.name} asks for a GPU ({found[0]}), this machine has none: it {then}"
+
+
+def _with_folders(plan: Plan, root: Path) -> Iterator[tuple[Step, Path]]:
+    """Yield the commands of the chain, each with the folder it runs in: changes of folder follow one another."""
+    folder = root
+    for step in plan.steps:
+        for change in step.enter:
+            folder = folder / change
+        if step.kind != "shell":
+            yield step, folder
+        if plan.mended:  # then each step starts from the root
+            folder = root
