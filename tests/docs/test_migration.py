@@ -1,14 +1,18 @@
 """The right-hand columns of docs/migration.md run, and no call of the guide is without a row."""
 
+import math
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from doc_pages import DOCS, blocks
-from doc_tables import code_spans, read_table, table_names
+from doc_tables import Row, code_spans, read_table, table_names
+from PIL import Image
+from torch import nn
 
 from mezzo import amp, static
 
@@ -16,7 +20,8 @@ PAGE = "migration.md"
 TABLES = table_names(PAGE)
 SHELL = ("torchrun ", "mezzo ", "python ")
 
-#: What the AMP guide's code calls, block by block. `T` is paddle.vision.transforms, `nn` is paddle.nn.
+#: What the AMP guide's code calls, block by block, and what the TIPC document asks a user to run first. `T` is
+#: paddle.vision.transforms, `nn` is paddle.nn.
 GUIDE_CALLS = """
     paddle.seed numpy.random.seed paddle.CUDAPlace paddle.nn.Layer paddle.nn.LayerList paddle.nn.Linear
     paddle.io.Dataset paddle.io.DataLoader RandomDataset
@@ -35,13 +40,13 @@ GUIDE_CALLS = """
     paddle.static.amp.CustomOpLists(custom_white_list= paddle.static.amp.decorate(optimizer=optimizer, amp_lists=
     init_loss_scaling=128.0 use_dynamic_loss_scaling=True use_pure_fp16=True use_fp16_guard=False
     optimizer.amp_init(place, paddle.static.global_scope paddle.static.amp.fp16_guard
-    paddle.DataParallel(model)
+    use_fp16_guard=True paddle.DataParallel(model) paddle.device.cuda.get_device_capability()
 """.split()
 
 
 @pytest.fixture
 def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """Return what the page's first block defines; a program, a folder and a group of processes of this test alone."""
+    """Return what the page's code blocks define; a program, a folder and a group of processes of this test alone."""
     monkeypatch.chdir(tmp_path)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -51,7 +56,9 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
     program = static.Program()
     program.backend = "aot_eager"  # as exact as compiled code, and there at once
     defined: dict[str, Any] = {}
-    exec(next(block.code for block in blocks(DOCS / PAGE) if block.language == "python"), defined)  # noqa: S102  # our own text
+    for block in blocks(DOCS / PAGE):
+        if block.language == "python":
+            exec(block.code, defined)  # noqa: S102  # our own text
     with static.program_guard(program):
         yield defined
     static.disable_static()
@@ -63,12 +70,156 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
 @pytest.mark.parametrize("table", TABLES)
 def test_right_hand_column_runs_from_top_to_bottom(table: str, names: dict[str, Any]) -> None:
     for row in read_table(PAGE, table):
-        theirs, ours, *_ = row.values()
-        snippets = code_spans(ours)
-        assert snippets, f"{theirs}: nothing to run"
-        for snippet in snippets:
-            if not snippet.startswith(SHELL):
-                exec(snippet, names)  # noqa: S102  # our own text
+        run_row(row, names)
+
+
+def run_row(row: Row, names: dict[str, Any]) -> None:
+    """Run the right-hand side of a row."""
+    theirs, ours, *_ = row.values()
+    snippets = code_spans(ours)
+    assert snippets, f"{theirs}: nothing to run"
+    for snippet in snippets:
+        if not snippet.startswith(SHELL):
+            exec(snippet, names)  # noqa: S102  # our own text
+
+
+def row_of(table: str, call: str) -> Row:
+    """Return the one row whose left-hand side has a call."""
+    (found,) = [row for row in read_table(PAGE, table) if call in row["Paddle"]]
+    return found
+
+
+# -- rows that run, and do what Paddle does
+
+
+def images() -> list[Any]:
+    """Return images as data sets have them: PIL's in gray and colour, arrays with and without channels."""
+    rng = np.random.default_rng(0)
+    gray = rng.integers(0, 256, (28, 20), dtype=np.uint8)
+    colour = rng.integers(0, 256, (28, 20, 3), dtype=np.uint8)
+    return [Image.fromarray(gray), Image.fromarray(colour), gray, gray[..., None], colour]
+
+
+@pytest.mark.parametrize("image", images(), ids=["PIL gray", "PIL colour", "HW", "HW1", "HW3"])
+def test_transform_of_the_high_level_table_takes_pil_images_and_arrays(image: Any, names: dict[str, Any]) -> None:
+    run_row(row_of("paddle model", "T.Compose"), names)
+    array = np.asarray(image)
+    pixels = array.reshape(*array.shape[:2], -1).astype(np.float64)
+    transformed = names["transform"](image)
+    assert transformed.dtype is torch.float32
+    assert transformed.shape == (pixels.shape[2], 28, 20)
+    for channel in range(pixels.shape[2]):
+        np.testing.assert_allclose(transformed[channel], pixels[:, :, channel] / 127.5 - 1, atol=1e-6)
+
+
+def test_data_of_the_high_level_table_are_images_as_paddle_s_transform_gives_them(names: dict[str, Any]) -> None:
+    for call in ("T.Compose", "datasets.MNIST"):
+        run_row(row_of("paddle model", call), names)
+    assert all(isinstance(digit, Image.Image) for digit in names["digits"])
+    assert all(image.shape == (1, 28, 28) and -1 <= image.min() <= image.max() <= 1 for image, _ in names["data"])
+
+
+class Movable:
+    """Stands for a model or a tensor: this machine may have no second place to move them to."""
+
+    place: Any = None
+
+    def to(self, place: Any) -> "Movable":
+        self.place = place
+        return self
+
+
+@pytest.mark.parametrize("has_gpu", [True, False])
+@pytest.mark.parametrize(
+    ("call", "variable", "device"),
+    [
+        ("paddle.CUDAPlace(0)", "place", "cuda:0"),
+        ("paddle.CPUPlace()", "place", "cpu"),
+        ("paddle.set_device", "device", "cuda"),
+    ],
+)
+def test_model_and_data_move_to_the_place(
+    call: str, variable: str, device: str, has_gpu: bool, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    names.update(model=Movable(), data=Movable(), label=Movable())
+    run_row(row_of("paddle set-up", call), names)
+    expected = torch.device(device if has_gpu else "cpu")
+    assert [names[name].place for name in ("model", "data", "label")] == [expected] * 3
+    assert names[variable] == expected
+
+
+def test_batch_of_the_loop_moves_to_the_model(names: dict[str, Any]) -> None:
+    names.update(data=Movable(), label=Movable())
+    run_row(row_of("paddle loop", "label._to"), names)
+    where = next(names["model"].parameters()).device
+    assert [names[name].place for name in ("data", "label")] == [where] * 2
+
+
+def test_model_of_a_process_moves_to_its_own_gpu(names: dict[str, Any]) -> None:
+    names["model"] = Movable()
+    run_row(row_of("paddle distributed", "init_parallel_env"), names)
+    expected = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    assert names["model"].place == expected
+
+
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_capability_is_none_without_a_gpu(
+    has_gpu: bool, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    row = row_of("paddle set-up", "get_device_capability")
+    run_row(row, names)
+    assert names["capability"] == ((9, 0) if has_gpu else None)
+    assert "mezzo check" in row["note"]
+
+
+@pytest.mark.parametrize(
+    ("table", "call", "name"),
+    [
+        ("paddle network", "paddle.nn.LayerList", "linears"),
+        ("paddle network", "`paddle.nn.Linear(16, 16)`", "layer"),
+        ("paddle network", "paddle.nn.Sequential", "net"),
+        ("paddle model", "nn.Sequential", "net"),
+    ],
+)
+def test_linear_layers_start_as_paddle_s(table: str, call: str, name: str, names: dict[str, Any]) -> None:
+    run_row(row_of(table, call), names)
+    layers = [module for module in names[name].modules() if isinstance(module, nn.Linear)]
+    assert layers
+    for layer in layers:
+        limit = math.sqrt(6 / (layer.in_features + layer.out_features))
+        assert layer.bias.count_nonzero() == 0
+        assert 0.9 * limit < layer.weight.abs().max() <= limit  # torch's own limit is 1 / sqrt(in_features)
+
+
+def test_optimizers_have_paddle_s_weight_decay(names: dict[str, Any]) -> None:
+    for call in ("paddle.optimizer.Adam(", "paddle.optimizer.AdamW("):
+        run_row(row_of("paddle network", call), names)
+    assert type(names["adam"]) is torch.optim.Adam
+    assert names["adam"].defaults["weight_decay"] == 0
+    assert names["adamw"].defaults["weight_decay"] == 0.01
+
+
+def test_saved_weights_are_loaded_again(names: dict[str, Any]) -> None:
+    run_row(row_of("paddle loop", "paddle.save"), names)
+    before = [param.detach().clone() for param in names["model"].parameters()]
+    nn.init.zeros_(names["model"][0].weight)
+    run_row(row_of("paddle loop", "paddle.load"), names)
+    for param, saved in zip(names["model"].parameters(), before, strict=True):
+        torch.testing.assert_close(param.detach(), saved, rtol=0, atol=0)
+
+
+def test_accumulated_gradients_update_once_in_so_many_batches(names: dict[str, Any]) -> None:
+    names["scaler"] = amp.GradScaler(init_loss_scaling=1024)
+    before = names["model"][0].weight.detach().clone()
+    run_row(row_of("paddle amp", "accumulate_batchs_num"), names)
+    assert not torch.equal(names["model"][0].weight, before)
+    assert names["model"][0].weight.grad is None
+
+
+# -- coverage
 
 
 def test_every_call_of_the_guide_has_a_row() -> None:
