@@ -108,6 +108,17 @@ def test_the_report_has_the_times_of_all_batches(classifier: Deployed, pictures:
     assert stored["engine"] == "onnxruntime"
 
 
+@pytest.mark.parametrize("warmup", [0, 3])
+def test_the_report_says_how_many_runs_warmed_up_and_counts_them_nowhere_else(
+    warmup: int, classifier: Deployed, pictures: Path
+) -> None:
+    options = InferOptions(images=pictures, benchmark=True, warmup=warmup, run=EngineOptions(threads=1))
+    report = infer(classifier, options).report
+    assert report is not None
+    assert f" warmup: {warmup}" in report.lines()
+    assert report.as_dict()["data_num"] == 3
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -94,6 +94,10 @@ def test_lines_are_those_of_autolog_with_a_section_of_ours_behind():
     assert REPORT.lines() == EXPECTED.split("\n")
 
 
+def test_runs_before_the_timer_are_added_to_the_cycles_that_it_left_out():
+    assert " warmup: 8" in dataclasses.replace(REPORT, warmup_runs=3).lines()
+
+
 def test_identifier_stands_in_brackets_before_fields_but_not_before_titles():
     fields = [f"[b8]{line}" if line.startswith(" ") else line for line in EXPECTED.split("\n")]
     assert REPORT.lines("b8") == fields

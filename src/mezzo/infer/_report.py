@@ -76,6 +76,8 @@ class BenchmarkReport:
     usage: Usage
     times: StageTimes
     env: Environment
+    warmup_runs: int = 0
+    """Runs before the timer started: neither timed nor counted in `data_num`."""
 
     def __post_init__(self) -> None:
         if self.runtime_device not in ("cpu", "gpu"):
@@ -163,7 +165,7 @@ class BenchmarkReport:
             {"engine": self.env.engine},
             {"engine_version": self.env.engine_version},
             {"cpu_peak_rss(MB)": _rounded(self.usage.peak_rss_mb)},
-            {"warmup": self.times.warmup},
+            {"warmup": self.warmup_runs + self.times.warmup},
             {"throughput(samples/s)": _rounded(self.times.samples_per_s)},
             _percentile_row("inference", self.times.inference),
             _percentile_row("cycle", self.times.cycle),

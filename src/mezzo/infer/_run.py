@@ -275,4 +275,5 @@ def _report(
         usage=sampler.usage,
         times=timer.times(),
         env=Environment.query(engine=choice.engine, engine_version=version_of(package)),
+        warmup_runs=options.warmup,
     )
