@@ -11,6 +11,7 @@ import torch
 import yaml
 from small_runs import losses_of, person_config, train
 
+from mezzo.amp._operator_log import operator_log
 from mezzo.cli._app import run
 from mezzo.models import create_model, load_weights
 from mezzo.train import _engine
@@ -64,8 +65,11 @@ def test_the_operator_table_shows_what_ran_in_half(
     monkeypatch.setenv("GLOG_v", "5" if asked == "environment" else "0")
     config = person_config(tmp_path, persons, iters=1)
     options = ["--precision", "bf16", "--save_dir", tmp_path / "out", *(["--log-ops"] if asked == "option" else [])]
+    operator_log.reset()
     assert train("--config", config, *options) == 0
-    rows = {row.split("|")[0].strip(): row.split("|")[1:] for row in capsys.readouterr().out.splitlines() if "|" in row}
+    text = capsys.readouterr().out
+    assert text.count("op list") == 1, "the region of the recorded step prints no table of its own"
+    rows = {row.split("|")[0].strip(): row.split("|")[1:] for row in text.splitlines() if "|" in row}
     assert [int(cell) for cell in rows["relu"]] == [0, 31, 0, 0]
     assert int(rows["_log_softmax"][2]) == 1  # the loss is float32
 

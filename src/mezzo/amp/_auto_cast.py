@@ -14,6 +14,7 @@ from mezzo.amp._compile import tag_compile_caches
 from mezzo.amp._foreign import CHECKS_ON_ENTRY, raise_if_replaced
 from mezzo.amp._hardware import warn_if_unsupported
 from mezzo.amp._kernels import KERNELS
+from mezzo.amp._operator_log import operator_log
 from mezzo.amp._policy import Policy
 from mezzo.amp._recompute import carry_policy_along
 from mezzo.amp._state import AutocastState, here, read_state, state_of, state_without, write_state
@@ -119,6 +120,8 @@ class auto_cast:  # the documents' name, used like a function
             if policy.dtype not in _checked_dtypes and torch.cuda.is_initialized():
                 _checked_dtypes.add(policy.dtype)
                 warn_if_unsupported(policy.dtype)
+            if operator_log.is_pending:
+                operator_log.begin(len(here.regions))
         around = read_state()
         here.regions.append(around)
         torch.autocast_increment_nesting()
@@ -135,6 +138,8 @@ class auto_cast:  # the documents' name, used like a function
         around = here.regions.pop()
         _forget_casts_to_another_dtype(self._state, around)
         write_state(around)
+        if operator_log.recording is not None:
+            operator_log.end(len(here.regions), is_complete=kind is None)
 
     def __call__(self, function: F) -> F:
         """Return the function run in a region of its own at each call."""

@@ -373,6 +373,24 @@ def _stop(sink: Sink) -> None:
     recording.remove(sink)
 
 
+def abandon(sink: Sink) -> None:
+    """Stop listening where the recording could not end; its modes go when the next recording of this thread ends."""
+    if _active.recording is not None:
+        _active.recording.remove(sink)
+
+
+def counts_operators() -> bool:
+    """Whether operator statistics are collected in this thread."""
+    recording = _active.recording
+    return recording is not None and any(isinstance(sink, OperatorStats) for sink in recording.sinks)
+
+
+def has_foreign_mode() -> bool:
+    """Whether the innermost dispatch mode of this thread is not the recorder's: tracing, fake tensors, another tool."""
+    mode = _get_current_dispatch_mode()
+    return mode is not None and not isinstance(mode, _DispatchMode)
+
+
 @contextmanager
 def listening(*sinks: Sink, inside: nn.Module | None = None) -> Iterator[None]:
     """Show the kernels that run inside, in this thread and in the backward's, to sinks.

@@ -10,6 +10,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from mezzo import amp
 from mezzo._timer import Timing, release_memory, time_calls, time_on_device
+from mezzo.amp._operator_log import operator_log
 from mezzo.bench._clocks import Machine, read_machine
 from mezzo.bench._device import find_device
 from mezzo.bench._settings import chosen, ratio, refuse_below_one
@@ -283,6 +284,7 @@ def small_net_task(device: torch.device) -> Task:
     return Task(model, inputs, targets, nn.functional.mse_loss)
 
 
+@operator_log.paused()
 def bench_step(
     *,
     size: int | None = None,

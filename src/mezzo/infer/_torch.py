@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 from mezzo._cuda_graph import capture_into
 from mezzo._exported import load_program
 from mezzo.amp import auto_cast
+from mezzo.amp._operator_log import operator_log
 from mezzo.infer._deployed import Deployed
 from mezzo.infer._engine import EngineOptions, Images, Output, PerShape
 from mezzo.infer._errors import EngineError
@@ -57,8 +57,11 @@ class TorchEngine:
         layout = torch.contiguous_format if self._device.type == "cpu" else torch.channels_last
         return torch.from_numpy(images).to(self._device).contiguous(memory_format=layout)
 
-    def _region(self) -> AbstractContextManager[Any]:
-        return contextlib.nullcontext() if self._casts is None else auto_cast(level="O1", dtype=self._casts)
+    @contextlib.contextmanager
+    def _region(self) -> Iterator[None]:
+        region = contextlib.nullcontext() if self._casts is None else auto_cast(level="O1", dtype=self._casts)
+        with operator_log.paused(), region:
+            yield
 
 
 class CompiledEngine(TorchEngine):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from mezzo.amp import auto_cast, decorate, float32_copy
+from mezzo.amp._operator_log import operator_log
 from mezzo.fp8 import recipe_for
 from mezzo.proof._accuracy_run import (
     Call,
@@ -85,6 +86,7 @@ def record_run(
     )
 
 
+@operator_log.paused()
 def run_at(
     model: nn.Module,
     inputs: Any,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from mezzo._errors import MezzoError
 from mezzo.amp import Policy, auto_cast
+from mezzo.amp._operator_log import operator_log
 
 
 class NoGuardError(MezzoError):
@@ -70,7 +71,8 @@ def precision_of(precision: Precision) -> Iterator[None]:
     regions = len(_here.open)
     _here.inside, _here.everywhere = (policy if precision.use_guard else None), policy
     try:
-        with auto_cast(policy=policy.in_float32() if precision.use_guard else policy):
+        region = auto_cast(policy=policy.in_float32() if precision.use_guard else policy)
+        with operator_log.paused(), region:  # a captured step has a table of its own: `operators()`
             try:
                 yield
             finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from mezzo.amp._operator_log import operator_log
 from mezzo.config import DataRecipe, Recipe
 from mezzo.data import DataError, Loader, Prefetcher, Shard, ToInput
 from mezzo.train._distributed import World
@@ -41,7 +42,7 @@ class Evaluator:
         model.eval()
         self._task.start_evaluation()
         try:
-            with torch.no_grad(), precision.autocast():
+            with torch.no_grad(), operator_log.paused(), precision.autocast():
                 for batch in self._batches:
                     self._task.measure(model, batch)
         finally:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from mezzo._errors import MezzoError, unknown_choice
+from mezzo.amp._operator_log import glog_asks_for_operators
 
 _LAYOUTS = ("NCHW", "NHWC")
 
@@ -119,8 +119,7 @@ class RunOptions:
 
     def wants_operator_table(self) -> bool:
         """Whether the first step is recorded: `log_ops`, or `GLOG_v=5` in the environment as in the documents."""
-        level = os.environ.get("GLOG_v", "0")  # noqa: SIM112  its name
-        return self.log_ops or (level.isdecimal() and int(level) >= 5)
+        return self.log_ops or glog_asks_for_operators()
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""

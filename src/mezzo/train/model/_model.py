@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from mezzo.amp import GradScaler
 from mezzo.amp._dtypes import HALF_DTYPES
+from mezzo.amp._operator_log import operator_log
 from mezzo.callbacks import Callback, CallbackList, ModelCheckpoint, ProgBarLogger
 from mezzo.metric import Metric
 from mezzo.static import InputSpec
@@ -110,7 +111,7 @@ class Model:
             inputs = [_zeros(spec, self.world.device)]
         elif self._inputs is not None:
             inputs = [_zeros(spec, self.world.device) for spec in self._inputs]
-        with self._prepared.precision.autocast():
+        with operator_log.paused(), self._prepared.precision.autocast():
             text = summarize(self.network, inputs)
         if self.world.is_first:
             print(text)

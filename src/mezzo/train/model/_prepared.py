@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mezzo.amp._operator_log import operator_log
 from mezzo.metric import Metric
 from mezzo.train._distributed import World
 from mezzo.train._loop import StepResult, take_step
@@ -75,7 +76,8 @@ class Prepared:
             return outputs, self._loss_of(outputs, labels)
 
         optimizer = self.need("optimizer", "train_batch")
-        outputs, loss = take_step(self.precision, optimizer, forward, max_norm=self.max_norm, update=update)
+        with operator_log.training_step() if operator_log.is_pending else nullcontext():
+            outputs, loss = take_step(self.precision, optimizer, forward, max_norm=self.max_norm, update=update)
         self.has_updated = update
         self._update_metrics(outputs, labels)
         return StepResult(loss, {})
@@ -105,7 +107,7 @@ class Prepared:
     @contextmanager
     def evaluation(self) -> Iterator[None]:
         """Inside, the network evaluates, without gradients; afterwards its parts are in the modes they were in."""
-        with in_evaluation(self.network), torch.no_grad():
+        with in_evaluation(self.network), torch.no_grad(), operator_log.paused():
             yield
 
     def _remember(self, inputs: list[Tensor]) -> None:
