@@ -129,9 +129,13 @@ def _about_fields(text: str, mode: str, profile: Profile) -> Iterator[Finding]:
             )
     if mode not in MODES:
         yield Finding(0, True, f"unknown mode '{mode}'; known are {', '.join(MODES)}")
-    for name, rest in (("data", "--data-path"), ("use_gpu", "use-gpu")):
+    for name, then in (
+        ("data", "`prepare` puts the data there and lets ./data lead to it, where train.py looks"),
+        ("use_gpu", "the device is chosen by the command, or by what the machine has"),
+    ):
         if profile.layout == "tutorial-32" and name in places and config[name].value not in ("", "null"):
-            yield Finding(places[name][0], False, f"{rest} is read by nobody: put it into the training command")
+            line = f"the script passes {config[name].key} to no command: {then}"
+            yield Finding(places[name][0], False, line)
     if profile.data == "none" and "i_img" in places and config["i_img"].value not in ("", "null"):
         yield Finding(places["i_img"][0], False, "the image is passed in whole_infer only, not after training")
     if "gpu_list" in places:
