@@ -134,7 +134,7 @@ def test_without_images_a_usual_one_is_taken(
     line = ["infer", "--use-gpu=False", f"--model-dir={classifier.folder}", "--batch-size=1", "--benchmark=False"]
     assert run(line) == 2
     assert (
-        "no images: give --image-path FILE, FOLDER or LIST (there is no images/demo.jpg either)"
+        "no images: give --image-path FILE, FOLDER or LIST (there is no ./images/demo.jpg either)"
         in capsys.readouterr().err
     )
     (tmp_path / "images").mkdir()

@@ -131,3 +131,22 @@ def test_labels_of_two_sizes_and_missing_ones_are_named() -> None:
         list(Loader(Labelled(2), Compose([]), Shard(2, 2)))
     with pytest.raises(DataError, match=r"1.png: has no label, and training and evaluation need one"):
         list(Loader(Labelled(2, bad=1), Compose([]), Shard(2, 1)))
+
+
+def test_workers_can_start_before_anything_is_read_and_the_batches_are_the_same() -> None:
+    def loader(workers: int) -> Loader:
+        return Loader(Numbered(8), flipping(), Stream(8, 3, seed=3), seed=1, workers=workers)
+
+    plain = [batch.paths for batch in itertools.islice(loader(0), 4)]
+    early = loader(2)
+    try:
+        early.start()
+        started = early._loader._iterator
+        assert started is not None
+        assert all(worker.is_alive() for worker in started._workers)
+        assert started._tasks_outstanding == 0
+        early.start()  # a second time changes nothing
+        assert [batch.paths for batch in itertools.islice(early, 4)] == plain
+        assert early._loader._iterator is started  # no worker was forked again
+    finally:
+        early.close()

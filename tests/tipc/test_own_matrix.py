@@ -3,10 +3,11 @@
 import re
 import shlex
 from pathlib import Path
+from posixpath import normpath
 
 import pytest
 
-from mezzo.tipc._datasets import DATASETS
+from mezzo.tipc._wanted import data_of
 
 REPOSITORY = Path(__file__).parents[2]
 CONFIGS = REPOSITORY / "test_tipc" / "configs"
@@ -25,7 +26,11 @@ SEG_O1, SEG_O2 = "train_linux_gpu_normal_amp_infer_python_linux_gpu_cpu.txt", "t
 CLS_O2, CLS_O1 = "train_amp_infer_python.txt", "train_amp_o1_infer_python.txt"
 SEGMENTATION = [(name, text) for name in RECIPES for text in (PLAIN, SEG_O1, SEG_O2)]
 CLASSIFICATION = [("mobilenet_v3_small", text) for text in (PLAIN, CLS_O2, CLS_O1)]
-FOLDERS = {model: dataset.folder for dataset in DATASETS for model in dataset.models}
+FOLDERS = {
+    name: normpath(each.folder)
+    for name in (*RECIPES, "mobilenet_v3_small")
+    for each in data_of((CONFIGS / name / PLAIN).read_text(encoding="ascii"), REPOSITORY)
+}
 
 # Where the forms have their headers, and the index of the last line that is used (line 0 is the first header).
 SEG_HEADERS, SEG_LINES = {0: "train", 22: "eval", 26: "export", 35: "infer"}, 52

@@ -69,8 +69,8 @@ def test_what_repositories_ignore():
         ["=="] + [f"k{i}:v" for i in range(11)] + ["trainer:n", "n:t.py", "##", "==", "e:n", "##", "=="] + ["k:v"] * 14
     )
     lines = findings(text, "tutorial")
-    assert any("passes --data-path to no command" in line for line in lines)
-    assert any("passes use-gpu to no command" in line for line in lines)
+    assert any("passes k9 to no command" in line for line in lines)
+    assert any("passes k3 to no command" in line for line in lines)
     assert any("the image is passed in whole_infer only" in line for line in lines)
 
 

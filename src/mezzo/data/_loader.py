@@ -87,6 +87,16 @@ def _start_worker(_number: int) -> None:
     torch.set_num_threads(1)
 
 
+class _Gated:
+    """A batch sampler that has no batches until it is opened."""
+
+    def __init__(self, batches: Stream | Shard) -> None:
+        self._batches, self.is_open = batches, True
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        return iter(self._batches) if self.is_open else iter(())
+
+
 class Loader:
     """Batches of a data set, read ahead by workers.
 
@@ -109,10 +119,11 @@ class Loader:
         workers: int = 0,
         pinned: bool = False,
     ) -> None:
-        self.dataset, self.batches = dataset, batches
+        self.dataset, self.batches, self._workers = dataset, batches, workers
+        self._gate = _Gated(batches)
         self._loader: data.DataLoader[Any] = data.DataLoader(
             _Reader(dataset, transforms, seed),
-            batch_sampler=cast(Any, batches),
+            batch_sampler=cast(Any, self._gate),
             num_workers=workers,
             collate_fn=_collate,
             pin_memory=pinned,
@@ -121,6 +132,17 @@ class Loader:
             worker_init_fn=_start_worker,
             generator=torch.Generator(),  # of its own: a loader that starts must not move the generator of dropout
         )
+
+    def start(self) -> None:
+        """Start the workers now; they read nothing before the first iteration.
+
+        Workers are forked. Once other threads run (of a second loader, of a writer), a fork may hang: in Python below
+        3.11.8 and 3.12.1 the child waits for a lock that a thread of its parent held (CPython gh-112275).
+        """
+        if self._workers and self._loader._iterator is None:
+            self._gate.is_open = False
+            iter(self._loader)
+            self._gate.is_open = True
 
     def close(self) -> None:
         """End the workers now, not when the interpreter goes down."""

@@ -32,6 +32,10 @@ class Evaluator:
         self._batches = Prefetcher(self._loader, to_input, world.device)
         self._task, self._images = task, len(dataset)
 
+    def start(self) -> None:
+        """Start the workers; see `Loader.start`."""
+        self._loader.start()
+
     def close(self) -> None:
         """End the workers."""
         self._loader.close()

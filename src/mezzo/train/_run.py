@@ -52,6 +52,8 @@ def train(recipe: Recipe, options: RunOptions) -> TrainResult:
         if options.do_eval:
             evaluator = _evaluator(recipe, options, world, session.task)
             closing.callback(evaluator.close)
+            evaluator.start()
+        session.loader.start()
         progress = _begin(session, store)
         scalars: ScalarLog | None = None
         if world.is_first:
