@@ -287,11 +287,21 @@ def test_weights_that_cannot_be_had_are_left_out_of_lite_trainings_and_said(tmp_
         assert each.bare.endswith(" --opts model.backbone.pretrained=null") == (each.kind == "train")
         assert (each.status is not None and "pretrained=null" in each.status) == (each.kind == "train")
     notice = by_name(plan)["train-1"].notices[-1]
-    assert notice.startswith("starts without https://h/w.tar.gz (no network); put the file at ")
-    assert notice.endswith("weights/h/w.tar.gz to use it")
+    assert notice.startswith("starts without https://h/w.tar.gz: no network; to use it, put the file at ")
+    assert notice.endswith("weights/h/w.tar.gz")
     assert "pretrained" not in mended(root=tmp_path, lacking={}).steps[0].bare
     whole = mended(root=tmp_path, lacking=lacking, mode="whole_train_whole_infer")
     assert "pretrained" not in whole.steps[0].bare
+
+
+@pytest.mark.parametrize("given", ["--opts model.backbone.pretrained=mine.pdparams", "--pretrained mine.pdparams"])
+def test_weights_that_the_command_names_itself_stay(tmp_path, given):
+    (tmp_path / "configs/net").mkdir(parents=True)
+    (tmp_path / "configs/net/net.yml").write_text(RECIPE)
+    text = CONFIG.replace("--amp_level O1", f"--amp_level O1 {given}")
+    step = mended(root=tmp_path, text=text, lacking={"https://h/w.tar.gz": "no network"}).steps[0]
+    assert step.bare.count("mine.pdparams") == 1
+    assert "null" not in step.bare.replace("autocast_null", "")
 
 
 def test_logs_of_inference_have_the_names_that_the_documents_give(tmp_path):

@@ -7,6 +7,8 @@ from posixpath import normpath
 
 import pytest
 
+from mezzo.tipc import choose_profile, make_plan
+from mezzo.tipc._config import parse
 from mezzo.tipc._wanted import data_of
 
 REPOSITORY = Path(__file__).parents[2]
@@ -26,11 +28,17 @@ SEG_O1, SEG_O2 = "train_linux_gpu_normal_amp_infer_python_linux_gpu_cpu.txt", "t
 CLS_O2, CLS_O1 = "train_amp_infer_python.txt", "train_amp_o1_infer_python.txt"
 SEGMENTATION = [(name, text) for name in RECIPES for text in (PLAIN, SEG_O1, SEG_O2)]
 CLASSIFICATION = [("mobilenet_v3_small", text) for text in (PLAIN, CLS_O2, CLS_O1)]
-FOLDERS = {
-    name: normpath(each.folder)
-    for name in (*RECIPES, "mobilenet_v3_small")
-    for each in data_of((CONFIGS / name / PLAIN).read_text(encoding="ascii"), REPOSITORY)
-}
+
+
+def folder_of(name: str) -> str:
+    """Return the folder that the commands of a network's text read their data from."""
+    text = (CONFIGS / name / PLAIN).read_text(encoding="ascii")
+    profile, _ = choose_profile(None, text, REPOSITORY)
+    (wanted,) = data_of(make_plan(text, "lite_train_lite_infer", profile), parse(text, profile), REPOSITORY)
+    return normpath(wanted.folder)
+
+
+FOLDERS = {name: folder_of(name) for name in (*RECIPES, "mobilenet_v3_small")}
 
 # Where the forms have their headers, and the index of the last line that is used (line 0 is the first header).
 SEG_HEADERS, SEG_LINES = {0: "train", 22: "eval", 26: "export", 35: "infer"}, 52

@@ -5,6 +5,7 @@ import http.server
 import io
 import json
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -19,15 +20,17 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from test_mend import CONFIG
 
 from mezzo._errors import MezzoError, RunError
+from mezzo._files import locked
 from mezzo.config import ConfigError, load_recipe
 from mezzo.data import DataError
 from mezzo.data import prepare as generate
 from mezzo.data._lite import MARKER as GENERATED
 from mezzo.fetch import Bounds, FetchError, _archive, _download, place_of
 from mezzo.models import count_classes, create_model, load_trained, save_pdparams
-from mezzo.tipc import _datasets, _prepare, _weights
+from mezzo.tipc import PROFILES, Allowances, _datasets, _prepare, _weights, make_plan, mend
 from mezzo.tipc._datasets import DATASETS
 from mezzo.tipc._prepare import Prepared, prepare
 
@@ -42,13 +45,6 @@ MODEL_OF = {"imagenet_lite": "mobilenet_v3_small", "mini_supervisely": "pphumans
 FOLDER_OF = {name: f"test_tipc/data/{'lite_data' if name == 'imagenet_lite' else name}" for name in SMALL}
 MINI = FOLDER_OF["mini_supervisely"]
 
-TEXT = """\
-===========================train_params===========================
-model_name:{model}
-norm_train:{train}
-norm_export:tools/export.py
-infer_model:./weights/a.pdparams|null|./weights/b.pdparams
-"""
 GENERATOR_OF = {model: generator for generator, model in MODEL_OF.items()}
 TRAIN_BY = {"imagenet_lite": "train.py --data-path=test_tipc/data/lite_data"}
 LISTS = """  type: Dataset
@@ -80,6 +76,26 @@ lr_scheduler: {type: PolynomialDecay, learning_rate: 0.01}
 """
 
 
+def text_of(model: str, generator: str = "cityscapes") -> str:
+    """Return a text of 52 lines whose commands read a kind of data."""
+    export = "tools/export.py --config configs/net.yml"
+    normal = "null" if generator in TRAIN_BY else export
+    changes = {
+        "model_name:net": f"model_name:{model}",
+        "train_infer_img_dir:img": "train_infer_img_dir:configs",
+        "tools/train.py --config configs/net/net.yml": TRAIN_BY.get(generator, "train.py --config configs/net.yml"),
+        "norm_export:tools/export.py --config configs/net/net.yml": f"norm_export:{normal}",
+        "infer_model:null": "infer_model:./weights/a.pdparams|./weights/b.pdparams",
+        "infer_export:null": f"infer_export:{export}|{export}",
+        "--image_path:img": "--image_path:configs",
+    }
+    text = CONFIG
+    for old, new in changes.items():
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
 @pytest.fixture(autouse=True)
 def small_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets of a few images, so that a test takes no time."""
@@ -96,11 +112,10 @@ def run(tmp_path: Path) -> Callable[..., Prepared]:
         config = Path("configs") / "text.txt"
         (tmp_path / "configs").mkdir(exist_ok=True)
         generator = GENERATOR_OF.get(model, "cityscapes")
-        train = TRAIN_BY.get(generator, "tools/train.py --config configs/net.yml --do_eval")
-        (tmp_path / config).write_text(TEXT.format(model=model, train=train))
+        (tmp_path / config).write_text(text_of(model, generator))
         data = LISTS if generator == "mini_supervisely" else TREE
         (tmp_path / "configs/net.yml").write_text(RECIPE.replace("DATA", data.rstrip("\n") + "\n"))
-        return prepare(config, mode, **{"root": tmp_path, "model_name": model, "has_gpu": True, **options})
+        return prepare(config, mode, **{"root": tmp_path, "has_gpu": True, "profile": "mezzo", **options})
 
     return call
 
@@ -208,13 +223,13 @@ def test_folder_with_something_else_is_refused(tmp_path, run):
 
 
 @pytest.mark.slow
-def test_two_processes_make_one_set(tmp_path):
-    config = tmp_path / "x.txt"
-    config.write_text("model_name:pphumanseg_lite\n")
+def test_two_processes_make_one_set(tmp_path, run):
+    run()
+    shutil.rmtree(tmp_path / MINI)
     code = (
         "from pathlib import Path; from mezzo.tipc._prepare import prepare; import sys\n"
         "root = Path(sys.argv[1])\n"
-        "made = prepare(root / 'x.txt', 'whole_infer', root=root, model_name='pphumanseg_lite', has_gpu=True)\n"
+        "made = prepare(root / 'configs/text.txt', 'lite_train_lite_infer', root=root, has_gpu=True, profile='mezzo')\n"
         "print(len(made.folders))"
     )
     both = [
@@ -224,21 +239,31 @@ def test_two_processes_make_one_set(tmp_path):
     assert sorted(process.communicate()[0].strip() for process in both) == ["0", "1"]
 
 
-TUTORIAL = """\
-model_name:my_net
---data-path:./lite_data
-trainer:amp_train
-amp_train:train.py --amp_level=O2
-eval:train.py --test-only
-inference:deploy/inference_python/infer.py
---img-path:./images/demo.jpg
-"""
+TUTORIAL = "\n".join(
+    [
+        *("===train_params===", "model_name:my_net", "python:python3.7", "gpu_list:0|0,1", "use-gpu:True|True"),
+        *("--epochs:lite_train_lite_infer=5", "--output-dir:./output/", "--batch-size:lite_train_lite_infer=4"),
+        *(
+            "--pretrained:null",
+            "train_model_name:latest.pdparams",
+            "--data-path:./lite_data",
+            "##",
+            "trainer:amp_train",
+        ),
+        *("amp_train:train.py --amp_level=O2", "##", "===eval_params===", "eval:train.py --test-only", "##"),
+        *("===infer_params===", "--save-inference-dir:./output/infer/", "--pretrained:"),
+        *("norm_export:tools/export_model.py --model=mobilenet_v3_small", "##", "train_model:./w/w.pdparams"),
+        *("infer_export:tools/export_model.py", "##", "inference:deploy/inference_python/infer.py"),
+        *("--use-gpu:True|False", "--batch-size:1", "--model-dir:./output/infer/", "--img-path:./images/demo.jpg"),
+        "--benchmark:True",
+    ]
+)
 
 
 def test_the_tutorial_s_text_gets_its_data_where_its_commands_look(tmp_path):
     (tmp_path / "x.txt").write_text(TUTORIAL)
     for _ in range(2):  # the second run finds everything in place
-        prepare(Path("x.txt"), LITE, root=tmp_path, model_name="my_net", has_gpu=False)
+        prepare(Path("x.txt"), LITE, root=tmp_path, has_gpu=False, profile="mezzo-tutorial")
     assert (tmp_path / "data").readlink() == Path("lite_data")
     assert len(list((tmp_path / "data/train").iterdir())) == 16
     assert (tmp_path / "images/demo.jpg").is_file()
@@ -249,16 +274,100 @@ def test_data_and_images_of_the_user_stay(tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "images/demo.jpg").write_bytes(b"mine")
     (tmp_path / "data/train").mkdir(parents=True)
-    notices = prepare(Path("x.txt"), LITE, root=tmp_path, model_name="my_net", has_gpu=False).notices
-    assert any("./data is there already" in line for line in notices)
+    notices = prepare(Path("x.txt"), LITE, root=tmp_path, has_gpu=False, profile="mezzo-tutorial").notices
+    assert any("./data holds training images" in line for line in notices)
     assert (tmp_path / "images/demo.jpg").read_bytes() == b"mine"
     assert not (tmp_path / "data").is_symlink()
 
 
-def test_a_text_that_names_no_data_is_refused(tmp_path):
-    (tmp_path / "x.txt").write_text("model_name:my_net\nnorm_train:main.py\n")
+def test_a_link_of_ours_gives_way_and_anything_else_in_its_place_is_said(tmp_path):
+    def again(text: str = TUTORIAL) -> Prepared:
+        (tmp_path / "x.txt").write_text(text)
+        return prepare(Path("x.txt"), LITE, root=tmp_path, has_gpu=False, profile="mezzo-tutorial")
+
+    again()
+    again(TUTORIAL.replace("./lite_data", "./other"))
+    assert (tmp_path / "data").readlink() == Path("other")
+    (tmp_path / "data").unlink()
+    (tmp_path / "data").write_text("mine")
+    again()  # train.py finds ./lite_data by itself
+    with pytest.raises(DataError, match=r"--data-path=\./other"):
+        again(TUTORIAL.replace("./lite_data", "./other"))
+    assert (tmp_path / "data").read_text() == "mine"
+
+
+def test_a_text_that_names_no_data_is_refused(tmp_path, run):
+    run()
+    text = text_of("x").replace("train.py --config configs/net.yml", "main.py -c net.yml")
+    (tmp_path / "configs/text.txt").write_text(text.replace("--config configs/net.yml", ""))
     with pytest.raises(DataError, match="--data-path DIR"):
-        prepare(Path("x.txt"), LITE, root=tmp_path, model_name="my_net", has_gpu=True)
+        prepare(Path("configs/text.txt"), LITE, root=tmp_path, has_gpu=True, profile="mezzo")
+
+
+RECORDED = [json.loads(line) for line in (Path(__file__).parent / "examples.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("profile", sorted({each["profile"] for each in RECORDED}))
+def test_texts_of_other_repositories_get_no_data_that_they_do_not_ask_for(tmp_path, profile):
+    """Their recipes are not there, or they name none: one line, and nothing is made."""
+    for example in (each for each in RECORDED if each["profile"] == profile):
+        (tmp_path / "x.txt").write_text(example["config"])
+        if PROFILES[profile].layout != "tutorial-32" and "--data-path" not in example["config"]:
+            with pytest.raises(MezzoError):
+                prepare(Path("x.txt"), LITE, root=tmp_path, has_gpu=True, profile=profile)
+            assert [path.name for path in tmp_path.iterdir()] == ["x.txt"]
+
+
+def test_an_unused_trainer_s_recipe_is_not_needed(tmp_path, run):
+    run()
+    text = text_of("x").replace("fpgm_train:null", "fpgm_train:train.py --config gone.yml")
+    (tmp_path / "configs/text.txt").write_text(text)
+    prepare(Path("configs/text.txt"), LITE, root=tmp_path, has_gpu=True, profile="mezzo")
+
+
+def test_two_blanks_after_an_option_change_nothing(tmp_path, run):
+    run("fcn_hrnetw18")
+    (tmp_path / "configs/text.txt").write_text(text_of("x").replace("--config ", "--config  "))
+    notices = prepare(Path("configs/text.txt"), LITE, root=tmp_path, has_gpu=True, profile="mezzo").notices
+    assert any("in the form of Cityscapes" in line for line in notices)
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("place", ["../out/set", "{outside}/set", "leads/out"])
+def test_nothing_is_written_outside_of_the_repository(tmp_path, place):
+    root, outside = tmp_path / "root", tmp_path / "out"
+    root.mkdir()
+    outside.mkdir()
+    (root / "leads").symlink_to(outside)
+    place = place.format(outside=outside)
+    for old in ("./lite_data", "./images/demo.jpg"):
+        (root / "x.txt").write_text(TUTORIAL.replace(old, place + (".jpg" if "images" in old else "")))
+        with pytest.raises(DataError, match="outside"):
+            prepare(Path("x.txt"), LITE, root=root, has_gpu=False, profile="mezzo-tutorial")
+    assert not list(outside.iterdir())
+
+
+def test_a_file_where_the_data_belong_is_not_touched(tmp_path):
+    (tmp_path / "x.txt").write_text(TUTORIAL)
+    (tmp_path / "lite_data").write_text("my thesis")
+    with pytest.raises(DataError, match="not made by this command"):
+        prepare(Path("x.txt"), LITE, root=tmp_path, has_gpu=False, profile="mezzo-tutorial")
+    assert (tmp_path / "lite_data").read_text() == "my thesis"
+
+
+@pytest.mark.parametrize("marker", [b"", b"{", b"\xff"])
+def test_a_folder_with_a_damaged_marker_is_not_ours(tmp_path, run, marker):
+    (tmp_path / MINI).mkdir(parents=True)
+    (tmp_path / MINI / ".mezzo-source.json").write_bytes(marker)
+    with pytest.raises(DataError, match="not made by this command"):
+        run()
+    assert (tmp_path / MINI / ".mezzo-source.json").read_bytes() == marker
+
+
+def test_a_complete_set_in_a_folder_that_cannot_be_written_is_used(tmp_path, run, monkeypatch):
+    make_real("mini_supervisely", tmp_path / MINI)
+    monkeypatch.setattr(_prepare, "locked", lambda path: pytest.fail("something is written beside the set"))
+    assert run().notices == (f"{MINI}: the set that is there is used",)
 
 
 def test_data_of_a_type_that_is_not_drawn_must_be_there(tmp_path, run):
@@ -268,7 +377,7 @@ def test_data_of_a_type_that_is_not_drawn_must_be_there(tmp_path, run):
     (tmp_path / "configs/net.yml").write_text(recipe)
 
     def again() -> Prepared:
-        return prepare(Path("configs/text.txt"), LITE, root=tmp_path, model_name="x", has_gpu=True)
+        return prepare(Path("configs/text.txt"), LITE, root=tmp_path, has_gpu=True, profile="mezzo")
 
     with pytest.raises(DataError, match="test_tipc/data/ade is missing"):
         again()
@@ -282,7 +391,7 @@ def test_lists_under_other_names_are_used_and_never_drawn(tmp_path, run):
     (tmp_path / "configs/net.yml").write_text(text.replace("own/train.txt", "own/my_train.txt"))
 
     def again() -> Prepared:
-        return prepare(Path("configs/text.txt"), LITE, root=tmp_path, model_name="x", has_gpu=True)
+        return prepare(Path("configs/text.txt"), LITE, root=tmp_path, has_gpu=True, profile="mezzo")
 
     with pytest.raises(DataError, match=r"own/my_train\.txt"):
         again()
@@ -294,8 +403,8 @@ def test_lists_under_other_names_are_used_and_never_drawn(tmp_path, run):
 
 
 def test_text_that_cannot_be_read_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"gone\.txt: cannot be read as text: No such file"):
-        prepare(Path("gone.txt"), LITE, root=tmp_path, model_name="pphumanseg_lite", has_gpu=True)
+    with pytest.raises(MezzoError, match=r"cannot read configuration '.*gone\.txt': No such file"):
+        prepare(Path("gone.txt"), LITE, root=tmp_path, has_gpu=True)
 
 
 # The real set, pointed to
@@ -733,7 +842,7 @@ def test_smaller_recipe_of_each_network_loads(tmp_path, directory):
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(source.read_bytes())
     text = Path("test_tipc/configs", directory, "train_infer_python.txt")
-    prepared = prepare(text, LITE, root=tmp_path, model_name=directory, has_gpu=False)
+    prepared = prepare(text, LITE, root=tmp_path, has_gpu=False)
     if directory == "mobilenet_v3_small":
         assert prepared.files == ()
         return
@@ -751,11 +860,26 @@ def test_smaller_recipe_of_each_network_loads(tmp_path, directory):
     assert "_base_" in yaml.safe_load(file.read_text())
 
 
+def test_two_recipes_of_a_folder_have_small_variants_of_their_own(tmp_path, run):
+    run("fcn_hrnetw18")
+    (tmp_path / "configs/pp_net.yml").write_text((tmp_path / "configs/net.yml").read_text())
+    text = text_of("x").replace(
+        "norm_export:tools/export.py --config configs/net.yml", "norm_export:e.py --config configs/pp_net.yml"
+    )
+    (tmp_path / "configs/text.txt").write_text(text)
+    prepare(Path("configs/text.txt"), LITE, root=tmp_path, has_gpu=False, profile="mezzo")
+    plan = make_plan(text, LITE, PROFILES["mezzo"])
+    steps = {step.name: step for step in mend(plan, root=tmp_path, gpus=0, allow=Allowances()).steps}
+    assert "--config configs/lite_cpu.yml " in steps["train-1"].bare
+    assert "--config configs/lite_cpu_pp_net.yml " in steps["export-1"].bare
+    assert load_recipe(tmp_path / "configs/lite_cpu_pp_net.yml").resolved
+
+
 def test_broken_recipe_is_named(tmp_path, run):
-    config = tmp_path / "x.txt"
-    config.write_text("norm_train:train.py --config gone.yml\n")
-    with pytest.raises(ConfigError, match=r"gone\.yml.*cannot be read"):
-        prepare(config, LITE, root=tmp_path, model_name="pphumanseg_lite", has_gpu=False)
+    run()
+    (tmp_path / "configs/net.yml").unlink()
+    with pytest.raises(ConfigError, match=r"net\.yml.*cannot be read"):
+        prepare(Path("configs/text.txt"), LITE, root=tmp_path, has_gpu=False, profile="mezzo")
 
 
 # Weights
@@ -796,7 +920,7 @@ def test_weights_that_cannot_be_fetched_are_a_notice_in_lite_modes_and_an_error_
     (tmp_path / "configs/net.yml").write_text(recipe.replace("{type: STDC1}", f"{{type: STDC1, pretrained: '{url}'}}"))
 
     def again(mode: str) -> Prepared:
-        return prepare(Path("configs/text.txt"), mode, root=tmp_path, model_name="x", has_gpu=True)
+        return prepare(Path("configs/text.txt"), mode, root=tmp_path, has_gpu=True, profile="mezzo")
 
     (notice,) = (line for line in again(LITE).notices if url in line)
     assert str(place_of(url)) in notice
@@ -810,11 +934,11 @@ def test_lock_waits_for_the_other(tmp_path):
     held: list[str] = []
 
     def second() -> None:
-        with _prepare._locked(tmp_path / "lock"):
+        with locked(tmp_path / "lock"):
             held.append("second")
 
     thread = threading.Thread(target=second)
-    with _prepare._locked(tmp_path / "lock"):
+    with locked(tmp_path / "lock"):
         thread.start()
         time.sleep(0.05)
         held.append("first")

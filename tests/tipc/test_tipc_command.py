@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_mend import CONFIG, MODE
+from test_mend import CONFIG, MODE, RECIPE
 
 from mezzo.cli._app import run
 
@@ -122,8 +122,62 @@ def test_a_script_that_is_not_there_is_said_before_anything_runs(here, capsys):
     assert "tools/export.py: no such script, export-1 calls it" in capsys.readouterr().err
     assert not (here / "test_tipc").exists()
     assert run(["tipc", "plan", "c.txt", MODE, "--profile", "seg"]) == 0
-    assert "cannot be run: tools/export.py: no such script" in capsys.readouterr().out
+    assert "  tools/export.py: no such script, export-1 calls it" in capsys.readouterr().out
     assert run(["tipc", "lint", "c.txt", MODE]) == 1
+
+
+URL = "https://h.example/w.tar.gz"
+
+
+@pytest.fixture
+def with_address(here):
+    """The same with a recipe that names weights behind an address, and two classes of scripts that show their words."""
+    (here / "configs/net/net.yml").write_text(RECIPE.replace("https://h/w.tar.gz", URL))
+    return here
+
+
+def test_lite_modes_go_on_without_weights_that_cannot_be_fetched_and_say_so(with_address, capsys):
+    assert run(["tipc", "plan", "c.txt", MODE, "--profile", "mezzo"]) == 0
+    assert "--opts model.backbone.pretrained=null" in capsys.readouterr().out
+    assert run(["tipc", "plan", "c.txt", MODE, "--profile", "mezzo", "--format", "shell"]) == 0
+    assert f"# train-1: starts without {URL}" in capsys.readouterr().out
+    assert run(["tipc", "run", "c.txt", MODE, "--profile", "mezzo"]) == 0
+    notice = f"starts without {URL}: MEZZO_OFFLINE is set"
+    assert notice in capsys.readouterr().out
+    (records,) = with_address.glob("test_tipc/output/**/steps.jsonl")
+    record = next(each for each in map(json.loads, records.read_text().splitlines()) if each["step"] == "train-1")
+    assert record["argv"][-2:] == ["--opts", "model.backbone.pretrained=null"]
+    assert notice in (with_address / record["log"]).read_text()  # also in the log of the training
+    assert notice in (records.parent / "report.html").read_text().replace("&#x27;", "'")
+
+
+def test_other_modes_say_where_to_put_the_file(with_address, capsys):
+    (with_address / "c.txt").write_text(CONFIG.replace("python3.7", "python").replace("gpu_list:0|0,1", "gpu_list:-1"))
+    assert run(["tipc", "run", "c.txt", "whole_train_whole_infer", "--profile", "mezzo"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "put it at" in line
+    assert not (with_address / "test_tipc").exists()
+    trained = "--amp_level O1 --opts model.backbone.pretrained=null"
+    (with_address / "c.txt").write_text((with_address / "c.txt").read_text().replace("--amp_level O1", trained))
+    assert run(["tipc", "run", "c.txt", "whole_train_whole_infer", "--profile", "mezzo", "--dry-run"]) == 0
+
+
+def test_plan_lint_and_strict_runs_find_what_is_not_there(with_address, capsys):
+    (with_address / "configs/net/net.yml").unlink()
+    for command in (["plan"], ["lint"], ["run", "--dry-run", "--strict"]):
+        code = run(["tipc", *command, "c.txt", MODE, "--profile", "mezzo"])
+        assert code == {"plan": 0, "lint": 1, "run": 2}[command[0]]
+        found = capsys.readouterr()
+        assert "configs/net/net.yml: no such file" in found.out + found.err
+
+
+def test_escapes_of_a_text_do_not_reach_the_terminal(with_address, capsys):
+    recipe = (with_address / "configs/net/net.yml").read_text()
+    (with_address / "configs/net/net.yml").write_text(recipe.replace(f"'{URL}'", '"https://h/\\e]0;x\\a.tar.gz"'))
+    for command in ("lint", "plan", "prepare"):
+        run(["tipc", command, "c.txt", MODE, "--profile", "mezzo"])
+        found = capsys.readouterr()
+        assert "\x1b" not in found.out + found.err
 
 
 def test_a_failed_step_shows_its_command_and_why(here, capsys):

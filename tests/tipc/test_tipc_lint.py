@@ -127,13 +127,28 @@ def test_what_is_not_there_is_found_before_anything_runs(repository, gone, expec
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("--use_trt:False", "--use_trt:True", "error: infer-2 asks for TensorRT"),
         ("--amp_level O1", "--amp_level O1 --device gpu", "warning: train-1 asks for a GPU (--device gpu)"),
         ("net.yml --precision", "net.yml --precision", "warning: infer-2 asks for a GPU (--device=gpu)"),
     ],
 )
 def test_what_the_machine_lacks_is_found(repository, old, new, expected):
     assert any(line.startswith(expected) for line in lacking(repository, CONFIG.replace(old, new)))
+
+
+def test_tensorrt_is_refused_where_it_would_run(repository):
+    text = CONFIG.replace("--use_trt:False", "--use_trt:True")
+    assert any(line.startswith("error: infer-2 asks for TensorRT") for line in lacking(repository, text, gpus=2))
+    assert not any("TensorRT" in line for line in lacking(repository, text))  # skipped without a GPU
+
+
+@pytest.mark.parametrize("url", ["https://me:secret@h/w.tar.gz", "https://h/folder/", "file:///no/such/file"])
+def test_an_address_that_cannot_be_used_is_an_error(repository, url):
+    (repository / "configs/net/net.yml").write_text(RECIPE.replace("https://h/w.tar.gz", url))
+    found = [line for line in lacking(repository, gpus=2) if line.startswith("error")]
+    assert (
+        found if not url.startswith("file") else any("file:///no/such" in line for line in lacking(repository, gpus=2))
+    )
+    assert not any("secret" in line for line in found)
 
 
 def test_weights_behind_an_address_and_faults_of_a_recipe_are_found(repository):

@@ -50,7 +50,15 @@ def test_weights_decide_the_classes_of_an_evaluation(here, capsys):
 def test_weights_for_fewer_classes_than_the_data_has_are_refused(here, capsys):
     (here / "lite_data/train/zebra").mkdir()
     assert train("--test-only", "--pretrained=out/latest.pdparams", *SMALL) == 2
-    assert "17 class folders, but num_classes=16" in capsys.readouterr().err
+    assert "out/latest.pdparams has 16 classes, the data have 17" in capsys.readouterr().err
+
+
+def test_weights_for_more_classes_than_the_data_has_need_the_number(here, capsys):
+    for split in ("train", "val"):
+        shutil.rmtree(sorted((here / "lite_data" / split).iterdir())[-1])
+    assert train("--test-only", "--pretrained=out/latest.pdparams", *SMALL) == 2
+    assert "has 16 classes, the data have 15; if the data are a part" in capsys.readouterr().err
+    assert train("--test-only", "--pretrained=out/latest.pdparams", "--num-classes", "16", *SMALL) == 0
 
 
 def test_the_first_folder_with_training_images_is_taken(here, capsys):

@@ -13,14 +13,14 @@ from mezzo.fetch import fetch, is_url, terminal_progress
 BEST = "best_model"
 
 
-def find_weights(given: str | Path, setting: str = "model.pretrained") -> Path:
+def find_weights(given: str | Path, setting: str | None = None) -> Path:
     """Return the file of weights that are given as a URL, a file, the folder of a checkpoint, or that of a run.
 
     A URL is fetched into the cache of `mezzo.fetch`, with a bar or lines on stderr.
 
     Args:
         given: A URL begins with http:, https: or file:.
-        setting: The name in the recipe, for messages.
+        setting: The name in the recipe of a training, which may start without; for messages.
 
     Raises:
         RunError: A URL cannot be fetched; the message gives the path for a file fetched by other means.
@@ -28,8 +28,10 @@ def find_weights(given: str | Path, setting: str = "model.pretrained") -> Path:
         CheckpointError: There is no such file, or the folder has no weights.
     """
     text = str(given)
+    if isinstance(given, Path):
+        text = re.sub("^(https?):/+", r"\1://", text, flags=re.IGNORECASE)  # a Path has lost a slash
     if is_url(text):
-        return _fetched(re.sub("^(https?):/+", r"\1://", text, flags=re.IGNORECASE), setting)  # a Path has lost a slash
+        return _fetched(text, setting)
     if re.match(r"\w+:/", text):
         raise CheckpointError(
             f"{text}: weights are fetched by http:, https: and file: only; give one of these or a path"
@@ -51,9 +53,11 @@ def find_weights(given: str | Path, setting: str = "model.pretrained") -> Path:
     )
 
 
-def _fetched(url: str, setting: str) -> Path:
+def _fetched(url: str, setting: str | None) -> Path:
     try:
         with terminal_progress(url) as progress:
             return fetch(url, progress=progress)
     except MezzoError as error:
+        if setting is None:
+            raise
         raise type(error)(f"{error}, or start without: --opts {setting}=null") from error

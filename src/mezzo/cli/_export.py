@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 def export(
     config: Annotated[Path | None, option("A PaddleSeg YAML file.", "--config")] = None,
     model: Annotated[str | None, option("A classifier, instead of --config.", "--model")] = None,
-    weights: Annotated[Path | None, option("Weights, or a checkpoint folder.", "--model-path", "--pretrained")] = None,
+    weights: Annotated[
+        str | None, option("Weights: file, archive, folder or URL.", "--model-path", "--pretrained")
+    ] = None,
     save_dir: Annotated[Path, option("Results go there.", "--save-dir", "--save-inference-dir")] = Path("output"),
     input_shape: Annotated[
         tuple[int, int, int, int] | None, option("Batch, channels, height, width; -1: free [all].", "--input-shape")
@@ -99,7 +101,7 @@ def _names(path: Path | None) -> list[str]:
         raise UsageError(f"--class-names {path}: cannot be read as text: {error}") from error
 
 
-def _classifier(name: str, num_classes: int | None, weights: Path | None) -> tuple[Any, int]:
+def _classifier(name: str, num_classes: int | None, weights: str | None) -> tuple[Any, int]:
     """Return a classifier and its number of classes: as asked for, else that of the weights."""
     from mezzo.checkpoint import find_weights
     from mezzo.models import count_classes, create_model, load_trained, model_info

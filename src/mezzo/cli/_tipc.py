@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mezzo._plain import plain
 from mezzo.cli._options import UsageError, option
 
 if TYPE_CHECKING:
@@ -44,20 +45,20 @@ def plan(
     from mezzo.tipc import Allowances, mend
     from mezzo.tipc._print import as_shell, as_text
 
-    _, _, made, why = _planned(config, mode, profile, gpu_id)
+    text, _, made, why = _planned(config, mode, profile, gpu_id)
     if not compat:
         from mezzo.tipc._machine import this_machine
-        from mezzo.tipc._presence import missing_scripts
+        from mezzo.tipc._presence import lacks
         from mezzo.tipc._weights import not_cached
 
-        root, allow = Path.cwd(), Allowances(shell=True, unknown_mode=True)
+        root, gpus = Path.cwd(), this_machine().gpus
+        found = tuple(plain(line) for _, line in lacks(made, text, root, gpus))
         try:
             lacking = not_cached(made, root)
-        except MezzoError:
-            lacking = {}  # a recipe is wrong: `lint` and the command itself say what
-        lost = missing_scripts(made, root)
-        made = mend(made, root=root, gpus=this_machine().gpus, allow=allow, lacking=lacking)
-        made = replace(made, left_out=(*made.left_out, *(f"cannot be run: {line}" for line in lost)))
+        except MezzoError:  # said in `found`
+            lacking = {}
+        allow = Allowances(shell=True, unknown_mode=True)
+        made = replace(mend(made, root=root, gpus=gpus, allow=allow, lacking=lacking), lacks=found)
     typer.echo(made.as_json() if form == "json" else as_shell(made) if form == "shell" else as_text(made, why))
     return 0 if made.steps else 3
 
@@ -72,7 +73,7 @@ def lint_(config: _Config, mode: _Mode, profile: _Profile = None) -> int:
     findings = lint(text, mode, chosen, made, Path.cwd(), this_machine().gpus)
     typer.echo(f"profile {chosen.name}, {why}")
     for finding in findings:
-        typer.echo(str(finding))
+        typer.echo(plain(str(finding)))
     errors = sum(finding.serious for finding in findings)
     typer.echo(f"{errors} error{'' if errors == 1 else 's'}, {len(findings) - errors} warnings")
     return 1 if errors else 0
@@ -143,23 +144,22 @@ def prepare(
     data: Annotated[Path | None, option("The real data set, for whole_* modes.", "--data")] = None,
     url: Annotated[str | None, option("Archive of it, with --sha256.", "--url")] = None,
     sha256: Annotated[str | None, option("Checksum of the archive.", "--sha256")] = None,
+    profile: _Profile = None,
 ) -> int:
     """Prepare the data of a configuration: generated in lite modes, the real set in the others."""
     from mezzo.tipc._machine import this_machine
     from mezzo.tipc._prepare import prepare as make_ready
 
-    _, _, made, _ = _planned(config, mode, None, "")
-    has_gpu = this_machine().gpus > 0
     make_ready(
         config,
         mode,
         root=Path.cwd(),
-        model_name=made.model,
-        has_gpu=has_gpu,
+        has_gpu=this_machine().gpus > 0,
+        profile=profile,
         data=data,
         url=url,
         sha256=sha256,
-        report=typer.echo,
+        report=lambda line: typer.echo(plain(line)),
     )
     return 0
 

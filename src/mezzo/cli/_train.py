@@ -23,7 +23,7 @@ def train(
         _Path, option("Folder of images: train a classifier on it [data, lite_data, ILSVRC2012].", "--data-path")
     ] = None,
     model: Annotated[_Text, option("Classifier [mobilenet_v3_small].", "--model")] = None,
-    num_classes: Annotated[_Int, option("Classes [counted in the training data].", "--num-classes")] = None,
+    num_classes: Annotated[_Int, option("Classes [counted in the data].", "--num-classes")] = None,
     precision: Annotated[_Text, option("fp32, fp16 or bf16.", "--precision")] = None,
     amp_level: Annotated[_Text, option("O0, OD, O1, O2 or O3.", "--amp-level")] = None,
     fp8: Annotated[_Text, option(FP8_HELP, "--fp8")] = None,
@@ -48,7 +48,7 @@ def train(
     resume: Annotated[
         _Path, option("Checkpoint, or folder of a run, to go on from.", "--resume", "--resume-model")
     ] = None,
-    pretrained: Annotated[_Path, option("Weights to start from.", "--pretrained")] = None,
+    pretrained: Annotated[_Text, option("Weights to start from: file, archive, folder or URL.", "--pretrained")] = None,
     start_epoch: Annotated[_Int, option("Count epochs from there.", "--start-epoch")] = None,
     device: Annotated[str, option("auto, cpu, gpu or gpu:N.", "--device")] = "auto",
     seed: Annotated[int, option("Of everything random.", "--seed")] = 0,
@@ -114,8 +114,8 @@ def evaluate(
     config: Annotated[_Path, option("A PaddleSeg YAML file.", "--config")] = None,
     data_path: Annotated[_Path, option("Folder of images, for a classifier.", "--data-path")] = None,
     model: Annotated[_Text, option("Classifier [mobilenet_v3_small].", "--model")] = None,
-    weights: Annotated[_Path, option("Weights, or a checkpoint folder.", "--model-path", "--pretrained")] = None,
-    num_classes: Annotated[_Int, option("Classes [counted in the training data].", "--num-classes")] = None,
+    weights: Annotated[_Text, option("Weights: file, archive, folder or URL.", "--model-path", "--pretrained")] = None,
+    num_classes: Annotated[_Int, option("Classes [counted in the data].", "--num-classes")] = None,
     precision: Annotated[_Text, option("fp32, fp16 or bf16.", "--precision")] = None,
     amp_level: Annotated[_Text, option("O0, OD, O1, O2 or O3.", "--amp-level")] = None,
     fp8: Annotated[_Text, option(FP8_HELP, "--fp8")] = None,

@@ -65,11 +65,11 @@ class Given:
     precision: str | None = None
     amp_level: str | None = None
 
-    def recipe(self, weights: Path | None = None) -> Recipe:
+    def recipe(self, weights: str | Path | None = None) -> Recipe:
         """Return what is trained or evaluated.
 
         Args:
-            weights: They are evaluated: the number of classes is theirs where the command line has none.
+            weights: They are evaluated: unless the command line has a number of classes, theirs must be that of the data.
 
         Raises:
             UsageError: Neither or both of `--config` and `--data-path` are given, or an option of the other form.
@@ -96,9 +96,10 @@ class Given:
             )
         given = {name: getattr(self, name) for name in _OF_CLASSIFICATION if name != "start_epoch"}
         given |= {"data_path": data_path, "lr": self.learning_rate, "batch_size": self.batch_size}
+        recipe = classification_recipe(**{name: value for name, value in given.items() if value is not None})
         if weights is not None and self.num_classes is None:
-            given["num_classes"] = _classes_in(weights, self.model or "mobilenet_v3_small")
-        return classification_recipe(**{name: value for name, value in given.items() if value is not None})
+            _check_classes(weights, recipe)
+        return recipe
 
     def options(self, **others: Any) -> RunOptions:
         """Return how it is trained; `amp_level` alone means fp16 for a classifier, as in its document."""
@@ -143,8 +144,16 @@ class Given:
             raise UsageError(f"{given[0]} cannot be used {where}")
 
 
-def _classes_in(weights: Path, model: str) -> int | None:
+def _check_classes(weights: str | Path, recipe: Recipe) -> None:
+    """Raise UsageError if weights are for another number of classes than the data has."""
     from mezzo.checkpoint import find_weights
-    from mezzo.models import count_classes, list_models
+    from mezzo.models import count_classes
 
-    return count_classes(model, find_weights(weights)) if model in list_models() else None
+    found = count_classes(recipe.model.name, find_weights(weights))
+    if found is not None and found != recipe.num_classes:
+        advice = (
+            f"; if the data are a part of a larger set, give --num-classes {found}"
+            if found > recipe.num_classes
+            else ""
+        )
+        raise UsageError(f"{weights} has {found} classes, the data have {recipe.num_classes}{advice}")

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from mezzo._errors import RunError
-from mezzo._files import explained, write_text
+from mezzo._files import locked, write_text
 from mezzo.fetch._bounds import WEIGHTS, Bounds
 from mezzo.fetch._download import Progress, Received, finish, transfer
 from mezzo.fetch._errors import FetchError, Unreachable
 from mezzo.fetch._place import PART, RECORD, is_offline, place_of, split
 
 
-def cached(url: str) -> Path | None:
-    """Return the file of a URL if it is there and unchanged; a file that a person put there is recorded.
+def cached(url: str, *, record: bool = True) -> Path | None:
+    """Return the file of a URL if it is there and unchanged.
+
+    Args:
+        url: http, https or file.
+        record: Note size and checksum of a file that a person put there. False if the file is not used yet: it may
+            still be on its way.
 
     Raises:
         FetchError: The file is not the one that was recorded, or cannot be read.
@@ -30,7 +33,7 @@ def cached(url: str) -> Path | None:
     if not os.path.isfile(place):
         return None
     if split(url).scheme != "file":
-        _check(url, place)
+        _check(url, place, record)
     return place
 
 
@@ -53,7 +56,7 @@ def fetch(url: str, *, progress: Progress | None = None, bounds: Bounds = WEIGHT
         raise FetchError(f"{url}: there is no such file")
     if is_offline():
         raise RunError(f"{url}: MEZZO_OFFLINE is set and the file is not in the cache; put it at {place}")
-    with _locked(place.with_name(f".{place.name}.lock")):
+    with locked(place.with_name(f".{place.name}.lock")):
         if cached(url) is None:  # no other process fetched it in the meantime
             part = place.with_name(f"{place.name}{PART}")
             try:
@@ -81,7 +84,7 @@ def recorded(place: Path) -> dict[str, Any] | None:
         raise FetchError(f"{path}: cannot be read; delete it and {place} to fetch the file again") from error
 
 
-def _check(url: str, place: Path) -> None:
+def _check(url: str, place: Path, record: bool) -> None:
     known = recorded(place)
     try:
         with place.open("rb") as file:
@@ -89,10 +92,10 @@ def _check(url: str, place: Path) -> None:
             size = file.tell()
     except OSError as error:
         raise FetchError(f"{place}: cannot be read: {error.strerror or error}") from error
-    if known is None:
+    if known is None and record:
         with suppress(RunError):  # a cache that is shared and read-only is fine
             _record(url, place, Received(size, sha256, None, None))
-    elif (size, sha256) != (known["size"], known["sha256"]):
+    elif known is not None and (size, sha256) != (known["size"], known["sha256"]):
         raise FetchError(
             f"{place}: has changed: {size} bytes with the SHA-256 {sha256}, recorded are {known['size']} bytes with "
             f"{known['sha256']}; delete it and {_record_of(place)} to fetch it again"
@@ -113,15 +116,3 @@ def _record(url: str, place: Path, received: Received) -> None:
 
 def _record_of(place: Path) -> Path:
     return place.with_name(f"{place.name}{RECORD}")
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Wait until no other process holds a lock, and hold it; the system releases it when a process dies."""
-    with explained(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
-    with file:
-        with explained(path):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

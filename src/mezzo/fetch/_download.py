@@ -7,7 +7,9 @@ import http.client
 import json
 import os
 import re
+import socket
 import ssl
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -23,9 +25,9 @@ from mezzo.fetch._bounds import Bounds
 from mezzo.fetch._errors import FetchError, Unreachable
 from mezzo.fetch._place import PART, RECORD, is_offline, split
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 15.0
 """Of a connection, and of each wait for bytes."""
-PAUSES_S: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
+PAUSES_S: tuple[float, ...] = (0.5, 2.0)
 """Before each further attempt."""
 
 Progress = Callable[[int, int | None], None]
@@ -97,6 +99,8 @@ def transfer(url: str, part: Path, bounds: Bounds, progress: Progress | None = N
             reason, is_lasting = _explain(error)
             if pause_s is None or is_lasting:
                 raise Unreachable(f"{url}: cannot be fetched: {reason}") from error
+            if progress is not None:
+                print(f"{url}: {reason}; trying again", file=sys.stderr, flush=True)
             time.sleep(pause_s)
     raise AssertionError("the last attempt returns or raises")
 
@@ -257,5 +261,7 @@ def _explain(error: Exception) -> tuple[str, bool]:
         return f"the server answered {error.code} {words}".strip(), error.code not in _TEMPORARY
     cause = error.reason if isinstance(error, urllib.error.URLError) else error
     is_lasting = isinstance(cause, _LASTING) or not isinstance(cause, OSError | http.client.HTTPException)
+    if isinstance(cause, socket.gaierror):
+        is_lasting = cause.errno != socket.EAI_AGAIN  # a name that does not exist, or no network
     text = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
     return " ".join(str(text).split()), is_lasting or isinstance(cause, http.client.InvalidURL)

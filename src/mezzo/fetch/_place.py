@@ -38,6 +38,8 @@ def split(url: str) -> SplitResult:
     Raises:
         FetchError: It cannot be fetched, whatever the network.
     """
+    if not url.isprintable():
+        raise FetchError(f"url {url!r}: has characters that cannot be printed")
     try:
         parts = urlsplit(url)
         if parts.username is not None:  # the message must not repeat the password
@@ -56,7 +58,7 @@ def place_of(url: str) -> Path:
     """Return where the file of a URL lies, or will lie; a `file:` URL names the file itself.
 
     `https://host/a/b.tar.gz` lies in `$MEZZO_HOME/weights/host/a/b.tar.gz`. A URL with a query or with names that are
-    odd in a file system gets a hash in its name: no two URLs share a file.
+    odd in a file system gets a hash in its name. http: and https: of one path share a file.
 
     Raises:
         FetchError: The URL cannot be fetched, or names no file.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mezzo.tipc._compat import run_as_scripts
-from mezzo.tipc._config import LITE_MODES, ConfigError, choose_profile, read_config
+from mezzo.tipc._config import ConfigError, choose_profile, read_config
 from mezzo.tipc._lint import lint
 from mezzo.tipc._machine import this_machine
 from mezzo.tipc._mend import Allowances, mend
@@ -17,7 +17,6 @@ from mezzo.tipc._print import as_text
 from mezzo.tipc._run import FAILED, NOTHING, PASSED, RunOptions, run_plan
 from mezzo.tipc._stop import Stop
 from mezzo.tipc._view import Lines, view_for
-from mezzo.tipc._wanted import recipes_of
 from mezzo.tipc._weights import fetch_weights, not_cached
 
 
@@ -67,10 +66,7 @@ def run_compat(config: Path, mode: str, profile: str | None, gpu_id: str) -> int
 def _lacking_weights(plan: Plan, root: Path, dry_run: bool) -> dict[str, str]:
     """Return the weights that cannot be had, each with the reason; fetches what is not in the cache."""
     lacking = not_cached(plan, root)
-    if dry_run or not lacking:
-        return lacking
-    recipes = [name for step in plan.steps if step.kind == "train" for name in recipes_of(step.bare)]
-    return fetch_weights(recipes, root, lite=plan.mode in LITE_MODES, say=lambda line: None)
+    return lacking if dry_run or not lacking else fetch_weights(plan, root, lambda line: None)
 
 
 def certify(
@@ -86,7 +82,8 @@ def certify(
     profile, why = choose_profile(request.profile, text, root)
     machine = this_machine()
     plan = make_plan(text, request.mode, profile, str(root), request.gpu_id)
-    findings = [str(finding) for finding in lint(text, request.mode, profile, plan) if finding.serious]
+    found = lint(text, request.mode, profile, plan, root, machine.gpus)
+    findings = [str(finding) for finding in found if finding.serious]
     if request.strict and findings:
         raise ConfigError(f"{request.config}: {findings[0]} (--strict; 'mezzo tipc lint' lists all)")
     if lost := missing_scripts(plan, root):

@@ -11,6 +11,9 @@ READ_BYTES = 4 * 2**20
 
 TAIL_LINES = 60
 LINE_CHARS = 2000
+NOTICE = "mezzo tipc: "
+"""What the lines that the runner itself puts at the head of a log begin with."""
+
 _RAISED = re.compile(r"(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt)\b: ")
 
 
@@ -54,7 +57,7 @@ def why(text: str) -> str:
     >>> why("Traceback (most recent call last):\n  File ...\nValueError: bad\n")
     'ValueError: bad'
     """
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("mezzo tipc: ")]
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(NOTICE)]
     ours = [line for line in lines if line.startswith("mezzo: ")]
     raised = [line for line in lines if _RAISED.match(line) and "ChildFailedError" not in line]
     return one_line((ours or raised or lines or [""])[-1], 300)

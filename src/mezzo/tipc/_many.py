@@ -55,10 +55,7 @@ def _one(many: Many, config: Path, root: Path, say: Say) -> int:
     if many.prepare:
         from mezzo.tipc._prepare import prepare
 
-        text = read_config(config)
-        profile, _ = choose_profile(None, text, root)
-        model, gpus = make_plan(text, many.mode, profile).model, this_machine().gpus
-        prepare(config, many.mode, root=root, model_name=model, has_gpu=gpus > 0, report=say)
+        prepare(config, many.mode, root=root, has_gpu=this_machine().gpus > 0, report=say)
     options = RunOptions(step_limit=many.step_limit, jobs=many.jobs, resume=many.resume)
     return certify(Request(config, many.mode, options=options, check=many.check), root)
 

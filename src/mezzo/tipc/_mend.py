@@ -17,11 +17,11 @@ from mezzo.tipc._plan import CVD, Plan, Step
 from mezzo.tipc._profiles import PROFILES, Profile
 from mezzo.tipc._shell import dangerous
 from mezzo.tipc._text import evaluated
+from mezzo.tipc._wanted import recipes_of
 from mezzo.tipc._weights import left_out
 
 Works = Callable[[str, bool], bool]
 _DEVICE = re.compile(r"(--device[= ])(?:gpu|cuda)(?::\d+)?(?!\S)")
-_YAML = re.compile(r"(?<=--config[ =])(\S+)/([^/\s]+\.ya?ml)\b")
 
 
 @dataclass(frozen=True)
@@ -179,12 +179,22 @@ def interpreter_works(word: str, needs_mezzo: bool) -> bool:
 
 def _small_crops(step: Step, root: Path) -> Step:
     """Take the small variant of a YAML file that `prepare` has written beside it."""
-    found = _YAML.search(step.bare)
-    small = root / found[1] / LITE_CPU if found is not None else None
-    if found is None or small is None or not small.is_file() or found[2] not in small.read_text("utf-8", "replace"):
-        return step
-    notice = f"no GPU: {LITE_CPU} (crops of 128x64) in place of {found[2]}"
-    return replace(step.reworded(found[0], f"{found[1]}/{LITE_CPU}"), notices=(*step.notices, notice))
+    for name in recipes_of(step):
+        recipe = Path(name)
+        for small in (recipe.with_name(LITE_CPU), recipe.with_name(f"{Path(LITE_CPU).stem}_{recipe.stem}.yml")):
+            if _base_of(root / small) == recipe.name:
+                notice = f"no GPU: {small.name} (crops of 128x64) in place of {recipe.name}"
+                return replace(step.reworded(name, str(small)), notices=(*step.notices, notice))
+    return step
+
+
+def _base_of(path: Path) -> str | None:
+    """Return the recipe that a small variant builds on, None if there is no such file."""
+    try:
+        found = re.search(r"^\{?_base_: ([^\s,}]+)", path.read_text("utf-8", "replace"), re.MULTILINE)
+    except OSError:
+        return None
+    return found[1].strip("'\"") if found is not None else None
 
 
 def _logs(steps: list[Step], folder: str) -> list[Step]:

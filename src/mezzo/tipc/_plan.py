@@ -60,6 +60,7 @@ class Plan:
     banner: bool
     steps: tuple[Step, ...]
     left_out: tuple[str, ...] = ()  # combinations that the matrix skips, with the rule
+    lacks: tuple[str, ...] = ()  # what the commands need and is not here
     failure: str = ""  # the script ends here with status 1 and this message
     mended: bool = False  # every step stands for itself: its folder from the root, its whole environment
 
@@ -74,7 +75,7 @@ class Plan:
             values = json.loads(text)
         except ValueError as error:
             raise ValueError(f"not JSON: {error}") from None
-        plan: Plan = _made(Plan, values, ("left_out",), "plan")
+        plan: Plan = _made(Plan, values, ("left_out", "lacks"), "plan")
         steps = values["steps"]
         if not isinstance(steps, list):
             raise ValueError("'steps' is no list")

@@ -56,7 +56,7 @@ class Planner(InferencePlanner):
             profile.banner,
             tuple(self.steps),
             tuple(dict.fromkeys(self.left_out)),
-            self.failure,
+            failure=self.failure,
         )
 
     def device_sets(self) -> Iterator[Devices]:

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from posixpath import normpath
 from typing import Any
 
 import yaml
 
-from mezzo._files import explained, write_file, write_text
+from mezzo._files import explained, locked, write_file, write_text
 from mezzo.config import load_recipe
-from mezzo.data import DataError
+from mezzo.data import TRAIN, DataError, has_split
 from mezzo.data import prepare as generate
+from mezzo.data._images import SUFFIXES
 from mezzo.data._lite import MARKER as GENERATED
 from mezzo.fetch import Bounds, check_request, download, unpack
-from mezzo.tipc._config import LITE_CPU
-from mezzo.tipc._datasets import DataSet, first_image
-from mezzo.tipc._wanted import WantedData, data_of, image_of, images_of, recipes_of
+from mezzo.tipc._config import LITE_CPU, LITE_MODES, choose_profile, parse, read_config
+from mezzo.tipc._datasets import CLASSIFICATION, DataSet, first_image
+from mezzo.tipc._plan import Plan
+from mezzo.tipc._planner import make_plan
+from mezzo.tipc._shell import option_values
+from mezzo.tipc._wanted import WantedData, all_recipes, data_of, images_of
 from mezzo.tipc._weights import fetch_weights, published
 
 LITE_SIZE = (128, 64)
@@ -32,9 +34,9 @@ LITE_SIZE = (128, 64)
 TAKEN = ".mezzo-source.json"
 """Says that a folder was made here from a real set, and which."""
 
-WHOLE_TRAIN, LITE_TRAIN = "whole_train", "lite_"
+WHOLE_TRAIN = "whole_train"
 _INFER_MODES = ("whole_infer", "klquant_whole_infer")
-_WEIGHTS = re.compile(r"^(?:infer_model|train_model):(.+)$", re.MULTILINE)
+_DEFAULTS = ("lite_data", "ILSVRC2012")  # other places where train.py looks by itself
 _HOW = "pass --data DIR with the set, or --url URL --sha256 SUM of an archive of it"
 
 _AS_IT_IS = DataSet(name="a set that is not made here", kind="", generator="", forms=((),))
@@ -84,24 +86,25 @@ def prepare(
     mode: str,
     *,
     root: Path,
-    model_name: str,
     has_gpu: bool,
+    profile: str | None = None,
     data: Path | None = None,
     url: str | None = None,
     sha256: str | None = None,
     report: Report = lambda line: None,
     bounds: Bounds | None = None,
 ) -> Prepared:
-    """Put data and recipes in place for a run of a certification; what is there already stays.
+    """Put data, images, weights and recipes in place for a run of a certification; what is there already stays.
 
-    Small generated data serve every mode but those that train on the whole set, which need the real one.
+    Small generated data serve every mode except those that train on the whole set, which need the real one. Nothing
+    is written outside of the repository, whatever a text names.
 
     Args:
         config_path: The TIPC text; relative to `root`, or absolute.
         mode: Of the run, as lite_train_lite_infer.
         root: The repository: where commands run, and what paths in texts are relative to.
-        model_name: As the text says; published weights are found by it.
         has_gpu: Without, and in a lite mode, `lite_cpu.yml` is written beside the recipe that the text names.
+        profile: Whose commands; None: told by the repository or the text.
         data: Folder of the real set. Its entries are linked, nothing in it is changed.
         url: An archive (tar or zip) of the real set, instead.
         sha256: The archive's checksum; a URL needs it.
@@ -109,47 +112,58 @@ def prepare(
         bounds: How large an archive may be.
 
     Raises:
-        DataError: No command names data, the set is missing or is another one.
+        DataError: No command names data, the set is missing or is another one, or would lie outside of the repository.
         FetchError: The archive is refused.
         RunError: Something cannot be fetched or written.
-        ConfigError: The recipe that `lite_cpu.yml` builds on is wrong.
+        ConfigError: The text or a recipe is wrong.
     """
     source = Source(data=data, url=url, sha256=sha256)
-    text = _read(root / config_path)
+    text = read_config(root / config_path)
+    chosen, _ = choose_profile(profile, text, root)
+    plan, config = make_plan(text, mode, chosen, str(root)), parse(text, chosen)
     made = _Made(report)
-    wanted = data_of(text, root)
+    wanted = data_of(plan, config, root)
     if not wanted:
         raise DataError(
-            f"{config_path}: no command in it names data (--config FILE.yml or --data-path DIR): nothing to prepare"
+            f"{config_path}: no command of mode {mode} names data (--config FILE.yml or --data-path DIR): "
+            "put them in place yourself"
         )
     for each in wanted:
         _place(each, root, source, made, bounds or Bounds()).fill(mode)
         if not each.is_passed:
             _link_default(root, each.folder, made)
-    if (image := image_of(text)) is not None:
-        _put_image(root, image, wanted[0].folder, made)
-    for name in images_of(text):
-        if not (root / name).exists():
-            made.notice(f"{name}: named for inference, and not there: put it in place")
-    recipes = recipes_of(text)
-    if not has_gpu and mode.startswith(LITE_TRAIN):
-        for name in recipes:
-            _write_lite_cpu(root, Path(name), made)
+    for name in images_of(plan, config):
+        _put_image(root, name, wanted, made)
+    if not has_gpu and mode in LITE_MODES:
+        _write_lite_recipes(root, all_recipes(plan), made)
     if mode in _INFER_MODES:
-        _look_for_weights(root, text, model_name, made)
+        _look_for_weights(root, plan, made)
     else:
-        fetch_weights(recipes, root, lite=mode.startswith(LITE_TRAIN), say=made.notice)
+        fetch_weights(plan, root, made.notice)
     return made.result()
+
+
+def inside(root: Path, name: str) -> Path:
+    """Return a path that may be written; links are followed.
+
+    Raises:
+        DataError: It leads out of the repository.
+    """
+    path = root / name
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise DataError(f"{name}: lies outside of {root}, where nothing is written; put it in place yourself")
+    return path
 
 
 def _place(wanted: WantedData, root: Path, source: Source, made: _Made, bounds: Bounds) -> _Place:
     """Return the place of data; raises DataError for data that is neither there nor known here."""
     if wanted.dataset is not None:
         return _Place(wanted, wanted.dataset, root, source, made, bounds)
-    if source or (missing := wanted.lacks(root)) is not None:
-        missing = "" if source else f"{missing} is missing, and "
+    missing = wanted.lacks(root)
+    if source or missing is not None:
+        why = f"{missing} is missing, and " if missing is not None else ""
         raise DataError(
-            f"{wanted.folder} ({wanted.source}): {missing}data of its type are not made here; put them in place"
+            f"{wanted.folder} ({wanted.source}): {why}data of its type are not made here; put them in place"
         )
     return _Place(wanted, _AS_IT_IS, root, source, made, bounds)
 
@@ -157,23 +171,38 @@ def _place(wanted: WantedData, root: Path, source: Source, made: _Made, bounds: 
 def _link_default(root: Path, folder: str, made: _Made) -> None:
     """Let `./data` lead to a folder that no command passes on: it is where `train.py` looks first."""
     default, target = root / "data", root / folder
-    if os.path.lexists(default):
-        if default.resolve() != target.resolve():
-            made.notice(f"./data is there already: commands without --data-path may take it instead of {folder}")
+    if default.resolve() == target.resolve():
         return
+    is_ours = default.is_symlink() and (not default.exists() or (default / GENERATED).is_file())
+    if is_ours:
+        with explained(default):
+            default.unlink()
+    if os.path.lexists(default):
+        if default.is_dir() and has_split(default, TRAIN):
+            made.notice(f"./data holds training images: commands without --data-path use them, not {folder}")
+        elif normpath(folder) not in _DEFAULTS:
+            raise DataError(
+                f"./data is in the way of a link to {folder}: move it, or add --data-path={folder} to the text"
+            )
+        return
+    inside(root, folder)
     with explained(default):
         default.symlink_to(os.path.relpath(target, root))
     made.notice(f"./data leads to {folder}: the text's commands have no --data-path, and train.py looks there")
 
 
-def _put_image(root: Path, image: str, folder: str, made: _Made) -> None:
-    """Put an image of the data where inference looks for its image, unless there is one."""
-    target = root / image
-    if target.exists():
+def _put_image(root: Path, name: str, wanted: list[WantedData], made: _Made) -> None:
+    """Put an image of a classifier's data where inference looks for one, unless it is there."""
+    if (root / name).exists():
         return
-    write_file(target, first_image(root / folder).read_bytes())
+    sets = [each for each in wanted if each.dataset is not None and each.dataset.kind == CLASSIFICATION]
+    if not sets or Path(name).suffix.lower() not in SUFFIXES:
+        made.notice(f"{name}: named for inference, and not there: put it in place")
+        return
+    target = inside(root, name)
+    write_file(target, first_image(root / sets[0].folder).read_bytes())
     made.files.append(target)
-    made.notice(f"{image}: an image of {folder}, since there was none")
+    made.notice(f"{name}: an image of {sets[0].folder}, since there was none")
 
 
 class _Made:
@@ -205,20 +234,31 @@ class _Place:
 
     def fill(self, mode: str) -> None:
         """Make the set unless it is there; one process at a time."""
+        if self._is_foreign() and not self._source and self._wanted.lacks(self._root) is None:
+            self._made.notice(f"{self._shown}: the set that is there is used")  # its folder may be read-only
+            return
+        inside(self._root, self._shown)
         with explained(self._folder.parent):
             self._folder.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(self._folder.with_name(f".{self._folder.name}.lock")):
+            with locked(self._folder.with_name(f".{self._folder.name}.lock")):
                 shutil.rmtree(self._unfinished, ignore_errors=True)  # of a run that was killed
                 try:
                     self._fill(mode)
                 finally:
                     shutil.rmtree(self._unfinished, ignore_errors=True)
 
+    def _is_foreign(self) -> bool:
+        """Whether something is there that this command did not make."""
+        is_empty = self._folder.is_dir() and not any(self._folder.iterdir())
+        is_ours = (self._folder / GENERATED).is_file() or _read_marker(self._folder / TAKEN) is not None
+        return os.path.lexists(self._folder) and not is_empty and not is_ours
+
     def _fill(self, mode: str) -> None:
         is_generated = (self._folder / GENERATED).is_file()
         taken = _read_marker(self._folder / TAKEN)
         is_whole = self._folder.is_dir() and self._wanted.lacks(self._root) is None
-        self._refuse_foreign(is_generated or taken is not None, is_whole)
+        if self._is_foreign():
+            self._refuse(is_whole)
         if self._source:
             if taken != self._source.described() or not is_whole:
                 self._take()
@@ -240,12 +280,8 @@ class _Place:
         else:
             self._made.notice(f"{self._shown}: the set that is there is used")
 
-    def _refuse_foreign(self, is_ours: bool, is_whole: bool) -> None:
-        """Raise if the folder holds what was not made here and cannot be used, or would have to go."""
-        if is_ours or not os.path.lexists(self._folder):
-            return
-        if self._folder.is_dir() and not any(self._folder.iterdir()):
-            return
+    def _refuse(self, is_whole: bool) -> None:
+        """Raise if what is there cannot be used, or would have to go."""
         if not is_whole:
             missing = self._wanted.lacks(self._root)
             raise DataError(
@@ -311,8 +347,18 @@ class _Place:
         self._made.folders.append(self._folder)
 
 
-def _write_lite_cpu(root: Path, name: Path, made: _Made) -> None:
-    """Write the recipe that builds on a documented one with small crops."""
+def _write_lite_recipes(root: Path, recipes: list[str], made: _Made) -> None:
+    """Write a recipe with small crops on top of each documented one; the second of a folder has its own name."""
+    used: set[Path] = set()
+    for name in map(Path, recipes):
+        file = name.with_name(LITE_CPU)
+        if file in used:
+            file = name.with_name(f"{Path(LITE_CPU).stem}_{name.stem}.yml")
+        used.add(file)
+        _write_lite_cpu(root, name, file, made)
+
+
+def _write_lite_cpu(root: Path, name: Path, file: Path, made: _Made) -> None:
     resolved = load_recipe(root / name).resolved
     smaller: dict[str, Any] = {"_base_": name.name}
     for split in ("train_dataset", "val_dataset"):
@@ -320,11 +366,10 @@ def _write_lite_cpu(root: Path, name: Path, made: _Made) -> None:
         changed = [_with_lite_size(transform) for transform in transforms]
         if changed != transforms:
             smaller[split] = {"transforms": changed}
-    file = name.with_name(LITE_CPU)
     width, height = LITE_SIZE
     head = f"# Made by `mezzo tipc prepare` on a machine without GPU: {name.name} with images of {width}x{height}.\n"
     body = yaml.safe_dump(smaller, sort_keys=False, default_flow_style=None)
-    write_text(root / file, head + body)
+    write_text(inside(root, str(file)), head + body)
     made.files.append(root / file)
     made.notice(
         f"no GPU here: {file} builds on {name.name} with crops of {width}x{height}, so that a run takes minutes; "
@@ -336,37 +381,22 @@ def _with_lite_size(transform: dict[str, Any]) -> dict[str, Any]:
     return {key: list(LITE_SIZE) if key in ("crop_size", "target_size") else transform[key] for key in transform}
 
 
-def _look_for_weights(root: Path, text: str, model_name: str, made: _Made) -> None:
+def _look_for_weights(root: Path, plan: Plan, made: _Made) -> None:
     """Put the weights that a run without training needs in place: published ones, if they can be fetched."""
-    for value in _WEIGHTS.findall(text):
-        for name in value.strip().split("|"):
-            if name != "null" and not (root / name).exists() and not published(model_name, root / name, made.notice):
-                made.notice(
-                    f"{name}: no such weights; this mode does not train, so put published weights there, "
-                    "or best_model/model.pdparams of your own training"
-                )
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as text: {getattr(error, 'strerror', None) or error}") from error
+    exports = [step for step in plan.steps if step.kind == "export" and not step.needs]
+    for name in dict.fromkeys(v for step in exports for v in option_values(step.bare, "--model-path", "--pretrained")):
+        if (root / name).exists():
+            continue
+        if not published(plan.model, inside(root, name), made.notice):
+            made.notice(
+                f"{name}: no such weights; this mode does not train, so put published weights there, "
+                "or best_model/model.pdparams of your own training"
+            )
 
 
 def _read_marker(path: Path) -> Any:
-    """Return what a marker says, None if there is none; one that cannot be read says nothing."""
+    """Return what a marker says; None if there is none that can be read: then the folder is not ours."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
     except (OSError, ValueError):
-        return {}
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Wait until no other process holds a lock, and hold it; the system lets it go when a process dies."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        return None

@@ -7,19 +7,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mezzo._errors import MezzoError
+from mezzo.config import ConfigError as RecipeError
 from mezzo.config import load_recipe
-from mezzo.tipc._config import LITE_MODES
+from mezzo.fetch import FetchError
+from mezzo.tipc._config import LITE_MODES, Config, parse
+from mezzo.tipc._datasets import CLASSIFICATION
 from mezzo.tipc._plan import Plan, Step
 from mezzo.tipc._profiles import PROFILES
-from mezzo.tipc._shell import words
+from mezzo.tipc._shell import option_values, words
 from mezzo.tipc._text import evaluated
-from mezzo.tipc._wanted import data_of, recipes_of
+from mezzo.tipc._wanted import WantedData, data_of, images_of, recipes_of
 from mezzo.tipc._weights import not_cached
 
 _TENSORRT = re.compile(r"--use[-_]trt[= ]True\b")
 _GPU = re.compile(r"--(?:device[= ](?:gpu|cuda)\S*|use[-_]gpu[= ]True)(?!\S)")
-_IMAGES = re.compile(r"--(?:img|image)[-_]path[ =](\S+)")
-_TRAINED = re.compile(r"--(?:model[-_]path|pretrained)[ =](\S+)")
 
 
 def missing_scripts(plan: Plan, root: Path) -> list[str]:
@@ -46,16 +47,16 @@ def lacks(plan: Plan, text: str, root: Path, gpus: int) -> Iterator[tuple[bool, 
     ours = bool(PROFILES[plan.profile].launcher)
     yield from _recipes(plan, root, ours)
     if ours:
-        yield from _data(text, root)
+        yield from _data(plan, parse(text, PROFILES[plan.profile]), root)
         yield from _weights(plan, root)
     for step, folder in _with_folders(plan, root):
-        yield from _files(step, folder)
+        yield from _trained(step, folder)
         yield from _machine(step, gpus, ours)
 
 
 def _recipes(plan: Plan, root: Path, ours: bool) -> Iterator[tuple[bool, str]]:
     for step, folder in _with_folders(plan, root):
-        for name in recipes_of(step.bare) if step.kind != "infer" else ():  # an export writes deploy.yaml
+        for name in recipes_of(step):
             if not (folder / name).is_file():
                 yield True, f"{name}: no such file, {step.name} reads it"
             elif ours:
@@ -65,41 +66,54 @@ def _recipes(plan: Plan, root: Path, ours: bool) -> Iterator[tuple[bool, str]]:
                     yield True, str(error)
 
 
-def _data(text: str, root: Path) -> Iterator[tuple[bool, str]]:
+def _data(plan: Plan, config: Config, root: Path) -> Iterator[tuple[bool, str]]:
     try:
-        wanted = data_of(text, root)
-    except MezzoError:
+        wanted = data_of(plan, config, root)
+    except RecipeError:
         return  # said of the recipe
     for each in wanted:
         if (missing := each.lacks(root)) is not None:
-            yield False, f"{each.folder}: no {missing} ({each.source} names the folder): `mezzo tipc prepare` makes it"
+            then = "`mezzo tipc prepare` makes it" if each.dataset is not None else "put the data in place"
+            yield each.dataset is None, f"{each.folder}: no {missing} ({each.source} names the folder): {then}"
+    for name in images_of(plan, config):
+        if not (root / name).exists():
+            then = "`mezzo tipc prepare` makes it" if _is_made(name, wanted) else "put it in place"
+            yield False, f"{name}: no such image, folder or list for inference: {then}"
+
+
+def _is_made(name: str, wanted: list[WantedData]) -> bool:
+    """Whether `prepare` makes an image or a list: a classifier's image, or what lies in a set that it draws."""
+    made = [each for each in wanted if each.dataset is not None]
+    is_inside = any(Path(name).is_relative_to(each.folder) for each in made)
+    return is_inside or any(each.dataset and each.dataset.kind == CLASSIFICATION for each in made)
 
 
 def _weights(plan: Plan, root: Path) -> Iterator[tuple[bool, str]]:
     try:
         lacking = not_cached(plan, root)
-    except MezzoError:
+    except RecipeError:
         return  # said of the recipe
+    except FetchError as error:
+        yield True, str(error)
+        return
     then = "this mode starts without them" if plan.mode in LITE_MODES else "the run is refused"
     for url in lacking:
         yield False, f"weights {url}: not in the cache, they are fetched first; without a network {then}"
 
 
-def _files(step: Step, folder: Path) -> Iterator[tuple[bool, str]]:
-    for name in _IMAGES.findall(step.bare):
-        if not (folder / name).exists():
-            yield False, f"{name}: no such image, folder or list, {step.name} reads it: `mezzo tipc prepare` makes it"
+def _trained(step: Step, folder: Path) -> Iterator[tuple[bool, str]]:
     if step.kind == "export" and not step.needs:
-        for name in _TRAINED.findall(step.bare):
+        for name in option_values(step.bare, "--model-path", "--pretrained"):
             if not (folder / name).exists():
                 yield True, f"{name}: no such weights, {step.name} reads them and nothing in this mode trains them"
 
 
 def _machine(step: Step, gpus: int, ours: bool) -> Iterator[tuple[bool, str]]:
-    if ours and _TENSORRT.search(step.bare):
+    is_skipped = gpus == 0 and step.labels.get("device") == "gpu"
+    if ours and _TENSORRT.search(step.bare) and not is_skipped:
         yield True, f"{step.name} asks for TensorRT, which mezzo does not have: leave --use_trt out, or False"
     if gpus == 0 and (found := _GPU.search(step.bare)):
-        then = "is skipped" if step.labels.get("device") == "gpu" else "runs on the CPU"
+        then = "is skipped" if is_skipped else "runs on the CPU"
         yield False, f"{step.name} asks for a GPU ({found[0]}), this machine has none: it {then}"
 
 

@@ -2,6 +2,7 @@
 
 import shlex
 
+from mezzo._plain import plain
 from mezzo.tipc._plan import CVD, Plan, Step
 from mezzo.tipc._text import evaluated
 
@@ -22,6 +23,8 @@ def as_text(plan: Plan, why: str) -> str:
             lines.append(f"  skipped: {step.skip}")
     if plan.left_out:
         lines += ["", "left out:", *(f"  {combination}" for combination in plan.left_out)]
+    if plan.lacks:
+        lines += ["", "lacks:", *(f"  {what}" for what in plan.lacks)]
     if plan.failure:
         lines += ["", f"ends with status 1: {plan.failure}"]
     return "\n".join(lines)
@@ -32,6 +35,7 @@ def as_shell(plan: Plan) -> str:
     lines = [
         "#!/bin/bash",
         f"# {plan.model}, mode {plan.mode}, profile {plan.profile}",
+        *(f"# lacks: {what}" for what in plan.lacks),
         f"mkdir -p {shlex.quote(plan.log_dir)}",
     ]
     value: str | None = "unknown"
@@ -57,7 +61,8 @@ def _alone(step: Step) -> str:
     settings = [f"export {name}={shlex.quote(value)}" for name, value in step.env.items() if value is not None]
     settings += [f"unset {name}" for name, value in step.env.items() if value is None]
     moves = [f"cd {shlex.quote(change)}" for change in step.enter]
-    return f"( {'; '.join((*settings, *moves, _with_output(step)))} )"
+    notices = "".join(f"# {step.name}: {plain(notice)}\n" for notice in step.notices)
+    return f"{notices}( {'; '.join((*settings, *moves, _with_output(step)))} )"
 
 
 def _with_output(step: Step) -> str:

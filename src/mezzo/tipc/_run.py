@@ -14,8 +14,9 @@ from pathlib import Path
 
 from mezzo._errors import MezzoError, RunError
 from mezzo._files import explained, write_text
+from mezzo._plain import plain
 from mezzo.tipc._load import load_run
-from mezzo.tipc._log_text import read_log, why
+from mezzo.tipc._log_text import NOTICE, read_log, why
 from mezzo.tipc._machine import Machine, code_hash, text_hash
 from mezzo.tipc._plan import Plan, Step
 from mezzo.tipc._process import Ended, end_all_of, environment, run_command, training_logs
@@ -281,7 +282,7 @@ class _Runner:
             env=environment(step),
             cwd=folder,
             log=log,
-            head="".join(f"mezzo tipc: {notice}\n" for notice in step.notices),
+            head="".join(f"{NOTICE}{plain(notice)}\n" for notice in step.notices),
             limit=limit,
             stop=self.stop,
             owner=owner,

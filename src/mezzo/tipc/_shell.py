@@ -49,6 +49,20 @@ def words(text: str) -> tuple[str, ...]:
         return ()
 
 
+def option_values(command: str, *names: str) -> list[str]:
+    """Return the values of options in a command; names are written with `-`, commands may have `_`.
+
+    >>> option_values("train.py --config  a.yml --data_path='b c' --config=d.yml", "--config", "--data-path")
+    ['a.yml', 'b c', 'd.yml']
+    """
+    parts, found = words(command), []
+    for place, word in enumerate(parts):
+        name, equals, value = word.partition("=")
+        if name.startswith("--") and name.replace("_", "-") in names:
+            found.append(value if equals else "".join(parts[place + 1 : place + 2]))
+    return [value for value in found if value]
+
+
 def saved_to(command: str) -> list[str]:
     """Return the folders that an export command of ours is told to write to.
 

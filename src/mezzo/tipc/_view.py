@@ -12,6 +12,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from mezzo._plain import plain
+from mezzo.tipc._log_text import NOTICE
 from mezzo.tipc._plan import Step
 from mezzo.tipc._record import Record
 
@@ -64,7 +66,8 @@ def failure(record: Record) -> list[str]:
     if record.status not in ("failed", "timeout") or not record.log:
         return []
     log = Path(record.cwd, record.log)
-    return [f"          $ {record.command.strip()}", *(f"          | {line}" for line in last_lines(log, _FAILED_TAIL))]
+    tail = [line for line in last_lines(log, 2 * _FAILED_TAIL) if not line.startswith(NOTICE)][-_FAILED_TAIL:]
+    return [f"          $ {plain(record.command.strip())}", *(f"          | {line}" for line in tail)]
 
 
 class Lines:
@@ -89,7 +92,7 @@ class Lines:
         """Say how it ended, and what was changed."""
         self.write(one_line(record))
         for notice in record.notices if record.start else ():
-            self.write(f"          {notice}")
+            self.write(f"          {plain(notice)}")
         for line in failure(record):
             self.write(line)
 

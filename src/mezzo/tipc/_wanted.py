@@ -1,24 +1,23 @@
-"""What the commands of a text look for: recipes, data, an image, weights. Read from the text, not from its model's name."""
+"""What the commands of a plan look for: recipes, data, images, weights. The name of the model does not matter."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from posixpath import normpath, relpath
 
 from mezzo.config import Recipe, load_recipe
 from mezzo.fetch import is_url
+from mezzo.tipc._config import Config
 from mezzo.tipc._datasets import CLASSIFICATION, DataSet, dataset_of
+from mezzo.tipc._plan import Plan, Step
+from mezzo.tipc._profiles import PROFILES
+from mezzo.tipc._shell import option_values, words
+from mezzo.tipc._text import evaluated
 
-_RECIPE = re.compile(r"--config[ =](\S+\.ya?ml)(?!\S)")
-_DATA = re.compile(r"--data[-_]path[ =](\S+)")
-_DATA_LINE = re.compile(r"^--data[-_]path:(\S+)", re.MULTILINE)
-_IMAGE = re.compile(r"--(?:img|image)[-_]path[ =](\S+)")
-_IMAGE_LINE = re.compile(r"^--(?:img|image)[-_]path:(\S+)", re.MULTILINE)
-_IMAGES_LINE = re.compile(r"^train_infer_img_dir:(\S+)", re.MULTILINE)
-_TRAINS = re.compile(r"^\w+:(?:\S*/)?train\.py\b", re.MULTILINE)
+TUTORIAL = "tutorial-32"
+"""The form of text whose lines for data and image are passed to no command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,29 +64,42 @@ class WantedWeights:
     """In the recipe, as `--opts` takes it."""
 
 
-def recipes_of(text: str) -> list[str]:
-    """Return the YAML files that the commands of a text, or one command, name."""
-    return list(dict.fromkeys(_RECIPE.findall(text)))
+def recipes_of(step: Step) -> list[str]:
+    """Return the YAML files that a command reads; inference reads what an export has written."""
+    if step.kind in ("infer", "shell"):
+        return []
+    named = option_values(evaluated(step.bare), "--config")
+    return [name for name in dict.fromkeys(named) if name.endswith((".yml", ".yaml"))]
 
 
-def data_of(text: str, root: Path) -> list[WantedData]:
-    """Return the data that the commands of a text read, each folder once.
+def all_recipes(plan: Plan) -> list[str]:
+    """Return the YAML files that the commands of a plan read, each once."""
+    return list(dict.fromkeys(name for step in plan.steps for name in recipes_of(step)))
+
+
+def data_of(plan: Plan, config: Config, root: Path) -> list[WantedData]:
+    """Return the data that the commands of a plan read, each folder once.
 
     Raises:
         ConfigError: A recipe is wrong.
     """
-    found = [each for name in recipes_of(text) for each in _data_of_recipe(load_recipe(root / name), name)]
-    passed = [WantedData(dataset_of(CLASSIFICATION), name, "--data-path") for name in _DATA.findall(text)]
-    if not found and not passed and _TRAINS.search(text):
-        line = _DATA_LINE.search(text)
-        folder = line[1] if line is not None else "data"
-        passed = [WantedData(dataset_of(CLASSIFICATION), folder, "the line --data-path", is_passed=False)]
+    found = [each for name in all_recipes(plan) for each in _data_of_recipe(load_recipe(root / name), name)]
+    passed = [name for step in plan.steps for name in option_values(evaluated(step.bare), "--data-path")]
+    found += [WantedData(dataset_of(CLASSIFICATION), name, "--data-path") for name in passed]
+    if not found and PROFILES[plan.profile].layout == TUTORIAL:
+        folder = _said(config, "data") or "data"
+        found = [WantedData(dataset_of(CLASSIFICATION), folder, f"the line {config['data'].key}", is_passed=False)]
     merged: dict[str, WantedData] = {}
-    for each in (*found, *passed):
+    for each in found:
         key = normpath(each.folder)
         before = merged.get(key, each)
         merged[key] = replace(before, lists=tuple(dict.fromkeys((*before.lists, *each.lists))))
     return list(merged.values())
+
+
+def _said(config: Config, name: str) -> str:
+    value = config[name].value.strip()
+    return "" if value == "null" else value
 
 
 def _data_of_recipe(recipe: Recipe, name: str) -> Iterable[WantedData]:
@@ -99,21 +111,44 @@ def _data_of_recipe(recipe: Recipe, name: str) -> Iterable[WantedData]:
             yield WantedData(dataset_of(str(block.get("type"))), folder, f"{split} of {name}", lists)
 
 
-def image_of(text: str) -> str | None:
-    """Return the image that a classifier's text names for inference and does not pass on, None where there is none."""
-    line = _IMAGE_LINE.search(text)
-    return None if line is None or _IMAGE.search(text) or recipes_of(text) else line[1]
+def images_of(plan: Plan, config: Config) -> list[str]:
+    """Return the images, folders or lists that inference reads; the tutorial's form leaves its image to the script."""
+    steps = [step for step in plan.steps if step.kind == "infer"]
+    named = [name for step in steps for name in option_values(evaluated(step.bare), "--img-path", "--image-path")]
+    if not named and PROFILES[plan.profile].layout == TUTORIAL and (line := _said(config, "i_img")):
+        named = [line]
+    return list(dict.fromkeys(named))
 
 
-def images_of(text: str) -> list[str]:
-    """Return the images, folders or lists of images that a text has for inference after training."""
-    return [name for name in _IMAGES_LINE.findall(text) if name != "null"]
+def weights_of(step: Step, root: Path) -> Iterator[WantedWeights]:
+    """Yield the weights behind an address that a training starts from.
+
+    Raises:
+        ConfigError: Its recipe is wrong.
+    """
+    command = evaluated(step.bare)
+    if step.kind != "train" or option_values(command, "--pretrained", "--resume", "--resume-model"):
+        return
+    for name in recipes_of(step):
+        if not (root / name).is_file():
+            continue  # its command says so
+        recipe = load_recipe(root / name, opts=_changes(command))
+        if recipe.pretrained is not None:
+            setting, url = "model.pretrained", recipe.pretrained
+        else:
+            setting, url = "model.backbone.pretrained", recipe.backbone_pretrained or ""
+        if is_url(url):
+            yield WantedWeights(url, setting)
 
 
-def weights_of(recipe: Recipe) -> list[WantedWeights]:
-    """Return the weights behind an address that a training by a recipe starts from."""
-    if recipe.pretrained is not None:
-        named = {"model.pretrained": recipe.pretrained}
-    else:
-        named = {"model.backbone.pretrained": recipe.backbone_pretrained or ""}
-    return [WantedWeights(url, setting) for setting, url in named.items() if is_url(url)]
+def _changes(command: str) -> list[str]:
+    """Return the changes of a recipe in a command: `--opts a=1 b=2`."""
+    found, takes = [], False
+    for word in words(command):
+        if word.startswith("--"):
+            takes = word == "--opts"
+            if word.startswith("--opts="):
+                found.append(word.removeprefix("--opts="))
+        elif takes:
+            found.append(word)
+    return found

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from mezzo._errors import MezzoError, RunError
-from mezzo.config import load_recipe
+from mezzo._files import explained
 from mezzo.fetch import cached, fetch, place_of, terminal_progress
 from mezzo.models import convert
+from mezzo.tipc._config import LITE_MODES
 from mezzo.tipc._plan import Plan, Step
 from mezzo.tipc._profiles import PROFILES
-from mezzo.tipc._wanted import WantedWeights, recipes_of, weights_of
+from mezzo.tipc._wanted import weights_of
 
 Say = Callable[[str], None]
 _SEG, _OLD_SEG = "https://paddleseg.bj.bcebos.com/dygraph", "https://bj.bcebos.com/paddleseg/dygraph"
@@ -31,50 +32,44 @@ PUBLISHED = {
 }
 
 
-def fetch_weights(recipes: Iterable[str], root: Path, *, lite: bool, say: Say) -> dict[str, str]:
-    """Fetch the weights that recipes name by an address; return the reason for each address that cannot be had.
+def fetch_weights(plan: Plan, root: Path, say: Say) -> dict[str, str]:
+    """Fetch the weights that the trainings of a plan start from; return the reason for each that cannot be had.
 
-    Args:
-        recipes: YAML files, from the root.
-        root: The repository.
-        lite: Such runs show that everything works: what cannot be fetched is left out.
-        say: Is told about each address.
+    Lite modes show that everything works: they go on without. Other modes do not.
 
     Raises:
-        RunError: Weights cannot be fetched, and the run is not a lite one; the message says where to put the file.
+        RunError: Weights cannot be fetched, and the mode is not a lite one; the message says where to put the file.
+        FetchError: An address cannot be used, or its file in the cache has changed.
     """
     lacking: dict[str, str] = {}
-    for each in _all_weights(recipes, root):
+    for url in _addresses(plan, root):
         try:
-            with terminal_progress(each.url) as progress:
-                say(f"weights {each.url}: in {fetch(each.url, progress=progress)}")
+            with terminal_progress(url) as progress:
+                say(f"weights {url}: in {fetch(url, progress=progress)}")
         except RunError as error:
-            if not lite:
+            if plan.mode not in LITE_MODES:
                 raise
-            lacking[each.url] = str(error)
+            lacking[url] = str(error).removeprefix(f"{url}: ").partition(";")[0]
             say(f"{error}; lite modes start without these weights")
     return lacking
 
 
 def not_cached(plan: Plan, root: Path) -> dict[str, str]:
-    """Return the addresses that the trainings of a plan of ours need and that are not in the cache, each with a reason."""
-    if not PROFILES[plan.profile].launcher:
-        return {}
-    recipes = [name for step in plan.steps if step.kind == "train" for name in recipes_of(step.bare)]
-    return {
-        each.url: "not in the cache; `prepare` and `run` fetch it if there is a network"
-        for each in _all_weights(recipes, root)
-        if cached(each.url) is None
-    }
+    """Return the addresses that the trainings of a plan need and that are not in the cache, each with a reason.
+
+    Raises:
+        ConfigError: A recipe is wrong.
+        FetchError: An address cannot be used, or its file in the cache has changed.
+    """
+    missing = [url for url in _addresses(plan, root) if cached(url, record=False) is None]
+    return dict.fromkeys(missing, "not in the cache yet; `prepare` and `run` fetch it")
 
 
 def left_out(step: Step, root: Path, lacking: Mapping[str, str]) -> Step:
     """Return a training that starts without the weights that cannot be had."""
-    if step.kind != "train" or not lacking or "--pretrained" in step.bare:
-        return step
-    for each in _all_weights(recipes_of(step.bare), root):
+    for each in weights_of(step, root) if lacking else ():
         if each.url in lacking:
-            notice = f"starts without {each.url} ({lacking[each.url]}); put the file at {place_of(each.url)} to use it"
+            notice = f"starts without {each.url}: {lacking[each.url]}; to use it, put the file at {place_of(each.url)}"
             step = replace(step.longer(f" --opts {each.setting}=null"), notices=(*step.notices, notice))
     return step
 
@@ -87,7 +82,8 @@ def published(model: str, target: Path, say: Say) -> bool:
     try:
         with terminal_progress(url) as progress:
             source = fetch(url, progress=progress)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        with explained(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
         convert(source, target)
     except MezzoError as error:
         say(str(error))
@@ -96,7 +92,8 @@ def published(model: str, target: Path, say: Say) -> bool:
     return True
 
 
-def _all_weights(recipes: Iterable[str], root: Path) -> list[WantedWeights]:
-    """Return the weights of recipes, each once; a recipe that is not there has none: its command says so."""
-    there = [root / name for name in dict.fromkeys(recipes) if (root / name).is_file()]
-    return list(dict.fromkeys(each for path in there for each in weights_of(load_recipe(path))))
+def _addresses(plan: Plan, root: Path) -> list[str]:
+    """Return the addresses of weights that trainings of a plan of ours start from, each once."""
+    if not PROFILES[plan.profile].launcher:
+        return []
+    return list(dict.fromkeys(each.url for step in plan.steps for each in weights_of(step, root)))

@@ -66,8 +66,8 @@ class RunOptions:
     start_epoch: int = 0
     """Begin counting there, without a checkpoint."""
 
-    pretrained: Path | None = None
-    """Weights to start from."""
+    pretrained: Path | str | None = None
+    """Weights to start from: a file, an archive, a folder or a URL."""
 
     use_ema: bool = False
     """Keep a moving average of the weights; it is what is evaluated and kept as the best."""

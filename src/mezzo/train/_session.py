@@ -15,8 +15,9 @@ from mezzo.amp import explain
 from mezzo.checkpoint import find_weights
 from mezzo.config import Recipe
 from mezzo.data import Loader, Prefetcher, Stream, ToInput
+from mezzo.fetch import is_url, place_of
 from mezzo.fp8 import why_no_fp8
-from mezzo.models import load_weights
+from mezzo.models import LoadReport, WeightsError, load_weights
 from mezzo.static import to_static
 from mezzo.train._distributed import World, use_sync_batch_norm, wrap
 from mezzo.train._ema import Ema
@@ -190,15 +191,26 @@ def _create_model(recipe: Recipe, options: RunOptions, world: World, notices: li
 
 def _load_pretrained(model: nn.Module, recipe: Recipe, options: RunOptions) -> list[str]:
     """Load the weights that recipe or command line name; return what was loaded."""
-    said = []
-    whole = options.pretrained or recipe.pretrained
-    if whole is not None:
-        said.append(str(load_weights(model, find_weights(whole))))
-    elif recipe.backbone_pretrained is not None:
+    if options.pretrained is not None:
+        return [str(load_weights(model, find_weights(options.pretrained)))]
+    if recipe.pretrained is not None:
+        return [str(_load(model, recipe.pretrained, "model.pretrained", strict=True))]
+    if recipe.backbone_pretrained is not None:
+        setting = "model.backbone.pretrained"
         backbone = model.get_submodule("backbone")
-        weights = find_weights(recipe.backbone_pretrained, "model.backbone.pretrained")
-        said.append(f"backbone: {load_weights(backbone, weights, strict=False)}")
-    return said
+        return [f"backbone: {_load(backbone, recipe.backbone_pretrained, setting, strict=False)}"]
+    return []
+
+
+def _load(model: nn.Module, given: str, setting: str, *, strict: bool) -> LoadReport:
+    """Load weights that a recipe names; a file in the cache that is no weights can be fetched again."""
+    path = find_weights(given, setting)
+    try:
+        return load_weights(model, path, strict=strict)
+    except WeightsError as error:
+        if is_url(given) and path == place_of(given):
+            raise WeightsError(f"{error}; delete {path} to fetch it again") from error
+        raise
 
 
 def seed_everything(seed: int) -> None:
