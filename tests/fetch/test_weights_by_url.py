@@ -133,7 +133,7 @@ def test_url_that_fails_says_why_where_to_put_the_file_and_how_to_start_without(
     monkeypatch.setenv("MEZZO_OFFLINE", "1")
     with pytest.raises(RunError, match=re.escape(f"put it at {place_of(url)}{without}")):
         find_weights(url, "model.backbone.pretrained")
-    with pytest.raises(FetchError, match="there is no such file$"):
+    with pytest.raises(FetchError, match=r"there is no such file$"):
         find_weights("file:///no/such.pdparams")
 
 
