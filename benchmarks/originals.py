@@ -39,12 +39,7 @@ def fresh_copy(configs: Path, folder: Path) -> Path:
 
 def run_text(configs: Path, text: str, lane: set[int]) -> dict[str, object]:
     """Prepare and run a text on some cores; return seconds and states of its steps."""
-    env = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT / "src"),
-        "MEZZO_PYTHON": sys.executable,
-        "OMP_NUM_THREADS": str(len(lane)),
-    }
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "MEZZO_PYTHON": sys.executable}
     with tempfile.TemporaryDirectory() as name:
         folder = fresh_copy(configs, Path(name))
         path, begun = f"test_tipc/configs/{text}", time.monotonic()
