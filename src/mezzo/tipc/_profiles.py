@@ -233,20 +233,14 @@ _SEG_26 = replace(  # reads every line, no folder for the mode, passes the model
     kl="nothing",
 )
 _SEG_2022_04 = replace(
-    _SEG,
+    _SEG_26,
     name="seg-2022-04",
     keep=51,
-    log_dir="./test_tipc/output/{model}",
     tail=_TAIL_1,
     hosts_above=26,
     train=_trainings(_OLD_ARGS, end=" _"),
-    trainers=("pact", "fpgm", "distill", "key1", "key2"),
+    carry="norm",
     log_iters="never",
-    output="inherited",
-    outside="",
-    cpu_log=f"python_infer_cpu_{_CPU_LOG}.log",
-    gpu_log=f"python_infer_gpu_{_GPU_LOG}",
-    kl="nothing",
 )
 _MEDSEG = replace(
     _SEG_2022_04,
