@@ -34,7 +34,7 @@ _STEP_DEPTH = -1
 
 
 def glog_asks_for_operators() -> bool:
-    """Whether `GLOG_v` is 5 or more; a value that is no number counts as not set."""
+    """Whether `GLOG_v` is 5 or more. A value that is not a number counts as unset."""
     level = os.environ.get(VARIABLE, "")
     return level.isdecimal() and int(level) >= LEAST_LEVEL
 

@@ -11,7 +11,7 @@ from mezzo._timer import Timing, release_memory, time_calls
 from mezzo.amp import Fp8Recipe, debugging, explain
 from mezzo.amp._cpu import has_half_units
 from mezzo.amp._dtypes import dtype_name, parse_half_dtype
-from mezzo.amp._operator_log import operator_log
+from mezzo.amp.debugging import operator_log
 from mezzo.bench._clocks import Machine, read_machine
 from mezzo.bench._device import find_device
 from mezzo.bench._settings import refuse_below_one

@@ -10,7 +10,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from mezzo import amp
 from mezzo._timer import Timing, release_memory, time_calls, time_on_device
-from mezzo.amp._operator_log import operator_log
+from mezzo.amp.debugging import operator_log
 from mezzo.bench._clocks import Machine, read_machine
 from mezzo.bench._device import find_device
 from mezzo.bench._settings import chosen, ratio, refuse_below_one

@@ -12,7 +12,7 @@ from torch import Tensor
 from mezzo._cuda_graph import capture_into
 from mezzo._exported import load_program
 from mezzo.amp import auto_cast
-from mezzo.amp._operator_log import operator_log
+from mezzo.amp.debugging import operator_log
 from mezzo.infer._deployed import Deployed
 from mezzo.infer._engine import EngineOptions, Images, Output, PerShape
 from mezzo.infer._errors import EngineError

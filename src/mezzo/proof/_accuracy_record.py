@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from mezzo.amp import auto_cast, decorate, float32_copy
-from mezzo.amp._operator_log import operator_log
+from mezzo.amp.debugging import operator_log
 from mezzo.fp8 import recipe_for
 from mezzo.proof._accuracy_run import (
     Call,

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from mezzo.amp import Fp8Recipe, GradScaler
 from mezzo.amp._dtypes import dtype_name, parse_half_dtype
-from mezzo.amp._operator_log import operator_log
+from mezzo.amp.debugging import operator_log
 from mezzo.proof._advice import Advice, time_text
 from mezzo.proof._changes import NO_CHANGES, Changes
 from mezzo.proof._examination import Examination, Progress

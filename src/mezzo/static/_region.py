@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from mezzo._errors import MezzoError
 from mezzo.amp import Policy, auto_cast
-from mezzo.amp._operator_log import operator_log
+from mezzo.amp.debugging import operator_log
 
 
 class NoGuardError(MezzoError):

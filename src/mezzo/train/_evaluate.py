@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from mezzo.amp._operator_log import operator_log
+from mezzo.amp.debugging import operator_log
 from mezzo.config import DataRecipe, Recipe
 from mezzo.data import DataError, Loader, Prefetcher, Shard, ToInput
 from mezzo.train._distributed import World

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mezzo._errors import MezzoError, unknown_choice
-from mezzo.amp._operator_log import glog_asks_for_operators
+from mezzo.amp.debugging import glog_asks_for_operators
 
 _LAYOUTS = ("NCHW", "NHWC")
 

@@ -203,7 +203,7 @@ def _load_pretrained(model: nn.Module, recipe: Recipe, options: RunOptions) -> l
 
 
 def _load(model: nn.Module, given: str, setting: str, *, strict: bool) -> LoadReport:
-    """Load weights that a recipe names; a file in the cache that is no weights can be fetched again."""
+    """Load the weights that a recipe names. If a downloaded file cannot be read, the error says how to fetch it again."""
     path = find_weights(given, setting)
     try:
         return load_weights(model, path, strict=strict)

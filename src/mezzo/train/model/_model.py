@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from mezzo.amp import GradScaler
 from mezzo.amp._dtypes import HALF_DTYPES
-from mezzo.amp._operator_log import operator_log
+from mezzo.amp.debugging import operator_log
 from mezzo.callbacks import Callback, CallbackList, ModelCheckpoint, ProgBarLogger
 from mezzo.metric import Metric
 from mezzo.static import InputSpec

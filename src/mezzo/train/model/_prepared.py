@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mezzo.amp._operator_log import operator_log
+from mezzo.amp.debugging import operator_log
 from mezzo.metric import Metric
 from mezzo.train._distributed import World
 from mezzo.train._loop import StepResult, take_step
