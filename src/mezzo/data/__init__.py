@@ -15,6 +15,7 @@ from mezzo.data._datasets import (
 )
 from mezzo.data._device import DeviceBatch, Prefetcher, ToInput
 from mezzo.data._errors import DataError
+from mezzo.data._images import SUFFIXES as IMAGE_SUFFIXES
 from mezzo.data._images import decode_image, read_image, read_label
 from mezzo.data._lite import LITE, prepare
 from mezzo.data._loader import Batch, Loader
@@ -41,6 +42,7 @@ __all__ = [
     "ImageList",
     "open_classification",
     "TRAIN",
+    "IMAGE_SUFFIXES",
     "has_split",
     "read_image",
     "decode_image",

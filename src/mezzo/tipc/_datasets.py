@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mezzo.data import DataError
-from mezzo.data._images import SUFFIXES
+from mezzo.data import IMAGE_SUFFIXES, DataError
 from mezzo.data._lists import file_under, list_lines
 
 VAL_LIST = "cityscapes_val_5.list"
@@ -86,7 +85,7 @@ def first_image(folder: Path) -> Path:
         where, line = next(list_lines(folder / "val_list.txt"), ("", ""))
         return Path(file_under(str(folder), line.rsplit(None, 1)[0] if line else "", where or "val_list.txt"))
     for path in (folder / "val").glob("*/*"):
-        if path.suffix.lower() in SUFFIXES:
+        if path.suffix.lower() in IMAGE_SUFFIXES:
             return path
     raise DataError(f"{folder / 'val'}: no image in it")
 

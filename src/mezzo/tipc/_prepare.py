@@ -15,9 +15,8 @@ import yaml
 
 from mezzo._files import explained, locked, write_file, write_text
 from mezzo.config import load_recipe
-from mezzo.data import TRAIN, DataError, has_split
+from mezzo.data import IMAGE_SUFFIXES, TRAIN, DataError, has_split
 from mezzo.data import prepare as generate
-from mezzo.data._images import SUFFIXES
 from mezzo.data._lite import MARKER as GENERATED
 from mezzo.fetch import Bounds, check_request, download, unpack
 from mezzo.tipc._config import LITE_CPU, LITE_MODES, choose_profile, parse, read_config
@@ -173,8 +172,7 @@ def _link_default(root: Path, folder: str, made: _Made) -> None:
     default, target = root / "data", root / folder
     if default.resolve() == target.resolve():
         return
-    is_ours = default.is_symlink() and (not default.exists() or (default / GENERATED).is_file())
-    if is_ours:
+    if default.is_symlink() and (default / GENERATED).is_file():  # a link of ours, to another drawn set
         with explained(default):
             default.unlink()
     if os.path.lexists(default):
@@ -196,7 +194,7 @@ def _put_image(root: Path, name: str, wanted: list[WantedData], made: _Made) -> 
     if (root / name).exists():
         return
     sets = [each for each in wanted if each.dataset is not None and each.dataset.kind == CLASSIFICATION]
-    if not sets or Path(name).suffix.lower() not in SUFFIXES:
+    if not sets or Path(name).suffix.lower() not in IMAGE_SUFFIXES:
         made.notice(f"{name}: named for inference, and not there: put it in place")
         return
     target = inside(root, name)

@@ -93,7 +93,7 @@ def published(model: str, target: Path, say: Say) -> bool:
 
 
 def _addresses(plan: Plan, root: Path) -> list[str]:
-    """Return the addresses of weights that trainings of a plan of ours start from, each once."""
+    """Return the URLs of pretrained weights in a plan; empty for the plan of another repository."""
     if not PROFILES[plan.profile].launcher:
         return []
     return list(dict.fromkeys(each.url for step in plan.steps for each in weights_of(step, root)))
