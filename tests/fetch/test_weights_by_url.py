@@ -2,12 +2,12 @@
 
 import bz2
 import gzip
-import io
 import lzma
 import re
 import stat
 import tarfile
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+import archives
 from mezzo._errors import RunError
 from mezzo.checkpoint import CheckpointError, find_weights
 from mezzo.fetch import FetchError, place_of
@@ -32,33 +33,11 @@ PACKED = {".tar": bytes, ".tar.gz": gzip.compress, ".tgz": gzip.compress, ".tar.
 PACKED |= {".tar.bz2": bz2.compress, ".TAR.GZ": gzip.compress}
 
 
-def tar_of(files, *special):
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name, content in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-        for info in special:
-            tar.addfile(info)
-    return buffer.getvalue()
-
-
-def zip_of(files, **modes):
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in files.items():
-            info = zipfile.ZipInfo(name)
-            info.compress_type = zipfile.ZIP_DEFLATED
-            info.external_attr = modes.get(name, stat.S_IFREG | 0o644) << 16
-            archive.writestr(info, content)
-    return buffer.getvalue()
+tar_of = partial(archives.tar_of, kind="w")
 
 
 def link(name, target):
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname = tarfile.SYMTYPE, target
-    return info
+    return archives.special(name, tarfile.SYMTYPE, target)
 
 
 def small(seed=0):
@@ -152,7 +131,7 @@ def test_other_schemes_are_refused():
 def test_weights_of_every_format_load_from_every_archive(tmp_path, weights, suffix, archive):
     files = {"net/readme.md": b"x", f"net/any{suffix}": weights(suffix)}
     path = tmp_path / f"net{archive}"
-    path.write_bytes(zip_of(files) if archive == ".zip" else PACKED[archive](tar_of(files)))
+    path.write_bytes(archives.zip_of(files) if archive == ".zip" else PACKED[archive](tar_of(files)))
     before = sorted(tmp_path.rglob("*"))
     assert loads(path)
     assert sorted(tmp_path.rglob("*")) == before
@@ -198,7 +177,7 @@ MODEL = "model.pdparams"
 
 
 def encrypted_zip():
-    data = bytearray(zip_of({MODEL: b"x"}))
+    data = bytearray(archives.zip_of({MODEL: b"x"}))
     data[6] |= 1
     data[data.index(b"PK\x01\x02") + 8] |= 1
     return bytes(data)
@@ -249,7 +228,7 @@ REFUSED = {
     ),
     "link in zip": (
         "a.zip",
-        lambda: zip_of({MODEL: b"/etc/x"}, **{MODEL: stat.S_IFLNK | 0o777}),
+        lambda: archives.zip_of({MODEL: b"/etc/x"}, **{MODEL: stat.S_IFLNK | 0o777}),
         "no file of weights.*link",
     ),
     "none": (
@@ -258,10 +237,10 @@ REFUSED = {
         r"no file .*\.pth\); it holds 'a.txt', 'b.md'",
     ),
     "empty": ("a.tar", lambda: tar_of({}), "no file of weights in it .*; it holds no files"),
-    "many others": ("a.zip", lambda: zip_of({f"{n}.txt": b"" for n in range(20)}), "'7.txt' and 12 more"),
+    "many others": ("a.zip", lambda: archives.zip_of({f"{n}.txt": b"" for n in range(20)}), "'7.txt' and 12 more"),
     "two": (
         "a.zip",
-        lambda: zip_of({"a.pt": b"", "b.pth": b""}),
+        lambda: archives.zip_of({"a.pt": b"", "b.pth": b""}),
         "several files of weights in it: 'a.pt', 'b.pth'; unpack",
     ),
     "two models": (
@@ -283,7 +262,7 @@ REFUSED = {
     "truncated bz2": ("a.tar.bz2", lambda: bz2.compress(tar_of({MODEL: RANDOM}))[:50_000], "damaged or encrypted"),
     "truncated zip": (
         "a.zip",
-        lambda: zip_of({MODEL: RANDOM})[:50_000],
+        lambda: archives.zip_of({MODEL: RANDOM})[:50_000],
         "damaged or encrypted: File is not a zip file",
     ),
     "another byte": (

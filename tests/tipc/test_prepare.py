@@ -22,6 +22,7 @@ import torch
 import yaml
 from test_mend import CONFIG
 
+from archives import special, tar_of, zip_of
 from mezzo._errors import MezzoError, RunError
 from mezzo._files import locked
 from mezzo.config import ConfigError, load_recipe
@@ -288,6 +289,10 @@ def test_a_link_of_ours_gives_way_and_anything_else_in_its_place_is_said(tmp_pat
     again()
     again(TUTORIAL.replace("./lite_data", "./other"))
     assert (tmp_path / "data").readlink() == Path("other")
+    (tmp_path / "data").unlink()
+    (tmp_path / "data").symlink_to("disk that is not mounted")
+    again()
+    assert (tmp_path / "data").readlink() == Path("disk that is not mounted")
     (tmp_path / "data").unlink()
     (tmp_path / "data").write_text("mine")
     again()  # train.py finds ./lite_data by itself
@@ -566,35 +571,6 @@ def test_folder_that_cannot_be_written_is_named(tmp_path, run):
 def files() -> dict[str, bytes]:
     """The smallest mini_supervisely that passes."""
     return {name: b"Images/a.png Annotations/a.png\n" for name in ("train.txt", "val.txt", "test.txt")}
-
-
-def tar_of(files: dict[str, bytes], *special: tarfile.TarInfo, kind: str = "w:gz") -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode=kind) as tar:
-        for name, content in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-        for info in special:
-            tar.addfile(info)
-    return buffer.getvalue()
-
-
-def zip_of(files: dict[str, bytes], **modes: int) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, content in files.items():
-            info = zipfile.ZipInfo(name)
-            info.compress_type = zipfile.ZIP_DEFLATED
-            info.external_attr = modes.get(name, stat.S_IFREG | 0o644) << 16
-            archive.writestr(info, content)
-    return buffer.getvalue()
-
-
-def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname = kind, target
-    return info
 
 
 @pytest.fixture
