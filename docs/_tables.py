@@ -20,7 +20,7 @@ HALF = torch.float16
 
 #: The operators in the groups that the lists are made of.
 FAMILIES: dict[str, Sequence[ops.Op]] = {
-    "matrix products": ops.MATRIX_PRODUCTS,
+    "matrix products": [*ops.MATRIX_PRODUCTS, ops.EINSUM],
     "convolutions": ops.CONVOLUTIONS,
     "attention": ops.ATTENTION,
     "max pooling with indices": ops.INDEXED_MAX_POOLING,
@@ -30,7 +30,7 @@ FAMILIES: dict[str, Sequence[ops.Op]] = {
     "norms of tensors": ops.NORMS,
     "other reductions": ops.OTHER_REDUCTIONS,
     "softmax": ops.SOFTMAXES,
-    "LayerNorm, GroupNorm": ops.AFFINE_NORMS,
+    "LayerNorm, GroupNorm, RMSNorm": ops.AFFINE_NORMS,
     "scans": ops.SCANS,
     "distances": ops.DISTANCES,
     "sensitive functions": ops.SENSITIVE_POINTWISE,
@@ -38,6 +38,8 @@ FAMILIES: dict[str, Sequence[ops.Op]] = {
     "embedding": ops.EMBEDDINGS,
     "scattering": ops.SCATTERING,
     "upsampling": ops.UPSAMPLING,
+    "grids of coordinates": ops.GRIDS,
+    "sampling by a grid": ops.GRID_SAMPLING,
     "recurrent networks": ops.RECURRENT,
     "element-wise, pooling, joining, ...": ops.GRAY,
     "no half kernel": ops.NO_HALF_KERNEL,
@@ -84,7 +86,7 @@ def level_rows(policy: Policy, name: str) -> Iterator[list[str]]:
         for variant in members:
             # The first tensor of an operator whose first tensor decides is the data.
             inputs = ([HALF], [torch.float32], [HALF, torch.float32])
-            if not ops.VARIANTS[variant].data_only:
+            if ops.VARIANTS[variant].weights == "decide":
                 results.add(tuple(result(policy.decide(variant, dtypes)) for dtypes in inputs))
         assert len(results) <= 1, f"{group} at {name} has several rules"
         for row in results:
@@ -94,7 +96,7 @@ def level_rows(policy: Policy, name: str) -> Iterator[list[str]]:
 def levels() -> str:
     """Return the table of levels, groups and results."""
     policies = [(level, Policy.create(level)) for level in ("O0", "OD", "O1", "O2")]
-    policies.append(("O2, `use_promote=True`", Policy.create("O2", use_promote=True)))
+    policies.append(("O2, `use_promote=False`", Policy.create("O2", use_promote=False)))
     rows = [row for name, policy in policies for row in level_rows(policy, name)]
     return table(["level", "group", "operators", "from half", "from float32", "from half and float32"], rows)
 

@@ -71,6 +71,7 @@ SAMPLES: dict[str, Callable[[Maker], Any]] = {
     "linalg_multi_dot": lambda t: torch.linalg.multi_dot([t(3, 4), t(4, 5), t(5, 2)]),
     "linear": lambda t: F.linear(t(3, 4), t(5, 4), t(5)),
     "einsum": lambda t: torch.einsum("ij,jk->ik", t(3, 4), t(4, 5)),
+    "einsum.elementwise": lambda t: torch.einsum("ij,ij->ij", t(3, 4), t(3, 4)),
     "tensordot": lambda t: torch.tensordot(t(3, 4), t(4, 5), dims=1),
     "_addmm_activation": lambda t: torch._addmm_activation(t(5), t(3, 4), t(4, 5)),
     # white: convolutions
@@ -185,6 +186,8 @@ SAMPLES: dict[str, Callable[[Maker], Any]] = {
     "_upsample_bilinear2d_aa": lambda t: F.interpolate(t(1, 2, 4, 4), size=3, mode="bilinear", antialias=True),
     "_upsample_bicubic2d_aa": lambda t: F.interpolate(t(1, 2, 4, 4), size=3, mode="bicubic", antialias=True),
     # embedding, scatter
+    "affine_grid_generator": lambda t: F.affine_grid(t(1, 2, 3), [1, 1, 4, 4], align_corners=False),
+    "_safe_softmax": lambda t: aten._safe_softmax(t(3, 4), 1),
     "embedding": lambda t: F.embedding(_index(), t(3, 4)),
     "embedding_bag": lambda t: F.embedding_bag(_index().view(1, 2), t(3, 4)),
     "scatter": lambda t: torch.scatter(t(3, 4), 0, torch.zeros(1, 4, dtype=torch.long), t(1, 4)),
@@ -231,6 +234,8 @@ SAMPLES: dict[str, Callable[[Maker], Any]] = {
     "linalg_vecdot": lambda t: torch.linalg.vecdot(t(3, 4), t(3, 4)),
     "bilinear": lambda t: F.bilinear(t(3, 4), t(3, 5), t(2, 4, 5)),
     "cross": lambda t: torch.cross(t(2, 3), t(2, 3), dim=1),
+    "matrix_exp": lambda t: torch.matrix_exp(t(3, 3)),
+    "linalg_matrix_exp": lambda t: aten.linalg_matrix_exp(t(3, 3)),
     "grid_sampler": lambda t: F.grid_sample(t(1, 2, 4, 4), t(1, 3, 3, 2), align_corners=False),
     "index_put": lambda t: torch.index_put(t(3, 4), (_index(),), t(2, 4)),
     "index_add": lambda t: torch.index_add(t(3, 4), 0, _index(), t(2, 4)),

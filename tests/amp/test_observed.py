@@ -86,8 +86,8 @@ def test_every_operator_returns_the_dtype_that_the_policy_decides(
 @pytest.mark.filterwarnings("ignore:.*deprecated.*")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("half", HALVES)
-def test_o2_with_promotion_returns_the_dtype_that_the_policy_decides(half: str, device: str) -> None:
-    assert disagreements(Policy.create("O2", half, use_promote=True), device) == []
+def test_o2_without_promotion_returns_the_dtype_that_the_policy_decides(half: str, device: str) -> None:
+    assert disagreements(Policy.create("O2", half, use_promote=False), device) == []
 
 
 NAMES = sorted(v for v in SAMPLES if not v.startswith(("linalg", "fft", "nuclear", "frobenius", "chain")))
@@ -150,7 +150,7 @@ NEEDS_OUR_KERNEL = {
     ("cpu", "inside", "O2"): "softmax",
     ("cpu", "gray", "OD"): "relu",
     ("cpu", "gray", "O1"): "prelu",
-    ("cpu", "gray", "O2"): "add",
+    ("cpu", "gray", "O2"): "prelu",
     ("cuda", "white", "OD"): "linear",
     ("cuda", "white", "O1"): "max_pool2d_with_indices",
     ("cuda", "white", "O2"): "max_pool2d_with_indices",
@@ -160,7 +160,7 @@ NEEDS_OUR_KERNEL = {
     ("cuda", "inside", "O2"): "softmax",
     ("cuda", "gray", "OD"): "relu",
     ("cuda", "gray", "O1"): "log1p",
-    ("cuda", "gray", "O2"): "add",
+    ("cuda", "gray", "O2"): "log1p",
 }
 
 
@@ -263,7 +263,8 @@ def test_losses_that_are_stacked_stay_float32_at_o2() -> None:
     (total * 2.0**20).backward()
     assert losses[0].grad == 2.0**20
     with auto_cast(level="O2"):
-        assert torch.stack([torch.ones(2), torch.ones(2)]).dtype == torch.float16
+        assert torch.stack([torch.ones(2), torch.ones(2)]).dtype == torch.float32
+        assert torch.stack([torch.ones(2).half(), torch.ones(2).half()]).dtype == torch.float16
 
 
 def test_a_dtype_the_caller_names_is_kept() -> None:
@@ -278,7 +279,7 @@ def test_batch_norm_updates_its_statistics_and_keeps_them_float32_at_o2() -> Non
     norm = torch.nn.BatchNorm1d(4)
     x = torch.randn(64, 4) + 3
     with auto_cast(level="O2"):
-        assert norm(x).dtype is torch.float16
+        assert norm(x.half()).dtype is torch.float16  # the float32 weights do not promote
     assert norm.running_mean is not None
     assert norm.running_mean.dtype is torch.float32
     # momentum 0.1 of the batch mean; float16 input: 2e-3 covers 10 mantissa bits at values near 3
@@ -318,7 +319,11 @@ def test_values_are_those_of_the_plain_operator_on_cast_inputs(level: str, devic
     for variant in sorted(set(SAMPLES) - NOT_REPEATABLE):
         for input_dtype in (torch.float32, policy.dtype):
             decision = policy.decide(variant, (input_dtype,))
-            if VARIANTS[variant].data_only or decision.compute is None or (variant == "avg_pool3d" and device == "cpu"):
+            if (
+                VARIANTS[variant].weights == "stay"
+                or decision.compute is None
+                or (variant == "avg_pool3d" and device == "cpu")
+            ):
                 continue
             with torch.device(device):
                 torch.manual_seed(7)
@@ -333,9 +338,9 @@ def test_values_are_those_of_the_plain_operator_on_cast_inputs(level: str, devic
 
 
 def test_statistics_that_norms_return_stay_float32_at_o2() -> None:
-    x = torch.randn(3, 4)
+    x = torch.randn(3, 4).half()
     with auto_cast(level="O2"):
-        out, mean, rstd = torch.native_layer_norm(x, (4,), None, None, 1e-5)
+        out, mean, rstd = torch.native_layer_norm(x, (4,), torch.ones(4), None, 1e-5)
     assert (out.dtype, mean.dtype, rstd.dtype) == (torch.float16, torch.float32, torch.float32)
 
 

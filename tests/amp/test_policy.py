@@ -18,7 +18,7 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int
 
 def documented_rule(policy: Policy, variant: str, dtypes: list[torch.dtype]) -> torch.dtype | None:
     """Section a.2 of the notes on the AMP documents, word for word, plus 'fp32 inside' = the gray rule for the result."""
-    if VARIANTS[variant].data_only:
+    if VARIANTS[variant].weights != "decide":
         dtypes = dtypes[:1]
     seen = [d for d in dtypes if d in (torch.float32, torch.float16, torch.bfloat16)]
     if not seen:
@@ -80,8 +80,8 @@ def test_o0_decides_nothing() -> None:
         ("O1", "exp", [torch.float16], "black list"),
         ("O1", "add", [torch.float16, torch.float32], "gray: promoted by a float32 input"),
         ("O1", "add", [torch.float16], "gray: no input is float32"),
-        ("O2", "add", [torch.float32], "gray: all but the black list is half at O2"),
-        ("O2", "softmax", [torch.float16], "fp32 inside, all but the black list is half at O2"),
+        ("O2", "add", [torch.float32], "gray: promoted by a float32 input"),
+        ("O2", "softmax", [torch.float16], "fp32 inside, no input is float32"),
         ("OD", "add", [torch.float16], "gray: only white operators are half at OD"),
         ("O1", "linalg_inv", [torch.float16], "no half kernel"),
         ("O1", "add", [torch.float64], "no input that can be cast (float64, integers and bools are left alone)"),

@@ -5,15 +5,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
 from mezzo._dynamo import hide_from_dynamo
 from mezzo.amp._compile import tag_compile_caches
+from mezzo.amp._dtypes import SPELLINGS
 from mezzo.amp._foreign import CHECKS_ON_ENTRY, raise_if_replaced
 from mezzo.amp._hardware import warn_if_unsupported
 from mezzo.amp._kernels import KERNELS
+from mezzo.amp._lists import LEVELS
 from mezzo.amp._operator_log import operator_log
 from mezzo.amp._policy import Policy
 from mezzo.amp._recompute import carry_policy_along
@@ -50,6 +52,29 @@ def _policy_of(level: Any, dtype: Any, white: Any, black: Any, use_promote: bool
     return policy
 
 
+def _device_type(enable: Any) -> str:
+    """Return the device type given in the place of `enable`, as to torch.autocast.
+
+    Raises:
+        TypeError: It is neither a bool nor a device type; the message names the argument that was probably meant.
+        ValueError: It is a device type whose tensors mezzo does not cast.
+    """
+    if callable(enable) and not isinstance(enable, type):
+        raise TypeError("auto_cast is used with parentheses: write @auto_cast(), not @auto_cast")
+    given = enable.type if isinstance(enable, torch.device) else enable
+    if given in DEVICE_TYPES:
+        return str(given)
+    if isinstance(given, torch.dtype) or (isinstance(given, str) and given.lower() in SPELLINGS):
+        raise TypeError(f"auto_cast({enable!r}): the first argument is `enable`; write auto_cast(dtype={enable!r})")
+    if isinstance(given, str) and given.upper() in LEVELS:
+        raise TypeError(f"auto_cast({enable!r}): the first argument is `enable`; write auto_cast(level={enable!r})")
+    if isinstance(given, Policy):
+        raise TypeError("auto_cast(Policy(...)): the first argument is `enable`; write auto_cast(policy=...)")
+    if isinstance(given, str):
+        raise ValueError(f"auto_cast({enable!r}): mezzo casts tensors on {' and '.join(DEVICE_TYPES)} only")
+    raise TypeError(f"auto_cast(enable={enable!r}): must be True or False, not {type(enable).__name__}")
+
+
 def _forget_casts_to_another_dtype(before: AutocastState, after: AutocastState) -> None:
     """Empty torch's cache of cast weights where the dtype changes: the cache does not know the dtype of its entries."""
     changes = before.cuda_dtype is not after.cuda_dtype or before.cpu_dtype is not after.cpu_dtype
@@ -61,13 +86,15 @@ class auto_cast:  # the documents' name, used like a function
     """Run operators in the precision that a policy decides; a context manager and a decorator.
 
     Args:
-        enable: False turns mixed precision off inside, also within another region.
+        enable: False turns mixed precision off inside, also within another region. `"cuda"` or `"cpu"`, where torch.autocast
+            has the device type: only tensors there are cast.
         custom_white_list: Operators to compute in half besides the defaults.
         custom_black_list: Operators to compute in float32 besides the defaults.
         level: `O0` off, `OD` only white operators half, `O1` by lists, `O2` all half but the black list, `O3` as O2 with
             large matrix products in FP8.
         dtype: `float16` or `bfloat16`, as string or torch dtype.
-        use_promote: At O2, an operator on neither list is half only if none of its inputs is float32.
+        use_promote: At O2, an operator on neither list stays float32 if one of its inputs is float32 (a 0-dim tensor beside
+            others and the weights of norm layers do not count). False: it is half whatever comes in.
         cpu_compute: See `Policy.cpu_compute`.
         fp8: O3: an `Fp8Recipe`, or a mapping of its settings; None: the default one.
         policy: A ready policy instead of level, dtype and lists.
@@ -82,30 +109,33 @@ class auto_cast:  # the documents' name, used like a function
     @_hidden
     def __init__(
         self,
-        enable: bool = True,
+        enable: bool | Literal["cuda", "cpu"] = True,
         custom_white_list: Iterable[str] | None = None,
         custom_black_list: Iterable[str] | None = None,
         level: str = "O1",
         dtype: str | torch.dtype = "float16",
-        use_promote: bool = False,
+        use_promote: bool = True,
         *,
         cpu_compute: str = "auto",
         fp8: Fp8Recipe | Mapping[str, Any] | None = None,
         policy: Policy | None = None,
     ) -> None:
+        only_on = None
+        if enable is not True and enable is not False:
+            only_on, enable = _device_type(enable), True
         if policy is None:
-            if callable(enable):
-                raise TypeError("auto_cast is used with parentheses: write @auto_cast(), not @auto_cast")
+            if not enable and dtype is torch.float32:
+                dtype = "float16"  # as torch.autocast(enabled=False): nothing is cast, so the dtype does not matter
             policy = _policy_of(level, dtype, custom_white_list, custom_black_list, use_promote, cpu_compute, fp8)
         elif not isinstance(policy, Policy):
             raise TypeError(f"policy={policy!r}: must be a mezzo.amp.Policy, from Policy.create(...)")
         elif (custom_white_list, custom_black_list, level, dtype, use_promote, fp8) != (
             *(None, None, "O1", "float16"),
-            *(False, None),
+            *(True, None),
         ):
             raise TypeError("auto_cast: give a policy, or level, dtype and lists, not both")
         self.policy = policy
-        self._state = state_of(policy) if enable and policy.level != "O0" else state_without(policy.dtype)
+        self._state = state_of(policy, only_on) if enable and policy.level != "O0" else state_without(policy.dtype)
 
     @_hidden
     def __enter__(self) -> auto_cast:

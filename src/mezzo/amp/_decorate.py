@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 from weakref import WeakSet
 
@@ -54,9 +54,9 @@ def decorate(
         models: A module or a list of them, not yet wrapped for distributed training.
         optimizers: The optimizers of these models. Their `step()` then updates masters and half weights; the same
             objects come back. Without them the masters wait for the first `scaler.step(optimizer)`.
-        level: `O2`: all floating parameters and buffers but BatchNorm's (float16: nor LayerNorm's and InstanceNorm's).
-            `O1`: weights and biases of Linear and convolution layers, which only ever compute in half. `O3`: as O2, and the
-            layers whose products stay in half are marked.
+        level: `O2`: all floating parameters except BatchNorm's, and in float16 also LayerNorm's and InstanceNorm's; buffers
+            stay float32. `O1`: weights and biases of Linear and convolution layers, which only ever compute in half.
+            `O3`: as O2, and the layers whose products stay in half are marked.
         dtype: `float16` or `bfloat16`.
         master_weight: False updates the half weights themselves, which loses small updates. `compact` keeps of each master
             the 16 bits that its half weight lacks: two bytes a parameter less, and less to read and write in a step.
@@ -222,14 +222,11 @@ def _keeps_float32(module: nn.Module, half: torch.dtype) -> bool:
     return half is torch.float16 and isinstance(module, (nn.LayerNorm, _InstanceNorm))
 
 
-def _own_tensors(module: nn.Module, level: str) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
-    """Yield (holder, name, tensor) of a module's own tensors that a level may cast."""
-    if level == "O1":
-        if isinstance(module, (nn.Linear, _ConvNd)):
-            yield from ((module._parameters, n, p) for n, p in module._parameters.items() if p is not None)
-        return
-    for holder in (module._parameters, module._buffers):
-        yield from ((holder, name, tensor) for name, tensor in holder.items() if tensor is not None)
+def _own_parameters(module: nn.Module, level: str) -> list[nn.Parameter]:
+    """Return a module's own parameters that a level may cast."""
+    if level == "O1" and not isinstance(module, (nn.Linear, _ConvNd)):
+        return []
+    return [param for param in module._parameters.values() if param is not None]
 
 
 def _cast_model(
@@ -244,23 +241,16 @@ def _cast_model(
 ) -> None:
     kept_modules = {id(module) for layer in excluded for module in layer.modules()}
     kept_modules |= {id(module) for module in model.modules() if _keeps_float32(module, half)}
-    # A tensor shared with a module that stays float32 stays float32: tied weights are one object.
-    kept = {id(t) for m in model.modules() if id(m) in kept_modules for _, _, t in _own_tensors(m, "O2")}
+    # A parameter shared with a module that stays float32 stays float32: tied weights are one object.
+    kept = {id(param) for m in model.modules() if id(m) in kept_modules for param in _own_parameters(m, "O2")}
     kept |= excluded_parameters
-    cast_buffers: dict[int, Tensor] = {}
+    # Buffers stay float32: rotary frequencies, positions and masks in half would be wrong without a word.
     for module in model.modules():
         if id(module) in kept_modules:
             continue
-        for holder, name, tensor in list(_own_tensors(module, level)):
-            if id(tensor) in kept or tensor.dtype not in (torch.float32, half):
-                continue
-            if isinstance(tensor, nn.Parameter):
-                _cast_parameter(tensor, half, masters, master_grad)
-            elif tensor.dtype is torch.float32:
-                if id(tensor) not in cast_buffers:  # a buffer that two modules share stays one
-                    cast_buffers[id(tensor)] = tensor.to(half)
-                    attach_master(cast_buffers[id(tensor)], tensor)  # the exact value, for checkpoints
-                holder[name] = cast_buffers[id(tensor)]
+        for param in _own_parameters(module, level):
+            if id(param) not in kept and param.dtype in (torch.float32, half):
+                _cast_parameter(param, half, masters, master_grad)
 
 
 @torch.no_grad()

@@ -9,7 +9,8 @@ HALF_DTYPES: dict[str, torch.dtype] = {"float16": torch.float16, "bfloat16": tor
 #: Dtypes a cast may start from. float64, integers, bools and complex numbers are never cast and never promote.
 CASTABLE = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
-_SPELLINGS = {"fp16": "float16", "half": "float16", "bf16": "bfloat16"}
+#: Names of a half dtype, in lower case.
+SPELLINGS = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", **{name: name for name in HALF_DTYPES}}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -30,7 +31,6 @@ def parse_half_dtype(dtype: Any) -> torch.dtype:
     name = dtype_name(dtype) if isinstance(dtype, torch.dtype) else dtype
     if isinstance(name, str):
         name = name.lower().removeprefix("torch.")
-        name = _SPELLINGS.get(name, name)
-        if name in HALF_DTYPES:
-            return HALF_DTYPES[name]
+        if name in SPELLINGS:
+            return HALF_DTYPES[SPELLINGS[name]]
     raise ValueError(f"dtype={dtype!r}: must be 'float16' or 'bfloat16' (or torch.float16, torch.bfloat16)")

@@ -24,12 +24,13 @@ from mezzo.amp._fp8 import fp8_call, has_fp8
 from mezzo.amp._native import AUTOCAST_KEYS, Native, has_native_kernel, native_behaviour
 from mezzo.amp._ops import HEAVY, NO_CPU_HALF_KERNEL, OPS, PIECES, VARIANTS, WITH_NUMBERS, Op
 from mezzo.amp._policy import Decision, Policy
-from mezzo.amp._state import current_policy, here, use_compiled
+from mezzo.amp._state import current_policy, here, use_compiled, without_decisions
 
 _C = torch._C
 _ExcludeKeys, _autocast_dtype = _C._ExcludeDispatchKeyGuard, torch.get_autocast_dtype
 # torch keeps 'autocast is on' as 'its key is not excluded': inside a kernel of a key that key is known to be on.
 _exclude, _is_excluded = _C._dispatch_tls_set_dispatch_key_excluded, _C._dispatch_tls_is_dispatch_key_excluded
+_is_included, _TRANSFORMS = _C._dispatch_tls_is_dispatch_key_included, _C.DispatchKey.FuncTorchDynamicLayerBackMode
 _KEYS = {device: getattr(_C.DispatchKey, key) for device, key in AUTOCAST_KEYS.items()}
 #: Tensors that are never cast: statistics, which the operator writes in place, and what is never floating.
 _NOT_CAST = ("running_mean", "running_var", "index", "indices", "offsets", "mask", "condition")
@@ -177,7 +178,15 @@ _OFF = {
 def _call_without_autocast(keys: Any, function: Kernel, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Call an operator with autocast off inside: what a composite consists of is not decided again."""
     with _ExcludeKeys(keys):
-        return function(*args, **kwargs)
+        if not _is_included(_TRANSFORMS):
+            return function(*args, **kwargs)
+        # torch.func runs the pieces below autograd with the keys of its caller, autocast on: only the policy can be off.
+        with without_decisions():
+            return function(*args, **kwargs)
+
+
+#: No composites, but they call matrix products, which see autocast where torch lets the operator through.
+_CALLS_PRODUCTS = ("aten::affine_grid_generator", "aten::linalg_pinv.atol_rtol_tensor")
 
 
 def make_native_call(overload: Any, device_type: str) -> Kernel:
@@ -190,6 +199,9 @@ def make_native_call(overload: Any, device_type: str) -> Kernel:
     if _C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):
         composite = _C.DispatchKey.CompositeImplicitAutograd
         return lambda *args, **kwargs: overload._op_dk(composite, *args, **kwargs)  # its pieces still see autocast
+    if name in _CALLS_PRODUCTS:
+        below = _C._dispatch_keyset_full_after(_KEYS[device_type]) - _C.DispatchKeySet(_C.DispatchKey.ADInplaceOrView)
+        return lambda data, *args, **kwargs: overload.redispatch(_C._dispatch_keys(data) & below, data, *args, **kwargs)
     return lambda *args, **kwargs: _call_without_autocast(_OFF[device_type], overload, args, kwargs)
 
 
@@ -243,7 +255,7 @@ def make_kernel(overload: Any, op: Op, device_type: str) -> Kernel:
     native = native_behaviour(op.name, qualified(overload), device_type)
     classify, only_variant = op.classify, op.variants[0]
     takes_dtype = signature.takes_dtype
-    only_slot = signature.slots[0] if op.data_only else signature.only_slot
+    only_slot = signature.slots[0] if op.weights == "stay" else signature.only_slot
     pick = None if op.name in WITH_NUMBERS else signature.pick
     function = _callable_of(overload, op)
     # A number beside a CUDA tensor is a 0-dim CPU tensor: both keys are off inside, or it would be decided twice.
@@ -251,6 +263,7 @@ def make_kernel(overload: Any, op: Op, device_type: str) -> Kernel:
     own_keys = _OFF["both" if with_numbers else device_type]
     own_key, other_key = _KEYS[device_type], _KEYS["cpu" if device_type == "cuda" else "cuda"]
     may_be_elsewhere = device_type == "cpu" and with_numbers
+    is_composite = op.opaque
     is_covered = _is_decided_by_dtypes(op, device_type)
     own_name = f"{device_type} {qualified(overload)}"  # torch may have a kernel for one overload and not for another
     missing = object()
@@ -295,6 +308,8 @@ def make_kernel(overload: Any, op: Op, device_type: str) -> Kernel:
             KERNELS.compiled.remember()  # the compiled kernel, which called this one, need not ask again
         if decision is not None and not (takes_dtype and signature.asks_for_dtype(args, kwargs)):
             return _carry_out(decision, plan, own_keys, function, op, signature, args, kwargs)
+        if is_composite and _is_included(_TRANSFORMS):
+            return _call_without_autocast(own_keys, function, args, kwargs)
         # The same as `_call_without_autocast`, spelled out: this is the way of a call that needs no cast.
         other_is_on = with_numbers and not _is_excluded(other_key)
         _exclude(own_key, True)
@@ -332,7 +347,7 @@ def _carry_out(
     compute, result = decision.compute, decision.dtype
     if compute is None or result is None:
         raise AssertionError("a decision to leave the call as it is has no action")
-    slots = signature.slots[:1] if op.data_only and compute is not torch.float32 else signature.slots
+    slots = signature.slots[:1] if op.weights == "stay" and compute is not torch.float32 else signature.slots
     args = _cast_arguments(slots, args, compute, plan.spare_scalars)
     if plan.border_only and compute is not torch.float32:
         # Half at the border, float32 inside: what Tensor Cores do, on any CPU.
@@ -366,7 +381,7 @@ def _cover(compiled: Any, overload: Any, op: Op, device_type: str) -> None:
     if not _is_decided_by_dtypes(op, device_type):
         return
     signature = _Signature(overload)
-    slots = signature.slots[:1] if op.data_only else signature.slots
+    slots = signature.slots[:1] if op.weights == "stay" else signature.slots
     dtype_slot = [a.name for a in overload._schema.arguments].index("dtype") if signature.takes_dtype else -1
     name, overload_name = overload._schema.name, overload._schema.overload_name
     compiled.cover(device_type, name, overload_name, list(slots), dtype_slot, _has_numbers(op))

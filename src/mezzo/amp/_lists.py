@@ -17,17 +17,20 @@ from mezzo.amp._dtypes import HALF_DTYPES, dtype_name
 from mezzo.amp._exclude import exclude_layers, find_excluded
 from mezzo.amp._names import check_disjoint, resolve_list
 
-LISTS_VERSION = 1
+LISTS_VERSION = 2
 
 LEVELS = ("O0", "OD", "O1", "O2", "O3")
 
-_WHITE = ops.variants_of([*ops.MATRIX_PRODUCTS, *ops.CONVOLUTIONS, *ops.ATTENTION, *ops.INDEXED_MAX_POOLING])
+_WHITE = frozenset({"einsum"}) | ops.variants_of(
+    [*ops.MATRIX_PRODUCTS, *ops.CONVOLUTIONS, *ops.ATTENTION, *ops.INDEXED_MAX_POOLING]
+)
 _WHITE_BY_DTYPE = {
     torch.float16: _WHITE | ops.variants_of(ops.FAKE_QUANTISATION),
     torch.bfloat16: _WHITE,
 }
 _LOSS = ops.variants_of(ops.LOSSES)
-_BLACK_O1 = _LOSS | frozenset({"pow.scalar"}) | ops.variants_of(
+_GRIDS = ops.variants_of(ops.GRIDS)
+_BLACK_O1 = _LOSS | _GRIDS | frozenset({"pow.scalar"}) | ops.variants_of(
     [
         *ops.SENSITIVE_POINTWISE,
         *ops.SUMS,
@@ -41,8 +44,8 @@ _BLACK_O1 = _LOSS | frozenset({"pow.scalar"}) | ops.variants_of(
     ]
 )  # fmt: skip
 _REDUCTIONS = ops.variants_of([*ops.SUMS, *ops.NORMS])
-_BLACK_O2 = _LOSS | frozenset(v for v in _REDUCTIONS if v.endswith(".full"))
-_INSIDE_O1 = ops.variants_of(ops.UPSAMPLING)
+_BLACK_O2 = _LOSS | _GRIDS | frozenset(v for v in _REDUCTIONS if v.endswith(".full"))
+_INSIDE_O1 = ops.variants_of([*ops.UPSAMPLING, *ops.GRID_SAMPLING])
 _INSIDE_O2 = (
     _INSIDE_O1
     | ops.variants_of([*ops.SOFTMAXES, *ops.AFFINE_NORMS])

@@ -31,7 +31,7 @@ def _pick(*names: str) -> frozenset[str]:
 
 #: One name for several operators. `matmul` must reach each entry point of a matrix product, or a list would leak.
 GROUPS: dict[str, frozenset[str]] = {
-    "matmul": variants_of(MATRIX_PRODUCTS) | _pick("tensordot"),
+    "matmul": variants_of(MATRIX_PRODUCTS) | _pick("tensordot") | {"einsum"},
     "conv": variants_of(CONVOLUTIONS),
     "conv_transpose": _pick("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
     "interpolate": variants_of(UPSAMPLING),

@@ -7,9 +7,11 @@ a call is read from its arguments. Lists, policies and decisions speak of varian
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
+from typing import Any, Literal
 
 Classifier = Callable[[Sequence[Any], Mapping[str, Any]], str]
 
@@ -24,8 +26,9 @@ class Op:
     overload_variant: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Overloads that can only be one of the variants."""
 
-    data_only: bool = False
-    """Only the first tensor decides and is cast; affine and running statistics stay as they are."""
+    weights: Literal["decide", "follow", "stay"] = "decide"
+    """What the tensors after the first one do. `follow`: the first one decides, all are cast. `stay`: only the first one
+    decides and is cast; affine parameters and running statistics keep their dtype."""
 
     opaque: bool = False
     """A composite whose pieces are listed themselves, or an operator that refuses mixed dtypes: torch's own type
@@ -66,8 +69,24 @@ def _by_groups(name: str) -> Classifier:
     return classify
 
 
-def _plain(names: str, *, data_only: bool = False, opaque: bool = False) -> list[Op]:
-    return [Op(name, (name,), data_only=data_only, opaque=opaque) for name in names.split()]
+@lru_cache(maxsize=1024)
+def _contracts(equation: str) -> bool:
+    """Whether an einsum equation sums over an index that two of its operands share: only then is it a product."""
+    inputs, arrow, output = equation.replace(" ", "").partition("->")
+    shared = Counter(label for operand in inputs.split(",") for label in set(operand) if label != ".")
+    if not arrow:  # the output then has every index that appears exactly once
+        repeated = Counter(label for label in inputs if label not in ".,")
+        output = "".join(label for label, count in repeated.items() if count == 1)
+    return any(count > 1 and label not in output for label, count in shared.items())
+
+
+def _by_equation(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Tell a contraction from an einsum that transposes, sums one operand or multiplies element by element."""
+    return "einsum" if _contracts(_argument(args, kwargs, 0, "equation")) else "einsum.elementwise"
+
+
+def _plain(names: str, *, weights: Literal["decide", "follow", "stay"] = "decide", opaque: bool = False) -> list[Op]:
+    return [Op(name, (name,), weights=weights, opaque=opaque) for name in names.split()]
 
 
 def _reductions(names: str, position: int) -> list[Op]:
@@ -75,15 +94,16 @@ def _reductions(names: str, position: int) -> list[Op]:
 
 
 MATRIX_PRODUCTS = _plain(
-    "matmul mm bmm addmm addbmm baddbmm mv addmv chain_matmul linalg_multi_dot linear einsum _addmm_activation"
+    "matmul mm bmm addmm addbmm baddbmm mv addmv chain_matmul linalg_multi_dot linear _addmm_activation"
 )
+EINSUM = Op("einsum", ("einsum", "einsum.elementwise"), _by_equation, opaque=True)
 CONVOLUTIONS = [
     *(Op(n, (n, f"{n}.depthwise"), _by_groups(n)) for n in ("conv1d", "conv2d")),
     *_plain("conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc convolution _convolution"),
 ]
 ATTENTION = _plain("scaled_dot_product_attention _scaled_dot_product_flash_attention _native_multi_head_attention")
 INDEXED_MAX_POOLING = _plain("max_pool1d_with_indices max_pool2d_with_indices adaptive_max_pool1d adaptive_max_pool2d")
-FAKE_QUANTISATION = _plain("fake_quantize_per_tensor_affine fake_quantize_per_channel_affine", data_only=True)
+FAKE_QUANTISATION = _plain("fake_quantize_per_tensor_affine fake_quantize_per_channel_affine", weights="stay")
 RECURRENT = _plain(
     "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell _thnn_fused_lstm_cell "
     "_thnn_fused_gru_cell _cudnn_rnn mkldnn_rnn_layer",
@@ -110,8 +130,10 @@ NORMS = [
 OTHER_REDUCTIONS = _reductions("nansum logsumexp var std", 1)
 SCANS = _plain("cumprod cumsum")
 DISTANCES = _plain("dist renorm")
-AFFINE_NORMS = _plain("layer_norm native_layer_norm group_norm native_group_norm")
-SOFTMAXES = _plain("softmax log_softmax _softmax _log_softmax")
+AFFINE_NORMS = _plain(
+    "layer_norm native_layer_norm group_norm native_group_norm rms_norm", weights="follow", opaque=True
+)
+SOFTMAXES = _plain("softmax log_softmax _softmax _log_softmax _safe_softmax")
 LOSSES = _plain(
     "cross_entropy_loss nll_loss nll_loss2d nll_loss_nd binary_cross_entropy binary_cross_entropy_with_logits huber_loss "
     "smooth_l1_loss mse_loss l1_loss kl_div poisson_nll_loss ctc_loss cosine_embedding_loss hinge_embedding_loss "
@@ -123,6 +145,9 @@ UPSAMPLING = _plain(
     "upsample_trilinear3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d "
     "_upsample_bilinear2d_aa _upsample_bicubic2d_aa"
 )
+#: Coordinates are float32: half ones miss pixels of large images. The image decides the dtype of what is sampled from it.
+GRIDS = _plain("affine_grid_generator")
+GRID_SAMPLING = _plain("grid_sampler", weights="follow", opaque=True)
 EMBEDDINGS = _plain("embedding", opaque=True)
 SCATTERING = _plain("scatter index_copy scatter_add")
 
@@ -132,15 +157,16 @@ GRAY = [
         "relu leaky_relu elu selu celu gelu silu mish sigmoid tanh hardswish hardsigmoid hardtanh relu6 log_sigmoid"
     ),
     *_plain("softshrink hardshrink threshold rrelu glu dropout abs neg sqrt sin cos erf log1p clamp round floor ceil"),
-    *_plain("avg_pool1d avg_pool2d avg_pool3d amax amin cat stack gather index_select masked_fill instance_norm"),
+    *_plain("avg_pool1d avg_pool2d avg_pool3d amax amin cat stack gather index_select masked_fill"),
     *_plain("constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d replication_pad3d"),
     *_plain(
         "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d max_pool1d max_pool2d max_pool3d", opaque=True
     ),
-    *_plain("rms_norm cosine_similarity prelu lerp", opaque=True),
+    *_plain("cosine_similarity prelu lerp", opaque=True),
     *_plain("embedding_bag index_add scatter_reduce"),
-    *_plain("tensordot dot vdot addr bilinear cross grid_sampler index_put linalg_vecdot", opaque=True),
-    *_plain("batch_norm", data_only=True),
+    *_plain("tensordot dot vdot addr bilinear cross index_put linalg_vecdot", opaque=True),
+    *_plain("batch_norm", weights="stay"),
+    *_plain("instance_norm", weights="follow", opaque=True),
 ]
 
 # Operators without half kernels on CPU or CUDA (decompositions, solvers, transforms): float32 whatever a list says.
@@ -150,7 +176,7 @@ NO_HALF_KERNEL = _plain(
     "linalg_tensorsolve linalg_householder_product linalg_det linalg_slogdet linalg_pinv cholesky cholesky_inverse "
     "cholesky_solve inverse pinverse qr svd lu_solve geqrf orgqr ormqr triangular_solve quantile nanquantile stft "
     "fft_fft fft_fft2 fft_fftn fft_hfft fft_ifft fft_ifft2 fft_ifftn fft_ihfft fft_irfft fft_irfft2 fft_irfftn fft_rfft "
-    "fft_rfft2 fft_rfftn cdist pdist",
+    "fft_rfft2 fft_rfftn cdist pdist matrix_exp linalg_matrix_exp",
     opaque=True,
 )
 
@@ -158,10 +184,9 @@ NO_HALF_KERNEL = _plain(
 OPS: dict[str, Op] = {
     op.name: op
     for group in (
-        MATRIX_PRODUCTS, CONVOLUTIONS, ATTENTION, INDEXED_MAX_POOLING, FAKE_QUANTISATION, RECURRENT, SENSITIVE_POINTWISE,
-        POWER, SUMS, NORMS, OTHER_REDUCTIONS, SCANS, DISTANCES, AFFINE_NORMS, SOFTMAXES, LOSSES, UPSAMPLING, EMBEDDINGS,
-        SCATTERING, GRAY,
-        NO_HALF_KERNEL,
+        MATRIX_PRODUCTS, (EINSUM,), CONVOLUTIONS, ATTENTION, INDEXED_MAX_POOLING, FAKE_QUANTISATION, RECURRENT,
+        SENSITIVE_POINTWISE, POWER, SUMS, NORMS, OTHER_REDUCTIONS, SCANS, DISTANCES, AFFINE_NORMS, SOFTMAXES, LOSSES,
+        UPSAMPLING, GRIDS, GRID_SAMPLING, EMBEDDINGS, SCATTERING, GRAY, NO_HALF_KERNEL,
     )
     for op in group
 }  # fmt: skip
@@ -192,7 +217,7 @@ WITH_NUMBERS = frozenset(
 VARIANTS: dict[str, Op] = {variant: op for op in OPS.values() for variant in op.variants}
 
 #: Arithmetic that Tensor Cores do: on a CPU without half units it is computed in fp32 between half borders.
-HEAVY = variants_of([*MATRIX_PRODUCTS, *CONVOLUTIONS, *ATTENTION, *RECURRENT])
+HEAVY = variants_of([*MATRIX_PRODUCTS, *CONVOLUTIONS, *ATTENTION, *RECURRENT]) | {"einsum"}
 WITHOUT_HALF_KERNEL = variants_of(NO_HALF_KERNEL) | {"ctc_loss", "nuclear_norm.full", "nuclear_norm.dim"}
 #: CUDA has a half kernel, the CPU has none: there too it is computed in fp32 between half borders.
 NO_CPU_HALF_KERNEL = frozenset(

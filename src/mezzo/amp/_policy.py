@@ -69,7 +69,7 @@ class Policy:
     white: frozenset[str]
     black: frozenset[str]
     inside: frozenset[str]
-    use_promote: bool = False
+    use_promote: bool = True
     cpu_compute: str = "auto"
     """On CPU tensors heavy operators compute in half ('native'), in float32 between half borders ('float32'), or as a
     probe of this CPU decides ('auto')."""
@@ -100,7 +100,7 @@ class Policy:
         dtype: str | torch.dtype = "float16",
         custom_white_list: Iterable[str] | None = None,
         custom_black_list: Iterable[str] | None = None,
-        use_promote: bool = False,
+        use_promote: bool = True,
         cpu_compute: str = "auto",
         fp8: Fp8Recipe | Mapping[str, Any] | None = None,
     ) -> Policy:
@@ -137,7 +137,7 @@ class Policy:
         return decision
 
     def _decide(self, variant: str, dtypes: tuple[torch.dtype, ...]) -> Decision:
-        if VARIANTS[variant].data_only:
+        if VARIANTS[variant].weights != "decide":
             dtypes = dtypes[:1]
         castable = [dtype for dtype in dtypes if dtype in CASTABLE]
         if self.level == "O0":

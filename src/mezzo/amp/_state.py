@@ -8,7 +8,8 @@ import ctypes
 import itertools
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -137,9 +138,27 @@ def write_state(state: AutocastState) -> None:
             tell_compiled(_number_of(state.policy_here))
 
 
-def state_of(policy: Policy) -> AutocastState:
-    """Return the state in which a policy decides."""
-    return AutocastState(policy, policy, True, policy.dtype, True, policy.dtype)
+@contextmanager
+def without_decisions() -> Iterator[None]:
+    """Inside, kernels of ours leave every call alone, although autocast is on."""
+    policy = here.policy
+    if policy is None:
+        yield
+        return
+    here.policy = off = Policy.create("O0", policy.dtype)
+    if tell_compiled is not None:
+        tell_compiled(_number_of(off))
+    try:
+        yield
+    finally:
+        here.policy = policy
+        if tell_compiled is not None:
+            tell_compiled(_number_of(policy))
+
+
+def state_of(policy: Policy, only_on: str | None = None) -> AutocastState:
+    """Return the state in which a policy decides, for tensors on one device type or on all."""
+    return AutocastState(policy, policy, only_on != "cpu", policy.dtype, only_on != "cuda", policy.dtype)
 
 
 def state_without(half: torch.dtype) -> AutocastState:

@@ -109,7 +109,9 @@ void kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keyset, torch::ji
     found = devices[index].operators.at(op).get();
   }
   Operator& here = *found;
-  const bool decides = current_policy != 0 && torch::autograd::get_current_graph_task_id() == -1;
+  // Under a transform of torch.func Python decides: autocast is on again below, and only the policy can be off there.
+  const bool transforms = c10::impl::tls_local_dispatch_key_set().included_.has(c10::DispatchKey::FuncTorchDynamicLayerBackMode);
+  const bool decides = current_policy != 0 && !transforms && torch::autograd::get_current_graph_task_id() == -1;
   Situation situation{current_policy, static_cast<uint64_t>(at::autocast::get_autocast_dtype(device_types[index])), 0};
   const size_t arguments = op.schema().arguments().size();
   const size_t first = stack->size() - arguments;

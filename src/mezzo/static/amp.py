@@ -208,7 +208,7 @@ def decorate(
     use_fp16_guard: bool | None = None,
     use_amp_guard: bool | None = None,
     use_bf16: bool = False,
-    use_promote: bool = False,
+    use_promote: bool = True,
     cpu_compute: str = "auto",
     fp8: Fp8Recipe | Mapping[str, Any] | None = None,
     half_layers: Excluded | Sequence[Excluded] | None = None,
