@@ -60,7 +60,7 @@ def test_scheduler_still_warns_if_it_steps_first() -> None:
 
 @pytest.mark.parametrize("make", [lambda p: SGD(p, lr=1.0), lambda p: RMSprop(p, lr=1.0)])
 @pytest.mark.parametrize("attached", [True, False])
-def test_local_and_global_step_hooks_run_once_around_check_and_update(attached: bool, make, monkeypatch) -> None:
+def test_local_and_global_step_hooks_run_once_around_the_update_and_after_the_check(attached: bool, make, monkeypatch) -> None:
     param = half_parameter()
     optimizer = make([param])
     engine = attach(optimizer) if attached else engine_of(optimizer)
@@ -79,7 +79,7 @@ def test_local_and_global_step_hooks_run_once_around_check_and_update(attached: 
     finally:
         for handle in handles:
             handle.remove()
-    assert calls == ["global pre", "pre", "check", "post", "global post"]
+    assert calls == ["check", "global pre", "pre", "post", "global post"]  # as torch's own scaler does
 
 
 @pytest.mark.parametrize("make", [lambda p: SGD(p, lr=0.01), lambda p: RMSprop(p, lr=0.01)])

@@ -2,7 +2,7 @@
 
 from mezzo._tier import step_tier, uses_triton
 from mezzo.optim._check import Verdict
-from mezzo.optim._engine import StepEngine, StepRequest, attach, engine_of
+from mezzo.optim._engine import StepEngine, StepRequest, attach, engine_of, existing_engine, split_closure
 from mezzo.optim._masters import (
     agree,
     attach_master,
@@ -15,6 +15,7 @@ from mezzo.optim._masters import (
     refresh_master,
 )
 from mezzo.optim._names import describe_parameter, name_of, remember_names
+from mezzo.optim._outside import keep_autocast, outside_autocast
 from mezzo.optim._rescale import COUNTERS, rescale
 from mezzo.optim._shards import is_dtensor
 
@@ -34,6 +35,10 @@ __all__ = [
     "is_dtensor",
     "attach",
     "engine_of",
+    "existing_engine",
+    "split_closure",
+    "outside_autocast",
+    "keep_autocast",
     "remember_names",
     "name_of",
     "describe_parameter",

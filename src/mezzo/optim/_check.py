@@ -83,7 +83,13 @@ def _kind(slot: Slot) -> tuple[Any, ...]:
 
 def _largest_values(batch: Sequence[Slot]) -> tuple[Tensor, ...] | list[Tensor]:
     """Return the largest magnitude of each gradient: unlike a sum of squares it cannot overflow."""
-    return torch._foreach_norm([s.values for s in batch], _INF)
+    return torch._foreach_norm(_reals(batch), _INF)
+
+
+def _reals(batch: Sequence[Slot]) -> list[Tensor]:
+    """Return the gradients of one dtype; of complex ones the real and imaginary parts side by side."""
+    values = [s.values for s in batch]
+    return [torch.view_as_real(v.resolve_conj()) for v in values] if values[0].is_complex() else values
 
 
 def _first_bad_key(batch: Sequence[Slot], sizes: Tensor, count: int, inverse: Tensor | None) -> Tensor:
@@ -92,7 +98,7 @@ def _first_bad_key(batch: Sequence[Slot], sizes: Tensor, count: int, inverse: Te
         # A scale far below 1 can push a finite gradient over the top; a scale of 0 makes all of them NaN.
         wide = sizes if sizes.dtype == torch.float64 else sizes.float()
         sizes = (wide * inverse.to(sizes.device, non_blocking=True)).to(wide.dtype)
-    if batch[0].values.dtype != torch.float64:
+    if batch[0].values.dtype not in (torch.float64, torch.complex128):
         sizes = sizes.float()
     keys = _keys(tuple(s.index for s in batch), count, sizes.device)
     return (keys * ~sizes.isfinite()).amax()
@@ -134,7 +140,7 @@ def _l2_norms(batch: Sequence[Slot]) -> tuple[Tensor, ...] | list[Tensor]:
     Squares of bfloat16 and float32 numbers may not fit into float32, and long sums lose digits there: on the CPU they are
     float64. A GPU is not asked for that: there a norm above 1e19 counts as not finite.
     """
-    values = [s.values for s in batch]
+    values = _reals(batch)
     is_wide = values[0].device.type == "cpu" or values[0].dtype == torch.float64
     wide = torch.float64 if is_wide else torch.float32
     if _norm_takes_dtype():

@@ -20,8 +20,9 @@ from mezzo._tier import uses_triton
 from mezzo.optim import _fused
 from mezzo.optim._check import Verdict, check
 from mezzo.optim._grads import Slot, factor_of, gather, inverse_of
-from mezzo.optim._masters import attach_master, is_half, kept_of
-from mezzo.optim._shards import is_dtensor
+from mezzo.optim._masters import attach_master, has_several_ranks, is_half, kept_of
+from mezzo.optim._outside import keep_autocast, outside_autocast
+from mezzo.optim._shards import is_dtensor, is_of_fsdp1
 from mezzo.optim._swap import on_masters, stand_ins, step_on_masters, step_with_closure
 from mezzo.optim._unscale import unscale_
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from mezzo.optim._triton_step import StepPlan, TritonStep
 
 _HOME = "_mezzo_engine"
+_Args = tuple[Any, ...]
+_Kwargs = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -38,11 +41,13 @@ class StepRequest:
     scale: Tensor | None = None
     """Loss scale that the gradients carry; None if they are true."""
     verdict: Verdict | None = None
-    """The check if it was made already; otherwise the step makes it, inside the step hooks, and leaves it here."""
+    """The check if it was made already; otherwise the step makes it and leaves it here."""
     clip_coef: Tensor | None = None
     """Multiplied into the true gradients."""
     checks: bool = True
     """Whether a step without a verdict makes one."""
+    is_known_good: bool = False
+    """Whether the host has read the verdict and found no overflow."""
 
 
 class _PendingClip:
@@ -75,6 +80,8 @@ class StepEngine:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
+        self.is_duck = not isinstance(optimizer, Optimizer)
+        """Whether it only looks like an optimizer: `param_groups`, `step` and `zero_grad`, as apex's LARC has."""
         self.attached = False
         self.masters_for_new = True
         self.new_are_compact = False
@@ -82,16 +89,43 @@ class StepEngine:
         self._request: StepRequest | None = None
         self._clip: _PendingClip | None = None
         self._triton: TritonStep | None = None
+        self._one: Tensor | None = None
+        self._may_be_of_fsdp1 = True
         self.last_plan: StepPlan | None = None
         """The plan by which the last step was taken; None if it was not Triton's."""
 
     @property
     def device(self) -> torch.device:
         """Where verdicts lie: the device of the first gradient, else of the first parameter."""
-        params: list[Tensor] = [p for group in self.optimizer.param_groups for p in group["params"]]
-        if not params:
-            return torch.device("cpu")
-        return next((p.grad.device for p in params if p.grad is not None), params[0].device)
+        grad = self.first_grad()
+        if grad is not None:
+            return grad.device
+        params = (p for group in self.optimizer.param_groups for p in group["params"])
+        return next((p.device for p in params), torch.device("cpu"))
+
+    def first_grad(self) -> Tensor | None:
+        """Return the gradient of the first parameter that has one; None if none has."""
+        for group in self.optimizer.param_groups:
+            for param in group["params"]:
+                grad: Tensor | None = param.grad
+                if grad is not None:
+                    return grad
+        return None
+
+    def refuse_fsdp1(self) -> None:
+        """Raise RuntimeError if parameters are split over ranks by FSDP1: each rank would decide by its own part.
+
+        Looks at the parameters once.
+        """
+        if not self._may_be_of_fsdp1:
+            return
+        if has_several_ranks() and any(is_of_fsdp1(p) for g in self.optimizer.param_groups for p in g["params"]):
+            raise RuntimeError(
+                "this optimizer updates parameters of FullyShardedDataParallel (FSDP1), where each rank sees a part of the "
+                "gradients only: ranks would skip different steps and clip by different norms; shard the model with "
+                "torch.distributed.fsdp.fully_shard (FSDP2), which mezzo supports"
+            )
+        self._may_be_of_fsdp1 = False
 
     @property
     def is_called_by_scaler(self) -> bool:
@@ -105,7 +139,8 @@ class StepEngine:
     @torch.no_grad()
     def check(self, scale: Tensor | None = None, max_norm: float | None = None) -> Verdict:
         """Read all gradients once; return what was found, on the device and without waiting for it."""
-        return self._check(self._plan(), scale, max_norm)
+        with outside_autocast():
+            return self._check(self._plan(), scale, max_norm)
 
     @torch.no_grad()
     def clip_next_step(self, max_norm: float) -> Tensor:
@@ -151,93 +186,146 @@ class StepEngine:
         count = sum(len(group["params"]) for group in self.optimizer.param_groups)
         return check(slots, count, self.device, scale, max_norm)
 
-    def _apply(self, groups: list[list[Slot]], verdict: Verdict | None, factor: Tensor | None) -> Any:
+    def _apply(self, verdict: Verdict | None, factor: Tensor | None, args: _Args, kwargs: _Kwargs) -> Any:
         """Update the parameters; nothing changes where the verdict says overflow. Return what the optimizer returns.
 
         SGD, Adam and AdamW do not wait for the device. Other optimizers need one host read of `found_inf` on CUDA,
         unless they take it themselves (`fused=True`).
         """
-        if self._foreign_step is None and _fused.covers(self.optimizer, groups):
+        groups = gather(self.optimizer)
+        if self._foreign_step is None and not args and not kwargs and _fused.covers(self.optimizer, groups):
             return _fused.apply(self.optimizer, groups, verdict, factor)
         slots = [s for group in groups for s in group]
-        if verdict is None:
-            return step_on_masters(self.optimizer, self._own_step, slots, factor)
-        if self._takes_found_inf():
-            return self._step_with_found_inf(slots, verdict, factor)
-        if verdict.found_inf.item():  # the one host read of the generic path
+        own_step = functools.partial(self._own_step, *args, **kwargs)
+        if verdict is not None and self._takes_found_inf():
+            return self._step_with_found_inf(own_step, slots, verdict, factor)
+        if verdict is not None and verdict.found_inf.item():  # the one host read of the generic path
             return None
-        return step_on_masters(self.optimizer, self._own_step, slots, factor)
+        return step_on_masters(self.optimizer, own_step, slots, factor)
 
     def _takes_found_inf(self) -> bool:
         # Stock fused SGD leaves a first momentum buffer unwritten when it skips, and uses it in the next step.
         return getattr(self.optimizer, "_step_supports_amp_scaling", False) and not isinstance(self.optimizer, SGD)
 
-    def _step_with_found_inf(self, slots: list[Slot], verdict: Verdict, factor: Tensor | None) -> Any:
+    def _step_with_found_inf(
+        self, own_step: Callable[..., Any], slots: list[Slot], verdict: Verdict, factor: Tensor | None
+    ) -> Any:
+        """Let the optimizer skip by itself; it gets torch's two attributes, with true gradients and a scale of 1."""
         optimizer: Any = self.optimizer
-        optimizer.found_inf = verdict.found_inf
+        found_inf = verdict.found_inf
+        if self._one is None or self._one.device != found_inf.device:
+            self._one = torch.ones_like(found_inf)
+        optimizer.grad_scale, optimizer.found_inf = self._one, found_inf
         try:
-            return step_on_masters(optimizer, self._own_step, slots, factor)
+            return step_on_masters(optimizer, own_step, slots, factor)
         finally:
-            del optimizer.found_inf
+            del optimizer.grad_scale, optimizer.found_inf
 
-    def _own_step(self, *args: Any) -> Any:
+    def _own_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run the optimizer's own rule, without its hooks: they run around ours already."""
         if self._foreign_step is not None:
-            return self._foreign_step(*args)
+            return self._foreign_step(*args, **kwargs)
         step = type(self.optimizer).step
         if getattr(step, "hooked", False):
             step = getattr(step, "__wrapped__", step)
-        return step(self.optimizer, *args)
+        return step(self.optimizer, *args, **kwargs)
 
-    def step(self, request: StepRequest) -> Any:
-        """Take one step as a loss scaler asks, through `optimizer.step` and its hooks.
+    def step(self, request: StepRequest, *args: Any, **kwargs: Any) -> Any:
+        """Take one step as a loss scaler asks, through `optimizer.step` and its hooks; other arguments are handed on.
+
+        Where the host knows of an overflow anyway, neither the hooks nor `optimizer.step` run in a skipped step.
 
         Raises:
             RuntimeError: The optimizer needs a closure.
         """
-        kind: Any = type(self.optimizer)
+        optimizer: Any = self.optimizer
+        kind = type(optimizer)
         if _needs_closure(kind):
             raise RuntimeError(
                 f"{kind.__name__} evaluates a closure several times in one step, which a loss scale "
                 "cannot follow: call optimizer.step(closure) without a scaler (bfloat16 needs none)"
             )
+        if not self.attached:
+            self._foreign_step = None if self.is_duck else _foreign_step(optimizer)
+        if request.checks and self._knows_skips_on_host() and self._skips(request):
+            return None
+        if self.is_duck:
+            return self._step_duck(request, args, kwargs)
         self._request = request
         try:
             if self.attached:
-                return self.optimizer.step()
-            self._foreign_step = _foreign_step(self.optimizer)
-            return _plain_step(self.optimizer) if self._foreign_step else _hooked_step(self.optimizer)
+                return optimizer.step(*args, **kwargs)
+            step = _plain_step if self._foreign_step else _hooked_step
+            return step(optimizer, *args, **kwargs)
         finally:
             self._request = None
 
+    def _knows_skips_on_host(self) -> bool:
+        """Whether reading the verdict before the step adds no wait for the device."""
+        is_covered = self._foreign_step is None and _fused.covers_class(self.optimizer)
+        if is_covered and all([_fused.covers_options(group) for group in self.optimizer.param_groups]):
+            device = self.device
+            return device.type == "cpu" and not uses_triton(device)
+        return self.is_duck or not self._takes_found_inf()  # the generic path reads it anyway
+
+    @torch.no_grad()
+    @hide_from_dynamo("a scaler's step reads on the host: call it outside the compiled function")
+    def _skips(self, request: StepRequest) -> bool:
+        """Make the check if there is none yet; return whether it found an overflow. On CUDA this waits."""
+        if request.verdict is None:
+            request.verdict = self.check(request.scale)
+        request.is_known_good = not request.verdict.found_inf.item()
+        return not request.is_known_good
+
+    def _step_duck(self, request: StepRequest, args: _Args, kwargs: _Kwargs) -> Any:
+        """Rewrite the gradients as true ones, as torch's scaler does, and let the object step by its own rules."""
+        with outside_autocast():
+            factor = factor_of(request.scale, request.clip_coef)
+            if factor is not None:
+                with torch.no_grad():
+                    unscale_([slot for slots in gather(self.optimizer) for slot in slots], factor)
+            return self.optimizer.step(*args, **kwargs)
+
     @torch.no_grad()
     @hide_from_dynamo("a decorated optimizer's step runs fused kernels already: call it outside the compiled function")
-    def run(self, closure: Callable[[], Any] | None = None) -> Any:
-        """The body of `optimizer.step()`."""
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The body of `optimizer.step()`: with its arguments, of which torch's own optimizers take a closure only."""
         request, self._request = self._request, None
         optimizer: Any = self.optimizer
         optimizer._opt_called = True  # what LR schedulers look at
-        if closure is not None:
-            self._clip = None  # it brings gradients of its own
-            return self._run_closure(closure)
+        if args or kwargs:
+            closure, args, kwargs = split_closure(args, kwargs)
+            if closure is not None:
+                self._clip = None  # it brings gradients of its own
+                return self._run_closure(closure, args, kwargs)
+        with outside_autocast():
+            return self._run(request, args, kwargs)
+
+    def _run(self, request: StepRequest | None, args: _Args, kwargs: _Kwargs) -> Any:
         # Bookkeeping reads a thousand attributes, and a function mode (a recording) would be asked about each of them.
         with torch._C.DisableTorchFunction():
-            plan = self._plan()
+            plan = None if args or kwargs else self._plan()
         if request is None:
             request = StepRequest(clip_coef=self._take_clip(), checks=False)
         if request.verdict is None and request.checks:
             request.verdict = self._check(plan, request.scale, None)
-        found = None if request.verdict is None else request.verdict.found_inf
+        verdict = None if request.is_known_good else request.verdict
         self.last_plan = plan
         if plan is not None:
             with torch._C.DisableTorchFunction():
-                plan.update(found, request.scale, request.clip_coef)
+                plan.update(None if verdict is None else verdict.found_inf, request.scale, request.clip_coef)
             return None
-        return self._apply(gather(self.optimizer), request.verdict, factor_of(request.scale, request.clip_coef))
+        return self._apply(verdict, factor_of(request.scale, request.clip_coef), args, kwargs)
 
-    def _run_closure(self, closure: Callable[[], Any]) -> Any:
-        if self._foreign_step is not None or not _fused.covers_class(self.optimizer):
-            return step_with_closure(self.optimizer, self._own_step, closure)
+    def _run_closure(self, closure: Callable[[], Any], args: _Args, kwargs: _Kwargs) -> Any:
+        if args or kwargs or self._foreign_step is not None or not _fused.covers_class(self.optimizer):
+
+            def own_step(evaluate: Callable[[], Any]) -> Any:
+                return self._own_step(evaluate, *args, **kwargs)
+
+            kept = keep_autocast(closure)
+            with outside_autocast():
+                return step_with_closure(self.optimizer, own_step, kept)
         with torch.enable_grad():
             loss = closure()
         self.run()
@@ -246,7 +334,8 @@ class StepEngine:
     @torch.no_grad()
     def unscale_grads_(self, scale: Tensor) -> None:
         """Rewrite every gradient as its true value, float32 also on half parameters where this torch allows it."""
-        unscale_([slot for slots in gather(self.optimizer) for slot in slots], inverse_of(scale))
+        with outside_autocast():
+            unscale_([slot for slots in gather(self.optimizer) for slot in slots], inverse_of(scale))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load as the stock optimizer does, with the state of half parameters kept in float32."""
@@ -269,14 +358,30 @@ def _needs_closure(kind: Any) -> bool:
     return parameter is not None and parameter.default is inspect.Parameter.empty
 
 
+def split_closure(args: _Args, kwargs: _Kwargs) -> tuple[Callable[[], Any] | None, _Args, _Kwargs]:
+    """Return the closure among the arguments of a step, and the other arguments; a closure of None is none."""
+    if args and ((args[0] is None and len(args) == 1) or callable(args[0])):
+        return args[0], args[1:], kwargs
+    if "closure" in kwargs:
+        others = {name: value for name, value in kwargs.items() if name != "closure"}
+        return kwargs["closure"], args, others
+    return None, args, kwargs
+
+
 def engine_of(optimizer: Optimizer) -> StepEngine:
     """Return the engine of an optimizer, made at the first call. The optimizer's own methods stay as they are."""
-    engine: StepEngine | None = optimizer.__dict__.get(_HOME)
+    engine = existing_engine(optimizer)
     if engine is None:
         engine = StepEngine(optimizer)
         optimizer.__dict__[_HOME] = engine
-        optimizer.register_state_dict_post_hook(_steps_to_host)
+        if not engine.is_duck:
+            optimizer.register_state_dict_post_hook(_steps_to_host)
     return engine
+
+
+def existing_engine(optimizer: Optimizer) -> StepEngine | None:
+    """Return the engine of an optimizer; None if nobody has asked for one."""
+    return optimizer.__dict__.get(_HOME)
 
 
 def attach(optimizer: Optimizer, *, masters_for_new: bool = True, compact: bool = False) -> StepEngine:
@@ -291,6 +396,7 @@ def attach(optimizer: Optimizer, *, masters_for_new: bool = True, compact: bool 
     engine.masters_for_new, engine.new_are_compact = masters_for_new, compact
     if engine.attached:
         return engine
+    engine.refuse_fsdp1()
     engine._foreign_step = _foreign_step(optimizer)
     engine.attached = True
     for group in optimizer.param_groups:
@@ -312,9 +418,9 @@ def _foreign_step(optimizer: Optimizer) -> Callable[..., Any] | None:
     return None if step is None or hasattr(step, "_wrapped_by_lr_sched") else step
 
 
-def _plain_step(optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+def _plain_step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
     """Take a step; see `StepEngine`."""
-    return engine_of(optimizer).run(closure)
+    return engine_of(optimizer).run(*args, **kwargs)
 
 
 def _load_state_dict(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:

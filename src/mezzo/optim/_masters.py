@@ -168,7 +168,7 @@ def _take_over_edit(param: Tensor, record: _Record) -> Tensor | None:
     only the half weights were sent round. Of a compact master nobody knows which elements were changed.
     """
     elsewhere = record.kept.shape != param.shape or record.kept.device != param.device
-    if elsewhere or record.is_compact or _has_several_ranks():
+    if elsewhere or record.is_compact or has_several_ranks():
         return refresh_master(param)
     with torch.no_grad():
         kept = record.kept.to(param.dtype) == param
@@ -181,7 +181,8 @@ def _take_over_edit(param: Tensor, record: _Record) -> Tensor | None:
     return record.kept
 
 
-def _has_several_ranks() -> bool:
+def has_several_ranks() -> bool:
+    """Whether this process is one of several in a torch.distributed group."""
     distributed = torch.distributed
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 

@@ -1,4 +1,7 @@
-"""DTensors: whether a tensor is one, and the part of it on this rank. Never imports their module: without it there are none."""
+"""DTensors: whether a tensor is one, and the part of it on this rank. Never imports their module: without it there are none.
+
+Also knows the parameters of FSDP1, which are no DTensors and which the step does not support.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,11 @@ def is_dtensor(tensor: Tensor) -> bool:
         return False
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
+
+
+def is_of_fsdp1(param: Tensor) -> bool:
+    """Whether FullyShardedDataParallel made a parameter its own: a flat one, or one of those inside (`use_orig_params`)."""
+    return getattr(param, "_is_flat_param", False) or getattr(param, "_fsdp_flattened", False)
 
 
 def local(tensor: Any) -> Tensor:

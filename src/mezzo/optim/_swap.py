@@ -96,12 +96,17 @@ def _lend(param: Tensor, grad: Tensor) -> tuple[Tensor, Any]:
 def step_on_masters(
     optimizer: Optimizer, own_step: Callable[..., Any], slots: list[Slot], factor: Tensor | None
 ) -> Any:
-    """Run the optimizer's own step on the masters and write the result into the half parameters."""
+    """Run the optimizer's own step on the masters and write the result into the half parameters.
+
+    Also when the step raises: masters that it had updated by then are published, so that both agree. A stock optimizer that
+    raises leaves its parameters updated just so far, and a copy of all masters, to roll back to, would cost their memory.
+    """
     masters = masters_in(optimizer)
-    with on_masters(optimizer, masters), true_gradients(slots, masters, factor):
-        result = own_step()
-    _publish(masters)
-    return result
+    try:
+        with on_masters(optimizer, masters), true_gradients(slots, masters, factor):
+            return own_step()
+    finally:
+        _publish(masters)
 
 
 def step_with_closure(optimizer: Optimizer, own_step: Callable[..., Any], closure: Callable[[], Any]) -> Any:

@@ -11,7 +11,7 @@ from mezzo.optim._grads import Slot, buckets, needs_grad_dtype, true_grad
 
 
 def unscale_(slots: Sequence[Slot], factor: Tensor) -> None:
-    """Multiply gradients by `factor` and store them in float32, also on half parameters where this torch allows it."""
+    """Multiply gradients by `factor`; half ones become float32, also on half parameters where this torch allows it."""
     for batch in buckets(slots, lambda s: (s.grad.device, s.grad.dtype, s.grad.is_sparse, s.is_plain)):
         here = factor.to(batch[0].grad.device, non_blocking=True)
         if _stays_in_place(batch[0]):
@@ -23,17 +23,17 @@ def unscale_(slots: Sequence[Slot], factor: Tensor) -> None:
 
 def _stays_in_place(slot: Slot) -> bool:
     """Wide gradients keep their memory, DDP looks at it too; narrow ones where torch insists on the dtype."""
-    is_wide = slot.grad.dtype in (torch.float32, torch.float64)
+    is_wide = torch.promote_types(slot.grad.dtype, torch.float32) == slot.grad.dtype
     return not slot.grad.is_sparse and (is_wide or not hasattr(slot.param, "grad_dtype"))
 
 
 def _widened(batch: Sequence[Slot], factor: Tensor) -> list[Tensor]:
     grads = [s.grad for s in batch]
+    wide = torch.promote_types(grads[0].dtype, torch.float32)
     if not batch[0].is_plain:
-        wide = torch.promote_types(grads[0].dtype, torch.float32)
         narrow = not hasattr(batch[0].param, "grad_dtype")
         return [true_grad(s, factor, s.grad.dtype if narrow else wide) for s in batch]
-    out = [torch.empty_like(g, dtype=torch.float32) for g in grads]
+    out = [torch.empty_like(g, dtype=wide) for g in grads]
     torch._foreach_copy_(out, grads)
     torch.ops.aten._foreach_mul_.Tensor(out, factor)
     return out
