@@ -14,6 +14,7 @@ from mezzo.optim import attach, master_of
 # scale()
 
 
+@pytest.mark.filterwarnings("ignore:scale.. got a")  # a half loss is warned about: see test_scaler_mistakes.py
 @pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
 @pytest.mark.parametrize(
     ("dtype", "expected"),
@@ -37,8 +38,14 @@ def test_lists_and_tuples_of_losses_are_scaled() -> None:
     scaler = GradScaler(init_loss_scaling=2.0)
     one, (two, three) = scaler.scale([torch.tensor(1.0), (torch.tensor(2.0), torch.tensor(3.0))])
     assert (one.item(), two.item(), three.item()) == (2.0, 4.0, 6.0)
-    with pytest.raises(TypeError, match="a list or tuple of tensors; got float"):
-        scaler.scale(1.0)
+    for wrong in (1.0, "loss", {"loss": torch.ones(())}):
+        with pytest.raises(TypeError, match=f"a tensor or an iterable of tensors; got {type(wrong).__name__}"):
+            scaler.scale(wrong)
+
+
+def test_losses_of_a_generator_are_scaled_one_by_one() -> None:
+    scaled = GradScaler(init_loss_scaling=2.0).scale(torch.tensor(float(i)) for i in range(3))
+    assert [loss.item() for loss in scaled] == [0.0, 2.0, 4.0]
 
 
 # step()
@@ -118,7 +125,11 @@ def test_step_returns_what_the_optimizer_returns_and_takes_no_closure() -> None:
     weight = nn.Parameter(torch.zeros(1))
     optimizer = Talking([weight], lr=1.0)
     weight.grad = torch.ones(1)
-    assert GradScaler().minimize(optimizer) == "done"
+    assert GradScaler().step(optimizer) == "done"
+    result, params_grads = GradScaler().minimize(optimizer)  # a pair, as Paddle's
+    assert result == "done"
+    assert [(p is weight, g is weight.grad) for p, g in params_grads] == [(True, True)]
+    assert GradScaler().step(optimizer, None) == GradScaler().step(optimizer, closure=None) == "done"
     with pytest.raises(RuntimeError, match=r"step\(\) takes no closure: evaluate it before"):
         GradScaler().step(optimizer, lambda: None)
     with pytest.raises(TypeError, match=r"expected a torch.optim.Optimizer, got Linear"):
@@ -199,7 +210,7 @@ def test_disabled_scaler_does_nothing() -> None:
     scaler.step(optimizer)
     scaler.update()
     scaler.update()
-    assert scaler.minimize(optimizer, loss) is None
+    assert scaler.minimize(optimizer, loss) == (None, [(weight, weight.grad)])
     assert weight.item() == -2.0
     assert scaler.state_dict() == {}
     assert (scaler.is_enable(), scaler.get_scale()) == (False, 1.0)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+import functools
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
@@ -12,11 +13,24 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mezzo.amp._dtypes import HALF_DTYPES, dtype_name
 from mezzo.amp._scaler_norms import NormGuard
 from mezzo.amp._scaler_outcome import LossScaleFloorError, OutcomeHandle, OutcomeLog
 from mezzo.amp._scaler_settings import ScalerSettings
-from mezzo.amp._scaler_state import ScaleRule, ScaleState, check_rule, check_scale, plain_number
-from mezzo.optim import StepRequest, Verdict, attach, engine_of, remember_names
+from mezzo.amp._scaler_state import ScaleRule, ScaleState, check_rule, check_scale, check_values, plain_number
+from mezzo.amp._scaler_watch import ScaleWatch
+from mezzo.optim import (
+    StepEngine,
+    StepRequest,
+    Verdict,
+    attach,
+    engine_of,
+    keep_autocast,
+    outside_autocast,
+    remember_names,
+    split_closure,
+    takes_grad_scaler,
+)
 
 __all__ = ["GradScaler", "LossScaleFloorError"]
 
@@ -37,20 +51,25 @@ class _Progress:
         self.verdict: Verdict | None = None
         self.clip_coef: Tensor | None = None
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether anything is known that a copy of the scaler would not know."""
+        return self.stage is not _Stage.INIT or self.verdict is not None
+
 
 def _from_torch(values: dict[str, Any]) -> dict[str, Any]:
     """Return the state of a torch.amp.GradScaler under our names; any other state as it is."""
     if "growth_factor" not in values:
         return values
-    return {
-        "scale": values["scale"],
-        "incr_ratio": values["growth_factor"],
-        "decr_ratio": values["backoff_factor"],
-        "incr_every_n_steps": values["growth_interval"],
-        "decr_every_n_nan_or_inf": 1,  # torch shrinks at every bad step
-        "incr_count": values["_growth_tracker"],
-        "decr_count": 0,
+    names = {
+        "scale": "scale",
+        "growth_factor": "incr_ratio",
+        "backoff_factor": "decr_ratio",
+        "growth_interval": "incr_every_n_steps",
+        "_growth_tracker": "incr_count",
     }
+    known = {ours: values[theirs] for theirs, ours in names.items() if theirs in values}
+    return {**known, "decr_every_n_nan_or_inf": 1, "decr_count": 0}  # torch shrinks at every bad step
 
 
 def _restore(kind: type[GradScaler], enable: bool, state: dict[str, Any]) -> GradScaler:
@@ -60,8 +79,13 @@ def _restore(kind: type[GradScaler], enable: bool, state: dict[str, Any]) -> Gra
 
 
 def _check_optimizer(optimizer: Any) -> None:
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    if isinstance(optimizer, Optimizer):
+        return
+    if not all(hasattr(optimizer, name) for name in ("param_groups", "step", "zero_grad")):
+        raise TypeError(
+            f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}; an object with param_groups, step and "
+            "zero_grad, as apex's LARC, is taken too"
+        )
 
 
 class GradScaler(ScalerSettings):
@@ -86,7 +110,7 @@ class GradScaler(ScalerSettings):
     >>> weight = torch.nn.Parameter(torch.tensor([1.0]))
     >>> optimizer = torch.optim.SGD([weight], lr=0.5)
     >>> scaler.scale(weight.sum() * float("inf")).backward()
-    >>> scaler.minimize(optimizer)
+    >>> _ = scaler.minimize(optimizer)
     >>> weight.item(), scaler.get_scale(), scaler.skipped_steps
     (1.0, 2.0, 1)
     """
@@ -119,25 +143,56 @@ class GradScaler(ScalerSettings):
         self._state = ScaleState(self._init_scale)
         self._progress: weakref.WeakKeyDictionary[Optimizer, _Progress] = weakref.WeakKeyDictionary()
         self._stepped: list[tuple[weakref.ref[Optimizer], Verdict]] = []
+        self._has_idle_step = False
         self._log = OutcomeLog()
         self._norms: list[NormGuard] = []
+        if self._enable:
+            self._watch = ScaleWatch(functools.partial(_is_untouched, self._progress))
+
+    def __repr__(self) -> str:
+        """Return settings and state; never waits for the device, where the scale of the last known update is shown."""
+        if not self._enable:
+            return "GradScaler(enable=False)"
+        settings = {"init_loss_scaling": self._init_scale, "use_dynamic_loss_scaling": self._dynamic}
+        settings |= {name: getattr(self._rule, name) for name in self._rule.field_names()}
+        scale = self._state.known_scale()
+        if scale is None:
+            scale = self._log.last_scale
+        state = {"scale": "on the device" if scale is None else scale, "skipped_steps": self._log.skipped}
+        shown = [", ".join(f"{name}={value}" for name, value in part.items()) for part in (settings, state)]
+        return f"GradScaler({'; '.join(shown)})"
 
     # The steps of training
 
     def scale(self, outputs: T) -> T:
-        """Return a tensor, or a list or tuple of them, times the scale; half tensors become float32."""
+        """Return a tensor, or an iterable of them, times the scale; half tensors become float32.
+
+        A list or tuple stays one; of another iterable an iterator is returned. A half loss is warned about, once.
+        """
         if not self._enable:
             return outputs
         if isinstance(outputs, Tensor):
             return cast(T, self._scale_tensor(outputs))
         if isinstance(outputs, list | tuple):
             return cast(T, type(outputs)([self.scale(item) for item in outputs]))
-        raise TypeError(f"scale() takes a tensor, or a list or tuple of tensors; got {type(outputs).__name__}")
+        if isinstance(outputs, Iterable) and not isinstance(outputs, str | Mapping):
+            return cast(T, map(self.scale, outputs))
+        raise TypeError(f"scale() takes a tensor or an iterable of tensors; got {type(outputs).__name__}")
 
     def _scale_tensor(self, tensor: Tensor) -> Tensor:
         self._state.place(tensor.device)
-        wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-        return wide * self._state.scale_on(tensor.device)
+        with outside_autocast():
+            wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+            scaled = wide * self._state.scale_on(tensor.device)
+        self._watch.note_scaled(scaled)
+        if wide is not tensor and scaled.requires_grad and tensor.dtype in _HALF and tensor.numel() == 1:
+            self._watch.warn_once(
+                "half loss",
+                f"scale() got a {dtype_name(tensor.dtype)} loss: it was computed in half precision, perhaps outside of "
+                "auto_cast, and may have lost digits or overflowed; compute the loss inside auto_cast, where losses are "
+                "float32, or from outputs.float()",
+            )
+        return scaled
 
     def unscale_(self, optimizer: Optimizer) -> None:
         """Rewrite the gradients as true float32 values, to look at or to change before `step`.
@@ -151,8 +206,8 @@ class GradScaler(ScalerSettings):
             raise RuntimeError("unscale_() was already called on this optimizer since the last update()")
         if progress.stage is _Stage.STEPPED:
             raise RuntimeError("unscale_() is called after step(): call update() before the next step begins")
-        scale = self._scale_for(optimizer)
         engine = engine_of(optimizer)
+        scale = self._scale_for(engine)
         progress.verdict = _merge(progress.verdict, engine.check(scale))
         engine.unscale_grads_(scale)
         progress.stage = _Stage.UNSCALED
@@ -166,16 +221,20 @@ class GradScaler(ScalerSettings):
         if not max_norm >= 0:
             raise ValueError(f"max_norm={max_norm!r}: must be a number of at least 0")
         if not self._enable:
+            _check_optimizer(optimizer)
             engine = engine_of(optimizer)
+            engine.refuse_fsdp1()
             if engine.attached:
                 return engine.clip_next_step(max_norm)
             params = [p for group in optimizer.param_groups for p in group["params"]]
-            return nn.utils.clip_grad_norm_(params, max_norm)
+            with outside_autocast():
+                return nn.utils.clip_grad_norm_(params, max_norm)
         progress = self._progress_of(optimizer)
         if progress.stage is _Stage.STEPPED:
             raise RuntimeError("clip_grad_norm_() is called after step(): call it between backward() and step()")
-        scale = self._scale_for(optimizer) if progress.stage is _Stage.INIT else None
-        verdict = engine_of(optimizer).check(scale, max_norm)
+        engine = engine_of(optimizer)
+        scale = self._scale_for(engine) if progress.stage is _Stage.INIT else None
+        verdict = engine.check(scale, max_norm)
         progress.verdict = _merge(progress.verdict, verdict)
         progress.clip_coef = verdict.clip_coef
         assert verdict.total_norm is not None
@@ -186,33 +245,85 @@ class GradScaler(ScalerSettings):
 
         Returns what the optimizer's step returns. Neither rewrites gradients nor waits for the device (optimizers other
         than SGD, Adam and AdamW need one host read on CUDA).
+
+        Skipped steps: on the CPU, and for optimizers other than those three, neither the optimizer's step hooks nor its
+        `step` run, as with torch's scaler. The kernels for SGD, Adam and AdamW on CUDA decide on the device, and the host
+        does not wait for them: there the hooks run in every step, skipped or not.
+
+        Inside `auto_cast` this is the same step, bit for bit, as outside: no policy applies to it, nor to the step of a
+        decorated optimizer. A stock optimizer that is stepped by itself, `optimizer.step()`, inside the region follows the
+        policy: at O2 parts of its arithmetic may be in half. Call it after the region.
+
+        Args:
+            optimizer: A torch optimizer, or an object with `param_groups`, `step` and `zero_grad` (apex's LARC). The latter
+                steps by its own rules, so its gradients are rewritten as by `unscale_`, and CUDA is waited for.
+            args: Handed on to the optimizer's step; a closure is refused.
+            kwargs: The same.
         """
         _check_optimizer(optimizer)
         engine = engine_of(optimizer)
-        if not engine.attached and engine.has_masters():
+        if not engine.attached and not engine.is_duck and engine.has_masters():
             attach(optimizer)  # the model was decorated alone; its optimizer joins here
         if not self._enable:
-            return optimizer.step(*args, **kwargs)
+            return _step_without_scale(engine, args, kwargs)
         if args or kwargs:
-            raise RuntimeError(
-                "step() takes no closure: evaluate it before, scale(loss).backward(), then step(optimizer)"
-            )
+            closure, args, kwargs = split_closure(args, kwargs)
+            if closure is not None:
+                raise RuntimeError(
+                    "step() takes no closure: evaluate it before, scale(loss).backward(), then step(optimizer)"
+                )
         progress = self._progress_of(optimizer)
         if progress.stage is _Stage.STEPPED:
             raise RuntimeError("step() was already called on this optimizer since the last update(): call update()")
-        scale = self._scale_for(optimizer)
-        request = StepRequest(
-            scale=scale if progress.stage is _Stage.INIT else None,
-            verdict=progress.verdict,
-            clip_coef=progress.clip_coef,
-        )
-        result = engine.step(request)
-        assert request.verdict is not None
-        self._note_step(optimizer, request.verdict)
+        self._watch.note_step(optimizer)
+        if engine.first_grad() is None:
+            self._note_idle_step(optimizer)
+            result = None
+        else:
+            result, verdict = self._take_step(engine, progress, args, kwargs)
+            self._note_step(optimizer, verdict)
         progress.stage = _Stage.STEPPED
         if not self._dynamic:
             del self._progress[optimizer]
         return result
+
+    def _take_step(
+        self, engine: StepEngine, progress: _Progress, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Verdict]:
+        optimizer: Any = engine.optimizer
+        scale = self._scale_for(engine) if progress.stage is _Stage.INIT else None
+        if getattr(optimizer, "_step_supports_amp_scaling", False):
+            kind: Any = type(optimizer)
+            if takes_grad_scaler(kind):
+                return self._step_with_scaler(engine, progress, scale, args, kwargs)
+            scale = _times(scale, optimizer.__dict__.pop("grad_scale", None))
+        request = StepRequest(scale=scale, verdict=progress.verdict, clip_coef=progress.clip_coef)
+        result = engine.step(request, *args, **kwargs)
+        assert request.verdict is not None
+        return result, request.verdict
+
+    def _step_with_scaler(
+        self,
+        engine: StepEngine,
+        progress: _Progress,
+        scale: Tensor | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[Any, Verdict]:
+        """Hand the scaler to a step that takes it: the step unscales, perhaps by `unscale_`, and skips by itself."""
+        progress.verdict = _merge(progress.verdict, engine.check(scale))
+        request = StepRequest(clip_coef=progress.clip_coef, checks=False)
+        result = engine.step(request, *args, grad_scaler=self, **kwargs)
+        return result, progress.verdict
+
+    def _note_idle_step(self, optimizer: Optimizer) -> None:
+        self._has_idle_step = True
+        self._watch.warn_once(
+            "no gradient",
+            f"step() found no gradient in this {type(optimizer).__name__}: nothing was updated, and the loss scale does not "
+            "count it as a good step; call scale(loss).backward() before step(), and zero_grad() after it, and check that "
+            "the optimizer has the parameters that made the loss",
+        )
 
     def _note_step(self, optimizer: Optimizer, verdict: Verdict) -> None:
         reference = weakref.ref(optimizer)
@@ -231,12 +342,17 @@ class GradScaler(ScalerSettings):
         """
         if not self._enable:
             return
+        self._watch.is_pending = False
+        has_idle_step, self._has_idle_step = self._has_idle_step, False
+        if not self._stepped and has_idle_step:
+            self._progress.clear()
+            return
         if not self._stepped:
             raise RuntimeError("update() without a step since the last update(): call step(optimizer) first")
         stepped, self._stepped = self._stepped, []
         self._progress.clear()
         state = self._state
-        with torch.no_grad():
+        with torch.no_grad(), outside_autocast():
             verdict = _of_all([verdict for _, verdict in stepped], state.device)
             report = state.advance(verdict, self._rule, self._dynamic)
             for guard in self._norms:
@@ -244,11 +360,23 @@ class GradScaler(ScalerSettings):
             self._log.record(report, stepped)
         self._log.process(self._rule.max_skips_at_floor)
 
-    def minimize(self, optimizer: Optimizer, loss: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Take a step and update the scale. `loss` is there for the documents' signature; its backward ran before."""
+    def minimize(
+        self, optimizer: Optimizer, loss: Tensor | None = None, *args: Any, **kwargs: Any
+    ) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
+        """Take a step and update the scale.
+
+        Args:
+            optimizer: As for `step`.
+            loss: For the documents' signature; its backward ran before.
+            args: Handed on to `step`.
+            kwargs: The same.
+
+        Returns:
+            What the optimizer's step returns, and the parameters with their gradients: a pair, as Paddle's.
+        """
         result = self.step(optimizer, *args, **kwargs)
         self.update()
-        return result
+        return result, [(p, p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
     # What became of the steps
 
@@ -282,7 +410,15 @@ class GradScaler(ScalerSettings):
     # Saving
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle and copy the settings and the state; hooks and protected models belong to this process."""
+        """Pickle and copy the settings and the state; hooks and protected models belong to this process.
+
+        Raises:
+            RuntimeError: A step has begun: the copy would not know whose gradients are unscaled already.
+        """
+        if any(progress.is_begun for progress in self._progress.values()):
+            raise RuntimeError(
+                "a GradScaler cannot be pickled or copied between unscale_() or step() and update(): do it after update()"
+            )
         return _restore, (type(self), self._enable, self.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
@@ -304,27 +440,26 @@ class GradScaler(ScalerSettings):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what `state_dict` returned, a Paddle scaler's (one-element arrays, none of our keys) or a torch.amp one's.
 
+        A step that has begun goes on: gradients that `unscale_` rewrote are not divided again.
+
         Raises:
             RuntimeError: The dictionary is empty: it came from a scaler that was not enabled.
-            ValueError: A key of the documents is missing, or a value is out of range.
+            ValueError: A key of the documents is missing, or a value is out of range. Nothing was changed then.
         """
         if not self._enable:
             return
         if not state_dict:
             raise RuntimeError("the state dict is empty: it was saved by a GradScaler with enable=False")
-        values = _from_torch({key: plain_number(value) for key, value in state_dict.items()})
+        values = _from_torch({key: plain_number(key, value) for key, value in state_dict.items()})
         missing = [key for key in ("scale", *_RULE_KEYS, "incr_count", "decr_count") if key not in values]
         if missing:
             raise ValueError(f"the state dict of the scaler lacks {', '.join(missing)}")
         rule = ScaleRule(**{key: values.get(key, getattr(self._rule, key)) for key in ScaleRule.field_names()})
-        self._rule = check_rule(rule)
+        self._rule, state = check_rule(rule), check_values(values)
         self._dynamic = bool(values.get("use_dynamic_loss_scaling", self._dynamic))
-        # A scale that fell to 0 without a floor, or was loaded as such, is a state like any other.
-        self._init_scale = float(values["scale"])
-        self._state.write({key: values.get(key, 0) for key in ("scale", *self._state.counters)})
-        self._log.restart(int(values.get("skipped_steps", 0)))
-        self._progress.clear()
-        self._stepped.clear()
+        self._init_scale = state["scale"]
+        self._state.write(state)
+        self._log.restart(int(state["skipped_steps"]))
 
     # Inside
 
@@ -359,23 +494,51 @@ class GradScaler(ScalerSettings):
 
     def _progress_of(self, optimizer: Optimizer) -> _Progress:
         _check_optimizer(optimizer)
+        engine_of(optimizer).refuse_fsdp1()
         return self._progress.setdefault(optimizer, _Progress())
 
-    def _scale_for(self, optimizer: Optimizer) -> Tensor:
-        device = engine_of(optimizer).device
+    def _scale_for(self, engine: StepEngine) -> Tensor:
+        device = engine.device
         self._state.place(device)
         return self._state.scale_on(device)
 
 
+_HALF = tuple(HALF_DTYPES.values())
 _RULE_KEYS = ("incr_ratio", "decr_ratio", "incr_every_n_steps", "decr_every_n_nan_or_inf")
+
+
+def _is_untouched(progress: weakref.WeakKeyDictionary[Optimizer, _Progress], optimizer: Optimizer) -> bool:
+    known = progress.get(optimizer)
+    return known is None or known.stage is _Stage.INIT
+
+
+def _step_without_scale(engine: StepEngine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call the optimizer's step outside of a policy; a closure, and a decorated optimizer's closure, sees the policy."""
+    if engine.attached:
+        return engine.optimizer.step(*args, **kwargs)
+    kept = [keep_autocast(value) if callable(value) else value for value in args]
+    named = {name: keep_autocast(value) if callable(value) else value for name, value in kwargs.items()}
+    step: Any = engine.optimizer.step
+    with outside_autocast():
+        return step(*kept, **named)
+
+
+def _times(scale: Tensor | None, more: Any) -> Tensor | None:
+    """Return a scale times the `grad_scale` that the user set on an optimizer, which torch's scaler multiplies too."""
+    if more is None:
+        return scale
+    factor: Tensor = torch.as_tensor(more, dtype=torch.float32)
+    with outside_autocast():
+        return factor if scale is None else scale * factor.to(scale.device, non_blocking=True)
 
 
 def _merge(old: Verdict | None, new: Verdict) -> Verdict:
     """Return a verdict that is bad if either is: gradients rewritten in between may hide what the first one saw."""
     if old is None:
         return new
-    found_inf = torch.maximum(old.found_inf, new.found_inf)
-    first_bad = torch.where(old.first_bad >= 0, old.first_bad, new.first_bad)
+    with outside_autocast():
+        found_inf = torch.maximum(old.found_inf, new.found_inf)
+        first_bad = torch.where(old.first_bad >= 0, old.first_bad, new.first_bad)
     return Verdict(found_inf, first_bad, new.total_norm, new.clip_coef)
 
 

@@ -53,6 +53,8 @@ class OutcomeLog:
 
     def __init__(self) -> None:
         self.skipped = 0
+        self.last_scale: float | None = None
+        """The scale after the last update that the host knows of."""
         self._pending: deque[_Outcome] = deque()
         self._hooks: dict[int, Callable[[bool], object]] = {}
         self._next_key = 0
@@ -69,6 +71,7 @@ class OutcomeLog:
         """Forget what is in flight: another state was loaded."""
         self._pending.clear()
         self._floor = None
+        self.last_scale = None
         self.skipped = skipped
 
     def record(self, report: Tensor, stepped: _Stepped) -> None:
@@ -132,6 +135,7 @@ class OutcomeLog:
     def _take(self, outcome: _Outcome) -> None:
         bad, scale, floor_skips, *first_bad = outcome.numbers.tolist()
         self.skipped += int(bad)
+        self.last_scale = scale
         self._floor = None
         if floor_skips:
             self._floor = int(floor_skips), scale, _culprit(outcome.optimizers, first_bad)

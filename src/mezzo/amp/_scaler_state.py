@@ -88,11 +88,43 @@ def check_scale(name: str, value: float) -> float:
     return float(value)
 
 
-def plain_number(value: Any) -> Any:
-    """Return the number in a one-element array or tensor; anything else as it is."""
-    if hasattr(value, "reshape") and hasattr(value, "tolist"):
-        return value.reshape(-1).tolist()[0]
-    return value
+def plain_number(name: str, value: Any) -> Any:
+    """Return the number in a one-element array or tensor; anything else as it is.
+
+    Raises:
+        ValueError: The array has another number of elements.
+    """
+    if not (hasattr(value, "reshape") and hasattr(value, "tolist")):
+        return value
+    numbers = value.reshape(-1).tolist()
+    if len(numbers) != 1:
+        raise ValueError(f"the state of the scaler: {name} has {len(numbers)} elements; must be one number")
+    return numbers[0]
+
+
+def check_values(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the scale and the counters of a saved state; a counter that is missing is 0.
+
+    Raises:
+        ValueError: A value is out of range. A scale of 0, to which one without a floor falls, is a state like any other.
+    """
+    scale = values["scale"]
+    _check_number("scale", scale)
+    if not 0 <= scale <= torch.finfo(torch.float32).max:
+        raise ValueError(
+            f"the state of the scaler: scale={scale!r} would skip every step; must be finite and at least 0: load another "
+            "checkpoint, or start with a new GradScaler"
+        )
+    counts: dict[str, float] = {}
+    for name in COUNTERS:
+        count = values.get(name, 0)
+        _check_number(name, count)
+        if not math.isfinite(count) or count != int(count) or not 0 <= count <= _INT32_MAX:
+            raise ValueError(
+                f"the state of the scaler: {name}={count!r}; must be a whole number from 0 to {_INT32_MAX}"
+            )
+        counts[name] = int(count)
+    return {"scale": float(scale), **counts}
 
 
 class ScaleState:
@@ -138,6 +170,12 @@ class ScaleState:
         assert self._counts is not None
         return rescale(verdict, self.scale, self._counts, rule, dynamic)
 
+    def known_scale(self) -> float | None:
+        """Return the scale if reading it does not wait for a device."""
+        if self._device_scale is None:
+            return self._host["scale"]
+        return float(self._device_scale.item()) if self._device_scale.device.type == "cpu" else None
+
     def read(self) -> dict[str, float]:
         """Return all values as plain numbers; waits for the device."""
         if self._counts is None:
@@ -147,7 +185,7 @@ class ScaleState:
 
     def write(self, values: Mapping[str, float]) -> None:
         """Set all values, in place where the state is on a device already."""
-        self._host = {"scale": float(values["scale"]), **{name: int(values[name]) for name in self.counters}}
+        self._host = dict(values)
         if self._device_scale is None:
             return
         self.scale.fill_(self._host["scale"])

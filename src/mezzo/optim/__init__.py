@@ -2,7 +2,14 @@
 
 from mezzo._tier import step_tier, uses_triton
 from mezzo.optim._check import Verdict
-from mezzo.optim._engine import StepEngine, StepRequest, attach, engine_of, existing_engine, split_closure
+from mezzo.optim._engine import (
+    StepEngine,
+    StepRequest,
+    attach,
+    engine_of,
+    split_closure,
+    takes_grad_scaler,
+)
 from mezzo.optim._masters import (
     agree,
     attach_master,
@@ -35,8 +42,8 @@ __all__ = [
     "is_dtensor",
     "attach",
     "engine_of",
-    "existing_engine",
     "split_closure",
+    "takes_grad_scaler",
     "outside_autocast",
     "keep_autocast",
     "remember_names",

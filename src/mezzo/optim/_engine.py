@@ -239,7 +239,7 @@ class StepEngine:
             RuntimeError: The optimizer needs a closure.
         """
         optimizer: Any = self.optimizer
-        kind = type(optimizer)
+        kind: Any = type(optimizer)
         if _needs_closure(kind):
             raise RuntimeError(
                 f"{kind.__name__} evaluates a closure several times in one step, which a loss scale "
@@ -358,6 +358,12 @@ def _needs_closure(kind: Any) -> bool:
     return parameter is not None and parameter.default is inspect.Parameter.empty
 
 
+@functools.cache
+def takes_grad_scaler(kind: Any) -> bool:
+    """Whether the step of a class takes the scaler itself, by torch's older contract for optimizers that unscale."""
+    return "grad_scaler" in inspect.signature(kind.step).parameters
+
+
 def split_closure(args: _Args, kwargs: _Kwargs) -> tuple[Callable[[], Any] | None, _Args, _Kwargs]:
     """Return the closure among the arguments of a step, and the other arguments; a closure of None is none."""
     if args and ((args[0] is None and len(args) == 1) or callable(args[0])):
@@ -370,18 +376,13 @@ def split_closure(args: _Args, kwargs: _Kwargs) -> tuple[Callable[[], Any] | Non
 
 def engine_of(optimizer: Optimizer) -> StepEngine:
     """Return the engine of an optimizer, made at the first call. The optimizer's own methods stay as they are."""
-    engine = existing_engine(optimizer)
+    engine: StepEngine | None = optimizer.__dict__.get(_HOME)
     if engine is None:
         engine = StepEngine(optimizer)
         optimizer.__dict__[_HOME] = engine
         if not engine.is_duck:
             optimizer.register_state_dict_post_hook(_steps_to_host)
     return engine
-
-
-def existing_engine(optimizer: Optimizer) -> StepEngine | None:
-    """Return the engine of an optimizer; None if nobody has asked for one."""
-    return optimizer.__dict__.get(_HOME)
 
 
 def attach(optimizer: Optimizer, *, masters_for_new: bool = True, compact: bool = False) -> StepEngine:
