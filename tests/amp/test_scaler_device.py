@@ -10,7 +10,7 @@ from torch.optim import SGD, Adam, AdamW, RMSprop
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mezzo.amp._scaler import GradScaler
-from mezzo.optim import attach, master_of
+from mezzo.optim import StepEngine, attach, master_of
 from no_waiting import no_waiting
 
 # Batch normalisation
@@ -76,7 +76,9 @@ class CountHostReads(TorchDispatchMode):
         lambda p: AdamW(p, lr=0.1),
     ],
 )
-def test_step_and_update_never_read_from_the_device(make, attached: bool) -> None:
+def test_step_and_update_never_read_from_the_device(make, attached: bool, monkeypatch) -> None:
+    # On the CPU the host looks first, for free, so that a skipped step runs no hooks: here the CPU plays the device.
+    monkeypatch.setattr(StepEngine, "_knows_skips_on_host", lambda _engine: False)
     model = half_model()
     optimizer = make(model.parameters())
     scaler = GradScaler()
@@ -92,6 +94,21 @@ def test_step_and_update_never_read_from_the_device(make, attached: bool) -> Non
             scaler.update()
             scaler.skipped_steps  # noqa: B018
     assert counted.reads == []
+
+
+@pytest.mark.parametrize(
+    ("make", "reads"),
+    [
+        (lambda p: SGD(p, lr=0.1, momentum=0.9), False),
+        (lambda p: AdamW(p, lr=0.1), False),
+        (lambda p: RMSprop(p, lr=0.1), True),  # the generic path reads in any case
+        (lambda p: Adam(p, lr=0.1, amsgrad=True), True),
+    ],
+)
+def test_off_the_cpu_the_host_looks_first_only_where_the_step_reads_anyway(make, reads: bool) -> None:
+    weight = nn.Parameter(torch.ones(2, device="meta"))
+    weight.grad = torch.ones(2, device="meta")
+    assert StepEngine(make([weight]))._knows_skips_on_host() is reads
 
 
 def test_the_counter_sees_the_host_read_of_other_optimizers() -> None:

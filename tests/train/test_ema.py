@@ -119,7 +119,7 @@ def test_training_goes_on_after_a_look_as_if_there_had_been_none(level, half):
 
 
 def test_masters_keep_their_bits_where_several_ranks_would_take_over_half_values(monkeypatch):
-    monkeypatch.setattr("mezzo.optim._masters._has_several_ranks", lambda: True)
+    monkeypatch.setattr("mezzo.optim._masters.has_several_ranks", lambda: True)
     model, optimizer = made("O2")
     ema = Ema(model)
     step(model, optimizer, "O2")
