@@ -38,12 +38,12 @@ def installed() -> list[object]:
         torch_optimizer._global_optimizer_pre_hooks,
         torch_optimizer._global_optimizer_post_hooks,
     ]
-    return stacks + [key for table in hooks for key, hook in table.items() if not _is_decorates(hook)]
+    return stacks + [key for table in hooks for key, hook in table.items() if not _is_lasting(hook)]
 
 
-def _is_decorates(hook: object) -> bool:
-    """Whether a hook is the one that `decorate` without optimizers leaves: it belongs to another test."""
-    return getattr(hook, "__module__", "") == "mezzo.amp._decorate"
+def _is_lasting(hook: object) -> bool:
+    """Whether a hook is one that the first `decorate` or `GradScaler` of a process leaves: it belongs to another test."""
+    return getattr(hook, "__module__", "") in ("mezzo.amp._decorate", "mezzo.amp._scaler_watch")
 
 
 @pytest.fixture(autouse=True)

@@ -25,6 +25,7 @@ from mezzo.optim import (
     Verdict,
     attach,
     engine_of,
+    forget_casts,
     keep_autocast,
     outside_autocast,
     remember_names,
@@ -520,7 +521,9 @@ def _step_without_scale(engine: StepEngine, args: tuple[Any, ...], kwargs: dict[
     named = {name: keep_autocast(value) if callable(value) else value for name, value in kwargs.items()}
     step: Any = engine.optimizer.step
     with outside_autocast():
-        return step(*kept, **named)
+        result = step(*kept, **named)
+    forget_casts()
+    return result
 
 
 def _times(scale: Tensor | None, more: Any) -> Tensor | None:

@@ -22,7 +22,7 @@ from mezzo.optim._masters import (
     refresh_master,
 )
 from mezzo.optim._names import describe_parameter, name_of, remember_names
-from mezzo.optim._outside import keep_autocast, outside_autocast
+from mezzo.optim._outside import forget_casts, keep_autocast, outside_autocast
 from mezzo.optim._rescale import COUNTERS, rescale
 from mezzo.optim._shards import is_dtensor
 
@@ -45,6 +45,7 @@ __all__ = [
     "split_closure",
     "takes_grad_scaler",
     "outside_autocast",
+    "forget_casts",
     "keep_autocast",
     "remember_names",
     "name_of",

@@ -21,7 +21,7 @@ from mezzo.optim import _fused
 from mezzo.optim._check import Verdict, check
 from mezzo.optim._grads import Slot, factor_of, gather, inverse_of
 from mezzo.optim._masters import attach_master, has_several_ranks, is_half, kept_of
-from mezzo.optim._outside import keep_autocast, outside_autocast
+from mezzo.optim._outside import forget_casts, keep_autocast, outside_autocast
 from mezzo.optim._shards import is_dtensor, is_of_fsdp1
 from mezzo.optim._swap import on_masters, stand_ins, step_on_masters, step_with_closure
 from mezzo.optim._unscale import unscale_
@@ -284,7 +284,9 @@ class StepEngine:
             if factor is not None:
                 with torch.no_grad():
                     unscale_([slot for slots in gather(self.optimizer) for slot in slots], factor)
-            return self.optimizer.step(*args, **kwargs)
+            result = self.optimizer.step(*args, **kwargs)
+        forget_casts()
+        return result
 
     @torch.no_grad()
     @hide_from_dynamo("a decorated optimizer's step runs fused kernels already: call it outside the compiled function")
@@ -299,7 +301,9 @@ class StepEngine:
                 self._clip = None  # it brings gradients of its own
                 return self._run_closure(closure, args, kwargs)
         with outside_autocast():
-            return self._run(request, args, kwargs)
+            result = self._run(request, args, kwargs)
+        forget_casts()
+        return result
 
     def _run(self, request: StepRequest | None, args: _Args, kwargs: _Kwargs) -> Any:
         # Bookkeeping reads a thousand attributes, and a function mode (a recording) would be asked about each of them.
@@ -325,7 +329,9 @@ class StepEngine:
 
             kept = keep_autocast(closure)
             with outside_autocast():
-                return step_with_closure(self.optimizer, own_step, kept)
+                result = step_with_closure(self.optimizer, own_step, kept)
+            forget_casts()
+            return result
         with torch.enable_grad():
             loss = closure()
         self.run()

@@ -22,6 +22,12 @@ def outside_autocast() -> AbstractContextManager[Any]:
     return guard
 
 
+def forget_casts() -> None:
+    """Forget half copies that autocast keeps of float32 weights: a step changed the weights inside the region."""
+    if _is_any_autocast_on():
+        torch.clear_autocast_cache()
+
+
 def keep_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that runs under the autocast state of now, also when called inside `outside_autocast()`.
 
@@ -32,6 +38,7 @@ def keep_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         found = [_is_excluded(key) for key in _DISPATCH_KEYS]
         _set_excluded(wanted)
+        forget_casts()  # LBFGS moves the weights between two evaluations
         try:
             return function(*args, **kwargs)
         finally:
