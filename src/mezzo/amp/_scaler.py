@@ -209,6 +209,7 @@ class GradScaler(ScalerSettings):
             raise RuntimeError("unscale_() is called after step(): call update() before the next step begins")
         engine = engine_of(optimizer)
         scale = self._scale_for(engine)
+        self._watch.note_optimizer(optimizer)
         progress.verdict = _merge(progress.verdict, engine.check(scale))
         engine.unscale_grads_(scale)
         progress.stage = _Stage.UNSCALED
@@ -276,7 +277,8 @@ class GradScaler(ScalerSettings):
         progress = self._progress_of(optimizer)
         if progress.stage is _Stage.STEPPED:
             raise RuntimeError("step() was already called on this optimizer since the last update(): call update()")
-        self._watch.note_step(optimizer)
+        self._watch.is_pending = False  # a wrapper steps another optimizer by a plain step
+        self._watch.note_optimizer(optimizer)
         if engine.first_grad() is None:
             self._note_idle_step(optimizer)
             result = None

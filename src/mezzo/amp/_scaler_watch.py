@@ -42,9 +42,8 @@ class ScaleWatch:
             if not self._known:
                 self._last_root = scaled.grad_fn
 
-    def note_step(self, optimizer: Optimizer) -> None:
-        """The optimizer is stepped through the scaler; call it before the step."""
-        self.is_pending = False
+    def note_optimizer(self, optimizer: Optimizer) -> None:
+        """Remember an optimizer that is unscaled or stepped through the scaler."""
         self._last_root = None
         self._known.add(optimizer)
 
@@ -59,7 +58,7 @@ class ScaleWatch:
         return any(param.grad is grad for param in self._scaled_params())
 
     def _scaled_params(self) -> Iterator[Tensor]:
-        if not self._known:  # an optimizer that the scaler never steps (of a GAN, say) may have others
+        if not self._known:
             yield from _leaves(self._last_root)
             return
         for optimizer in self._known:
