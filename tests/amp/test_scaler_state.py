@@ -248,6 +248,117 @@ def test_a_torch_scalers_state_is_understood() -> None:
     assert (state["incr_every_n_steps"], state["decr_every_n_nan_or_inf"]) == (7, 1)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scale": math.nan}, "scale=nan would skip every step; must be finite and at least 0"),
+        ({"scale": math.inf}, "scale=inf would skip every step"),
+        ({"scale": torch.tensor(1e39, dtype=torch.float64)}, r"scale=1e\+39 would skip every step"),
+        ({"scale": -2.0}, "scale=-2.0 would skip every step"),
+        ({"scale": "big"}, "scale='big': must be a number, not str"),
+        ({"scale": np.ones(2)}, "scale has 2 elements; must be one number"),
+        ({"scale": torch.ones(0)}, "scale has 0 elements; must be one number"),
+        ({"incr_count": 2**40}, "incr_count=1099511627776; must be a whole number from 0 to 2147483647"),
+        ({"decr_count": -1}, "decr_count=-1; must be a whole number"),
+        ({"skipped_steps": math.nan}, "skipped_steps=nan; must be a whole number"),
+        ({"skips_at_floor": 1.5}, "skips_at_floor=1.5; must be a whole number"),
+        ({"incr_count": None}, "incr_count=None: must be a number"),
+        ({"incr_ratio": 0.5}, "incr_ratio=0.5: must be finite and above 1"),
+    ],
+)
+def test_a_state_out_of_range_is_one_clear_line_and_changes_nothing(changes: dict, message: str) -> None:
+    scaler = GradScaler(init_loss_scaling=64.0, incr_every_n_steps=3)
+    scaler.scale(torch.ones(()))
+    before = scaler.state_dict()
+    other = GradScaler(init_loss_scaling=8.0, incr_ratio=3.0, use_dynamic_loss_scaling=False).state_dict()
+    with pytest.raises(ValueError, match=message) as raised:
+        scaler.load_state_dict({**other, **changes})
+    assert "\n" not in str(raised.value)
+    assert scaler.state_dict() == before
+    assert scaler.get_init_loss_scaling() == 64.0
+
+
+def test_a_torch_state_that_lacks_a_key_is_one_clear_line() -> None:
+    state = {"scale": 2.0, "growth_factor": 2.0, "growth_interval": 7, "_growth_tracker": 0}
+    with pytest.raises(ValueError, match="the state dict of the scaler lacks decr_ratio"):
+        GradScaler().load_state_dict(state)
+
+
+# In mid-step
+
+
+def unscaled_step(load: bool) -> tuple[GradScaler, torch.optim.Optimizer, nn.Parameter]:
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    scaler = GradScaler()
+    scaler.scale(weight.sum()).backward()
+    scaler.unscale_(optimizer)
+    if load:
+        scaler.load_state_dict(GradScaler(init_loss_scaling=4.0).state_dict())
+    return scaler, optimizer, weight
+
+
+def test_gradients_are_not_divided_again_when_a_state_is_loaded_in_mid_step() -> None:
+    scaler, optimizer, weight = unscaled_step(load=True)
+    with pytest.raises(RuntimeError, match="already called on this optimizer"):
+        scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    assert weight.item() == pytest.approx(0.9)
+    assert scaler.get_scale() == 4.0
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_scaler_is_not_copied_in_mid_step(again) -> None:
+    scaler, optimizer, weight = unscaled_step(load=False)
+    message = r"cannot be pickled or copied between unscale_\(\) or step\(\) and update\(\): do it after update"
+    for call in (lambda: None, lambda: scaler.step(optimizer)):
+        call()
+        with pytest.raises(RuntimeError, match=message):
+            again(scaler)
+    scaler.update()
+    again(scaler)
+    weight.grad.fill_(1.0)
+    scaler.clip_grad_norm_(optimizer, 1.0)
+    with pytest.raises(RuntimeError, match=message):
+        again(scaler)
+
+
+def test_fixed_scaling_without_update_can_be_copied() -> None:
+    weight = nn.Parameter(torch.ones(1))
+    weight.grad = torch.ones(1)
+    scaler = GradScaler(use_dynamic_loss_scaling=False)
+    scaler.step(torch.optim.SGD([weight], lr=0.1))
+    assert copy.deepcopy(scaler).state_dict() == scaler.state_dict()
+
+
+# repr
+
+
+def test_repr_shows_settings_and_what_the_host_knows() -> None:
+    scaler = GradScaler(init_loss_scaling=8.0, decr_every_n_nan_or_inf=1)
+    settings = (
+        "GradScaler(init_loss_scaling=8.0, use_dynamic_loss_scaling=True, incr_ratio=2.0, decr_ratio=0.5, "
+        "incr_every_n_steps=1000, decr_every_n_nan_or_inf=1, min_loss_scaling=1.0, max_skips_at_floor=25; "
+    )
+    assert repr(scaler) == settings + "scale=8.0, skipped_steps=0)"
+    run(scaler, Model(np.float32(8.0), 2.0, 0.5, 1000, 1, 1.0), [True])
+    assert repr(scaler) == settings + "scale=4.0, skipped_steps=1)"
+    assert repr(GradScaler(enable=False)) == "GradScaler(enable=False)"
+
+
+def test_repr_never_reads_from_a_device(monkeypatch) -> None:
+    scaler = GradScaler(init_loss_scaling=8.0, decr_every_n_nan_or_inf=1)
+    monkeypatch.setattr(type(scaler._state), "known_scale", lambda _state: None)
+    assert "scale=on the device" in repr(scaler)
+    run(scaler, Model(np.float32(8.0), 2.0, 0.5, 1000, 1, 1.0), [True])
+    assert "scale=4.0, skipped_steps=1" in repr(scaler)
+    on_device = GradScaler()
+    on_device.scale(torch.ones((), device="meta"))  # a device whose numbers cannot be read at all
+    monkeypatch.undo()
+    assert "scale=on the device" in repr(on_device)
+
+
 def test_an_empty_state_is_refused() -> None:
     with pytest.raises(RuntimeError, match="the state dict is empty: it was saved by a GradScaler with enable=False"):
         GradScaler().load_state_dict({})

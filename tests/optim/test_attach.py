@@ -60,7 +60,9 @@ def test_scheduler_still_warns_if_it_steps_first() -> None:
 
 @pytest.mark.parametrize("make", [lambda p: SGD(p, lr=1.0), lambda p: RMSprop(p, lr=1.0)])
 @pytest.mark.parametrize("attached", [True, False])
-def test_local_and_global_step_hooks_run_once_around_the_update_and_after_the_check(attached: bool, make, monkeypatch) -> None:
+def test_local_and_global_step_hooks_run_once_around_the_update_and_after_the_check(
+    attached: bool, make, monkeypatch
+) -> None:
     param = half_parameter()
     optimizer = make([param])
     engine = attach(optimizer) if attached else engine_of(optimizer)
@@ -139,6 +141,45 @@ def test_exception_in_the_optimizers_own_step_leaves_its_parameters_in_place() -
     assert param.grad is grad
     assert master_of(param).grad is None
     assert not master_of(param).requires_grad
+
+
+@pytest.mark.parametrize("compact", [True, False])
+@pytest.mark.parametrize("how", ["step", "scaled step", "closure", "closure raises"])
+def test_masters_and_half_weights_agree_after_a_step_that_raised_half_way(how: str, compact: bool) -> None:
+    class BreaksAtTheSecond(SGD):
+        def step(self, closure=None):
+            if closure is not None:
+                closure()
+            with torch.no_grad():
+                for number, param in enumerate(self.param_groups[0]["params"]):
+                    if number == 1:
+                        if how == "closure raises":
+                            closure()
+                        raise KeyError("broken")
+                    param.sub_(param.grad, alpha=self.param_groups[0]["lr"])
+
+    params = [nn.Parameter(torch.ones(2).half()) for _ in range(2)]
+    for param in params:
+        attach_master(param, torch.ones(2), compact=compact)
+        param.grad = torch.ones(2).half()
+    optimizer = BreaksAtTheSecond(params, lr=0.3)
+    attach(optimizer)
+    evaluations: list[int] = []
+
+    def closure() -> None:
+        evaluations.append(1)
+        if how == "closure raises" and len(evaluations) > 1:
+            raise KeyError("broken")
+
+    with pytest.raises(KeyError, match="broken"):
+        if how == "scaled step":
+            engine_of(optimizer).step(StepRequest(scale=torch.tensor(1.0)))
+        else:
+            optimizer.step(closure if how.startswith("closure") else None)
+    for param, value in zip(params, (0.7, 1.0), strict=True):  # as far as it went, as a stock optimizer
+        torch.testing.assert_close(master_of(param), torch.full((2,), value))
+        assert torch.equal(param.detach(), master_of(param).half())
+    assert optimizer.param_groups[0]["params"][0] is params[0]
 
 
 def test_a_step_that_somebody_put_on_the_instance_is_still_called() -> None:
