@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, RMSprop
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mezzo.amp import auto_cast
 from mezzo.amp._scaler import GradScaler
 from mezzo.optim import StepEngine, attach, master_of
 from no_waiting import no_waiting
@@ -118,6 +119,41 @@ def test_the_counter_sees_the_host_read_of_other_optimizers() -> None:
     with CountHostReads() as counted:
         GradScaler().step(optimizer)
     assert counted.reads
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("make", "runs"), [(SGD, True), (AdamW, True), (RMSprop, False)])
+def test_on_cuda_hooks_run_in_skipped_steps_only_where_the_host_does_not_know(make, runs: bool) -> None:
+    weight = nn.Parameter(torch.ones(4, device="cuda"))
+    optimizer, scaler = make([weight], lr=0.1), GradScaler()
+    calls: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("pre"))
+    weight.grad = torch.full_like(weight, math.inf)
+    scaler.minimize(optimizer)
+    scaler.flush()
+    assert (scaler.skipped_steps, bool(calls)) == (1, runs)
+    assert (weight == 1).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("level", ["O1", "O2"])
+@pytest.mark.parametrize("make", [SGD, AdamW, RMSprop])
+def test_on_cuda_a_step_inside_the_region_is_the_step_outside(make, level: str) -> None:
+    def run(is_inside: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3).cuda()
+        optimizer, scaler = make(model.parameters(), lr=0.1), GradScaler(init_loss_scaling=64.0)
+        for _ in range(3):
+            with auto_cast(level=level):
+                loss = model(torch.ones(2, 4, device="cuda")).float().square().mean()
+            with auto_cast(enable=is_inside, level=level):
+                scaler.scale(loss).backward()
+                scaler.clip_grad_norm_(optimizer, 0.5)
+                scaler.minimize(optimizer)
+            optimizer.zero_grad()
+        return [p.detach() for p in model.parameters()]
+
+    assert_same(run(True), run(False))
 
 
 @pytest.mark.gpu

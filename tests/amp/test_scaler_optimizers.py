@@ -1,4 +1,4 @@
-"""What `GradScaler.step` calls: hooks of skipped steps, arguments, objects that only look like optimizers, torch's contracts."""
+"""What `GradScaler.step` calls: hooks of skipped steps, arguments, look-alikes of optimizers, torch's contracts."""
 
 import math
 import warnings
@@ -393,7 +393,7 @@ def test_a_gradient_penalty_on_unscaled_gradients_equals_torchs() -> None:
 @pytest.mark.parametrize("clip", ["scaler", "torch", "none"])
 @pytest.mark.parametrize("make", [SGD, Adam])
 def test_complex_parameters_are_scaled_clipped_and_stepped_as_without_a_scale(make, clip: str) -> None:
-    """torch's own scaler refuses complex gradients on the CPU; the reference is plain training."""
+    """The own scaler of torch refuses complex gradients on the CPU; the reference is plain training."""
 
     def run(scaler: GradScaler, clip: str, steps: tuple[bool, ...]) -> tuple[list[Tensor], float]:
         torch.manual_seed(0)

@@ -117,7 +117,7 @@ def test_the_closure_sees_the_policy_of_the_region_and_the_rule_does_not(make, t
 
 @pytest.mark.parametrize("enable", [True, False])
 def test_a_whole_loop_inside_one_region_sees_the_new_weights(enable: bool) -> None:
-    """torch keeps half copies of float32 weights until the region ends; after a step they are of old weights."""
+    """Half copies of float32 weights are kept by torch until the region ends; after a step they are old."""
 
     def run(is_one_region: bool) -> list[float]:
         torch.manual_seed(0)

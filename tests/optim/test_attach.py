@@ -171,11 +171,12 @@ def test_masters_and_half_weights_agree_after_a_step_that_raised_half_way(how: s
         if how == "closure raises" and len(evaluations) > 1:
             raise KeyError("broken")
 
+    steps = {
+        "step": optimizer.step,
+        "scaled step": lambda: engine_of(optimizer).step(StepRequest(scale=torch.tensor(1.0))),
+    }
     with pytest.raises(KeyError, match="broken"):
-        if how == "scaled step":
-            engine_of(optimizer).step(StepRequest(scale=torch.tensor(1.0)))
-        else:
-            optimizer.step(closure if how.startswith("closure") else None)
+        steps.get(how, lambda: optimizer.step(closure))()
     for param, value in zip(params, (0.7, 1.0), strict=True):  # as far as it went, as a stock optimizer
         torch.testing.assert_close(master_of(param), torch.full((2,), value))
         assert torch.equal(param.detach(), master_of(param).half())

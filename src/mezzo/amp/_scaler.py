@@ -79,14 +79,17 @@ def _restore(kind: type[GradScaler], enable: bool, state: dict[str, Any]) -> Gra
     return scaler
 
 
-def _check_optimizer(optimizer: Any) -> None:
-    if isinstance(optimizer, Optimizer):
-        return
-    if not all(hasattr(optimizer, name) for name in ("param_groups", "step", "zero_grad")):
+def _checked_engine(optimizer: Any) -> StepEngine:
+    """Return the engine of an optimizer, or of an object that looks like one."""
+    looks = isinstance(optimizer, Optimizer) or all(
+        hasattr(optimizer, n) for n in ("param_groups", "step", "zero_grad")
+    )
+    if not looks:
         raise TypeError(
             f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}; an object with param_groups, step and "
             "zero_grad, as apex's LARC, is taken too"
         )
+    return engine_of(optimizer)
 
 
 class GradScaler(ScalerSettings):
@@ -185,14 +188,15 @@ class GradScaler(ScalerSettings):
         with outside_autocast():
             wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
             scaled = wide * self._state.scale_on(tensor.device)
-        self._watch.note_scaled(scaled)
-        if wide is not tensor and scaled.requires_grad and tensor.dtype in _HALF and tensor.numel() == 1:
-            self._watch.warn_once(
-                "half loss",
-                f"scale() got a {dtype_name(tensor.dtype)} loss: it was computed in half precision, perhaps outside of "
-                "auto_cast, and may have lost digits or overflowed; compute the loss inside auto_cast, where losses are "
-                "float32, or from outputs.float()",
-            )
+        if scaled.requires_grad:
+            self._watch.note_scaled(scaled)
+            if wide is not tensor and tensor.dtype in _HALF and tensor.numel() == 1:
+                self._watch.warn_once(
+                    "half loss",
+                    f"scale() got a {dtype_name(tensor.dtype)} loss: it was computed in half precision, perhaps outside of "
+                    "auto_cast, and may have lost digits or overflowed; compute the loss inside auto_cast, where losses "
+                    "are float32, or from outputs.float()",
+                )
         return scaled
 
     def unscale_(self, optimizer: Optimizer) -> None:
@@ -202,12 +206,12 @@ class GradScaler(ScalerSettings):
         """
         if not self._enable:
             return
-        progress = self._progress_of(optimizer)
+        engine = _checked_engine(optimizer)
+        progress = self._progress_of(engine)
         if progress.stage is _Stage.UNSCALED:
             raise RuntimeError("unscale_() was already called on this optimizer since the last update()")
         if progress.stage is _Stage.STEPPED:
             raise RuntimeError("unscale_() is called after step(): call update() before the next step begins")
-        engine = engine_of(optimizer)
         scale = self._scale_for(engine)
         self._watch.note_optimizer(optimizer)
         progress.verdict = _merge(progress.verdict, engine.check(scale))
@@ -222,19 +226,17 @@ class GradScaler(ScalerSettings):
         """
         if not max_norm >= 0:
             raise ValueError(f"max_norm={max_norm!r}: must be a number of at least 0")
+        engine = _checked_engine(optimizer)
         if not self._enable:
-            _check_optimizer(optimizer)
-            engine = engine_of(optimizer)
             engine.refuse_fsdp1()
             if engine.attached:
                 return engine.clip_next_step(max_norm)
             params = [p for group in optimizer.param_groups for p in group["params"]]
             with outside_autocast():
                 return nn.utils.clip_grad_norm_(params, max_norm)
-        progress = self._progress_of(optimizer)
+        progress = self._progress_of(engine)
         if progress.stage is _Stage.STEPPED:
             raise RuntimeError("clip_grad_norm_() is called after step(): call it between backward() and step()")
-        engine = engine_of(optimizer)
         scale = self._scale_for(engine) if progress.stage is _Stage.INIT else None
         verdict = engine.check(scale, max_norm)
         progress.verdict = _merge(progress.verdict, verdict)
@@ -262,8 +264,7 @@ class GradScaler(ScalerSettings):
             args: Handed on to the optimizer's step; a closure is refused.
             kwargs: The same.
         """
-        _check_optimizer(optimizer)
-        engine = engine_of(optimizer)
+        engine = _checked_engine(optimizer)
         if not engine.attached and not engine.is_duck and engine.has_masters():
             attach(optimizer)  # the model was decorated alone; its optimizer joins here
         if not self._enable:
@@ -274,7 +275,7 @@ class GradScaler(ScalerSettings):
                 raise RuntimeError(
                     "step() takes no closure: evaluate it before, scale(loss).backward(), then step(optimizer)"
                 )
-        progress = self._progress_of(optimizer)
+        progress = self._progress_of(engine)
         if progress.stage is _Stage.STEPPED:
             raise RuntimeError("step() was already called on this optimizer since the last update(): call update()")
         self._watch.is_pending = False  # a wrapper steps another optimizer by a plain step
@@ -495,10 +496,9 @@ class GradScaler(ScalerSettings):
         self._log.record(*captured)
         self._log.process(self._rule.max_skips_at_floor)
 
-    def _progress_of(self, optimizer: Optimizer) -> _Progress:
-        _check_optimizer(optimizer)
-        engine_of(optimizer).refuse_fsdp1()
-        return self._progress.setdefault(optimizer, _Progress())
+    def _progress_of(self, engine: StepEngine) -> _Progress:
+        engine.refuse_fsdp1()
+        return self._progress.setdefault(engine.optimizer, _Progress())
 
     def _scale_for(self, engine: StepEngine) -> Tensor:
         device = engine.device

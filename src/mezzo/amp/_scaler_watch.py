@@ -30,6 +30,8 @@ class ScaleWatch:
         """Whether a loss was scaled since the last step or update."""
         self._is_untouched = is_untouched
         self._known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._has_known = False
+        self._last_known: Callable[[], Optimizer | None] = lambda: None
         self._last_root: Any = None
         self._warned: set[str] = set()
         _watch_torch()
@@ -37,15 +39,16 @@ class ScaleWatch:
 
     def note_scaled(self, scaled: Tensor) -> None:
         """Remember a scaled loss; until the first step also its graph, which says whose gradients it makes."""
-        if scaled.requires_grad:
-            self.is_pending = True
-            if not self._known:
-                self._last_root = scaled.grad_fn
+        self.is_pending = True
+        if not self._has_known:
+            self._last_root = scaled.grad_fn
 
     def note_optimizer(self, optimizer: Optimizer) -> None:
         """Remember an optimizer that is unscaled or stepped through the scaler."""
-        self._last_root = None
-        self._known.add(optimizer)
+        if self._last_known() is not optimizer:  # a weak set is slow
+            self._last_root, self._has_known = None, True
+            self._last_known = weakref.ref(optimizer)
+            self._known.add(optimizer)
 
     def warn_once(self, key: str, message: str) -> None:
         """Warn at the user's line, once per scaler and key."""
@@ -58,7 +61,7 @@ class ScaleWatch:
         return any(param.grad is grad for param in self._scaled_params())
 
     def _scaled_params(self) -> Iterator[Tensor]:
-        if not self._known:
+        if not self._has_known:
             yield from _leaves(self._last_root)
             return
         for optimizer in self._known:
@@ -95,11 +98,8 @@ def _watch_torch() -> None:
     module._group_tensors_by_device_and_dtype = look_and_group
 
 
-def _pending() -> Iterator[ScaleWatch]:
-    for reference in tuple(_watches):
-        watch = reference()
-        if watch is not None and watch.is_pending:
-            yield watch
+def _pending() -> list[ScaleWatch]:
+    return [watch for reference in _watches if (watch := reference()) is not None and watch.is_pending]
 
 
 def _look_at_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:

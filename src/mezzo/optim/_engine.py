@@ -262,13 +262,14 @@ class StepEngine:
 
     def _knows_skips_on_host(self) -> bool:
         """Whether reading the verdict before the step adds no wait for the device."""
+        if self.last_plan is not None:  # Triton's steps, which wait for nothing
+            return False
         is_covered = self._foreign_step is None and _fused.covers_class(self.optimizer)
         if is_covered and all([_fused.covers_options(group) for group in self.optimizer.param_groups]):
             device = self.device
             return device.type == "cpu" and not uses_triton(device)
         return self.is_duck or not self._takes_found_inf()  # the generic path reads it anyway
 
-    @torch.no_grad()
     @hide_from_dynamo("a scaler's step reads on the host: call it outside the compiled function")
     def _skips(self, request: StepRequest) -> bool:
         """Make the check if there is none yet; return whether it found an overflow. On CUDA this waits."""
