@@ -150,3 +150,22 @@ def test_hooks_of_the_step_see_the_region() -> None:
         GradScaler().step(optimizer)
         assert torch.is_autocast_enabled("cpu")
     assert seen == [True]
+
+
+@pytest.mark.parametrize("stepped_before", [True, False])
+def test_a_loss_is_scaled_in_one_compiled_graph_inside_a_region(stepped_before: bool) -> None:
+    torch.manual_seed(0)
+    model, x, scaler = nn.Linear(4, 3), torch.randn(8, 4), GradScaler()
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def scaled_loss() -> Tensor:
+        return scaler.scale(model(x).float().square().mean())
+
+    if stepped_before:
+        scaled_loss().backward()
+        scaler.minimize(optimizer)
+    compiled = torch.compile(scaled_loss, backend="eager", fullgraph=True)
+    with auto_cast(level="O2"):
+        assert compiled().item() == scaled_loss().item()
+    assert compiled().item() == scaled_loss().item()
+    torch._dynamo.reset()

@@ -185,7 +185,7 @@ class GradScaler(ScalerSettings):
 
     def _scale_tensor(self, tensor: Tensor) -> Tensor:
         self._state.place(tensor.device)
-        with outside_autocast():
+        with outside_autocast(tensor.device.type):
             wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
             scaled = wide * self._state.scale_on(tensor.device)
         if scaled.requires_grad:
@@ -477,6 +477,7 @@ class GradScaler(ScalerSettings):
         finally:
             self._log = log
             self._state.write(state)
+            self._has_idle_step = False
             self._progress.clear()
             self._stepped.clear()
             for guard in self._norms:

@@ -40,7 +40,7 @@ class ScaleWatch:
     def note_scaled(self, scaled: Tensor) -> None:
         """Remember a scaled loss; until the first step also its graph, which says whose gradients it makes."""
         self.is_pending = True
-        if not self._has_known:
+        if not self._has_known and not torch.compiler.is_compiling():
             self._last_root = scaled.grad_fn
 
     def note_optimizer(self, optimizer: Optimizer) -> None:

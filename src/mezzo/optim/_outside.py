@@ -16,9 +16,17 @@ _is_any_autocast_on, _ExcludeKeys = _C._is_any_autocast_enabled, _C._ExcludeDisp
 _NOTHING = nullcontext()
 
 
-def outside_autocast() -> AbstractContextManager[Any]:
-    """Return a context in which no operator is cast; outside of a region it costs next to nothing."""
-    guard: AbstractContextManager[Any] = _ExcludeKeys(_KEYS) if _is_any_autocast_on() else _NOTHING
+def outside_autocast(device_type: str = "cuda") -> AbstractContextManager[Any]:
+    """Return a context in which no operator is cast; outside of a region it costs next to nothing.
+
+    Args:
+        device_type: In a compiled function operators on this kind of device are not cast, and others are.
+    """
+    if not _is_any_autocast_on():
+        return _NOTHING
+    if torch.compiler.is_compiling():  # Dynamo traces this one, not the guard
+        return torch.autocast(device_type, enabled=False)
+    guard: AbstractContextManager[Any] = _ExcludeKeys(_KEYS)
     return guard
 
 
