@@ -517,7 +517,7 @@ def _is_untouched(progress: weakref.WeakKeyDictionary[Optimizer, _Progress], opt
 
 
 def _step_without_scale(engine: StepEngine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call the optimizer's step outside of a policy; a closure, and a decorated optimizer's closure, sees the policy."""
+    """Call the optimizer's step outside of the policy; its closure still sees the policy."""
     if engine.attached:
         return engine.optimizer.step(*args, **kwargs)
     kept = [keep_autocast(value) if callable(value) else value for value in args]

@@ -87,7 +87,9 @@ def _watch_torch() -> None:
     register_optimizer_step_pre_hook(_look_at_step)
     # Wrapped where the clipping functions look it up: users import those themselves by name, before or after this.
     module: Any = clip_grad
-    group_tensors = module._group_tensors_by_device_and_dtype
+    group_tensors = getattr(module, "_group_tensors_by_device_and_dtype", None)
+    if group_tensors is None:  # another release of torch: clipping is not looked at
+        return
 
     @functools.wraps(group_tensors)
     def look_and_group(tensors: Any, *args: Any, **kwargs: Any) -> Any:
