@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mezzo.amp import Policy, _marker, auto_cast, bind_policy, current_policy
+from mezzo.amp import Policy, _marker, auto_cast, bind_policy, current_policy, debugging
 from mezzo.amp._recompute import run_in_state, with_policy_in_replicas
 from mezzo.amp._state import here, set_policy, state_of
 
@@ -343,3 +343,64 @@ def test_too_many_policies_for_the_marker_are_a_clear_error(monkeypatch: pytest.
     with pytest.raises(RuntimeError, match=r"more than 1 different policies in one process that uses torch.compile"):
         _marker.set_marker("second")
     _marker.set_marker(None)
+
+
+def test_a_weight_is_cast_once_per_region_and_again_when_it_changed() -> None:
+    """OD runs through kernels of ours, so torch's own cache of casts does not apply."""
+    layer, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+
+    def casts(calls: int) -> int:
+        with debugging.collect_operator_stats(print_table=False) as stats, auto_cast(level="OD", dtype="bfloat16"):
+            for _ in range(calls):
+                layer(x)
+        return sum(row.calls for row in stats.casts if row.target == "bfloat16")
+
+    assert (casts(1), casts(5)) == (3, 7)  # weight and bias once, the input at each call
+    with auto_cast(level="OD", dtype="bfloat16"):
+        with torch.no_grad():
+            before = layer(x)
+            layer.weight.mul_(2)
+            layer.bias.mul_(2)
+        assert torch.equal(layer(x), 2 * before)
+        assert layer(x).requires_grad  # the copy made without gradients is not used
+    with auto_cast(level="OD", dtype="bfloat16"), torch.no_grad():
+        assert torch.equal(layer(x), 2 * before)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("O2", "level='O2'"),
+        (torch.bfloat16, "dtype=torch.bfloat16"),
+        ("bf16", "dtype='bf16'"),
+        (Policy.create(), "policy="),
+    ],
+)
+def test_an_argument_in_the_place_of_enable_is_refused_and_the_right_name_given(given: object, meant: str) -> None:
+    with pytest.raises(TypeError, match="the first argument is `enable`") as caught:
+        auto_cast(given)  # type: ignore[arg-type]
+    assert meant in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [None, 1, 0, 1024.0, "yes", "mps"])
+def test_enable_is_true_or_false(given: object) -> None:
+    with pytest.raises(
+        (TypeError, ValueError), match=r"must be True or False|mezzo casts tensors on cuda and cpu only"
+    ):
+        auto_cast(given)  # type: ignore[arg-type]
+
+
+def test_a_device_type_in_the_place_of_enable_is_understood_as_torch_does() -> None:
+    with auto_cast("cpu"):
+        assert product_dtype() is torch.float16
+    with auto_cast("cuda"):
+        assert product_dtype() is torch.float32  # tensors on the CPU are not cast
+    with auto_cast(torch.device("cpu"), dtype="bfloat16"):
+        assert product_dtype() is torch.bfloat16
+
+
+def test_a_region_that_is_off_takes_any_dtype_that_torch_takes() -> None:
+    with auto_cast(enable=False, dtype=torch.float32):
+        assert product_dtype() is torch.float32
+    with pytest.raises(ValueError, match="must be 'float16' or 'bfloat16'"):
+        auto_cast(dtype=torch.float32)

@@ -17,7 +17,7 @@ HALVES = [torch.float16, torch.bfloat16]
 
 
 @pytest.mark.parametrize("half", HALVES)
-def test_o2_casts_parameters_except_the_norms_that_the_documents_keep(half: torch.dtype) -> None:
+def test_o2_casts_all_but_the_norms_that_the_documents_keep(half: torch.dtype) -> None:
     model = decorate(Net(), level="O2", dtype=half)
     seen = dtypes(model)
     kept = {"batch_norm": torch.float32, "instance_norm": torch.float32, "layer_norm": torch.float32}

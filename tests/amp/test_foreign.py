@@ -14,7 +14,7 @@ from mezzo.amp._foreign import raise_if_replaced
 
 @pytest.fixture
 def intruder() -> Iterator[None]:
-    with auto_cast(level="O2"):
+    with auto_cast(level="O2", use_promote=False):
         pass
     library = torch.library.Library("aten", "IMPL")
     # An operator that no other test records: under a dispatch mode torch goes on with a kernel that was destroyed.
@@ -43,7 +43,7 @@ def test_debug_mode_checks_at_the_entry_of_a_region() -> None:
     script = (
         "import torch, warnings; warnings.simplefilter('ignore')\n"
         "from mezzo.amp import auto_cast\n"
-        "with auto_cast(level='O2'): pass\n"
+        "with auto_cast(level='OD'): pass\n"
         "lib = torch.library.Library('aten', 'IMPL'); lib.impl('relu', lambda x: x, 'AutocastCPU', allow_override=True)\n"
         "with auto_cast(level='O2'): pass\n"
     )

@@ -195,10 +195,10 @@ def test_at_o2_a_black_listed_operator_gives_half_and_leaks_nothing() -> None:
     assert leaks_between(lambda h: h.softmax(-1), level="O2") == []
 
 
-def test_at_o2_the_next_operator_takes_the_float32_in_half() -> None:
+def test_at_o2_an_explicit_float32_is_followed_to_the_next_product() -> None:
     leak = leak_between(lambda h: h.float().relu(), level="O2")
-    assert (leak.op, leak.followers, leak.fed) == ("float", (), ("relu",))
-    assert leak.extra_bytes == EXTRA * N * C
+    assert (leak.op, leak.followers, leak.fed) == ("float", ("relu",), ("second: linear",))
+    assert leak.extra_bytes == EXTRA * N * C * 2
 
 
 def test_a_decorated_o2_model_leaks_what_its_code_casts() -> None:

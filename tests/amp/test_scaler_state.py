@@ -371,3 +371,12 @@ def test_a_copied_or_pickled_scaler_goes_on_where_the_first_one_was(again, enabl
     scaler.scale(torch.ones(()))
     assert again(scaler).state_dict() == scaler.state_dict()
     assert again(scaler).is_enable() is enable
+
+
+def test_an_argument_in_the_place_of_enable_is_refused_unless_it_is_a_device_as_in_torch() -> None:
+    with pytest.raises(TypeError, match=r"write GradScaler\(init_loss_scaling=1024\.0\)"):
+        GradScaler(1024.0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="must be True or False, not NoneType"):
+        GradScaler(None)  # type: ignore[arg-type]
+    assert GradScaler("cuda").is_enable()
+    assert GradScaler(torch.device("cpu"), 4.0).get_scale() == 4.0

@@ -113,9 +113,9 @@ def test_a_module_that_rounds_is_found_by_the_distance_from_float32(metric: str)
     assert len(finite.evaluations) == 1
 
 
-@pytest.mark.parametrize(("level", "ops"), [("O1", ("mul",)), ("O2", ("div", "mul"))])
+@pytest.mark.parametrize(("level", "ops"), [("O1", ("mul",)), ("O2", ("mul",))])
 def test_operators_are_found_and_their_list_lets_it_train(level: str, ops: tuple[str, ...], tmp_path: Path) -> None:
-    """At O1 the float32 product makes the quotient float32; at O2 both must be named."""
+    """The float32 product makes the quotient float32, so that one name is enough."""
     found = bisect(net_with(2, count=6), *batch(), mse_loss, by="ops", level=level, steps=2)
     assert found.kept == ops
     assert "linear" in found.candidates
@@ -144,7 +144,7 @@ class Attended(nn.Module):
         self.query, self.key = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + (self.query(x) * 1e4) * (self.key(x) * 1e4) / 1e8
+        return x + torch.mm(self.query(x) * 1e6, self.key(x).t() @ self.key(x)) / 1e6
 
 
 def test_a_parents_own_code_is_tried_when_all_modules_without_modules_inside_do_not_help() -> None:

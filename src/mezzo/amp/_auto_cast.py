@@ -165,6 +165,7 @@ class auto_cast:  # the documents' name, used like a function
     ) -> None:
         if torch.autocast_decrement_nesting() == 0:
             torch.clear_autocast_cache()
+            here.casts.clear()
         around = here.regions.pop()
         _forget_casts_to_another_dtype(self._state, around)
         write_state(around)

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from mezzo._dynamo import hide_from_dynamo
 from mezzo.amp import _cpu
@@ -155,10 +156,28 @@ class _Signature:
 def _cast(value: Any, dtype: torch.dtype) -> Any:
     """Return a tensor, or a list of them, in a dtype; whatever cannot be cast comes back as it is."""
     if isinstance(value, Tensor):
-        return value.to(dtype) if value.dtype in CASTABLE and value.dtype is not dtype else value
+        if value.dtype not in CASTABLE or value.dtype is dtype:
+            return value
+        is_weight = type(value) is Parameter and value.requires_grad and dtype is not torch.float32
+        return _cast_weight(value, dtype) if is_weight else value.to(dtype)
     if isinstance(value, (list, tuple)):
         return [_cast(item, dtype) for item in value]
     return value
+
+
+def _cast_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a float32 weight in half, cast once per region as torch's autocast does it.
+
+    A changed weight is cast again, and so is one whose copy was made without gradients, which torch forgets to do.
+    """
+    if not torch.is_autocast_cache_enabled() or not here.regions or _is_included(_TRANSFORMS):
+        return weight.to(dtype)
+    key = (id(weight), dtype, torch.is_grad_enabled())
+    state = (weight._version, weight.data_ptr())
+    kept = here.casts.get(key)
+    if kept is None or kept[1] != state:
+        kept = here.casts[key] = (weight, state, weight.to(dtype))
+    return kept[2]
 
 
 def _cast_outputs(outputs: Any, dtype: torch.dtype, *, only_first: bool) -> Any:

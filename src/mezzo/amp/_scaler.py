@@ -17,7 +17,15 @@ from mezzo.amp._dtypes import HALF_DTYPES, dtype_name
 from mezzo.amp._scaler_norms import NormGuard
 from mezzo.amp._scaler_outcome import LossScaleFloorError, OutcomeHandle, OutcomeLog
 from mezzo.amp._scaler_settings import ScalerSettings
-from mezzo.amp._scaler_state import ScaleRule, ScaleState, check_rule, check_scale, check_values, plain_number
+from mezzo.amp._scaler_state import (
+    ScaleRule,
+    ScaleState,
+    check_enable,
+    check_rule,
+    check_scale,
+    check_values,
+    plain_number,
+)
 from mezzo.amp._scaler_watch import ScaleWatch
 from mezzo.optim import (
     StepEngine,
@@ -99,7 +107,8 @@ class GradScaler(ScalerSettings):
     Each optimizer skips by its own gradients; the scale sees all.
 
     Args:
-        enable: Off: `scale` returns its argument, `step` and `minimize` call the optimizer, nothing else happens.
+        enable: Off: `scale` returns its argument, `step` and `minimize` call the optimizer, nothing else happens. A device
+            (`"cuda"`), torch's first argument, means on.
         init_loss_scaling: First scale.
         incr_ratio: Growth factor, above 1.
         decr_ratio: Shrink factor, between 0 and 1.
@@ -121,7 +130,7 @@ class GradScaler(ScalerSettings):
 
     def __init__(
         self,
-        enable: bool = True,
+        enable: bool | str | torch.device = True,
         init_loss_scaling: float = 2.0**15,
         incr_ratio: float = 2.0,
         decr_ratio: float = 0.5,
@@ -131,7 +140,7 @@ class GradScaler(ScalerSettings):
         min_loss_scaling: float = 1.0,
         max_skips_at_floor: int | None = 25,
     ) -> None:
-        self._enable = bool(enable)
+        self._enable = check_enable(enable)
         self._dynamic = bool(use_dynamic_loss_scaling)
         self._rule = check_rule(
             ScaleRule(

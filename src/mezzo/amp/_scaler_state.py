@@ -36,6 +36,23 @@ class ScaleRule:
         return dataclasses.replace(self, **changes)
 
 
+def check_enable(enable: Any) -> bool:
+    """Return whether scaling is on. A device, torch's first argument, is accepted: the state follows the loss anyway.
+
+    Raises:
+        TypeError: It is neither a bool nor a device.
+    """
+    if isinstance(enable, bool):
+        return enable
+    if isinstance(enable, torch.device) or (isinstance(enable, str) and enable.partition(":")[0] in ("cuda", "cpu")):
+        return True
+    if isinstance(enable, (int, float)):
+        raise TypeError(
+            f"GradScaler({enable!r}): the first argument is `enable`; write GradScaler(init_loss_scaling={enable!r})"
+        )
+    raise TypeError(f"GradScaler(enable={enable!r}): must be True or False, not {type(enable).__name__}")
+
+
 def check_rule(rule: ScaleRule) -> ScaleRule:
     """Return the rule with plain numbers.
 

@@ -52,6 +52,8 @@ class _Here(threading.local):
     def __init__(self) -> None:
         self.regions: list[AutocastState] = []
         """What to put back when a region is left, innermost last."""
+        self.casts: dict[Any, Any] = {}
+        """Half copies of float32 weights that our kernels made in the outermost region."""
         self.is_replaying = False
         """Whether forward code runs within a backward pass: recomputation, or a decorated autograd Function."""
 
