@@ -38,15 +38,14 @@ class Case:
 
 
 def _tokens(vocabulary: int, batch: int, length: int) -> Callable[[torch.Generator], Batch]:
-    """Return a maker of sequences with structure to learn: each token depends on the two before it."""
+    """Return a maker of sequences that a model learns within a few steps: words of unequal frequency, often repeated."""
 
     def make(generator: torch.Generator) -> Batch:
-        ids = torch.randint(vocabulary, (batch, length), generator=generator)
-        for place in range(2, length):
-            follows = torch.rand(batch, generator=generator) < 0.8
-            ids[:, place] = torch.where(
-                follows, (ids[:, place - 1] * 3 + ids[:, place - 2]) % vocabulary, ids[:, place]
-            )
+        words = (torch.rand(batch, length, generator=generator) ** 4 * vocabulary).long()
+        repeats = torch.rand(batch, length, generator=generator) < 0.5
+        ids = words.clone()
+        for place in range(1, length):
+            ids[:, place] = torch.where(repeats[:, place], ids[:, place - 1], words[:, place])
         return (ids,)
 
     return make
