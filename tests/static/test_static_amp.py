@@ -562,8 +562,8 @@ def other_input() -> Any:
         (lambda: InputSpec([-2]), ValueError, r"shape=\[-2\]: sizes are whole numbers; -1 or None"),
         (lambda: InputSpec([1], "flaot32"), ValueError, "dtype='flaot32': no dtype of torch; did you mean 'float32'"),
         (lambda: InputSpec([1], "nn"), ValueError, "dtype='nn': no dtype of torch"),
-        (lambda: Program().data("a b", [1]), ProgramError, "name='a b': an input's name is a word of letters"),
-        (lambda: Program().data(3, [1]), ProgramError, "name=3: an input's name is a word"),
+        (lambda: Program().data(3, [1]), ProgramError, "name=3: an input's name is a string; got int"),
+        (in_program(lambda x: [data("X", [1]), data("X", [1])]), ProgramError, "has a variable 'X' already"),
         (in_program(lambda x: data("x", [1])), ProgramError, "has a variable 'x' already; choose another name"),
         (in_program(lambda x: [x + 1, data("add_0", [1])]), ProgramError, "has a variable 'add_0' already"),
         # writing

@@ -616,11 +616,6 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
         Program.load(tmp_path / "net.pt2")
 
 
-def test_an_input_may_not_be_a_word_of_python() -> None:
-    with program_guard(new_program()), pytest.raises(ProgramError, match="name='class'"):
-        run(static.default_main_program(), [data("class", [1]) + 1], **{"class": [1.0]})
-
-
 def test_an_input_may_be_called_self_or_is_refused_when_it_is_made() -> None:
     with program_guard(new_program()):
         try:

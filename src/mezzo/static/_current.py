@@ -71,7 +71,7 @@ def data(name: str, shape: Sequence[int | None], dtype: str | torch.dtype = "flo
     """Return an input of the current program; it is fed by its name, and cast to this dtype.
 
     Args:
-        name: A word.
+        name: Any string; no other variable of the program may have it.
         shape: Sizes; None or -1 where each batch brings its own.
         dtype: Of torch, or its name.
     """

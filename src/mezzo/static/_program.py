@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import keyword
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +22,7 @@ from mezzo.amp.debugging import OperatorStats
 from mezzo.static._compile import CompiledStep
 from mezzo.static._forward import Forward
 from mezzo.static._graph import Capture, CapturedGraph
+from mezzo.static._input_names import escaped, identifier_of
 from mezzo.static._program_graph import by_name, evaluate_functions, mark, needed_for
 from mezzo.static._region import Precision, enter_guard, is_inside_guard, leave_guard, refuse_missing_guard
 from mezzo.static._save import load_forward, save_forward
@@ -75,20 +75,18 @@ class Program:
     def data(self, name: str, shape: Sequence[int | None], dtype: str | torch.dtype = "float32") -> Variable:
         """Add an input; see `mezzo.static.data`."""
         self._refuse_closed("an input")
-        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name == "self":
-            raise ProgramError(
-                f"name={name!r}: an input's name is a word of letters, digits and underscores, and none of Python's own"
-            )
+        if not isinstance(name, str):
+            raise ProgramError(f"name={name!r}: an input's name is a string; got {type(name).__name__}")
         if name in self._variables:
             raise ProgramError(f"the program has a variable {name!r} already; choose another name")
         spec = InputSpec(shape, dtype, name)
         trials = self._trials.inputs(spec)
         inputs = [node for node in self._graph.nodes if node.op == "placeholder"]
         with self._graph.inserting_after(inputs[-1]) if inputs else self._graph.inserting_before():
-            node = self._graph.placeholder(name)
-        if node.name != name:  # a word that generated code needs for itself
-            self._graph.erase_node(node)
-            raise ProgramError(f"name={name!r}: choose another, this one is taken")
+            node = self._graph.placeholder(identifier_of(name))
+            if node.name != node.target:  # a word that the generated code needs for itself, or of another node
+                self._graph.erase_node(node)
+                node = self._graph.placeholder(escaped(name))
         watch_modules(True)
         return self._new(node, trials, name, spec)
 
@@ -439,7 +437,10 @@ class Program:
         print(self)
 
     def __str__(self) -> str:
-        lines = [f"program, {self.precision}:", *(f"  {line}" for line in str(self._graph).splitlines()[1:])]
+        text = str(self._graph)
+        for variable in self.inputs:
+            text = text.replace(variable._node.name, variable.name) if variable._node.name != variable.name else text
+        lines = [f"program, {self.precision}:", *(f"  {line}" for line in text.splitlines()[1:])]
         if self.training is not None:
             lines.append(f"  minimize {self.training.loss.name} by {type(self.training.optimizer).__name__}")
         return "\n".join([*lines, *(str(graph) for graph in self.graphs[-1:])])

@@ -12,6 +12,7 @@ from torch import nn
 from mezzo._errors import RunError
 from mezzo._exported import forget_places, load_program, quietly, write_program
 from mezzo.amp import float32_copy
+from mezzo.static._input_names import name_of
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -59,5 +60,5 @@ def load_forward(path: Path) -> tuple[ExportedProgram, dict[str, tuple[list[int]
     inputs = {}
     for name in exported.graph_signature.user_inputs:
         value = values[str(name)]
-        inputs[str(name)] = ([size if isinstance(size, int) else -1 for size in value.shape], value.dtype)
+        inputs[name_of(str(name))] = ([size if isinstance(size, int) else -1 for size in value.shape], value.dtype)
     return exported, inputs
