@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mezzo import static
-from mezzo.amp import auto_cast
-from mezzo.static import InputSpec, ProgramError, StaticFunction, static_forward, to_static
+from mezzo.amp import Policy, auto_cast
+from mezzo.static import CaptureError, InputSpec, ProgramError, StaticFunction, compile_step, static_forward, to_static
+from mezzo.static._graph import missing_compiler
+from mezzo.static._traced_regions import regions_traced
 
 
 @pytest.fixture(autouse=True)
@@ -310,3 +313,128 @@ def test_without_capture_a_function_runs_as_it_is() -> None:
         count(torch.ones(2))
     assert seen == [0, 1, 2]
     assert count.graphs == []
+
+
+# ---------------------------------------------------------------------------------------------- regions inside
+
+
+class WithRegions(nn.Module):
+    """Enters regions in its forward, as models do that decide their own precision."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)
+        self.options = options
+
+    def forward(self, x: Tensor) -> Tensor:
+        with auto_cast(**self.options):
+            hidden = torch.relu(self.norm(self.first(x)))
+            with auto_cast(enable=False):
+                scores = torch.softmax(hidden.float(), -1)
+            hidden = hidden * scores
+        with auto_cast(True, None, ["relu"], "O2", "bfloat16"):
+            return self.last(torch.relu(hidden)).float()
+
+
+REGIONS: list[dict[str, Any]] = [
+    {"dtype": "bfloat16"},
+    {"level": "O2", "dtype": torch.bfloat16},
+    {"level": "O2", "dtype": "float16", "use_promote": True},
+    {"level": "OD", "dtype": "bfloat16"},
+    {"enable": False},
+    {"dtype": "bfloat16", "custom_white_list": {"relu"}, "custom_black_list": ["linear"]},
+    {"policy": Policy.create("O2", "bfloat16", custom_black_list=["linear"])},
+]
+
+
+@pytest.mark.parametrize("options", REGIONS, ids=lambda options: ", ".join(map(str, options)))
+def test_regions_in_a_forward_are_captured_in_one_graph_with_the_numbers_of_eager(options: dict[str, Any]) -> None:
+    net = WithRegions(**options)
+    twin = copy.deepcopy(net)
+    captured(net)
+    for size in (3, 5):
+        x = torch.randn(size, 8)
+        output, expected = net(x), twin(x)
+        assert torch.equal(output, expected)
+        output.square().sum().backward()
+        expected.square().sum().backward()
+        for one, other in zip(net.parameters(), twin.parameters(), strict=True):
+            assert torch.equal(one.grad, other.grad)
+    assert not torch.is_autocast_enabled("cpu")
+    graphs = static_forward(net).graphs
+    assert len(graphs) == 2  # each shape is one graph
+    assert "_to_copy" in str(graphs[0])
+
+
+def test_a_function_with_a_region_keeps_the_region_around_its_call_apart() -> None:
+    def product(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        outside = x @ y
+        with auto_cast(dtype="bfloat16"):
+            return outside, x @ y
+
+    static_product = to_static(product, backend="aot_eager")
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    assert [part.dtype for part in static_product(x, y)] == [torch.float32, torch.bfloat16]
+    with auto_cast(dtype="float16"):
+        assert [part.dtype for part in static_product(x, y)] == [torch.float16, torch.bfloat16]
+    assert [part.dtype for part in static_product(x, y)] == [torch.float32, torch.bfloat16]
+    assert len(static_product.graphs) == 2
+
+
+def test_a_region_of_another_dtype_is_captured_anew() -> None:
+    net = WithRegions(dtype="bfloat16")
+    twin = copy.deepcopy(net)
+    captured(net)
+    x = torch.randn(3, 8)
+    for dtype in ("bfloat16", "float16", "bfloat16"):
+        net.options = twin.options = {"dtype": dtype}
+        assert torch.equal(net(x), twin(x))
+    assert len(static_forward(net).graphs) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of Inductor's own imports
+@pytest.mark.skipif(missing_compiler() is not None, reason="Inductor needs a C++ compiler")
+def test_regions_in_a_forward_are_compiled_by_inductor() -> None:
+    net = WithRegions(dtype="bfloat16")
+    twin = copy.deepcopy(net)
+    to_static(net)
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(net(x), twin(x), rtol=2**-7, atol=2**-7)  # Inductor leaves out roundings to bfloat16
+
+
+def test_a_step_whose_model_has_regions_is_captured() -> None:
+    net = WithRegions(dtype="bfloat16")
+    twin = copy.deepcopy(net)
+    step = compile_step(net, F.mse_loss, torch.optim.SGD(net.parameters(), lr=0.1), backend="aot_eager")
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+    for _ in range(2):
+        x, y = torch.randn(3, 8), torch.randn(3, 4)
+        loss = F.mse_loss(twin(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert torch.equal(step(x, y), loss.detach())
+
+
+def test_a_region_that_was_made_elsewhere_is_refused_with_advice() -> None:
+    region = auto_cast(dtype="bfloat16")
+
+    @to_static(backend="aot_eager")
+    def product(x: Tensor) -> Tensor:
+        with region:
+            return x @ x
+
+    with pytest.raises(CaptureError, match=r"with region:.*write `with auto_cast\(\.\.\.\):`"):
+        product(torch.ones(2, 2))
+    assert auto_cast(dtype="bfloat16").policy.dtype == torch.bfloat16  # its methods are back
+
+
+def test_other_threads_enter_regions_while_a_function_with_regions_is_captured() -> None:
+    with regions_traced(), ThreadPoolExecutor(1) as pool:
+
+        def product() -> torch.dtype:
+            with auto_cast(policy=Policy.create("O1", "bfloat16")):
+                return (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+
+        assert pool.submit(product).result() is torch.bfloat16

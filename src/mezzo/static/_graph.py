@@ -32,6 +32,7 @@ from mezzo.static._casts import drop_needless_casts
 from mezzo.static._convolutions import register_operators, use_own_gradients
 from mezzo.static._operators import count_operators
 from mezzo.static._region import NoGuardError, Precision, precision_of
+from mezzo.static._traced_regions import regions_traced
 
 BACKENDS = ("inductor", "aot_eager", "eager")
 
@@ -123,12 +124,22 @@ class Capture:
             return self._checked(function)
         _show_markers_to_dynamo()
         compiled = torch.compile(_own_copy(function), backend=self._compile_graph, fullgraph=True, dynamic=dynamic)
+        has_regions = False
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal has_regions
+            if not has_regions:
+                try:
+                    with _region.markers_balanced():
+                        return compiled(*args, **kwargs)
+                except _dynamo_errors() as error:
+                    if not _is_about_regions(error):
+                        raise _explained(error) from error
+                    has_regions = True
             try:
-                with _region.markers_balanced():
+                with _region.markers_balanced(), regions_traced():
                     return compiled(*args, **kwargs)
-            except (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit) as error:
+            except _dynamo_errors() as error:
                 raise _explained(error) from error
 
         return call
@@ -296,6 +307,15 @@ def _usable(backend: str) -> str:
     return "aot_eager"
 
 
+def _dynamo_errors() -> tuple[type[BaseException], ...]:
+    return torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit
+
+
+def _is_about_regions(error: BaseException) -> bool:
+    """Whether Dynamo stopped at an `auto_cast` region."""
+    return isinstance(error, torch._dynamo.exc.Unsupported) and auto_cast.__name__ in str(error)
+
+
 def _explained(error: BaseException) -> BaseException:
     """Return Dynamo's error as one line with the place in the user's code."""
     cause = error.__cause__ or getattr(error, "inner_exception", None)
@@ -311,16 +331,16 @@ def _explained(error: BaseException) -> BaseException:
         )
     reason = _reason(error)
     frame = _user_frame(error)
+    advice = _REGION_ADVICE if _is_about_regions(error) else "take it out of the step, or run with backend='eager'"
     if frame is None:
-        return CaptureError(f"the step cannot be captured as one graph: {reason}")
+        known = f"; {advice}" if advice == _REGION_ADVICE else ""
+        return CaptureError(f"the step cannot be captured as one graph: {reason}{known}")
     code = linecache.getline(frame.filename, frame.lineno or 0).strip()
     where = f"{frame.filename}:{frame.lineno}"
-    return CaptureError(
-        f"the step cannot be captured as one graph; it stops at {where}: `{code}` ({reason}); take it out of the step, or run "
-        "with backend='eager'"
-    )
+    return CaptureError(f"the step cannot be captured as one graph; it stops at {where}: `{code}` ({reason}); {advice}")
 
 
+_REGION_ADVICE = "write `with auto_cast(...):` in the captured code, with constants as arguments, or around the call"
 _CONTEXT = "Developer debug context:"
 
 
