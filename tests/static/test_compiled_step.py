@@ -15,9 +15,9 @@ from torch.nn.functional import mse_loss
 from torch.optim import SGD, AdamW, Optimizer, RMSprop
 
 from mezzo._errors import RunError
-from mezzo.amp import GradScaler, Policy, decorate
+from mezzo.amp import GradScaler, Policy, auto_cast, decorate
 from mezzo.optim import master_of
-from mezzo.static import CaptureError, CompiledStep, _graph, compile_step
+from mezzo.static import CaptureError, CompiledStep, _graph, capture_step, compile_step
 from mezzo.static._region import NoGuardError
 from mezzo.static.amp import fp16_guard
 
@@ -283,6 +283,60 @@ def test_arguments_are_checked_at_once(more: dict, message: str) -> None:
     model = nn.Linear(3, 4)
     with pytest.raises(ValueError, match=message.replace("?", r"\?")):
         compile_step(model, mse_loss, SGD(model.parameters(), lr=0.1), **more)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("level", ["O1", "O2", "o2"])
+def test_a_policy_may_be_a_level_and_follows_the_dtype_of_the_weights(level: str, dtype: str) -> None:
+    losses = []
+    for policy in (level, Policy.create(level, dtype)):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 4))
+        optimizer = SGD(model.parameters(), lr=0.1)
+        decorate(model, optimizer, level="O2", dtype=dtype)
+        step = compile_step(model, mse_loss, optimizer, policy=policy, backend="aot_eager")
+        losses.append([step(torch.ones(2, 3), torch.ones(2, 4)).item() for _ in range(3)])
+    assert losses[0] == losses[1]
+
+
+def test_a_captured_step_takes_a_level_too() -> None:
+    model = nn.Linear(3, 4)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    decorate(model, optimizer, level="O2", dtype="bfloat16")
+    batch = (torch.ones(2, 3), torch.ones(2, 4))
+    assert capture_step(model, mse_loss, optimizer, batch, policy="O2")(*batch).isfinite()
+
+
+def test_a_level_for_a_model_in_float32_means_float16() -> None:
+    step = step_of(nn.Linear(3, 4), "aot_eager", policy="O1")
+    step(torch.ones(2, 3), torch.ones(2, 4))
+    assert "torch.float16" in str(step.graphs[-1])
+    assert "bfloat16" not in str(step.graphs[-1])
+
+
+@pytest.mark.parametrize("policy", ["bfloat16", "O4", torch.float16, True, auto_cast(level="O2"), {"level": "O2"}])
+def test_what_is_no_policy_is_refused_in_one_line(policy: Any) -> None:
+    with pytest.raises(TypeError, match=r"policy=.*: must be a level \(O0, OD, O1, O2, O3\), or a Policy from"):
+        step_of(nn.Linear(3, 4), policy=policy)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_decorated_model_without_a_policy_is_explained(backend: str) -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 4))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    decorate(model, optimizer, level="O2", dtype="bfloat16")
+    step = compile_step(model, mse_loss, optimizer, backend=backend)
+    with pytest.raises(ValueError, match="policy is missing: the model has bfloat16 weights; give policy='O2'"):
+        step(torch.ones(2, 3), torch.ones(2, 4))
+    with auto_cast(level="O2", dtype="bfloat16"):  # a region around the call is a policy
+        assert step(torch.ones(2, 3), torch.ones(2, 4)).isfinite()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_errors_of_a_step_without_a_policy_stay_what_they_are(dtype: torch.dtype) -> None:
+    step = step_of(nn.Linear(3, 4).to(dtype), "eager")
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        step(torch.ones(2, 5, dtype=dtype), torch.ones(2, 4))
 
 
 def test_a_batch_without_a_target_is_refused() -> None:

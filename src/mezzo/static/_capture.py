@@ -16,7 +16,7 @@ from mezzo.fp8 import WeightCopies, copies_of
 from mezzo.fp8._weights import capture_that_follows_weights
 from mezzo.optim import attach, engine_of
 from mezzo.static._region import Precision
-from mezzo.static._step import Loss, TrainingStep, check_optimizer, describe, device_of, forward_and_loss
+from mezzo.static._step import Loss, TrainingStep, check_optimizer, describe, device_of, forward_and_loss, policy_of
 
 
 class CopiesOfWeights:
@@ -204,7 +204,7 @@ def capture_step(
     batch: Sequence[Tensor],
     *,
     scaler: GradScaler | None = None,
-    policy: Policy | None = None,
+    policy: Policy | str | None = None,
     max_norm: float | None = None,
     warmup_steps: int = 3,
 ) -> CapturedStep:
@@ -221,7 +221,8 @@ def capture_step(
         optimizer: SGD, Adam or AdamW; others read from the device in their step.
         batch: Inputs of the model and, last, the target: their shapes and dtypes are those of every later batch.
         scaler: For float16.
-        policy: From `Policy.create(...)`; None: no auto_cast.
+        policy: A level such as `O2`, in the dtype of the model's half weights (float16 if it has none), or from
+            `Policy.create(...)`; None: no auto_cast.
         max_norm: Clip the norm of the true gradients to this.
         warmup_steps: Steps taken before the capture, and taken back.
 
@@ -238,7 +239,9 @@ def capture_step(
     device = device_of([model], batch)
     check_warmup(warmup_steps)
     compute = forward_and_loss(model, loss_fn)
-    step = CapturedStep(TrainingStep(compute, [model], optimizer, scaler, Precision(policy), max_norm), batch)
+    step = CapturedStep(
+        TrainingStep(compute, [model], optimizer, scaler, Precision(policy_of(policy, model)), max_norm), batch
+    )
     if device.type == "cuda":
         refuse_what_cannot_be_captured(optimizer)
     attach(optimizer)

@@ -16,7 +16,7 @@ from mezzo.optim import attach
 from mezzo.static._capture import CapturedStep, check_warmup, refuse_what_cannot_be_captured, unpacked
 from mezzo.static._graph import Capture, CapturedGraph
 from mezzo.static._region import Precision
-from mezzo.static._step import Compute, Loss, TrainingStep, check_optimizer, device_of, forward_and_loss
+from mezzo.static._step import Compute, Loss, TrainingStep, check_optimizer, device_of, forward_and_loss, policy_of
 
 Shapes = tuple[tuple[torch.Size, torch.dtype], ...]
 
@@ -142,7 +142,7 @@ def compile_step(
     optimizer: Optimizer,
     *,
     scaler: GradScaler | None = None,
-    policy: Policy | None = None,
+    policy: Policy | str | None = None,
     use_fp16_guard: bool = False,
     max_norm: float | None = None,
     backend: str = "inductor",
@@ -159,7 +159,8 @@ def compile_step(
         loss_fn: Gets the model's output and the target; returns the loss, or a tuple of the loss and other tensors.
         optimizer: SGD, Adam or AdamW on a CUDA device; any on the CPU.
         scaler: For float16.
-        policy: From `Policy.create(...)`; None: no auto_cast.
+        policy: A level such as `O2`, in the dtype of the model's half weights (float16 if it has none), or from
+            `Policy.create(...)`; None: no auto_cast.
         use_fp16_guard: Only what runs inside `mezzo.static.amp.fp16_guard()` follows the policy.
         max_norm: Clip the norm of the true gradients to this.
         backend: `inductor` fuses operators; `aot_eager` runs the captured graph as it is; `eager` captures nothing, so that
@@ -174,6 +175,6 @@ def compile_step(
     >>> step.operators().totals()["addmm"]
     (0, 0, 1, 0)
     """
-    capture = Capture(Precision(policy, use_fp16_guard), backend)
+    capture = Capture(Precision(policy_of(policy, model), use_fp16_guard), backend)
     compute = forward_and_loss(model, loss_fn)
     return CompiledStep(compute, [model], optimizer, scaler, capture, max_norm, max_shapes, warmup_steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -10,14 +11,35 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mezzo.amp import GradScaler
-from mezzo.amp._dtypes import HALF_DTYPES
+from mezzo._errors import MezzoError
+from mezzo.amp import GradScaler, Policy, current_policy
+from mezzo.amp._dtypes import HALF_DTYPES, dtype_name
+from mezzo.amp._lists import LEVELS
 from mezzo.fp8 import histories_of
 from mezzo.optim import engine_of, kept_of
 from mezzo.static._region import Precision, precision_of
 
 Loss = Callable[[Any, Tensor], Any]
 Compute = Callable[..., tuple[Tensor, ...]]
+
+_TYPES_DIFFER = re.compile(r"dtype|scalar type|same type|type .* should be the same")
+"""Words of torch's errors about a float32 tensor that meets a half one."""
+
+
+def policy_of(policy: Any, model: nn.Module) -> Policy | None:
+    """Return the policy of a step: one that was given, or that of a level, in the dtype of the model's half weights.
+
+    Raises:
+        TypeError: It is neither a level nor a policy.
+    """
+    if policy is None or isinstance(policy, Policy):
+        return policy
+    if not isinstance(policy, str) or policy.upper() not in LEVELS:
+        raise TypeError(
+            f"policy={policy!r}: must be a level ({', '.join(LEVELS)}), or a Policy from mezzo.amp.Policy.create(level, dtype)"
+        )
+    half = next((p.dtype for p in model.parameters() if p.dtype in HALF_DTYPES.values()), torch.float16)
+    return Policy.create(policy, half)
 
 
 def forward_and_loss(model: nn.Module, loss_fn: Loss) -> Compute:
@@ -51,7 +73,11 @@ class TrainingStep:
     def run(self, batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Train one step; return its loss and whatever else `compute` returns."""
         with precision_of(self.precision):
-            results = self.compute(*batch)
+            try:
+                results = self.compute(*batch)
+            except (RuntimeError, TypeError, MezzoError) as error:
+                self._explain_missing_policy(error)
+                raise
         _check_results(results)
         loss = results[0].float() if results[0].dtype in HALF_DTYPES.values() else results[0]
         results = (loss, *results[1:])
@@ -66,6 +92,18 @@ class TrainingStep:
             self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         return tuple(result.detach().clone() for result in results)
+
+    def _explain_missing_policy(self, error: Exception) -> None:
+        """Raise ValueError where half weights met float32 inputs because the step has no policy."""
+        if self.precision.is_on or current_policy() is not None or not _TYPES_DIFFER.search(str(error)):
+            return
+        half = next((p.dtype for p in self._params() if p.dtype in HALF_DTYPES.values()), None)
+        if half is not None:
+            reason = " ".join(str(error).split())[:200]
+            raise ValueError(
+                f"policy is missing: the model has {dtype_name(half)} weights; give policy='O2', or the level that decorate "
+                f"was called with ({reason})"
+            ) from error
 
     def _step_without_scaler(self) -> None:
         if self.max_norm is not None:

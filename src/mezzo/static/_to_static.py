@@ -109,8 +109,8 @@ def to_static(
     """Let a module or a function be captured as a graph when it is called, and compiled; also a decorator.
 
     The `auto_cast` region around the call decides the precision, and `with auto_cast(...)` inside the function that of what
-    runs there. A module stays the object it is: its weights,
-    its `state_dict` and its hooks are its own; a copy of it is not captured.
+    runs there. A module stays the object it is: its weights, its `state_dict` and its hooks are its own; a copy of it is
+    not captured.
 
     Args:
         target: A module, or a function of tensors.
