@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from mezzo import Model
+from mezzo.amp import Policy
 from mezzo.train.model._amp_configs import make_precision_of
 
 SCALER_DEFAULTS = {
@@ -38,6 +39,10 @@ def prepared(amp_configs: Any, optimizer: bool = True) -> Model:
         ({"custom_white_list": {"conv2d"}}, "fp16 O1"),
         ({"level": "O2", "dtype": "bfloat16"}, "bf16 O2"),
         ({"dtype": "bfloat16"}, "bf16 O1"),
+        ({"dtype": torch.bfloat16}, "bf16 O1"),
+        ({"level": "O2", "dtype": torch.float16}, "fp16 O2"),
+        ({"level": "O2", "use_promote": False}, "fp16 O2"),
+        ({"level": "O2", "use_promote": True}, "fp16 O2"),
     ],
 )
 def test_a_form_gives_a_precision(amp_configs: Any, name: str) -> None:
@@ -71,6 +76,10 @@ def test_a_form_gives_a_precision(amp_configs: Any, name: str) -> None:
         ),
         ({"level": "O0", "nonsense": 1}, ValueError, "amp_configs: unknown key 'nonsense'"),
         ({"dtype": "float32"}, ValueError, "amp_configs: unknown dtype 'float32'"),
+        ({"dtype": torch.float32}, ValueError, "amp_configs: unknown dtype 'float32'; did you mean 'float16'?"),
+        ({"dtype": torch.int8}, ValueError, "amp_configs: unknown dtype 'int8'"),
+        ({"dtype": torch.bfloat16, "incr_ratio": 2.0}, ValueError, "incr_ratio with dtype 'bfloat16': its range"),
+        ({"use_promote": "False"}, TypeError, "amp_configs: use_promote is 'False': must be True or False"),
         (
             {"dtype": "bfloat16", "incr_ratio": 2.0},
             ValueError,
@@ -111,6 +120,13 @@ def test_lists_reach_the_policy() -> None:
     policy = make_precision_of({"custom_white_list": ["softmax"], "custom_black_list": ("linear",)}).policy
     assert policy.decide("softmax", [torch.float32])[0] is torch.float16
     assert policy.decide("linear", [torch.float32])[0] is torch.float32
+
+
+@pytest.mark.parametrize("use_promote", [True, False])
+def test_use_promote_reaches_the_policy(use_promote: bool) -> None:
+    policy = make_precision_of({"level": "O2", "use_promote": use_promote}).policy
+    assert policy == Policy.create("O2", use_promote=use_promote)
+    assert make_precision_of("O2").policy == Policy.create("O2")
 
 
 def test_settings_at_o0_warn_that_they_have_no_effect() -> None:

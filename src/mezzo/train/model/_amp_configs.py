@@ -6,8 +6,11 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from mezzo._errors import unknown_choice
 from mezzo.amp import GradScaler, Policy
+from mezzo.amp._dtypes import dtype_name
 from mezzo.train._precision import FullPrecision, MixedPrecision, Precision
 
 LEVELS = ("O0", "O1", "O2", "O3")
@@ -17,7 +20,7 @@ _OF_SCALER = (
     "use_dynamic_loss_scaling",
 )  # fmt: skip
 _OF_LISTS = ("custom_white_list", "custom_black_list")
-_KEYS = ("level", "dtype", "fp8", *_OF_SCALER, *_OF_LISTS)
+_KEYS = ("level", "dtype", "use_promote", "fp8", *_OF_SCALER, *_OF_LISTS)
 _ELSEWHERE = {
     "use_pure_fp16": "say level 'O2'",
     "use_fp16_guard": "it belongs to graph mode: mezzo.static.amp.decorate",
@@ -32,8 +35,8 @@ def make_precision_of(amp_configs: str | Mapping[str, Any] | None) -> Precision:
 
     Args:
         amp_configs: None, '' or {}: float32. 'O0', 'O1', 'O2' or 'O3'. Or a dict: `level` (usually O1), `dtype` (usually
-            float16), the settings of `GradScaler`, `custom_white_list`, `custom_black_list`; at O3 `fp8`, an `amp.Fp8Recipe`
-            or a dict of its settings.
+            float16; a name or a torch dtype), the settings of `GradScaler`, `custom_white_list`, `custom_black_list`,
+            `use_promote` (see `amp.auto_cast`); at O3 `fp8`, an `amp.Fp8Recipe` or a dict of its settings.
 
     Raises:
         TypeError: It is of another type.
@@ -53,11 +56,9 @@ def make_precision_of(amp_configs: str | Mapping[str, Any] | None) -> Precision:
     if not amp_configs:
         return FullPrecision()
     _refuse_unknown(amp_configs)
-    level, dtype = amp_configs.get("level", "O1"), amp_configs.get("dtype", "float16")
+    level, dtype = amp_configs.get("level", "O1"), _dtype_name(amp_configs.get("dtype", "float16"))
     if level not in LEVELS:
         raise ValueError(f"amp_configs: {unknown_choice('level', level, LEVELS)}")
-    if dtype not in DTYPES:
-        raise ValueError(f"amp_configs: {unknown_choice('dtype', dtype, DTYPES)}")
     if level == "O0":
         _warn_of_what_is_off([key for key in amp_configs if key != "level"])
         return FullPrecision()
@@ -70,11 +71,26 @@ def make_precision_of(amp_configs: str | Mapping[str, Any] | None) -> Precision:
     lists: dict[str, Any] = {
         key: _names(key, amp_configs[key]) for key in _OF_LISTS if amp_configs.get(key) is not None
     }
+    if "use_promote" in amp_configs:
+        lists["use_promote"] = _switch("use_promote", amp_configs["use_promote"])
     try:
         policy = Policy.create(level, dtype=dtype, fp8=amp_configs.get("fp8"), **lists)
         return MixedPrecision(policy, GradScaler(enable=dtype == "float16", **settings))
     except (ValueError, TypeError) as error:
         raise type(error)(f"amp_configs: {error}") from error
+
+
+def _dtype_name(dtype: Any) -> str:
+    name = dtype_name(dtype) if isinstance(dtype, torch.dtype) else dtype
+    if name not in DTYPES:
+        raise ValueError(f"amp_configs: {unknown_choice('dtype', name, DTYPES)}")
+    return str(name)
+
+
+def _switch(key: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"amp_configs: {key} is {value!r}: must be True or False")
+    return value
 
 
 def _refuse_unknown(amp_configs: Mapping[str, Any]) -> None:
