@@ -8,7 +8,7 @@ import typer
 
 from mezzo._errors import MezzoError
 from mezzo._version import version_of
-from mezzo.cli import _export, _infer
+from mezzo.cli import _export, _infer, _train
 from mezzo.cli._bench import app as bench
 from mezzo.cli._bisect import bisect
 from mezzo.cli._build import build
@@ -22,7 +22,9 @@ from mezzo.cli._models import convert, models
 from mezzo.cli._tipc import app as tipc
 from mezzo.cli._train import evaluate, prepare, train
 
-_SWITCHES = {"infer": _infer.SWITCHES, "export": _export.SWITCHES}
+_SWITCHES = {
+    "infer": _infer.SWITCHES, "export": _export.SWITCHES, "train": _train.SWITCHES, "eval": _train.SWITCHES,
+}  # fmt: skip
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 # typer is built on click or on its own copy of it, by version: the base of its errors is found through what it exports

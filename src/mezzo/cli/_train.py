@@ -7,6 +7,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from mezzo._extras import require
+from mezzo.cli._flags import Flag, switch
 from mezzo.cli._options import FP8_HELP, option, read_fp8
 from mezzo.cli._training import Given
 
@@ -15,6 +16,9 @@ _Int: TypeAlias = int | None
 _Float: TypeAlias = float | None
 _Text: TypeAlias = str | None
 _Texts: TypeAlias = list[str] | None
+_Switch: TypeAlias = Flag | None
+SWITCHES = ("--amp-use-promote",)
+_PROMOTE_HELP = "O2, O3: operators on no list stay float32 where an input is."
 
 
 def train(
@@ -27,6 +31,7 @@ def train(
     precision: Annotated[_Text, option("fp32, fp16 or bf16.", "--precision")] = None,
     amp_level: Annotated[_Text, option("O0, OD, O1, O2 or O3.", "--amp-level")] = None,
     fp8: Annotated[_Text, option(FP8_HELP, "--fp8")] = None,
+    amp_use_promote: Annotated[_Switch, switch(_PROMOTE_HELP, "--amp-use-promote")] = None,
     amp_lists: Annotated[
         _Path, option("Lists of `mezzo bisect`: what stays in float32 or half.", "--amp-lists")
     ] = None,
@@ -86,6 +91,7 @@ def train(
         log_every=log_every, save_every=save_every, keep_checkpoints=keep_checkpoints, early_stop_after=early_stop_after,
         data_format=data_format, do_eval=do_eval or given.has_validation(), use_ema=use_ema, sync_bn=sync_bn, fsdp=fsdp,
         log_ops=log_ops, to_static=to_static, amp_lists=amp_lists, fp8=read_fp8(fp8),
+        amp_use_promote=_as_bool(amp_use_promote),
     )  # fmt: skip
     from mezzo.train import evaluate, train  # torch takes seconds to import: not for --help
 
@@ -101,6 +107,10 @@ def _say_assumed(given: Given) -> None:
     """Say, in the first process, what the command line leaves open and the documents' defaults fill in."""
     if (line := given.assumed()) is not None and os.environ.get("RANK", "0") == "0":
         typer.echo(line)
+
+
+def _as_bool(flag: Flag | None) -> bool | None:
+    return None if flag is None else bool(flag)
 
 
 def _extra(opts: list[str] | None, more: list[str] | None) -> list[str]:
@@ -119,6 +129,7 @@ def evaluate(
     precision: Annotated[_Text, option("fp32, fp16 or bf16.", "--precision")] = None,
     amp_level: Annotated[_Text, option("O0, OD, O1, O2 or O3.", "--amp-level")] = None,
     fp8: Annotated[_Text, option(FP8_HELP, "--fp8")] = None,
+    amp_use_promote: Annotated[_Switch, switch(_PROMOTE_HELP, "--amp-use-promote")] = None,
     amp_lists: Annotated[
         _Path, option("Lists of `mezzo bisect`: what stays in float32 or half.", "--amp-lists")
     ] = None,
@@ -141,7 +152,7 @@ def evaluate(
 
     options = given.options(
         pretrained=weights, device=device, workers=workers, eval_batch_size=batch_size, amp_lists=amp_lists,
-        fp8=read_fp8(fp8),
+        fp8=read_fp8(fp8), amp_use_promote=_as_bool(amp_use_promote),
     )  # fmt: skip
     _say_assumed(given)
     evaluate(given.recipe(weights), options)

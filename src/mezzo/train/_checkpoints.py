@@ -15,6 +15,7 @@ from mezzo._files import explained
 from mezzo.checkpoint import BEST, CheckpointError, CheckpointStore, read_state, save_weights, write_state
 from mezzo.models import load_weights, save_pdparams
 from mezzo.train._ema import Ema
+from mezzo.train._rules import describe_new_rules, rules_of
 from mezzo.train._session import Session, seed_everything
 from mezzo.train._sharded import load_whole_states, whole_states
 
@@ -45,6 +46,7 @@ def save(session: Session, store: CheckpointStore, progress: Progress) -> Path:
             "optimizer": optimizer_state,
             "counters": _counters(model),
             "precision": session.precision.state_dict(),
+            "rules": rules_of(session.precision),
             "ema": None if session.ema is None else session.ema.state_dict(),
             "random": _random_state(session.world.device),
             "run": _fixed(session),
@@ -118,6 +120,8 @@ def resume(session: Session, folder: Path) -> Progress:
             )
         _restore_weights(session, folder, state)
         session.precision.load_state_dict(state["precision"])
+        if (line := describe_new_rules(state, session.precision, "--amp_use_promote {}")) is not None:
+            session.notices.append(f"the checkpoint was {line}")
         _restore_average(session, state["ema"])
         _set_random_state(session, state["random"])
         return Progress(**state["progress"])

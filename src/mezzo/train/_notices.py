@@ -18,6 +18,9 @@ def find_notices(recipe: Recipe, options: RunOptions, world: World) -> list[str]
         f"--precision {precision} has no effect at --amp_level O0; use OD, O1, O2 or O3": (
             precision != "fp32" and level == "O0"
         ),
+        "--amp_use_promote has no effect below level O2; add --amp_level O2 and --precision fp16 or bf16": (
+            options.amp_use_promote is not None and (precision == "fp32" or level not in ("O2", "O3"))
+        ),
         "--early_stop_intervals has no effect without --do_eval": (
             options.early_stop_after is not None and not options.do_eval
         ),

@@ -33,6 +33,9 @@ class RunOptions:
     fp8: Mapping[str, Any] | None = None
     """O3: settings of an `amp.Fp8Recipe`."""
 
+    amp_use_promote: bool | None = None
+    """O2 and O3: see `amp.auto_cast`. None is its default."""
+
     amp_lists: Path | None = None
     """A file of lists, added to those of the task; see `amp.read_lists`."""
 

@@ -224,6 +224,7 @@ def make_precision(
     task: Literal["classification", "segmentation"] = "classification",
     lists: Path | None = None,
     fp8: Mapping[str, Any] | None = None,
+    use_promote: bool | None = None,
 ) -> Precision:
     """Return the precision of a command line.
 
@@ -234,6 +235,7 @@ def make_precision(
         lists: A file of lists (`amp.read_lists`), added to those of the task; where they contradict, the file decides.
             At fp32 and O0 it has no effect.
         fp8: O3: settings of an `Fp8Recipe`.
+        use_promote: O2 and O3: see `auto_cast`; None is its default.
 
     Raises:
         ValueError: A choice is unknown, or the file is wrong.
@@ -252,7 +254,8 @@ def make_precision(
         raise ValueError(f"{lists}: half_layers with amp_level {level}: they belong to level O3")
     white, black = _merged(own, task)
     dtype = {"fp16": "float16", "bf16": "bfloat16"}[precision]
-    policy = Policy.create(level, dtype=dtype, custom_white_list=white, custom_black_list=black, fp8=fp8)
+    promote: dict[str, Any] = {} if use_promote is None else {"use_promote": use_promote}
+    policy = Policy.create(level, dtype=dtype, custom_white_list=white, custom_black_list=black, fp8=fp8, **promote)
     excluded, in_half = own.get("excluded_layers", ()), own.get("half_layers", ())
     return MixedPrecision(policy, excluded_layers=excluded, half_layers=in_half, lists=lists)
 

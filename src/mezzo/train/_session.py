@@ -154,7 +154,9 @@ def open_precision(recipe: Recipe, options: RunOptions, device: torch.device | N
         ValueError: The file is wrong.
     """
     level = options.amp_level or "O1"
-    precision = make_precision(options.precision, level, recipe.task, options.amp_lists, options.fp8)
+    precision = make_precision(
+        options.precision, level, recipe.task, options.amp_lists, options.fp8, options.amp_use_promote
+    )
     recipe_of_fp8 = None if precision.policy is None else precision.policy.fp8
     if device is not None and recipe_of_fp8 is not None and not recipe_of_fp8.emulate:
         reason = why_no_fp8(device)

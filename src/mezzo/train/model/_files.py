@@ -20,6 +20,7 @@ from mezzo.checkpoint import CheckpointError, CheckpointStore, read_state, write
 from mezzo.models import WeightsError, load_weights
 from mezzo.static import InputSpec, save_forward
 from mezzo.train._precision import Precision
+from mezzo.train._rules import describe_new_rules, rules_of
 
 _KIND = "mezzo.Model"
 #: Of the largest output: torch.export runs the same kernels, so what is left is the order of sums.
@@ -34,6 +35,7 @@ def save_training(path: Path, network: nn.Module, optimizer: Optimizer | None, p
         "optimizer": None if optimizer is None else optimizer.state_dict(),
         "optimizer_kind": None if optimizer is None else type(optimizer).__name__,
         "precision": precision.state_dict(),
+        "rules": rules_of(precision),
     }
     return CheckpointStore(path.parent).save(path.name, lambda folder: write_state(folder, state))
 
@@ -72,6 +74,8 @@ def load_training(
     elif optimizer is not None and of_optimizer is not None and not reset_optimizer:
         _load_optimizer(path, optimizer, of_optimizer, state.get("optimizer_kind"))
         _load_precision(path, precision, state.get("precision") or {})
+        if (line := describe_new_rules(state, precision, "amp_configs with 'use_promote': {}")) is not None:
+            warnings.warn(f"{path} was {line}", UserWarning, stacklevel=3)
     network.load_state_dict(fitting, strict=False)
 
 
