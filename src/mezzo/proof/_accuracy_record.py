@@ -27,6 +27,7 @@ from mezzo.proof._accuracy_run import (
     coarsest,
     sample_places,
 )
+from mezzo.proof._inputs import arguments_of
 
 MAX_ELEMENTS = 2**16
 """Of a tensor that are kept; 256 KiB."""
@@ -149,9 +150,10 @@ def run_at(
 
 
 def _called(model: nn.Module, inputs: Any) -> Any:
-    if isinstance(inputs, Mapping):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
+    args, kwargs = arguments_of(model, whole := tuple(inputs) if isinstance(inputs, list) else inputs)
+    if len(args) == 1 and args[0] is whole:
+        return model(inputs)
+    return model(*args, **kwargs)
 
 
 @contextmanager

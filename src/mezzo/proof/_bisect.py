@@ -171,7 +171,7 @@ def bisect(
 
     Args:
         model: On its device; a decorated one starts from its masters. Layers that are excluded already stay so.
-        inputs: What the model is called with: `model(inputs)`.
+        inputs: What the model is called with: a tuple of positional arguments, a dict of named ones, or the one argument.
         targets: What the loss gets beside the output.
         loss_fn: Returns the loss of output and targets; `output` needs none.
         by: `modules` or `ops`.

@@ -5,13 +5,10 @@ from __future__ import annotations
 import copy
 import gc
 import math
-import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
@@ -26,6 +23,8 @@ from mezzo.amp._fp8 import first_and_last
 from mezzo.amp._policy import parse_level
 from mezzo.amp.debugging import OperatorStats, collect_operator_stats
 from mezzo.fp8 import Fp8Recipe, recipe_for
+from mezzo.proof._inputs import arguments_of
+from mezzo.proof._random import random_states_kept, seed_all
 
 SEED = 0
 BY = ("modules", "ops")
@@ -118,9 +117,9 @@ class Runs:
                 module.register_forward_pre_hook(lambda *_, name=name: order.setdefault(name))
         if self._settings.metric != "output":
             model.train()
-        with self._same_numbers(), region, collect_operator_stats(print_table=False) as stats:
+        with random_states_kept(self._gpus), region, collect_operator_stats(print_table=False) as stats:
             inputs, targets = self._fresh_batch(0)
-            output = model(inputs)
+            output = _called(model, inputs)
             if self._loss_fn is not None and self._settings.by == "ops":
                 self._loss_fn(output, targets)
         return stats, list(order)
@@ -144,11 +143,11 @@ class Runs:
         assert loss_fn is not None
         model.train()
         losses: list[float] = []
-        with self._same_numbers():
+        with random_states_kept(self._gpus):
             while len(losses) < settings.steps:
                 inputs, targets = self._fresh_batch(len(losses))
                 with region:
-                    loss = loss_fn(model(inputs), targets)
+                    loss = loss_fn(_called(model, inputs), targets)
                 value = float(loss.detach())
                 scaler.scale(loss).backward()
                 is_finite = math.isfinite(value) and _has_finite_gradients(optimizer)
@@ -164,8 +163,8 @@ class Runs:
     def _forward(self, kept: frozenset[str] | None) -> Tensor:
         """Return the output of one forward in the model's own mode, all its floating tensors in one row of float64."""
         model, _, region = self._prepare(kept)
-        with self._same_numbers(), torch.no_grad(), region:
-            output = model(self._fresh_batch(0)[0])
+        with random_states_kept(self._gpus), torch.no_grad(), region:
+            output = _called(model, self._fresh_batch(0)[0])
         parts = [part for part in tree_leaves(output) if isinstance(part, Tensor) and part.is_floating_point()]
         if not parts:
             raise ValueError(
@@ -206,26 +205,14 @@ class Runs:
 
     def _fresh_batch(self, step: int) -> tuple[Any, Any]:
         """Return the batch as it was at first, with the random numbers of a step ahead."""
-        _seed(SEED + step)
+        seed_all(SEED + step)
         inputs, targets = tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, self._batch)
         return inputs, targets
 
-    @contextmanager
-    def _same_numbers(self) -> Iterator[None]:
-        """Give every global random state back as it was."""
-        python, numpy = random.getstate(), np.random.get_state()
-        try:
-            with torch.random.fork_rng(devices=self._gpus):
-                yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
 
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
+def _called(model: nn.Module, inputs: Any) -> Any:
+    args, kwargs = arguments_of(model, inputs)
+    return model(*args, **kwargs)
 
 
 def _float32_start(model: nn.Module) -> nn.Module:

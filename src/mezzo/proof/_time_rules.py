@@ -13,6 +13,7 @@ from mezzo.amp._kernel_times import FP8
 from mezzo.amp.debugging import CastRow
 from mezzo.proof._advice import Advice, time_text
 from mezzo.proof._examination import Examination
+from mezzo.proof._inputs import arguments_of
 from mezzo.proof._products import is_product
 
 IDLE_SHARE = 0.1
@@ -107,8 +108,9 @@ def launches(seen: Examination) -> Iterator[Advice]:
 
 
 def takes_tensors(seen: Examination) -> bool:
-    """Whether a step of the task can be captured from here: one tensor in, one tensor to compare with."""
-    return all(isinstance(value, torch.Tensor) for value in (seen.task.inputs, seen.task.targets))
+    """Whether a step of the task can be captured from here: tensors in, by place, and one tensor to compare with."""
+    args, kwargs = arguments_of(seen.task.model, seen.task.inputs)
+    return not kwargs and all(isinstance(value, torch.Tensor) for value in (*args, seen.task.targets))
 
 
 def casts(seen: Examination) -> Iterator[Advice]:

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from mezzo import amp
 from mezzo.fp8 import Fp8Recipe, recipe_for
 from mezzo.proof._changes import NO_CHANGES, Changes, apply_changes
+from mezzo.proof._inputs import arguments_of, batch_size_of
 from mezzo.static import CapturedStep, capture_step
 
 
@@ -23,8 +24,14 @@ class Task:
 
     model: nn.Module
     inputs: Any
+    """What the model is called with; a tuple holds positional arguments, a mapping named ones (`arguments_of`)."""
     targets: Any
     loss_fn: Callable[[Any, Any], Tensor]
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of the batch; None where no input tells."""
+        return batch_size_of(self.inputs)
 
     def copied(self, device: torch.device) -> "Task":
         """Return the task with copies of model, batch and loss on `device`, so that training leaves the originals alone.
@@ -82,6 +89,7 @@ class Trainer:
         self.policy = amp.Policy.create(setup.level, setup.dtype, white, fp8=fp8) if is_mixed else None
         self.scaler = amp.GradScaler(enable=is_mixed and setup.dtype == "float16")
         self.losses: list[Tensor] = []
+        self._args, self._kwargs = arguments_of(self.model, task.inputs)
         self._captured: CapturedStep | None = None
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -96,7 +104,7 @@ class Trainer:
             return
         before = None if self.losses else _versions(self.task.inputs, self.task.targets)
         with self.autocast():
-            loss = self.task.loss_fn(self.model(self.task.inputs), self.task.targets)
+            loss = self.task.loss_fn(self.model(*self._args, **self._kwargs), self.task.targets)
         if before is not None:
             self._check(loss, before)
         self.scaler.scale(loss).backward()
@@ -117,7 +125,7 @@ class Trainer:
             )
 
     def _replay(self) -> Tensor:
-        batch = (self.task.inputs, self.task.targets)
+        batch = (*self._args, self.task.targets)
         if self._captured is None:
             self._captured = capture_step(
                 self.model, self.task.loss_fn, self.optimizer, batch, scaler=self.scaler, policy=self.policy

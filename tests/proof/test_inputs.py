@@ -1,0 +1,149 @@
+"""Models that take several inputs: by place, by name, or all in one argument."""
+
+from collections import OrderedDict, namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from mezzo.cli._app import run
+from mezzo.proof import advise, bisect, compare_accuracy, run_at
+from mezzo.proof._inputs import arguments_of, batch_size_of
+from mezzo.proof._time_rules import takes_tensors
+from mezzo.proof._trial import Setup, Task, Trainer
+
+A, B = torch.ones(4, 8), torch.full((4, 8), 2.0)
+Pair = namedtuple("Pair", "x y")
+
+
+class Two(nn.Module):
+    """Takes two tensors, and a number that has a default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
+        return (self.left(x) + self.right(y)) * scale
+
+
+class OneOfMany(Two):
+    """Takes one argument that holds both."""
+
+    def forward(self, batch: Any) -> Tensor:  # type: ignore[override]
+        x, y = (batch["x"], batch["y"]) if isinstance(batch, dict) else batch
+        return super().forward(x, y)
+
+
+class Any_(nn.Module):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return args, kwargs
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "args", "kwargs"),
+    [
+        (Two(), (A, B), (A, B), {}),
+        (Two(), (A, B, 2.0), (A, B, 2.0), {}),
+        (Two(), {"y": B, "x": A}, (), {"y": B, "x": A}),
+        (Two(), OrderedDict(x=A, y=B), (), {"x": A, "y": B}),
+        (Any_(), (A, B), (A, B), {}),
+        (Any_(), {"x": A}, (), {"x": A}),
+        # what a forward does not take so is its one argument
+        (OneOfMany(), (A, B), ((A, B),), {}),
+        (OneOfMany(), {"x": A, "y": B}, ({"x": A, "y": B},), {}),
+        (nn.Identity(), {1: A}, ({1: A},), {}),
+        (nn.Identity(), [A, B], ([A, B],), {}),  # images of different sizes
+        (Two(), Pair(A, B), (Pair(A, B),), {}),
+        (nn.Linear(8, 8), A, (A,), {}),
+    ],
+)
+def test_how_a_model_is_called(model: nn.Module, inputs: Any, args: Any, kwargs: Any) -> None:
+    seen = arguments_of(model, inputs)
+    assert repr(seen) == repr((args, kwargs))
+    assert type(seen[0]) is tuple
+
+
+def test_a_scripted_model_is_believed_to_take_what_it_is_given() -> None:
+    class Scripted(nn.Module):
+        @property
+        def forward(self) -> Any:  # type: ignore[override]
+            return dict.update  # of C, without a signature
+
+    assert arguments_of(Scripted(), (A, B)) == ((A, B), {})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "size"),
+    [(A, 4), ((A, B), 4), ({"n": 3, "x": A}, 4), (torch.tensor(1.0), None), ("text", None), ([], None)],
+)
+def test_the_size_of_a_batch(inputs: Any, size: int | None) -> None:
+    assert batch_size_of(inputs) == size
+    assert Task(nn.Identity(), inputs, None, mse_loss).batch_size == size
+
+
+FORMS = [(Two, (A, B)), (Two, {"y": B, "x": A}), (OneOfMany, (A, B)), (OneOfMany, {"x": A, "y": B})]
+
+
+@pytest.mark.parametrize(("kind", "inputs"), FORMS)
+def test_every_tool_takes_every_form(kind: type[Two], inputs: Any) -> None:
+    torch.manual_seed(0)
+    model, target = kind(), torch.zeros(4, 8)
+    report = advise(model, inputs, target, mse_loss, dtype="bfloat16", device="cpu", steps=1)
+    assert report.full.losses[0] == pytest.approx(mse_loss(Two.forward(model, A, B), target).item())
+    assert bisect(model, inputs, target, mse_loss, dtype="bfloat16", steps=1).outcome == "nothing needed"
+    assert bisect(model, inputs, metric="output", dtype="bfloat16").outcome == "nothing needed"
+    runs = [run_at(model, inputs, target, mse_loss, level=level, dtype="bfloat16") for level in ("O0", "O2")]
+    assert compare_accuracy(*runs).rows
+
+
+def test_the_accuracy_comparison_still_takes_lists() -> None:
+    target = torch.zeros(4, 8)
+    losses = [run_at(kind(), [A, B], target, mse_loss, level="O0").loss for kind in (Two, OneOfMany)]
+    assert None not in losses
+
+
+@pytest.mark.parametrize(("inputs", "can_be"), [((A, B), True), ({"x": A, "y": B}, False), ((A, B, 2.0), False)])
+def test_a_step_of_several_tensors_by_place_can_be_captured(inputs: Any, can_be: bool) -> None:
+    task = Task(Two(), inputs, torch.zeros(4, 8), mse_loss)
+
+    class Seen:
+        pass
+
+    seen = Seen()
+    seen.task = task  # type: ignore[attr-defined]
+    assert takes_tensors(seen) is can_be  # type: ignore[arg-type]
+    if can_be:
+        trainer = Trainer(task.copied(torch.device("cpu")), Setup(level="O0", is_captured=True))
+        trainer.step()
+        assert trainer.losses[0].isfinite()
+
+
+FACTORIES = """
+import torch
+from torch import nn
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x, y):
+        return self.left(x) + self.right(y)
+
+def places():
+    return Two(), (torch.ones(4, 8), torch.ones(4, 8)), torch.zeros(4, 8), nn.functional.mse_loss
+
+def names():
+    return Two(), {"y": torch.ones(4, 8), "x": torch.ones(4, 8)}, torch.zeros(4, 8), nn.functional.mse_loss
+"""
+
+
+@pytest.mark.parametrize("factory", ["places", "names"])
+@pytest.mark.parametrize("command", [["compare", "--steps", "1", "--model"], ["doctor", "--steps", "1"], ["bisect"]])
+def test_factories_of_models_with_several_inputs(tmp_path: Path, command: list[str], factory: str) -> None:
+    (tmp_path / "net.py").write_text(FACTORIES)
+    assert run([*command, f"{tmp_path}/net.py:{factory}", "--dtype", "bfloat16", "--device", "cpu"]) == 0
