@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mezzo import _timer
-from mezzo._timer import Timing, time_calls
+from mezzo._timer import Timing, drift_note, time_calls, unsteady_note
 
 CPU = torch.device("cpu")
 
@@ -33,6 +33,20 @@ def test_median_ignores_one_disturbed_call():
     assert Timing((1.0, 1.0, 100.0)).median_s == 1.0
     assert Timing((1.0, 2.0, 3.0, 4.0, 5.0)).spread_s == 3.0  # quartiles 1.5 and 4.5, exclusive method
     assert Timing((1.0,)).spread_s == 0.0
+
+
+def test_unsteady_times_are_called_unreliable():
+    steady, busy = Timing((1.0, 1.0, 1.01, 1.0)), Timing((0.04, 0.4, 0.05, 0.7))
+    note = unsteady_note({"float32": steady, "AMP-O1": busy})
+    assert note.startswith("The step times of AMP-O1 vary by more than 25%")
+    assert unsteady_note({"float32": steady, "AMP-O2": steady}) == ""
+
+
+@pytest.mark.parametrize(("again_s", "note"), [(1.2, ""), (0.81, ""), (3.0, "3.0x apart"), (0.5, "2.0x apart")])
+def test_a_machine_that_became_slower_or_faster_is_told(again_s, note):
+    said = drift_note("float32", Timing((1.0, 1.0)), Timing((again_s,)))
+    assert note in said
+    assert bool(said) == bool(note)
 
 
 def test_no_calls_are_an_error():

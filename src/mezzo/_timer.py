@@ -3,10 +3,14 @@
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+
+UNSTEADY = 0.25
+"""Spread over median from which times are called unreliable."""
+_UNRELIABLE = "something else keeps this machine busy, so the times and the speed-up are not reliable."
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,27 @@ class Timing:
             return 0.0
         lower, _, upper = statistics.quantiles(self.times_s, n=4)
         return upper - lower
+
+    @property
+    def is_unsteady(self) -> bool:
+        """Whether the calls differ so much that something else must have disturbed them."""
+        return self.spread_s > UNSTEADY * self.median_s
+
+
+def unsteady_note(timings: Mapping[str, Timing]) -> str:
+    """Return what a reader must know of times that are not steady, by what was timed; nothing where all are."""
+    unsteady = [name for name, timing in timings.items() if timing.is_unsteady]
+    if not unsteady:
+        return ""
+    return f"The step times of {', '.join(unsteady)} vary by more than {UNSTEADY:.0%} (quartiles): {_UNRELIABLE}"
+
+
+def drift_note(name: str, first: Timing, again: Timing) -> str:
+    """Return what a reader must know where the same calls took another time later; nothing where they did not."""
+    low, high = sorted((first.median_s, again.median_s))
+    if high <= (1 + UNSTEADY) * low:
+        return ""
+    return f"The step time of {name} was {high / low:.1f}x apart at the start and at the end: {_UNRELIABLE}"
 
 
 def synchronize(device: torch.device) -> None:

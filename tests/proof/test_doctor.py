@@ -3,14 +3,17 @@
 import copy
 import inspect
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mezzo._timer import Timing
 from mezzo.proof import Changes, advise, apply_changes
 from mezzo.proof import _doctor as doctor
+from mezzo.proof._advice_page import page_text
 
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 
@@ -264,3 +267,26 @@ def test_attention_is_not_told_to_pad_its_sequence():
     report = advise(layer, torch.randn(2, 7, 32), device="cpu", steps=1)
     assert not any("attention" in advice.seen or "matmul" in advice.seen for advice in report.of_kind("shape"))
     assert not any("test_doctor" in advice.where for advice in report.advices)  # the caller is not where it stands
+
+
+def test_times_that_are_not_steady_are_told():
+    report = advise(nn.Linear(8, 8), torch.rand(2, 8), device="cpu", steps=2, dtype="bfloat16")
+    steady, busy = Timing((1.0, 1.0, 1.01, 1.0)), Timing((0.04, 0.4, 0.05, 0.7))
+
+    def with_times(full, amp, again):
+        full, amp = (replace(step, timing=timing) for step, timing in ((report.full, full), (report.amp, amp)))
+        return replace(report, full=full, amp=amp, full_again=again)
+
+    assert with_times(steady, steady, steady).note == ""
+    told = with_times(steady, busy, steady)
+    assert "The step times of AMP-O1 vary by more than 25%" in str(told)
+    assert "The step times of AMP-O1 vary" in told.to_dict()["note"]
+    assert "The step times of AMP-O1 vary" in page_text(told)
+    slower = with_times(steady, steady, Timing((5.0, 5.0)))
+    assert "The step time of float32 was 5.0x apart at the start and at the end" in str(slower)
+
+
+def test_the_float32_step_is_timed_again_at_the_end():
+    report = advise(nn.Linear(8, 8), torch.rand(2, 8), device="cpu", steps=3, dtype="bfloat16")
+    assert report.full_again is not None
+    assert len(report.full_again.times_s) == 3

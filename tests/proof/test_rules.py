@@ -69,6 +69,7 @@ def test_amp_that_is_slower_than_float32_is_to_be_turned_off():
     assert advice.seen == "a step takes 40.0 ms in AMP and 32.0 ms in float32"
     assert "turn AMP off" in advice.todo
     assert advice.gain == pytest.approx(1.25)
+    assert str(advice).startswith("amp-off [float32 is 1.25x as fast]\n")
 
 
 def test_amp_that_pays_is_left_in_peace():

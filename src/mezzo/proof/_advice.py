@@ -46,6 +46,8 @@ class Advice:
     @property
     def benefit(self) -> str:
         """The gain in words."""
+        if self.kind == "amp-off":
+            return f"float32 is {self.gain:.2f}x as fast" if self.gain is not None and self.gain > 1 else ""
         parts = []
         if self.gain is not None:
             parts.append(f"at most {self.gain:.2f}x" if self.is_bound else f"{self.gain:.2f}x predicted")

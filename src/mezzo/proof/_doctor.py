@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
+from mezzo._timer import Timing, drift_note, unsteady_note
 from mezzo.amp import Fp8Recipe, GradScaler
 from mezzo.amp._dtypes import dtype_name, parse_half_dtype
 from mezzo.amp.debugging import operator_log
@@ -20,7 +21,7 @@ from mezzo.proof._advice import Advice, time_text
 from mezzo.proof._changes import NO_CHANGES, Changes
 from mezzo.proof._examination import Examination, Progress
 from mezzo.proof._fp8_rules import fp8
-from mezzo.proof._measure import Measured
+from mezzo.proof._measure import Measured, time_again
 from mezzo.proof._number_rules import leaks, loss_scale
 from mezzo.proof._shape_rules import layout, shapes, with_padding
 from mezzo.proof._time_rules import LEAST_GAIN, amdahl, amp_itself, casts, hardware, launches, loader
@@ -30,6 +31,8 @@ RULES: tuple[Callable[[Examination], Any], ...] = (
     hardware, amp_itself, amdahl, launches, layout, shapes, casts, leaks, loss_scale, fp8, loader,
 )  # fmt: skip
 
+STEPS_AGAIN = 5
+"""Steps in float32 that are timed once more at the end, at most."""
 LOSS_TOLERANCE = 1e-2
 """Relative difference of the last loss above which changes are withdrawn: they are to change the speed, not the training."""
 
@@ -49,11 +52,22 @@ class Report:
     """The step with the changes made, where they were measured."""
     is_less_than_advised: bool = False
     """Whether some of it was left out, since the step became slower or its loss another."""
+    full_again: Timing | None = None
+    """The step in float32, timed again at the end."""
 
     @property
     def speedup(self) -> float:
         """How many times as fast as float32 AMP is now."""
         return self.full.step_s / self.amp.step_s
+
+    @property
+    def note(self) -> str:
+        """What a reader must know: times that are not steady; empty where all are."""
+        steps = {"float32": self.full, f"AMP-{self.setup.level}": self.amp, "the changed step": self.changed}
+        note = unsteady_note({name: step.timing for name, step in steps.items() if step is not None})
+        if note or self.full_again is None:
+            return note
+        return drift_note("float32", self.full.timing, self.full_again)
 
     def of_kind(self, kind: str) -> list[Advice]:
         """Return the advice of one kind."""
@@ -72,6 +86,7 @@ class Report:
                 else ""
             ),
         ]
+        lines += [self.note] if self.note else []
         lines += ["", *(f"{number}. {advice}" for number, advice in enumerate(self.advices, start=1))]
         if self.changed is not None:
             gain = amp.step_s / self.changed.step_s
@@ -91,6 +106,7 @@ class Report:
             "changed": None if self.changed is None else _as_dict(self.changed),
             "changes": self.changes.to_dict(),
             "advices": [advice.to_dict() for advice in self.advices],
+            "note": self.note,
         }
 
 
@@ -116,8 +132,8 @@ def advise(
     The model is copied and stays as it is; so do the random numbers. On a GPU it takes some seconds a setup that is tried.
 
     Args:
-        model: Any module; called as `model(inputs)`.
-        inputs: One batch.
+        model: Any module.
+        inputs: One batch: a tuple of positional arguments, a dict of named ones, or the one argument.
         targets: What `loss_fn` gets besides the output.
         loss_fn: None: the mean square of everything floating in the output.
         level: O1, O2 or O3.
@@ -149,7 +165,8 @@ def advise(
     seen = Examination(task, setup, place, steps, capability, loader, scaler)
     if progress is not None:
         seen.progress = progress
-    return examine(seen, measure_gains=measure_gains)
+    report = examine(seen, measure_gains=measure_gains)
+    return replace(report, full_again=time_again(task, report.full.setup, place, min(steps, STEPS_AGAIN)))
 
 
 def _check_model(model: nn.Module) -> None:

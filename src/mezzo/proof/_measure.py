@@ -152,6 +152,12 @@ def measure(task: Task, setup: Setup, device: torch.device, steps: int) -> Measu
         )
 
 
+def time_again(task: Task, setup: Setup, device: torch.device, steps: int) -> Timing:
+    """Return the times of some more steps of a setup: whether the machine is as fast as it was when it was measured."""
+    with _trained(task, setup, device) as trainer:
+        return time_on_device(trainer.step, calls=steps, warmup_calls=1, device=device)
+
+
 @contextmanager
 def _trained(task: Task, setup: Setup, device: torch.device) -> Iterator[Trainer]:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
