@@ -54,6 +54,37 @@ def test_bad_option_is_one_line_and_2(capsys, arguments, line):
     assert err.count("\n") == 1
 
 
+OWN_BATCH = """
+import torch
+from torch import nn
+
+def build():
+    return nn.Linear(4, 4), torch.randn(16, 4), torch.randn(16, 4), nn.functional.mse_loss
+
+def wordless():
+    return nn.Embedding(4, 4), torch.tensor(1), torch.randn(4), nn.functional.mse_loss
+"""
+
+
+def test_the_header_has_the_batch_of_the_factory(tmp_path, capsys):
+    (tmp_path / "net.py").write_text(OWN_BATCH)
+    options = ["--steps", "1", "--device", "cpu"]
+    assert run(["compare", "--model", f"{tmp_path}/net.py:build", *options]) == 0
+    assert "net.py:build, batch size 16, 1 steps" in capsys.readouterr().out
+    assert run(["compare", "--model", f"{tmp_path}/net.py:wordless", *options]) == 0
+    assert "net.py:wordless, its own batch, 1 steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [["compare", "--model"], ["doctor"], ["bisect"]])
+def test_a_batch_size_that_the_factory_does_not_take_is_one_line_and_2(tmp_path, capsys, command):
+    (tmp_path / "net.py").write_text(OWN_BATCH)
+    assert run([*command, f"{tmp_path}/net.py:build", "--batch-size", "4", "--device", "cpu"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("mezzo: --batch-size 4: ")
+    assert "makes its own batch of 16; let the factory take batch_size" in err
+    assert err.count("\n") == 1
+
+
 def test_out_of_memory_is_one_line_and_1(capsys, monkeypatch):
     def fail(**_):
         raise RunError("out of memory on cuda:0 with --size 9 --batch-size 9; choose a smaller --size or --batch-size")

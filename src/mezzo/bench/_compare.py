@@ -1,5 +1,6 @@
 """One model trained in float32, AMP-O1 and AMP-O2, or O3, from the same start on the same batch (guide, 2.1)."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 
 from mezzo._errors import MezzoError, RunError, unknown_choice
-from mezzo._timer import Timing, release_memory, time_calls
+from mezzo._timer import Timing, release_memory, time_calls, unsteady_note
 from mezzo.amp import Fp8Recipe, debugging, explain
 from mezzo.amp._cpu import has_half_units
 from mezzo.amp._dtypes import dtype_name, parse_half_dtype
@@ -15,9 +16,10 @@ from mezzo.amp.debugging import operator_log
 from mezzo.bench._clocks import Machine, read_machine
 from mezzo.bench._device import find_device
 from mezzo.bench._settings import refuse_below_one
-from mezzo.bench._task import find_place, load_task, simple_net_task
+from mezzo.bench._task import SEED, find_place, load_task, simple_net_task
 from mezzo.fp8 import FP8_LINEAR, recipe_for, why_no_fp8
 from mezzo.proof._products import MATRIX_PRODUCTS
+from mezzo.proof._random import random_states_kept, seed_all, torch_state
 from mezzo.proof._trial import Setup, Task, Trainer
 
 MODES = {"O0": "float32", "O1": "AMP-O1", "O2": "AMP-O2", "O3": "AMP-O3"}
@@ -25,8 +27,9 @@ LEVELS = ("O1", "O2")
 """Compared with float32 where nothing is said."""
 WARMUP_STEPS = 3
 LEARNING_RATE = 0.003  # SimpleNet falls from 0.67 to 0.41 in 23 steps at any width, smoothly
-UNSTEADY = 0.25  # spread over median from which times are called unreliable
 LARGE_GPU_BYTES = 40 * 10**9
+_DRAWN_BY_DTYPE = ("rand_like", "randn_like", "uniform_", "normal_", "exponential_")
+"""Operators that draw other numbers for a half tensor than for a float32 one, on a CPU too."""
 
 
 Progress = Callable[[str, int, int], None]
@@ -41,7 +44,8 @@ class Settings:
     device: str
     dtype: str
     size: int | None
-    batch_size: int
+    batch_size: int | None
+    """Samples of the batch that was trained on; None where a factory's own inputs do not tell."""
     steps: int
     learning_rate: float
     levels: tuple[str, ...] = ("O0", *LEVELS)
@@ -150,7 +154,8 @@ def compare(
     Args:
         model: FILE:FACTORY of the user's model (`load_task`); None: the guide's nine-layer SimpleNet.
         size: Width of SimpleNet; None: by device.
-        batch_size: None: by device. A factory that returns its own inputs decides for itself.
+        batch_size: None: by device, or the factory's own. A factory that takes `batch_size` gets it; one that makes its own
+            batch and does not take it is refused.
         steps: Timed steps; three warm-up steps come before them and train too.
         dtype: float16 (with a GradScaler) or bfloat16 (without); None: float16, bfloat16 on a CPU that has units for it.
         device: cpu, cuda, cuda:i, gpu or gpu:i; None: the GPU if there is one.
@@ -161,12 +166,13 @@ def compare(
     """
     place = find_device(device, "mezzo compare")
     default_size, default_batch_size = default_sizes(place)
+    samples = default_batch_size if batch_size is None else batch_size
     settings = Settings(
         model=model or "SimpleNet",
         device=str(place),
         dtype=dtype_name(parse_half_dtype(default_dtype(place) if dtype is None else dtype)),
         size=None if model else default_size if size is None else size,
-        batch_size=default_batch_size if batch_size is None else batch_size,
+        batch_size=samples,
         steps=steps,
         learning_rate=learning_rate,
         levels=_known(levels),
@@ -177,7 +183,15 @@ def compare(
     if model is not None and size is not None:
         raise ValueError("--size is the width of SimpleNet; with --model the factory decides")
     try:
-        return _compare(settings, _task_maker(model, settings, place), place, progress)
+        with random_states_kept([place] if place.type == "cuda" else []):
+            if model is None:
+                assert settings.size is not None
+                make_task = functools.partial(simple_net_task, settings.size, samples, place)
+            else:
+                task = load_task(model, samples, is_chosen=batch_size is not None)
+                settings = replace(settings, batch_size=task.batch_size)
+                make_task = functools.partial(task.copied, place)
+            return _compare(settings, make_task, place, progress)
     except MezzoError:
         raise
     except Exception as error:  # the user's own code runs in here; a fault of ours keeps its traceback below
@@ -206,19 +220,22 @@ def _compare(
 ) -> Comparison:
     modes = []
     recorded = "O1" if "O1" in settings.levels else settings.levels[-1]
-    stats, of_fp8 = debugging.OperatorStats(), ""
+    stats, of_fp8, of_random = debugging.OperatorStats(), "", ""
     for level in settings.levels:
         trainer = Trainer(make_task(), _setup(level, settings))
         mode = _run_mode(MODES[level], trainer, settings, device, progress)
+        state = torch_state(device)
         seen = _record_step(trainer) if level in (recorded, "O3") else None
         if seen is not None and level == recorded:
             stats = seen
+            of_random = "" if torch.equal(state, torch_state(device)) else _random_note(seen, device)
         if seen is not None and level == "O3":
             mode, of_fp8 = replace(mode, fp8_products=_count_products(seen)), _fp8_note(trainer, seen, device)
         modes.append(mode)
         del trainer
         release_memory(device)
     machine = read_machine(device)
+    timings = {mode.name: mode.timing for mode in modes}
     return Comparison(
         settings=settings,
         modes=tuple(modes),
@@ -226,7 +243,7 @@ def _compare(
         operator_table=stats.table(),
         operators=[asdict(row) for row in stats.rows],
         operators_of=MODES[recorded],
-        note=" ".join(filter(None, (_note(settings.dtype, device), _busy_note(modes), of_fp8))),
+        note=" ".join(filter(None, (_note(settings.dtype, device), unsteady_note(timings), of_random, of_fp8))),
     )
 
 
@@ -239,13 +256,14 @@ def _note(dtype: str, device: torch.device) -> str:
     )
 
 
-def _busy_note(modes: list[ModeResult]) -> str:
-    unsteady = [mode.name for mode in modes if mode.timing.spread_s > UNSTEADY * mode.timing.median_s]
-    if not unsteady:
-        return ""
+def _random_note(stats: debugging.OperatorStats, device: torch.device) -> str:
+    """Return why columns of a model that draws random numbers differ, although all of them have the same seeds."""
+    by_dtype = [row.op for row in stats.rows if row.op in _DRAWN_BY_DTYPE and row.fp16 + row.bf16]
+    if device.type != "cuda" and not by_dtype:
+        return ""  # on a CPU dropout draws the same mask in every dtype
     return (
-        f"The step times of {', '.join(unsteady)} vary by more than {UNSTEADY:.0%} (quartiles): something else keeps "
-        "this machine busy, so the times and the speed-up are not reliable."
+        "The model draws random numbers (dropout, noise). Every mode has the same seeds, but torch may draw other numbers for "
+        "half tensors than for float32 ones: the losses of the modes may differ by that too; switch it off to compare them."
     )
 
 
@@ -255,11 +273,13 @@ def _run_mode(
     total = settings.warmup_steps + settings.steps
 
     def after_step() -> None:
+        seed_all(SEED + len(trainer.losses))  # step by step: a mode may draw more or fewer numbers in one
         if len(trainer.losses) == settings.warmup_steps and device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         if progress is not None:
             progress(name, len(trainer.losses), total)
 
+    seed_all(SEED)
     timing = time_calls(
         trainer.step,
         calls=settings.steps,
@@ -320,16 +340,6 @@ def _fp8_note(trainer: Trainer, stats: debugging.OperatorStats, device: torch.de
     return f"{layers} Its FP8 products are emulated ({reason}): its losses hold, its times and memory mean nothing."
 
 
-def _task_maker(model: str | None, settings: Settings, device: torch.device) -> Callable[[], Task]:
-    """Return a function that makes the task anew, with the same start, for each mode."""
-    size, batch_size = settings.size, settings.batch_size
-    if model is not None:
-        task = load_task(model, batch_size)
-        return lambda: task.copied(device)
-    assert size is not None
-    return lambda: simple_net_task(size, batch_size, device)
-
-
 def _is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return True
@@ -337,9 +347,11 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _out_of_memory(settings: Settings) -> str:
-    used = "" if settings.size is None else f"--size {settings.size} "
+    if settings.size is None:
+        batch = "its own batch" if settings.batch_size is None else f"a batch of {settings.batch_size}"
+        return f"out of memory on {settings.device} with {batch}; give a smaller --batch-size, or make a smaller batch"
     return (
-        f"out of memory on {settings.device} with {used}--batch-size {settings.batch_size}; "
+        f"out of memory on {settings.device} with --size {settings.size} --batch-size {settings.batch_size}; "
         "choose a smaller --size or --batch-size"
     )
 

@@ -10,12 +10,15 @@ from mezzo.bench._find_task import failures_explained, find_task
 from mezzo.bench._task import ModelError, find_factory, find_place
 from mezzo.proof import Report, advise
 
+BATCH_SIZE = 16
+IMAGE_SIZE = 224
+
 
 def examine_model(
     model: str,
     *,
-    batch_size: int,
-    image_size: int,
+    batch_size: int | None = None,
+    image_size: int = IMAGE_SIZE,
     device: str | None = None,
     loader: str | None = None,
     **options: Any,
@@ -24,7 +27,7 @@ def examine_model(
 
     Args:
         model: FILE:FACTORY or a name of the registry (`find_task`).
-        batch_size: Samples of a batch that is made here.
+        batch_size: Of a batch that is made here, or by a factory that takes `batch_size`; None: 16, or the factory's own.
         image_size: Side of the images that a network of the registry gets.
         device: cpu, cuda, cuda:i, gpu or gpu:i; None: the GPU if there is one.
         loader: FILE:FACTORY of a function that returns a data loader.
@@ -35,9 +38,10 @@ def examine_model(
         ValueError: An option is wrong.
     """
     place = find_device(device, "mezzo doctor")
-    task = find_task(model, batch_size, image_size)
+    size = BATCH_SIZE if batch_size is None else batch_size
+    task = find_task(model, size, image_size, is_chosen=batch_size is not None)
     batches = None if loader is None else make_loader(loader)
-    with failures_explained(model, place, batch_size):
+    with failures_explained(model, place, task.batch_size or size):
         return advise(task.model, task.inputs, task.targets, task.loss_fn, device=place, loader=batches, **options)
 
 

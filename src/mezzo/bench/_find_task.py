@@ -17,13 +17,14 @@ from mezzo.models._registry import names_and_aliases
 from mezzo.proof._trial import Task
 
 
-def find_task(reference: str, batch_size: int, image_size: int = IMAGE_SIZE) -> Task:
+def find_task(reference: str, batch_size: int, image_size: int = IMAGE_SIZE, *, is_chosen: bool = False) -> Task:
     """Return the model that a reference names with a batch to train it on, on the CPU; the same numbers at every call.
 
     Args:
         reference: FILE:FACTORY, as `load_task` takes it, or a name of `list_models()`.
         batch_size: Samples of a batch that is made here.
         image_size: Side of the images that a network of the registry gets; they are noise, their labels are drawn.
+        is_chosen: Whether the user asked for this batch size; see `load_task`.
 
     Raises:
         ModelError: The reference names no usable model.
@@ -36,7 +37,7 @@ def find_task(reference: str, batch_size: int, image_size: int = IMAGE_SIZE) -> 
     with torch.random.fork_rng(devices=[]):
         if ":" in reference:
             try:
-                return load_task(reference, batch_size)
+                return load_task(reference, batch_size, is_chosen=is_chosen)
             except ModelError as error:
                 raise ModelError(str(error).removeprefix("--model ")) from error
         if reference not in names_and_aliases():
@@ -54,7 +55,9 @@ def failures_explained(reference: str, device: torch.device, batch_size: int) ->
         raise
     except Exception as error:
         if isinstance(error, torch.cuda.OutOfMemoryError):
-            raise RunError(f"out of memory on {device}; choose a smaller --batch-size than {batch_size}") from error
+            raise RunError(
+                f"out of memory on {device} with a batch of {batch_size}; give a smaller --batch-size, or make a smaller batch"
+            ) from error
         if ":" not in reference:
             raise
         where = find_place(error, reference)

@@ -3,6 +3,7 @@
 import copy
 import importlib.machinery
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Callable
@@ -51,20 +52,47 @@ def simple_net_task(size: int, batch_size: int, device: torch.device) -> Task:
     return Task(model, inputs, targets, nn.functional.mse_loss)
 
 
-def load_task(reference: str, batch_size: int) -> Task:
-    """Return the task that FILE:FACTORY describes, on the CPU; raise ModelError saying what is wrong with it.
+def load_task(reference: str, batch_size: int, *, is_chosen: bool = False) -> Task:
+    """Return the task that FILE:FACTORY describes, on the CPU.
 
     A module alone gets uniform [0, 1) inputs of the shape that its first linear or convolution layer takes, uniform
-    targets of its output's shape, and the mean squared error.
+    targets of its output's shape, and the mean squared error. Inputs that the factory makes are what the model is called
+    with: a tuple holds positional arguments, a dict named ones.
+
+    Args:
+        reference: FILE:FACTORY.
+        batch_size: Samples of a batch that is made here.
+        is_chosen: Whether the user asked for this batch size: a factory that takes `batch_size` gets it.
+
+    Raises:
+        ModelError: The factory makes nothing usable, or its own batch although another size was chosen.
+        RunError: The factory raised.
     """
     factory = find_factory(reference)
+    takes_size, needs_size = _batch_size_of(factory)
     torch.manual_seed(SEED)
     try:
-        made = factory()
+        made = factory(batch_size=batch_size) if takes_size and (is_chosen or needs_size) else factory()
     except Exception as error:  # whatever the user's code raises, the line says where
         name = reference.rpartition(":")[2]
         raise RunError(f"{find_place(error, reference)}: {name}() raised {type(error).__name__}: {error}") from error
-    return _as_task(made, reference, batch_size)
+    task = _as_task(made, reference, batch_size)
+    if is_chosen and not takes_size and not isinstance(made, nn.Module):
+        own = "" if task.batch_size is None else f" of {task.batch_size}"
+        raise ModelError(
+            f"--batch-size {batch_size}: {reference!r} makes its own batch{own}; let the factory take batch_size, or leave "
+            "the option out"
+        )
+    return task
+
+
+def _batch_size_of(factory: Callable[..., Any]) -> tuple[bool, bool]:
+    """Return whether a factory takes `batch_size`, and whether it has no default for it."""
+    try:
+        parameter = inspect.signature(factory).parameters.get("batch_size")
+    except (TypeError, ValueError):  # of C: it has no signature
+        parameter = None
+    return parameter is not None, parameter is not None and parameter.default is parameter.empty
 
 
 def find_place(error: BaseException, reference: str) -> str:
@@ -75,7 +103,7 @@ def find_place(error: BaseException, reference: str) -> str:
     return f"{file}:{lines[-1]}" if lines else file
 
 
-def find_factory(reference: str, *, option: str = "--model", wanted: str = _WANTED) -> Callable[[], Any]:
+def find_factory(reference: str, *, option: str = "--model", wanted: str = _WANTED) -> Callable[..., Any]:
     """Return the function that FILE:FACTORY names.
 
     Args:

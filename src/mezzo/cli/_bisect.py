@@ -24,7 +24,9 @@ def bisect(
     device: Annotated[str | None, typer.Option(help="cpu, gpu, gpu:i [the GPU if there is one].")] = None,
     steps: Annotated[int, typer.Option(help="Training steps of an evaluation.")] = 5,
     learning_rate: Annotated[float, typer.Option(help="Of the SGD that trains it.")] = 0.003,
-    batch_size: Annotated[int, typer.Option(help="Samples in a batch that is made for the model.")] = 8,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Samples of the batch, also of a factory that takes batch_size [8].")
+    ] = None,
     max_evaluations: Annotated[int, typer.Option(help="More are not made.")] = 60,
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the list file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 def compare(
     model: Annotated[str | None, typer.Option(metavar="FILE:FACTORY", help="Your own model [SimpleNet].")] = None,
     size: Annotated[int | None, typer.Option(help="Width of SimpleNet [8192, 4096 or 1024, by device].")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples in the batch [2048, 1024 or 256, by device].")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Samples of the batch [by device], also of a factory that takes batch_size.")
+    ] = None,
     steps: Annotated[int, typer.Option(help="Timed steps of each mode, after three for warm-up.")] = 20,
     dtype: Annotated[
         str | None, typer.Option(help="float16 or bfloat16 [float16; bfloat16 on a CPU with units for it].")
@@ -51,9 +53,8 @@ def compare(
 def _as_text(result: "Comparison") -> str:
     settings, machine = result.settings, result.machine
     width = "" if settings.size is None else f"size {settings.size}, "
-    title = (
-        f"{settings.model}, {width}batch size {settings.batch_size}, {settings.steps} steps, AMP in {settings.dtype}"
-    )
+    batch = "its own batch" if settings.batch_size is None else f"batch size {settings.batch_size}"
+    title = f"{settings.model}, {width}{batch}, {settings.steps} steps, AMP in {settings.dtype}"
     versions = f"torch {machine.torch_version}, driver {machine.driver_version}"
     operators = f"Operators of one recorded {result.operators_of} step\n{result.operator_table.rstrip()}"
     parts = [title, table(result.table()), f"{table(machine.table())}\n{versions}", operators, result.note]

@@ -15,7 +15,9 @@ def doctor(
     level: Annotated[str, typer.Option(help="O1, O2 or O3.")] = "O1",
     dtype: Annotated[str, typer.Option(help="float16 or bfloat16.")] = "float16",
     fp8: Annotated[str | None, typer.Option(help=FP8_HELP)] = None,
-    batch_size: Annotated[int, typer.Option(help="Samples of the batch, where the factory gives none.")] = 16,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Samples of the batch, also of a factory that takes batch_size [16].")
+    ] = None,
     image_size: Annotated[int, typer.Option(help="Side of the images, for a network of 'mezzo models'.")] = 224,
     steps: Annotated[int, typer.Option(help="Timed steps of each setup.")] = 10,
     device: Annotated[str | None, typer.Option(help="cpu, gpu, gpu:i [the GPU if there is one].")] = None,
