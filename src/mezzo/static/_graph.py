@@ -331,13 +331,15 @@ def _explained(error: BaseException) -> BaseException:
         )
     reason = _reason(error)
     frame = _user_frame(error)
-    advice = _REGION_ADVICE if _is_about_regions(error) else "take it out of the step, or run with backend='eager'"
+    of_region = f"; {_REGION_ADVICE}" if _is_about_regions(error) else ""
     if frame is None:
-        known = f"; {advice}" if advice == _REGION_ADVICE else ""
-        return CaptureError(f"the step cannot be captured as one graph: {reason}{known}")
+        return CaptureError(f"the step cannot be captured as one graph: {reason}{of_region}")
     code = linecache.getline(frame.filename, frame.lineno or 0).strip()
     where = f"{frame.filename}:{frame.lineno}"
-    return CaptureError(f"the step cannot be captured as one graph; it stops at {where}: `{code}` ({reason}); {advice}")
+    return CaptureError(
+        f"the step cannot be captured as one graph; it stops at {where}: `{code}` ({reason}){of_region}; take it out of the "
+        "step, or run with backend='eager'"
+    )
 
 
 _REGION_ADVICE = "write `with auto_cast(...):` in the captured code, with constants as arguments, or around the call"
