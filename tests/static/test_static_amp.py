@@ -154,6 +154,24 @@ def test_a_decorated_optimizer_can_be_copied() -> None:
     assert copy.copy(decorate(sgd(Net()))).defaults["lr"] == 0.1
 
 
+@pytest.mark.parametrize("use_promote", [True, False])
+def test_explicit_float32_is_kept_at_o2_where_promotion_is_on(use_promote: bool) -> None:
+    """The norm of T5 and Llama: squares of 300 and above do not fit into float16."""
+    net = nn.Linear(4, 4)
+    nn.init.eye_(net.weight)
+    nn.init.zeros_(net.bias)
+    program = Program()
+    program.backend = "aot_eager"
+    with program_guard(program):
+        hidden = net(data("x", [None, 4])).float()
+        variance = hidden.pow(2).mean(-1, keepdim=True)
+        wrapped = decorate(sgd(net), level="O2", use_promote=use_promote, cpu_compute="native")
+        wrapped.minimize((hidden * torch.rsqrt(variance + 1e-6)).sum())
+    wrapped.amp_init("cpu")
+    [seen] = Executor("cpu").run(program, {"x": np.full((2, 4), 300.0)}, [variance])
+    assert seen.tolist() == [[90000.0 if use_promote else np.inf]] * 2
+
+
 # ---------------------------------------------------------------------------------------------- guards and names
 
 

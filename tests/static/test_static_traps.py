@@ -375,3 +375,27 @@ def test_a_forward_reads_only_what_is_fetched_needs() -> None:
     EXE.run(program, {"x": value, "label": torch.ones(2, 4)}, [y])  # what is not needed may be fed
     with pytest.raises(ProgramError, match="feed has no 'label': the program reads x, label"):
         EXE.run(program, {"x": value}, [loss])
+
+
+@pytest.mark.parametrize("write", [lambda x: nn.Linear(4, 2)(x), torch.relu, lambda x: x * 2, lambda x: x.mean()])
+def test_a_region_around_the_writing_of_a_program_warns_once_at_the_users_line(write: Any) -> None:
+    program = new_program()
+    with program_guard(program):
+        x = data("x", [None, 4])
+        with auto_cast(dtype="bfloat16"):
+            with pytest.warns(
+                UserWarning, match=r"auto_cast around calls of a program has no effect.*amp\.decorate"
+            ) as caught:
+                y = write(x)
+            write(x)  # once is enough: a second warning would be an error
+    assert caught[0].filename == __file__
+    assert y.dtype is torch.float32
+    assert Executor("cpu").run(program, {"x": np.ones((2, 4))}, [y], return_numpy=False)[0].dtype is torch.float32
+
+
+def test_a_region_around_the_run_of_a_program_is_followed() -> None:
+    with program_guard(new_program()):
+        y = nn.Linear(4, 2)(data("x", [None, 4]))
+    with auto_cast(dtype="bfloat16"):
+        results = Executor("cpu").run(y._program, {"x": np.ones((2, 4))}, [y], return_numpy=False)
+    assert results[0].dtype is torch.bfloat16

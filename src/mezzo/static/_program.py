@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+import sys
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map, tree_structure, tree_unflatten
 
 from mezzo._errors import unknown_choice
-from mezzo.amp import GradScaler, Policy, float32_copy
+from mezzo.amp import GradScaler, Policy, current_policy, float32_copy
 from mezzo.amp._dtypes import HALF_DTYPES
 from mezzo.amp.debugging import OperatorStats
 from mezzo.static._compile import CompiledStep
@@ -63,6 +65,7 @@ class Program:
         self._counts: dict[str, int] = {}
         self._trials = Trials()
         self._is_test = False
+        self._is_warned_of_region = False
         self.training: Training | None = None
         self.precision = Precision()
         self.backend = "inductor"
@@ -93,6 +96,7 @@ class Program:
     def _record(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Write a call down and return the variables of its results."""
         self._refuse_closed("another call")
+        self._warn_of_region()
         name = _name_of(target)
         results = self._trials.results(target, args, kwargs, name)
         self._steps.clear()
@@ -165,6 +169,17 @@ class Program:
             self._counts[name] = number + 1
             if f"{name}_{number}" not in self._variables:
                 return f"{name}_{number}"
+
+    def _warn_of_region(self) -> None:
+        """Warn once that a region around the writing of a program is not part of it."""
+        if current_policy() is not None and not self._is_warned_of_region:
+            self._is_warned_of_region = True
+            warnings.warn(
+                "auto_cast around calls of a program has no effect, they run later: enter it around Executor.run, or use "
+                "mezzo.static.amp.decorate(optimizer, level=...)",
+                UserWarning,
+                stacklevel=_user_level(),
+            )
 
     def _refuse_closed(self, what: str) -> None:
         if self.training is not None:
@@ -444,6 +459,15 @@ class Program:
         if self.training is not None:
             lines.append(f"  minimize {self.training.loss.name} by {type(self.training.optimizer).__name__}")
         return "\n".join([*lines, *(str(graph) for graph in self.graphs[-1:])])
+
+
+def _user_level() -> int:
+    """Return how many frames above a warning the user's own line is: calls come through torch and through operators."""
+    ours, torchs = str(Path(__file__).parents[1]), str(Path(torch.__file__).parent)
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((ours, torchs)):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _name_of(target: Any) -> str:

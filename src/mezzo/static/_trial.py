@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from mezzo.amp import auto_cast
 from mezzo.static._region import guards_entered, is_inside_guard
 from mezzo.static._variables import TRIALS, InputSpec, ProgramError, modules_unwatched, values_of
 
@@ -93,6 +94,7 @@ class Trials:
             stack.enter_context(self._without_memory())
             stack.enter_context(_Watch(self.uses))
             stack.enter_context(torch.no_grad())
+            stack.enter_context(auto_cast(enable=False))  # precision is decided when the program runs
             yield
 
     @contextmanager
