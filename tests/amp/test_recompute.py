@@ -1,5 +1,8 @@
 """Code that runs again or later keeps the policy: activation checkpointing, custom autograd Functions."""
 
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -194,3 +197,89 @@ def test_sharded_models_recompute_under_the_policy_of_the_forward() -> None:
             torch.testing.assert_close(seen, expected, rtol=0, atol=0)
     finally:
         dist.destroy_process_group()
+
+
+Pair = namedtuple("Pair", "left right")  # an untyped one, as old code has them
+
+
+class Containers(torch.autograd.Function):
+    """Notes the dtypes of what its forward gets."""
+
+    seen: list[Any] = []  # noqa: RUF012
+
+    @staticmethod
+    @custom_fwd(cast_inputs=torch.float32)
+    def forward(ctx: Any, x: Tensor, values: Any) -> Tensor:
+        Containers.seen = [values, torch.mm(x, x).dtype]
+        return x.clone()
+
+    @staticmethod
+    @custom_bwd
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+HALF, WHOLE, DOUBLE = torch.ones(2).half(), torch.ones(2).long(), torch.ones(2).double()
+
+
+@pytest.mark.parametrize(
+    ("values", "read"),
+    [
+        ((HALF, WHOLE, DOUBLE), list),
+        ([[HALF, WHOLE], DOUBLE], lambda got: [*got[0], got[1]]),
+        ({"a": HALF, "b": (WHOLE, [DOUBLE])}, lambda got: [got["a"], got["b"][0], got["b"][1][0]]),
+        (OrderedDict(a=HALF, b=WHOLE, c=DOUBLE), lambda got: list(got.values())),
+        (MappingProxyType({"a": HALF, "b": [WHOLE, DOUBLE]}), lambda got: [got["a"], *got["b"]]),
+        (Pair(HALF, Pair(WHOLE, DOUBLE)), lambda got: [got.left, got.right.left, got.right.right]),
+    ],
+)
+def test_cast_inputs_reaches_into_containers(values: Any, read: Callable[[Any], list[Tensor]]) -> None:
+    x = torch.ones(2, 2, dtype=torch.bfloat16, requires_grad=True)
+    with auto_cast():
+        Containers.apply(x, values)
+    got, inside = Containers.seen
+    assert [tensor.dtype for tensor in read(got)] == [torch.float32, torch.int64, torch.float64]
+    assert inside is torch.float32
+    assert isinstance(got, dict) if isinstance(values, MappingProxyType) else type(got) is type(values)
+    Containers.apply(x, values)  # outside of a region nothing is cast
+    assert read(Containers.seen[0])[0].dtype is torch.float16
+
+
+def test_cast_inputs_leaves_strings_and_other_objects_alone() -> None:
+    thing = object()
+    with auto_cast():
+        Containers.apply(torch.ones(2, 2), ["text", b"bytes", thing, None, 3])
+    assert Containers.seen[0] == ["text", b"bytes", thing, None, 3]
+
+
+SCRIPTED: dict[str, Callable[[], nn.Module]] = {
+    "layer_norm": lambda: nn.LayerNorm(4),
+    "linear and layer_norm": lambda: nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)),
+    "gelu": lambda: nn.Sequential(nn.Linear(4, 4), nn.GELU()),
+    "softmax": lambda: nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1), nn.Dropout(0.0)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("level", ["O1", "O2"])
+@pytest.mark.parametrize("name", SCRIPTED)
+def test_scripted_layers_do_in_every_call_what_the_layers_themselves_do(
+    name: str, level: str, half: torch.dtype
+) -> None:
+    """TorchScript takes derivatives of its own from the second call on; LayerNorm at O2 raised in its backward."""
+    layer = SCRIPTED[name]()
+    scripted = torch.jit.script(layer)
+    for _ in range(4):
+        results = []
+        for module in (layer, scripted):
+            x = (torch.arange(12.0).reshape(3, 4) / 12).requires_grad_()
+            module.zero_grad()
+            with auto_cast(level=level, dtype=half):
+                out = module(x)
+            out.float().square().sum().backward()
+            results.append([out, x.grad, *(param.grad for param in module.parameters())])
+        for expected, seen in zip(*results, strict=True):
+            assert seen.dtype is expected.dtype
+            assert torch.equal(seen, expected)
+    assert torch._C._get_graph_executor_optimize()

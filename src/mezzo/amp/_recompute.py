@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.utils.checkpoint as torch_checkpoint
 from torch.autograd import function as torch_function
+from torch.utils._pytree import tree_map
 
 from mezzo.amp._dtypes import CASTABLE
 from mezzo.amp._exclude import rebind_forward
@@ -65,7 +66,10 @@ def with_policy_in_replicas(parallel_apply: Callable[..., Any]) -> Callable[...,
 
 @functools.cache
 def carry_policy_along() -> None:
-    """Teach torch's checkpointing (both forms) and DataParallel's threads the policy, and failing Functions a hint; once."""
+    """Teach torch's checkpointing (both forms), DataParallel's threads and TorchScript the policy; once a process.
+
+    An autograd Function that fails gets a hint.
+    """
     reentrant = torch_checkpoint.CheckpointFunction
     forward: Callable[..., Any] = reentrant.forward
 
@@ -94,6 +98,29 @@ def carry_policy_along() -> None:
             raise
 
     torch_function.BackwardCFunction.apply = apply_with_hint  # type: ignore[method-assign]
+    for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
+        kind.__call__ = _run_as_written(kind.__call__)  # type: ignore[method-assign]
+
+
+def _run_as_written(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the call of a scripted function without TorchScript's optimiser where a policy decides.
+
+    The optimiser derives gradients by formulas of its own from the second call on. They know nothing of a policy: the
+    backward of LayerNorm at O2 would meet dtypes that it does not expect, and GELU at O1 would return float32.
+    """
+
+    @functools.wraps(call)
+    def run(script: Any, *args: Any, **kwargs: Any) -> Any:
+        if here.policy is None:
+            return call(script, *args, **kwargs)
+        was_optimised = torch._C._get_graph_executor_optimize()  # of this thread
+        torch._C._set_graph_executor_optimize(False)
+        try:
+            return call(script, *args, **kwargs)
+        finally:
+            torch._C._set_graph_executor_optimize(was_optimised)
+
+    return run
 
 
 def custom_fwd(
@@ -103,7 +130,8 @@ def custom_fwd(
 
     Args:
         forward: The static method; leave it out to pass `cast_inputs`.
-        cast_inputs: Inside `auto_cast`, cast floating inputs to this dtype and run forward and backward with casting off.
+        cast_inputs: Inside `auto_cast`, cast floating inputs to this dtype, also those in containers, and run forward and
+            backward with casting off.
     """
     if forward is None:
         return functools.partial(custom_fwd, cast_inputs=cast_inputs)
@@ -113,8 +141,7 @@ def custom_fwd(
         state = read_state()
         if cast_inputs is not None and state.policy is not None:
             state = state_without(state.policy.dtype)
-            args = tuple(_cast_input(arg, cast_inputs) for arg in args)
-            kwargs = {name: _cast_input(arg, cast_inputs) for name, arg in kwargs.items()}
+            args, kwargs = _cast_inputs((args, kwargs), cast_inputs)
         ctx._mezzo_state = state
         return run_in_state(state, forward, ctx, *args, **kwargs)
 
@@ -134,5 +161,14 @@ def custom_bwd(backward: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _cast_input(value: Any, dtype: torch.dtype) -> Any:
-    return value.to(dtype) if isinstance(value, torch.Tensor) and value.dtype in CASTABLE else value
+def _cast_inputs(values: Any, dtype: torch.dtype) -> Any:
+    """Return values with floating tensors cast, in lists, tuples, named tuples and mappings too."""
+
+    def cast(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(dtype) if value.dtype in CASTABLE else value
+        if isinstance(value, Mapping):  # one that torch does not look into
+            return {key: _cast_inputs(item, dtype) for key, item in value.items()}
+        return value
+
+    return tree_map(cast, values)
