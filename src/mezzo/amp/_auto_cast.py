@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 import torch
+from torch.utils._contextlib import _wrap_generator
 
 from mezzo._dynamo import hide_from_dynamo
 from mezzo.amp._compile import tag_compile_caches
@@ -20,6 +22,7 @@ from mezzo.amp._operator_log import operator_log
 from mezzo.amp._policy import Policy
 from mezzo.amp._recompute import carry_policy_along
 from mezzo.amp._state import AutocastState, here, read_state, state_of, state_without, write_state
+from mezzo.amp._tasks import follow_tasks, keep_for_task, leave_out_of_order, running_loop
 from mezzo.fp8 import Fp8Recipe
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -153,29 +156,50 @@ class auto_cast:  # the documents' name, used like a function
             if operator_log.is_pending:
                 operator_log.begin(len(here.regions))
         around = read_state()
-        here.regions.append(around)
+        in_loop = running_loop() is not None
+        if in_loop:
+            follow_tasks()
+        here.regions.append((self, around))
         torch.autocast_increment_nesting()
         _forget_casts_to_another_dtype(around, self._state)
         write_state(self._state)
+        if in_loop:
+            keep_for_task()
         return self
 
     @_hidden
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        regions = here.regions
+        if not regions or regions[-1][0] is not self:
+            leave_out_of_order(self, is_failing=kind is not None)
+            return
         if torch.autocast_decrement_nesting() == 0:
             torch.clear_autocast_cache()
             here.casts.clear()
-        around = here.regions.pop()
+        around = regions.pop()[1]
         _forget_casts_to_another_dtype(self._state, around)
         write_state(around)
+        if running_loop() is not None:
+            keep_for_task()
         if operator_log.recording is not None:
             operator_log.end(len(here.regions), is_complete=kind is None)
 
     def __call__(self, function: F) -> F:
-        """Return the function run in a region of its own at each call."""
+        """Return the function run in a region of its own at each call; coroutines and generators run in it, too."""
         if not callable(function):
             raise TypeError(f"auto_cast() decorates a function; got {type(function).__name__}")
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def awaited_in_region(*args: Any, **kwargs: Any) -> Any:
+                with self:
+                    return await function(*args, **kwargs)
+
+            return awaited_in_region  # type: ignore[return-value]
+        if inspect.isgeneratorfunction(function):  # in force while the generator runs, not while it waits
+            return _wrap_generator(lambda: self, function)  # type: ignore[no-any-return]
 
         @functools.wraps(function)
         def in_region(*args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,8 @@
 """The active policy of a thread, and torch's autocast state that goes with it.
 
 The policy lies in torch's own thread-local object store, because that store travels where autocast's state travels: into
-the threads that autograd starts for a backward pass. A thread of the user's starts without a policy.
+the threads that autograd starts for a backward pass. A thread of the user's starts without a policy. Tasks of an asyncio
+loop, which share a thread, are kept apart by `_tasks`.
 """
 
 import ctypes
@@ -50,12 +51,16 @@ class _Here(threading.local):
     policy: Any = None
 
     def __init__(self) -> None:
-        self.regions: list[AutocastState] = []
-        """What to put back when a region is left, innermost last."""
+        self.regions: list[tuple[object, AutocastState]] = []
+        """The open regions, innermost last, each with what to put back when it is left."""
         self.casts: dict[Any, Any] = {}
         """Half copies of float32 weights that our kernels made in the outermost region."""
         self.is_replaying = False
         """Whether forward code runs within a backward pass: recomputation, or a decorated autograd Function."""
+        self.is_in_handle = False
+        """Whether a callback of an asyncio loop runs here that `_tasks` follows."""
+        self.unsettled: int | None = None
+        """How many regions were open around a callback that `_tasks` could not follow from its beginning."""
 
 
 here = _Here()

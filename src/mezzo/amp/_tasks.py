@@ -1,0 +1,122 @@
+"""Tasks of an asyncio loop share a thread, and each has regions of its own.
+
+A region that is open while its task waits must not decide for the other tasks. So the open regions of a task lie in its
+context (`contextvars`), and the loop's callbacks are run with the regions of their context in force. A task that is
+created inside a region inherits it, as every context variable is inherited: it stays in force for the task's whole life.
+
+Loops that do not run their callbacks through `asyncio.Handle` (uvloop, trio) cannot be followed. There, and with
+generators that are suspended inside a region, a region may be left while a later one is open: that is an error.
+"""
+
+from __future__ import annotations
+
+import functools
+from asyncio import events
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+
+from mezzo.amp._state import AutocastState, here, read_state, write_state
+
+
+class _Regions(NamedTuple):
+    """The open regions of a task, its own and those that it inherited."""
+
+    state: AutocastState
+    open: tuple[tuple[object, AutocastState], ...]
+
+
+_of_task: ContextVar[_Regions | None] = ContextVar("mezzo.amp.regions", default=None)
+
+_LEFT_LATE = (
+    "auto_cast: a region was left while one that was entered later is still open; a generator or a coroutine was suspended "
+    "inside it and ran on under the policy of the later one: leave the region before `yield`, and before `await` in loops "
+    "other than asyncio's"
+)
+_LEFT_ELSEWHERE = "auto_cast: a region was left in another thread or task than the one that entered it"
+
+
+running_loop: Callable[[], Any] = events._get_running_loop
+"""Returns the asyncio loop whose callback this thread runs, None outside of one: asked at each region, so without a frame."""
+
+
+def keep_for_task() -> None:
+    """Note the open regions in the context of the running task."""
+    _of_task.set(_Regions(read_state(), tuple(here.regions)) if here.regions else None)
+
+
+def _keep_state() -> None:
+    _of_task.set(_Regions(read_state(), tuple(here.regions)))
+
+
+def follow_tasks() -> None:
+    """Let the callbacks of asyncio's loops run with the regions of their context; asked before a region is entered."""
+    _wrap_handles()
+    if not here.is_in_handle and here.unsettled is None:  # a callback that began before the loop was followed
+        here.unsettled = len(here.regions)
+
+
+@functools.cache
+def _wrap_handles() -> None:
+    # asyncio tells nobody when it changes from one task to another; every callback runs through this method. Once a process.
+    run: Callable[[Any], None] = events.Handle._run
+
+    @functools.wraps(run)
+    def run_with_own_regions(handle: Any) -> None:
+        if here.unsettled is not None:
+            depth, here.unsettled = here.unsettled, None
+            _suspend(depth)
+        regions: _Regions | None = handle._context.get(_of_task)
+        was_in_handle, here.is_in_handle = here.is_in_handle, True
+        outer, depth = here.regions, len(here.regions)
+        around = None
+        if regions is not None:
+            around, here.regions, depth = read_state(), list(regions.open), 0
+            _put_in_force(regions.state)
+        try:
+            run(handle)
+        finally:
+            here.is_in_handle = was_in_handle
+            # It waits inside a region, or inside a `torch.autocast` that it entered after one.
+            if len(here.regions) > depth or (around is not None and around != read_state()):
+                handle._context.run(_keep_state)
+            if around is None:
+                _suspend(depth)
+            else:
+                here.regions = outer
+                _put_in_force(around)
+
+    events.Handle._run = run_with_own_regions  # type: ignore[method-assign, assignment]
+
+
+def _suspend(depth: int) -> None:
+    """Take the regions above a depth out of force: their task waits."""
+    if len(here.regions) > depth:
+        around = here.regions[depth][1]
+        del here.regions[depth:]
+        _put_in_force(around)
+
+
+def _put_in_force(state: AutocastState) -> None:
+    torch.clear_autocast_cache()  # another task may use another dtype, or update the weights that were cast
+    write_state(state)
+
+
+def leave_out_of_order(region: object, *, is_failing: bool) -> None:
+    """Leave a region that is not the innermost: the later ones stay in force, and go back to what was around this one.
+
+    Raises:
+        RuntimeError: Always, unless an exception is on its way already (a generator that is thrown away is closed so).
+    """
+    regions = here.regions
+    index = next((i for i in reversed(range(len(regions))) if regions[i][0] is region), None)
+    if index is not None:
+        _, around = regions.pop(index)
+        regions[index] = (regions[index][0], around)
+        torch.autocast_decrement_nesting()
+        if running_loop() is not None:
+            keep_for_task()
+    if not is_failing:
+        raise RuntimeError(_LEFT_ELSEWHERE if index is None else _LEFT_LATE)
