@@ -185,6 +185,17 @@ def test_decorating_again_changes_nothing_and_the_other_dtype_is_refused() -> No
         decorate(model, level="O2", dtype="bfloat16")
 
 
+def test_decorating_at_another_level_follows_the_last_call_and_keeps_every_bit() -> None:
+    model = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4))
+    exact = model[0].weight.detach().clone()
+    decorate(decorate(model, level="O2"), level="O1")
+    assert torch.equal(model[0].weight, exact)
+    assert model[1].weight.dtype is torch.float16
+    decorate(model, level="O2")
+    assert model[0].weight.dtype is torch.float16
+    assert torch.equal(model.state_dict()["0.weight"], exact)
+
+
 def test_a_model_that_is_half_already_gets_masters_from_its_half_values() -> None:
     model = nn.Linear(2, 2).half()
     model, _ = decorate(model, torch.optim.SGD(model.parameters(), lr=0.1), level="O2")

@@ -31,6 +31,7 @@ def test_unscale_stores_true_float32_gradients_and_step_does_not_unscale_again()
     assert_same(values(ours.parameters()), values(plain.parameters()))
 
 
+@pytest.mark.filterwarnings("ignore:scaler.step.optimizer. updates float16 parameters")
 def test_backward_works_after_unscale_on_half_parameters() -> None:
     weight = nn.Parameter(torch.ones(2).half())
     optimizer = SGD([weight], lr=0.0)

@@ -212,10 +212,12 @@ def test_whoever_writes_a_half_weight_sets_its_master() -> None:
 def test_a_rest_is_not_taken_for_that_of_another_half_dtype(device: str) -> None:
     model = nn.Linear(4, 3)
     decorate(model, level="O2", dtype="bfloat16", master_weight="compact")
+    exact = master_of(model.weight).clone()
     model.to(device, torch.float16)
     kept = kept_of(model.weight)
     assert (kept.dtype, kept.device.type) == (torch.int16, device)
-    assert torch.equal(master_of(model.weight), model.weight.detach().float())
+    assert torch.equal(master_of(model.weight).cpu(), exact)
+    assert torch.equal(model.weight.detach().cpu(), exact.half())
 
 
 @pytest.mark.parametrize("masters", ["compact", True])

@@ -2,6 +2,7 @@
 
 from mezzo.amp import debugging
 from mezzo.amp._auto_cast import auto_cast
+from mezzo.amp._averages import master_parameters
 from mezzo.amp._checkpoint import float32_copy
 from mezzo.amp._compiled import build_kernels
 from mezzo.amp._decorate import decorate
@@ -38,6 +39,7 @@ __all__ = [
     "fp8_scales",
     "load_fp8_scales",
     "float32_copy",
+    "master_parameters",
     "bind_policy",
     "custom_fwd",
     "custom_bwd",

@@ -22,6 +22,7 @@ from mezzo.amp._operator_log import operator_log
 from mezzo.amp._policy import Policy
 from mezzo.amp._recompute import carry_policy_along
 from mezzo.amp._state import AutocastState, here, read_state, state_of, state_without, write_state
+from mezzo.amp._steps import watch_optimizers
 from mezzo.amp._tasks import follow_tasks, keep_for_task, leave_out_of_order, running_loop
 from mezzo.fp8 import Fp8Recipe
 
@@ -146,6 +147,7 @@ class auto_cast:  # the documents' name, used like a function
         if policy is not None:
             if not KERNELS.are_installed(policy):
                 carry_policy_along()
+                watch_optimizers()
                 KERNELS.install(policy, DEVICE_TYPES)
             tag_compile_caches()
             if CHECKS_ON_ENTRY:

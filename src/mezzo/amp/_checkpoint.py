@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 import functools
+import weakref
+from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mezzo.amp._dtypes import dtype_name
-from mezzo.optim import kept_of, master_of, publish
+from mezzo.optim import has_master, kept_of, master_of, publish
 
 _SAVE_DTYPES = {dtype_name(d): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
 _MARK = "_mezzo_checkpoint_hooks"
@@ -55,12 +57,14 @@ def _save(save_dtype: torch.dtype | None, module: nn.Module, state: dict[str, An
         if key not in state or not tensor.is_floating_point() or isinstance(state[key], nn.Parameter):
             continue  # keep_vars=True asks for the parameter itself
         if kept_of(tensor) is not None or tensor.dtype in _HALF:
-            state[key] = _float32_value(state, tensor, save_dtype)
+            state[key] = _float32_value(state, module, name, tensor, save_dtype)
         elif save_dtype is not None:
             state[key] = state[key].to(save_dtype)
 
 
-def _float32_value(state: dict[str, Any], tensor: Tensor, save_dtype: torch.dtype | None) -> Tensor:
+def _float32_value(
+    state: dict[str, Any], module: nn.Module, name: str, tensor: Tensor, save_dtype: torch.dtype | None
+) -> Tensor:
     """Return the master of a half tensor, or its value; the same one for all names of a tensor in a state dict."""
     try:
         seen = _values_in.setdefault(state, {})
@@ -68,9 +72,42 @@ def _float32_value(state: dict[str, Any], tensor: Tensor, save_dtype: torch.dtyp
         seen = {}
     if id(tensor) not in seen:
         master = master_of(tensor)
-        seen[id(tensor)] = (tensor.detach() if master is None else master).to(save_dtype or torch.float32)
+        value = (tensor.detach() if master is None else master).to(save_dtype or torch.float32)
+        seen[id(tensor)] = value
+        if save_dtype is None and not value.is_inference() and isinstance(state, OrderedDict):
+            lent = _Lent(weakref.ref(module), name, id(tensor), tensor._version, value, value._version)
+            weakref.finalize(state, _take_back, lent).atexit = False
     found: Tensor = seen[id(tensor)]
     return found
+
+
+class _Lent(NamedTuple):
+    """A float32 value in a state dict, and the half tensor whose value it is."""
+
+    module: weakref.ref[nn.Module]
+    name: str
+    tensor_id: int
+    version: int
+    value: Tensor
+    value_version: int
+
+
+def _take_back(lent: _Lent) -> None:
+    """Write what was changed in a state dict into the model, when the state dict is dropped.
+
+    Of other models a state dict holds the weights themselves: averages by hand (timm, YOLO) write into it in place.
+    """
+    module = lent.module()
+    tensor = None if module is None else dict(_own(module)).get(lent.name)
+    if tensor is None or id(tensor) != lent.tensor_id or lent.value._version == lent.value_version:
+        return
+    if tensor._version != lent.version:  # a step, or `load_state_dict`, has written both
+        return
+    with torch.no_grad():
+        if has_master(tensor):
+            publish([tensor], [lent.value])
+        else:
+            tensor.copy_(lent.value)
 
 
 def _before_load(module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *_: Any) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
-from weakref import WeakSet
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -16,22 +14,66 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from mezzo.amp._averages import average_masters
 from mezzo.amp._checkpoint import keep_float32_checkpoints, parse_save_dtype
+from mezzo.amp._conversions import follow_conversions
+from mezzo.amp._decorated import note_decoration
 from mezzo.amp._dtypes import HALF_DTYPES, dtype_name, parse_half_dtype
 from mezzo.amp._exclude import Excluded, exclude_layers, find_excluded, is_excluded, refuse_half_without_master
 from mezzo.amp._fp8 import first_and_last, keep_in_half
 from mezzo.amp._hardware import warn_if_unsupported
 from mezzo.amp._policy import parse_level
+from mezzo.amp._steps import expect_no_master, look_again, watch_optimizers
 from mezzo.fp8 import Fp8Recipe, refuse_without_fp8
-from mezzo.optim import attach, attach_master, engine_of, float32_like, is_dtensor, kept_of, remember_names
+from mezzo.optim import (
+    attach,
+    attach_master,
+    detach_master,
+    is_dtensor,
+    kept_of,
+    master_of,
+    remember_names,
+)
 
 T = TypeVar("T")
+Models = TypeVar("Models", bound=nn.Module | Sequence[nn.Module])
+Optimizers = TypeVar("Optimizers", bound=Optimizer | Sequence[Optimizer])
 
 _HAS_GRAD_DTYPE = hasattr(Tensor, "grad_dtype")
+_HALF = tuple(HALF_DTYPES.values())
 
 
+@overload
+def decorate(
+    models: Models,
+    optimizers: None = None,
+    level: str = ...,
+    dtype: str | torch.dtype = ...,
+    master_weight: bool | Literal["compact"] | None = ...,
+    save_dtype: str | torch.dtype | None = ...,
+    master_grad: bool = ...,
+    excluded_layers: Excluded | Sequence[Excluded] | None = ...,
+    *,
+    excluded_parameters: Iterable[nn.Parameter] = ...,
+    half_layers: Excluded | Sequence[Excluded] | None = ...,
+    fp8: Fp8Recipe | Mapping[str, Any] | None = ...,
+) -> Models: ...
+@overload
+def decorate(
+    models: Models,
+    optimizers: Optimizers,
+    level: str = ...,
+    dtype: str | torch.dtype = ...,
+    master_weight: bool | Literal["compact"] | None = ...,
+    save_dtype: str | torch.dtype | None = ...,
+    master_grad: bool = ...,
+    excluded_layers: Excluded | Sequence[Excluded] | None = ...,
+    *,
+    excluded_parameters: Iterable[nn.Parameter] = ...,
+    half_layers: Excluded | Sequence[Excluded] | None = ...,
+    fp8: Fp8Recipe | Mapping[str, Any] | None = ...,
+) -> tuple[Models, Optimizers]: ...
 def decorate(
     models: nn.Module | Sequence[nn.Module],
     optimizers: Optimizer | Sequence[Optimizer] | None = None,
@@ -56,7 +98,8 @@ def decorate(
             objects come back. Without them the masters wait for the first `scaler.step(optimizer)`.
         level: `O2`: all floating parameters except BatchNorm's, and in float16 also LayerNorm's and InstanceNorm's; buffers
             stay float32. `O1`: weights and biases of Linear and convolution layers, which only ever compute in half.
-            `O3`: as O2, and the layers whose products stay in half are marked.
+            `O3`: as O2, and the layers whose products stay in half are marked. What a level keeps in float32 and somebody
+            made half by hand (`model.half()`) becomes float32 again.
         dtype: `float16` or `bfloat16`.
         master_weight: False updates the half weights themselves, which loses small updates. `compact` keeps of each master
             the 16 bits that its half weight lacks: two bytes a parameter less, and less to read and write in a step.
@@ -72,7 +115,8 @@ def decorate(
         The model(s), or the pair (model(s), optimizer(s)) if optimizers were given.
 
     Raises:
-        RuntimeError: A model is wrapped for distributed training already, or decorated in the other dtype.
+        RuntimeError: A model is wrapped for distributed training already, scripted, decorated in the other dtype, or has
+            masters of another kind than `master_weight` asks for.
     """
     level, half = parse_level(level, ("O1", "O2", "O3")), parse_half_dtype(dtype)
     saved_as = parse_save_dtype(save_dtype)
@@ -82,6 +126,7 @@ def decorate(
     for index, model in enumerate(model_list):
         _refuse_wrapped(model, "" if isinstance(models, nn.Module) else f"models[{index}]")
         _refuse_uninitialised(model)
+        _refuse_scripted(model)
         _refuse_other_dtype(model, half)
     excluded = [
         [*find_excluded(model, excluded_layers), *(part for part in model.modules() if is_excluded(part))]
@@ -101,15 +146,21 @@ def decorate(
     _warn_about_strangers(model_list, optimizer_list)
     if torch.cuda.is_initialized():
         warn_if_unsupported(half)
+    widened: list[nn.Parameter] = []
     for model, layers, halves in zip(model_list, excluded, in_half, strict=True):
         exclude_layers(model, layers)
         keep_in_half(model, halves)
-        _cast_model(model, level, half, layers, stay, masters=masters, master_grad=master_grad)
+        widened += _cast_model(model, level, half, layers, stay, masters=masters, master_grad=master_grad)
         keep_float32_checkpoints(model, saved_as)
         remember_names(model)
+        note_decoration(model, level, half)
+    follow_conversions()
+    average_masters()
     for optimizer in optimizer_list:
+        _widen_state(optimizer, widened)
         attach(optimizer, masters_for_new=masters != "none", compact=masters == "compact")
-    _watch_optimizers()
+    watch_optimizers()
+    look_again()
     return models if optimizers is None else (models, optimizers)
 
 
@@ -135,11 +186,19 @@ def _refuse_sharded(models: Iterable[nn.Module]) -> None:
 
 
 def _refuse_other_masters(models: Iterable[nn.Module], masters: str) -> None:
-    """Raise RuntimeError if a parameter has masters of another kind than is asked for; without any is another matter."""
+    """Raise RuntimeError if a parameter has a master of another kind than is asked for.
+
+    Where none is asked for, the masters are not dropped: the weights would lose what was trained into them.
+    """
     for name, param in (named for model in models for named in model.named_parameters()):
         kept = kept_of(param)
         has = None if kept is None else "full" if kept.is_floating_point() else "compact"
-        if has is not None and masters in ("full", "compact") and has != masters:
+        if has is not None and masters == "none":
+            raise RuntimeError(
+                f"master_weight=False: {name!r} has a {has} master already; leave master_weight out to go on with it, or call "
+                "model.float() first"
+            )
+        if has is not None and has != masters:
             raise RuntimeError(f"{name!r} has a {has} master already; a {masters} one was asked")
 
 
@@ -209,9 +268,15 @@ def _refuse_uninitialised(model: nn.Module) -> None:
             raise RuntimeError("decorate() prepares training: call it outside torch.inference_mode()")
 
 
+def _refuse_scripted(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise RuntimeError(f"{name or 'the model'!r} is a TorchScript module: decorate the model, then script it")
+
+
 def _refuse_other_dtype(model: nn.Module, half: torch.dtype) -> None:
     for name, param in model.named_parameters():
-        if param.dtype in HALF_DTYPES.values() and param.dtype is not half:
+        if param.dtype in _HALF and param.dtype is not half:
             raise RuntimeError(f"{name!r} is {dtype_name(param.dtype)} already; {dtype_name(half)} was asked")
 
 
@@ -238,19 +303,50 @@ def _cast_model(
     *,
     masters: str,
     master_grad: bool,
-) -> None:
+) -> list[nn.Parameter]:
+    """Cast what a level casts; return the half parameters that became float32, because the level keeps them so."""
     kept_modules = {id(module) for layer in excluded for module in layer.modules()}
     kept_modules |= {id(module) for module in model.modules() if _keeps_float32(module, half)}
     # A parameter shared with a module that stays float32 stays float32: tied weights are one object.
     kept = {id(param) for m in model.modules() if id(m) in kept_modules for param in _own_parameters(m, "O2")}
     kept |= excluded_parameters
-    # Buffers stay float32: rotary frequencies, positions and masks in half would be wrong without a word.
+    chosen = {id(param) for m in model.modules() for param in _own_parameters(m, level)} - kept
+    widened: list[nn.Parameter] = []
+    for param in model.parameters():
+        if id(param) not in chosen:
+            if param.dtype is half:  # made half by hand, or by another level
+                _widen_parameter(param)
+                widened.append(param)
+        elif param.dtype in (torch.float32, half):
+            _cast_parameter(param, half, masters, master_grad)
+    _widen_buffers(model, half)
+    return widened
+
+
+def _widen_buffers(model: nn.Module, half: torch.dtype) -> None:
+    """Make half buffers float32: rotary frequencies, positions and masks in half are wrong without a word."""
+    wide: dict[int, Tensor] = {}  # a buffer that two modules share stays one
     for module in model.modules():
-        if id(module) in kept_modules:
-            continue
-        for param in _own_parameters(module, level):
-            if id(param) not in kept and param.dtype in (torch.float32, half):
-                _cast_parameter(param, half, masters, master_grad)
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.dtype is half:
+                module._buffers[name] = wide.setdefault(id(buffer), buffer.float())
+
+
+@torch.no_grad()
+def _widen_parameter(param: nn.Parameter) -> None:
+    """Make a half parameter float32 in place: with the bits of its master, where it has one."""
+    master, grad = master_of(param), param.grad
+    detach_master(param)
+    param.grad = None
+    param.data = param.data.float() if master is None else master
+    if grad is not None:
+        param.grad = grad.float()
+
+
+def _widen_state(optimizer: Optimizer, params: Iterable[nn.Parameter]) -> None:
+    """Bring an optimizer's half state of parameters that are float32 now to float32."""
+    for state in (optimizer.state[param] for param in params if param in optimizer.state):
+        state.update({key: t.float() for key, t in state.items() if isinstance(t, Tensor) and t.dtype in _HALF})
 
 
 @torch.no_grad()
@@ -266,6 +362,8 @@ def _cast_parameter(param: nn.Parameter, half: torch.dtype, masters: str, master
             param.grad = grad.to(half)
     elif masters != "none" and kept_of(param) is None:
         attach_master(param, compact=masters == "compact")
+    if masters == "none":
+        expect_no_master(param)
     if master_grad:
         param.grad_dtype = torch.float32
 
@@ -280,42 +378,3 @@ def _warn_about_strangers(models: Iterable[nn.Module], optimizers: Iterable[Opti
                 UserWarning,
                 stacklevel=3,
             )
-
-
-_warned: WeakSet[Optimizer] = WeakSet()
-
-
-@functools.cache
-def _watch_optimizers() -> None:
-    """Look after optimizers that `decorate` was not given; once a process."""
-    register_optimizer_step_pre_hook(_warn_if_masters_are_bypassed)
-    load_value = Optimizer._process_value_according_to_param_policy
-
-    def load_value_for_master(param: Tensor, *args: Any, **kwargs: Any) -> Any:
-        kept = kept_of(param)  # its state is float32; torch would round it to the parameter's dtype
-        return load_value(param if kept is None else float32_like(kept), *args, **kwargs)
-
-    Optimizer._process_value_according_to_param_policy = staticmethod(load_value_for_master)  # type: ignore[method-assign]
-
-
-def _warn_if_masters_are_bypassed(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-    if optimizer in _warned:
-        return
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    if any(is_dtensor(param) and param.dtype in HALF_DTYPES.values() and kept_of(param) is None for param in params):
-        advice = (
-            "fully_shard() replaced half parameters of a decorated model and left their float32 masters behind; shard the "
-            "float32 model with fully_shard(mp_policy=MixedPrecisionPolicy(param_dtype=...)) and do not decorate it"
-        )
-    elif all(kept_of(param) is None for param in params):
-        return
-    else:
-        engine = engine_of(optimizer)
-        if engine.attached or engine.is_called_by_scaler:
-            return
-        advice = (
-            "optimizer.step() updates half weights without their float32 masters; pass the optimizer to "
-            "mezzo.amp.decorate(models, optimizers), or step through scaler.step(optimizer)"
-        )
-    _warned.add(optimizer)
-    warnings.warn(advice, UserWarning, stacklevel=4)

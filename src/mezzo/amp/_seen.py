@@ -43,7 +43,8 @@ _STANDARD_LIBRARY = f"{sysconfig.get_paths()['stdlib']}/"
 
 
 @cache
-def _is_machinery(file: str) -> bool:
+def is_machinery(file: str) -> bool:
+    """Whether a file is torch's, Python's own, or of the parts of mezzo that run below a user's call."""
     is_library = file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file
     return is_library or file.startswith(_MACHINERY)
 
@@ -189,7 +190,7 @@ def users_lines(limit: int) -> list[str]:
         name = frame.f_code.co_filename
         if name == _TRIAL:  # what called the doctor is not where an operator stands
             break
-        if not _is_machinery(name):
+        if not is_machinery(name):
             lines.append(f"{name}:{frame.f_lineno}")
         frame = frame.f_back
     return lines

@@ -112,6 +112,11 @@ def record_of(param: Tensor) -> _Record | None:
     return getattr(param, MASTER_HOME, None)
 
 
+def has_master(param: Tensor) -> bool:
+    """Whether a parameter has a master, without bringing the two into agreement."""
+    return record_of(param) is not None
+
+
 def master_of(param: Tensor) -> Tensor | None:
     """Return the float32 master of a parameter, or None where it has none.
 

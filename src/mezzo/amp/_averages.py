@@ -1,0 +1,68 @@
+"""Averages of weights (SWA, EMA): of the float32 masters, and in float32.
+
+An average moves by less than a half weight can show: 0.001 of a difference that is small itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+from mezzo.amp._decorated import decoration_of, forget_decoration
+from mezzo.optim import master_of
+
+
+def master_parameters(model: nn.Module) -> list[Tensor]:
+    """Return the float32 values of a model's parameters, in the order of `model.parameters()`: masters, where it has some.
+
+    Give these, and not `model.parameters()`, to an average that is written by hand. They are read, not written: compact
+    masters are computed at each call.
+
+    >>> average = [value.clone() for value in master_parameters(nn.Linear(2, 2))]
+    """
+    return list(_float32(model.parameters()))
+
+
+def _float32(tensors: Iterator[Any]) -> Iterator[Tensor]:
+    for tensor in tensors:
+        master = master_of(tensor)
+        yield tensor.detach() if master is None else master
+
+
+class _Masters:
+    """Stands in for a model: the same tensors, in float32 where they have masters."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def parameters(self) -> Iterator[Tensor]:
+        return _float32(self._model.parameters())
+
+    def buffers(self) -> Iterator[Tensor]:
+        return _float32(self._model.buffers())
+
+
+@functools.cache
+def average_masters() -> None:
+    """Let torch's `AveragedModel` average masters, and keep averages of a decorated model in float32; once a process."""
+    # There is no hook: `avg_fn` sees tensors, but not whose they are. torchvision's and others' EMA are subclasses.
+    create: Callable[..., None] = AveragedModel.__init__
+    update: Callable[..., None] = AveragedModel.update_parameters
+
+    @functools.wraps(create)
+    def create_in_float32(average: AveragedModel, model: nn.Module, *args: Any, **kwargs: Any) -> None:
+        create(average, model, *args, **kwargs)
+        if any(decoration_of(module) is not None for module in average.module.modules()):
+            average.module.float()
+            forget_decoration(average.module)
+
+    @functools.wraps(update)
+    def update_from_masters(average: AveragedModel, model: nn.Module) -> None:
+        update(average, _Masters(model))
+
+    AveragedModel.__init__ = create_in_float32  # type: ignore[method-assign, assignment]
+    AveragedModel.update_parameters = update_from_masters  # type: ignore[method-assign, assignment]

@@ -1,0 +1,107 @@
+"""`model.half()`, `.to(dtype)`, `.float()` on a decorated model: no float32 value is lost on the way."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mezzo.amp._decorated import Decoration, decoration_of
+from mezzo.amp._dtypes import HALF_DTYPES, dtype_name
+from mezzo.amp._seen import is_machinery
+from mezzo.optim import attach_master, detach_master, has_master, kept_of, master_of
+
+_HALF = tuple(HALF_DTYPES.values())
+
+
+class _Before(NamedTuple):
+    dtype: torch.dtype
+    value: Tensor
+    """float32: the tensor itself, or its master."""
+    had_master: bool
+    is_compact: bool
+
+
+@functools.cache
+def follow_conversions() -> None:
+    """Let the modules of decorated models keep float32 values when their dtype is changed; once a process."""
+    # Every conversion of a module (`half`, `to`, `float`, `cuda`, ...) goes through this method, and torch has no hook for it.
+    apply: Callable[..., Any] = nn.Module._apply
+
+    @functools.wraps(apply)
+    def apply_with_masters(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        decoration = decoration_of(module)
+        if decoration is None:
+            return apply(module, *args, **kwargs)
+        before = {key: _look_at(tensor) for key, tensor in _own(module).items()}
+        result = apply(module, *args, **kwargs)
+        with torch.no_grad():
+            for key, tensor in _own(module).items():
+                if key in before:
+                    _settle(module, decoration, tensor, before[key], is_parameter=isinstance(tensor, nn.Parameter))
+        return result
+
+    nn.Module._apply = apply_with_masters  # type: ignore[method-assign, assignment]
+
+
+def _own(module: nn.Module) -> dict[tuple[str, str], Tensor]:
+    kinds: dict[str, dict[str, Any]] = {"parameter": module._parameters, "buffer": module._buffers}
+    return {
+        (kind, name): tensor
+        for kind, holder in kinds.items()
+        for name, tensor in holder.items()
+        if tensor is not None and tensor.dtype in (*_HALF, torch.float32, torch.float64)
+    }
+
+
+def _look_at(tensor: Tensor) -> _Before:
+    kept = kept_of(tensor)
+    value = tensor.detach() if kept is None else master_of(tensor)
+    assert value is not None
+    return _Before(tensor.dtype, value, kept is not None, kept is not None and not kept.is_floating_point())
+
+
+def _settle(module: nn.Module, decoration: Decoration, tensor: Tensor, before: _Before, *, is_parameter: bool) -> None:
+    """Give a converted tensor the float32 value that it had before: as its master if it is half, else as its own value."""
+    if tensor.dtype is before.dtype:
+        if before.had_master and not has_master(tensor):  # torch has put another tensor in its place
+            attach_master(tensor, before.value, compact=before.is_compact)
+    elif tensor.dtype in _HALF:
+        decoration.half, decoration.looked_at = tensor.dtype, None
+        if before.dtype not in _HALF:
+            attach_master(tensor, before.value)
+            if is_parameter and module.training:
+                _warn(module, decoration, tensor.dtype)
+        elif before.had_master:
+            tensor.copy_(before.value)  # not rounded twice
+            attach_master(tensor, before.value, compact=before.is_compact)
+    elif before.dtype in _HALF:
+        decoration.half = None
+        if before.had_master:
+            tensor.copy_(before.value)
+            detach_master(tensor)
+
+
+def _warn(module: nn.Module, decoration: Decoration, half: torch.dtype) -> None:
+    if decoration.has_warned_of_conversion:
+        return
+    decoration.has_warned_of_conversion = True
+    warnings.warn(
+        f"a decorated model was converted to {dtype_name(half)}: {type(module).__name__}, which decorate() keeps in float32, "
+        "is half now (with a float32 master); leave out .half() or .to(dtype), or call decorate() again",
+        UserWarning,
+        stacklevel=_level_of_user(),
+    )
+
+
+def _level_of_user() -> int:
+    """Return the `stacklevel` of the user's line, for the function that calls this one."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and is_machinery(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    return level

@@ -1,0 +1,122 @@
+"""What a decorated model remembers of `decorate`, and what is looked at when it is called.
+
+Two mistakes show only then: a call outside of `auto_cast`, which torch refuses without a word about `auto_cast`, and a
+region of another level or dtype than `decorate` was given.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from mezzo.amp._dtypes import HALF_DTYPES, dtype_name
+from mezzo.amp._policy import Policy
+from mezzo.amp._state import here
+
+_HOME = "_mezzo_decoration"
+_OURS = "_mezzo_looks_at_calls"
+_ABOUT_DTYPES = ("dtype", "scalar type", "Input type", "same type", "data type")
+
+_is_compiling = torch.compiler.is_compiling
+
+
+class Decoration:
+    """Level and half dtype of a decorated model; all of its modules share it."""
+
+    __slots__ = ("half", "has_warned", "has_warned_of_conversion", "level", "looked_at")
+
+    def __init__(self, level: str, half: torch.dtype) -> None:
+        self.level = level
+        self.half: torch.dtype | None = half
+        """None: a part of the model was made float32 again, so that every region fits."""
+        self.looked_at: Policy | None = None
+        """The policy of the last call, which needs no second look."""
+        self.has_warned = self.has_warned_of_conversion = False
+
+    def compare(self, policy: Policy) -> None:
+        """Warn, once per model, if a region's level or dtype is not that of `decorate`."""
+        self.looked_at = policy
+        # FP8 products are optional for an O3 model; a policy without a white list is `Policy.in_float32()` of another.
+        levels = ("O3", "O2") if self.level == "O3" else (self.level,)
+        if self.has_warned or self.half is None or not policy.white:
+            return
+        if policy.level in levels and policy.dtype is self.half:
+            return
+        self.has_warned = True
+        warnings.warn(
+            f"decorate(level={self.level!r}, dtype={dtype_name(self.half)!r}) but auto_cast(level={policy.level!r}, "
+            f"dtype={dtype_name(policy.dtype)!r}): give both the same level and dtype",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def decoration_of(module: nn.Module) -> Decoration | None:
+    """Return what `decorate` noted for a module, None if it is not decorated."""
+    decoration: Decoration | None = module.__dict__.get(_HOME)
+    return decoration
+
+
+def forget_decoration(model: nn.Module) -> None:
+    """Forget that a model was decorated; its tensors stay as they are."""
+    for module in model.modules():
+        module.__dict__.pop(_HOME, None)
+
+
+def note_decoration(model: nn.Module, level: str, half: torch.dtype) -> None:
+    """Note how a model was decorated, and look at its calls from now on."""
+    decoration = Decoration(level, half)
+    for module in model.modules():
+        module.__dict__[_HOME] = decoration
+    _look_at_calls(type(model))
+
+
+def _look_at_calls(kind: type[nn.Module]) -> None:
+    """Look at calls of decorated models of a class.
+
+    On the class and not as a hook or as an attribute of the model: hooks cost a microsecond per call and TorchScript refuses
+    them, and an attribute would be carried into shallow copies and replicas, which would then call the wrong module. Layers
+    of torch are left alone, because every model has many of them; `nn.Sequential` is a usual model.
+    """
+    is_layer = kind.__module__.startswith("torch.nn.") and kind is not nn.Sequential
+    if is_layer or hasattr(kind._call_impl, _OURS):
+        return
+    call: Callable[..., Any] = kind._call_impl
+
+    @functools.wraps(call)
+    def look_and_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if _is_compiling():
+            return call(module, *args, **kwargs)
+        policy = here.policy
+        if policy is not None:
+            decoration = module.__dict__.get(_HOME)
+            if decoration is not None and decoration.looked_at is not policy:
+                decoration.compare(policy)
+        try:
+            return call(module, *args, **kwargs)
+        except RuntimeError as error:
+            if policy is None and _HOME in module.__dict__:
+                _add_note(module, error)
+            raise
+
+    setattr(look_and_call, _OURS, True)
+    kind._call_impl = look_and_call  # type: ignore[method-assign, assignment]
+
+
+def _add_note(model: nn.Module, error: RuntimeError) -> None:
+    decoration = decoration_of(model)
+    halves = [(name, param.dtype) for name, param in model.named_parameters() if param.dtype in HALF_DTYPES.values()]
+    if decoration is None or not halves or torch._C._is_any_autocast_enabled():
+        return
+    if getattr(error, "__notes__", None) or not any(words in str(error) for words in _ABOUT_DTYPES):
+        return
+    name, half = halves[0][0], dtype_name(halves[0][1])
+    error.add_note(
+        f"mezzo: {name!r} of this decorated {type(model).__name__} is {half} and no auto_cast region is open; call the "
+        f"model inside `with mezzo.amp.auto_cast(level={decoration.level!r}, dtype={half!r}):`"
+    )

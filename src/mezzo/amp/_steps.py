@@ -1,0 +1,90 @@
+"""Steps that lose what was learned, because they update half weights and no float32 masters: one warning per optimizer."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from mezzo.amp._dtypes import HALF_DTYPES
+from mezzo.optim import describe_parameter, engine_of, float32_like, has_master, is_dtensor, kept_of
+
+_SHARDED = (
+    "fully_shard() replaced half parameters of a decorated model and left their float32 masters behind; shard the "
+    "float32 model with fully_shard(mp_policy=MixedPrecisionPolicy(param_dtype=...)) and do not decorate it"
+)
+_BYPASSED = (
+    "optimizer.step() updates half weights without their float32 masters; pass the optimizer to "
+    "mezzo.amp.decorate(models, optimizers), or step through scaler.step(optimizer)"
+)
+_EXPECTED = "_mezzo_has_no_master"
+
+_looked_at: WeakSet[Optimizer] = WeakSet()
+"""Optimizers of which nothing new can be said until another model is decorated."""
+
+
+def expect_no_master(param: Tensor) -> None:
+    """Note that a parameter was meant to have no master."""
+    setattr(param, _EXPECTED, True)
+
+
+def look_again() -> None:
+    """Look at the next step of every optimizer: a model was decorated."""
+    _looked_at.clear()
+
+
+@functools.cache
+def watch_optimizers() -> None:
+    """Look after optimizers that `decorate` was not given; once a process."""
+    register_optimizer_step_pre_hook(_warn_if_masters_are_missing)
+    load_value = Optimizer._process_value_according_to_param_policy
+
+    def load_value_for_master(param: Tensor, *args: Any, **kwargs: Any) -> Any:
+        kept = kept_of(param)  # its state is float32; torch would round it to the parameter's dtype
+        return load_value(param if kept is None else float32_like(kept), *args, **kwargs)
+
+    Optimizer._process_value_according_to_param_policy = staticmethod(load_value_for_master)  # type: ignore[method-assign]
+
+
+def _warn_if_masters_are_missing(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    if torch.compiler.is_compiling() or optimizer in _looked_at:
+        return
+    params: list[Tensor] = [param for group in optimizer.param_groups for param in group["params"]]
+    bare = [param for param in params if param.dtype in HALF_DTYPES.values() and not has_master(param)]
+    if any(is_dtensor(param) for param in bare):
+        advice = _SHARDED
+    elif any(has_master(param) for param in params):
+        engine = engine_of(optimizer)
+        if engine.is_called_by_scaler and not engine.attached:
+            return  # a plain step may follow
+        advice = "" if engine.attached else _BYPASSED
+    elif bare:
+        engine = engine_of(optimizer)
+        if not engine.is_called_by_scaler and not engine.attached:
+            return  # torch's own way; a step through a scaler may follow
+        advice = "" if engine.attached else _without_master(optimizer, bare)
+    else:
+        advice = ""
+    _looked_at.add(optimizer)
+    if advice:
+        warnings.warn(advice, UserWarning, stacklevel=4)
+
+
+def _without_master(optimizer: Optimizer, bare: list[Tensor]) -> str:
+    """Return the advice for float16 parameters without a master, which were made half by hand; nothing for others."""
+    lost = {id(p) for p in bare if p.dtype is torch.float16 and p.grad is not None and not hasattr(p, _EXPECTED)}
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    index = next((index for index, param in enumerate(params) if id(param) in lost), None)
+    if index is None:
+        return ""
+    return (
+        "scaler.step(optimizer) updates float16 parameters without float32 masters, the first is "
+        f"{describe_parameter(optimizer, index)}: small updates are lost, and those of Adam become NaN; leave the model in "
+        "float32 and call mezzo.amp.decorate(model, optimizer)"
+    )
