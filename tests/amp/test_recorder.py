@@ -42,8 +42,8 @@ def installed() -> list[object]:
 
 
 def _is_lasting(hook: object) -> bool:
-    """Whether a hook is one that the first `decorate` or `GradScaler` of a process leaves: it belongs to another test."""
-    return getattr(hook, "__module__", "") in ("mezzo.amp._decorate", "mezzo.amp._scaler_watch")
+    """Whether a hook is one that the first region, `decorate` or `GradScaler` leaves: it belongs to another test."""
+    return getattr(hook, "__module__", "") in ("mezzo.amp._steps", "mezzo.amp._scaler_watch")
 
 
 @pytest.fixture(autouse=True)

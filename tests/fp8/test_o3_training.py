@@ -432,6 +432,7 @@ def test_layers_that_stay_in_half_keep_their_parts_in_half_and_no_others() -> No
     assert in_fp8() == 9
 
 
+@pytest.mark.filterwarnings("ignore:decorate.level='O3'.*but auto_cast:UserWarning")
 def test_outside_a_region_and_at_other_levels_nothing_is_fp8() -> None:
     net, _ = decorated(half_layers=())
     x = batch()[0]
