@@ -67,6 +67,8 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
 
 
 @pytest.mark.filterwarnings("ignore:no C\\+\\+ compiler:UserWarning")  # compile_step says it on machines without one
+# A row of O1 follows one of O2, with one model.
+@pytest.mark.filterwarnings("ignore:decorate.level=.*but auto_cast:UserWarning")
 @pytest.mark.parametrize("table", TABLES)
 def test_right_hand_column_runs_from_top_to_bottom(table: str, names: dict[str, Any]) -> None:
     for row in read_table(PAGE, table):
