@@ -14,7 +14,6 @@ from sweep import (
     HALVES,
     Case,
     Finding,
-    Outcome,
     database_cases,
     disturbed,
     idiom_cases,
@@ -36,6 +35,10 @@ PARTS = 4
 _OVERFLOW = (
     "white: a product is float16 and ends at 65504; torch's CUDA list casts this operator, too, its CPU list does not"
 )
+_BACKWARD_BY_HAND = (
+    "white: max pooling with indices returns half; the sample hands its result, with a float32 input, to the operator "
+    "that autograd calls; the gradients of max pooling itself are judged by every other case"
+)
 #: What may be worse than stock on the CPU, by (name, level, dtype), and why.
 ALLOWED: dict[str, dict[tuple[str, str, str], str]] = {
     "idioms": {},
@@ -44,7 +47,14 @@ ALLOWED: dict[str, dict[tuple[str, str, str], str]] = {
         for name in ("mv", "addmv", "convolution", "_convolution")
         for level in LEVELS
     },
-    "database": {(name, level, "float16"): _OVERFLOW for name in ("mv", "addmv") for level in LEVELS},
+    "database": {
+        **{(name, level, "float16"): _OVERFLOW for name in ("mv", "addmv") for level in LEVELS},
+        **{
+            ("max_pool2d_with_indices_backward", level, dtype): _BACKWARD_BY_HAND
+            for level in LEVELS
+            for dtype in HALVES
+        },
+    },
 }
 
 
@@ -52,7 +62,9 @@ def check(findings: list[Finding], cases: list[Case], suite: str, device: str, l
     """Fail for a finding that the table does not allow, and for an entry that no longer occurs."""
     allowed = ALLOWED[suite] if device == "cpu" else {}
     wrong = [str(finding) for finding in findings if finding.key not in allowed]
-    assert wrong == []
+    assert not wrong, "\n".join(["", *wrong])
+    if not any(case.form in ("large", "half activations") for case in cases):
+        return  # a part of the cases cannot show that an entry is out of date
     judged = {(case.name, level, dtype) for case in cases for level in levels}
     found = {finding.key for finding in findings}
     assert [key for key in allowed if key in judged and key not in found] == [], "ALLOWED holds what is right by now"
@@ -90,7 +102,7 @@ def test_idioms_have_right_gradients_by_every_way(
 @pytest.mark.parametrize("backward", ["after", "func after", "func inside"])
 @pytest.mark.parametrize("dtype", HALVES)
 def test_operators_of_mezzo_are_as_right_as_under_stock_autocast(dtype: str, backward: str, device: str) -> None:
-    cases = sample_cases(dtype, device)
+    cases = [case for case in sample_cases(dtype, device) if backward == "after" or case.form != "large"]
     findings = judge(cases, LEVELS, dtype, device, [backward], **OPTIONS)
     check(findings, cases, "samples", device, LEVELS, dtype)
 
@@ -200,4 +212,3 @@ def test_reference_is_float64_even_where_the_code_asks_for_float32() -> None:
 
     judge([_case(call, torch.ones(4))], ["O1"], "float16", **OPTIONS)
     assert seen[0] is torch.float64
-    assert Outcome().parts == {}
