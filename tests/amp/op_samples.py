@@ -149,8 +149,6 @@ SAMPLES: dict[str, Callable[[Maker], Any]] = {
     "native_group_norm": lambda t: torch.native_group_norm(t(2, 4, 3), t(4), t(4), 2, 4, 3, 2, 1e-5)[0],
     "softmax": lambda t: F.softmax(t(3, 4), 1),
     "log_softmax": lambda t: F.log_softmax(t(3, 4), 1),
-    "_softmax": lambda t: torch._softmax(t(3, 4), 1, False),
-    "_log_softmax": lambda t: torch._log_softmax(t(3, 4), 1, False),
     # losses
     "cross_entropy_loss": lambda t: F.cross_entropy(t(3, 4), _labels(), label_smoothing=0.1),
     "nll_loss": lambda t: aten.nll_loss(t(3, 4), _labels()),
@@ -187,7 +185,6 @@ SAMPLES: dict[str, Callable[[Maker], Any]] = {
     "_upsample_bicubic2d_aa": lambda t: F.interpolate(t(1, 2, 4, 4), size=3, mode="bicubic", antialias=True),
     # embedding, scatter
     "affine_grid_generator": lambda t: F.affine_grid(t(1, 2, 3), [1, 1, 4, 4], align_corners=False),
-    "_safe_softmax": lambda t: aten._safe_softmax(t(3, 4), 1),
     "embedding": lambda t: F.embedding(_index(), t(3, 4)),
     "embedding_bag": lambda t: F.embedding_bag(_index().view(1, 2), t(3, 4)),
     "scatter": lambda t: torch.scatter(t(3, 4), 0, torch.zeros(1, 4, dtype=torch.long), t(1, 4)),

@@ -84,3 +84,38 @@ def test_a_black_listed_name_is_float32_by_every_entry_point(name: str) -> None:
 def test_a_white_listed_name_is_half_by_every_entry_point(name: str) -> None:
     for number, call in enumerate(ENTRY_POINTS[name]):
         assert "half" in dtypes_of_kernels(call, custom_white_list=[name]), f"entry point {number}"
+
+
+EINSUMS = [
+    ("ij,jk->ik", True), ("bij,bjk->bik", True), ("ij,ij->i", True), ("i,i->", True), ("...ij,...jk->...ik", True),
+    ("ij,jk", True), (" i j , j k -> i k ", True), ("iJ,Jk->ik", True), ("ij,ij", True), ("ij,jk,kl->il", True),
+    ("ij->ji", False), ("ij->i", False), ("ii->i", False), ("ii", False), ("ij,ij->ij", False), ("i,j->ij", False),
+    ("i,j", False), ("...i,...i->...i", False), ("ij,k->i", False), ("bij->bji", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+@pytest.mark.parametrize(("equation", "is_product"), EINSUMS)
+def test_only_an_einsum_that_contracts_is_a_product(equation: str, is_product: bool, level: str) -> None:
+    operands = [
+        torch.full([3] * sum(c.isalpha() for c in part), 1e5) for part in equation.partition("->")[0].split(",")
+    ]
+    with auto_cast(level=level):
+        result = torch.einsum(equation, *operands)
+    assert result.dtype is (torch.float16 if is_product else torch.float32)
+    if not is_product:
+        assert torch.equal(result, torch.einsum(equation, *operands))  # 1e5 is inf in float16
+
+
+def test_an_einsum_by_lists_of_numbers_is_classified_too() -> None:
+    x = torch.full((3, 3), 1e5)
+    with auto_cast():
+        assert torch.einsum(x, [0, 1], [1, 0]).dtype is torch.float32
+        assert torch.einsum(x, [0, 1], x, [1, 2], [0, 2]).dtype is torch.float16
+
+
+def test_the_gray_einsum_is_half_where_its_operands_are() -> None:
+    x = torch.ones(3, 3).half()
+    with auto_cast():
+        assert torch.einsum("ij,ij->ij", x, x).dtype is torch.float16
+        assert torch.einsum("ij,ij->ij", x, x.float()).dtype is torch.float32

@@ -1,8 +1,10 @@
 """Tables of the documentation's pages, by name: a comment `<!-- table: NAME -->` stands before each."""
 
+import ast
 import re
+from functools import cache
 
-from doc_pages import DOCS
+from doc_pages import DOCS, ROOT
 
 Row = dict[str, str]
 
@@ -29,6 +31,13 @@ def table_names(page: str) -> list[str]:
 def code_spans(cell: str) -> list[str]:
     """Return what stands between backquotes."""
     return re.findall(r"`([^`]+)`", cell)
+
+
+@cache
+def functions_of(path: str) -> frozenset[str]:
+    """Return the names of the functions of a file of this repository."""
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
 
 
 def _cells(line: str) -> list[str]:

@@ -3,7 +3,6 @@
 The documents lie beside the repository, never in it: without them only the page itself is checked.
 """
 
-import ast
 import json
 import os
 import re
@@ -21,7 +20,7 @@ import doc_tables
 import pytest
 import torch
 from doc_pages import ROOT
-from doc_tables import code_spans, read_page, read_table, table_names
+from doc_tables import code_spans, functions_of, read_page, read_table, table_names
 
 from mezzo.data import prepare
 from mezzo.infer import parse_reports
@@ -210,12 +209,6 @@ def test_a_row_has_a_verdict_a_reason_and_a_proof(name: str) -> None:
 
 def test_the_summary_counts_the_rows() -> None:
     assert wrong_counts() == []
-
-
-@cache
-def functions_of(path: str) -> frozenset[str]:
-    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-    return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
 
 
 @each_document

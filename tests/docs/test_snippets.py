@@ -118,8 +118,6 @@ def test_python_of_a_page_runs_from_top_to_bottom(page: Path) -> None:
         static.disable_static()
 
 
-# The blocks stand for themselves, but share one model.
-@pytest.mark.filterwarnings("ignore:decorate.level=.*but auto_cast:UserWarning")
 @pytest.mark.parametrize("page", READMES, ids=name_of)
 def test_the_readme_shows_the_table_and_leaves_a_model_that_works(
     page: Path, capsys: pytest.CaptureFixture[str]

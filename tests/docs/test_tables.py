@@ -28,10 +28,10 @@ def rows(text: str) -> list[list[str]]:
 def test_the_levels_show_what_the_policy_decides(tables: dict[str, Any]) -> None:
     found = {(row[0], row[1]): row[2:] for row in rows(tables["levels"]())}
     assert found["O1", "gray"][1:] == ["half", "float32", "float32"]
-    assert found["O2", "gray"][1:] == ["half", "half", "half"]
-    assert found["O2, `use_promote=True`", "gray"][1:] == ["half", "float32", "float32"]
+    assert found["O2", "gray"][1:] == ["half", "float32", "float32"]
+    assert found["O2, `use_promote=False`", "gray"][1:] == ["half", "half", "half"]
     assert found["OD", "white"][1:] == ["float32, computed in half"] * 3
-    assert found["O2", "fp32 inside, low out"][1:] == ["half, computed in float32"] * 3
+    assert found["O2", "fp32 inside, low out"][1:] == ["half, computed in float32", "float32", "float32"]
     for level in ("OD", "O1", "O2"):
         assert int(found[level, "white"][0]) == len(white_list()["float16"][level])
         counts = [int(row[0]) for (name, _), row in found.items() if name == level]

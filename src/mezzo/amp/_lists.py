@@ -30,7 +30,7 @@ _WHITE_BY_DTYPE = {
 }
 _LOSS = ops.variants_of(ops.LOSSES)
 _GRIDS = ops.variants_of(ops.GRIDS)
-_BLACK_O1 = _LOSS | _GRIDS | frozenset({"pow.scalar"}) | ops.variants_of(
+_BLACK_O1 = _LOSS | _GRIDS | frozenset({"pow.scalar", "logsumexp.full", "logsumexp.dim"}) | ops.variants_of(
     [
         *ops.SENSITIVE_POINTWISE,
         *ops.SUMS,
