@@ -105,6 +105,11 @@ def rms_norm_without_cast(x: Tensor) -> Tensor:
     return x / torch.sqrt(torch.mean(x * x, dim=-1, keepdim=True) + 1e-6)
 
 
+@idiom(lambda: {"x": _normal(4, 16, 64, scale=300)})
+def rms_norm_by_powers_without_cast(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
 @idiom(lambda: {"x": _normal(8, 256, scale=1, shift=20)})
 def one_pass_variance_in_float32(x: Tensor) -> Tensor:
     wide = x.float()

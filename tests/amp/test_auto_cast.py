@@ -6,13 +6,15 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import AsyncIterator
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
 
-from mezzo.amp import Policy, _marker, auto_cast, bind_policy, current_policy, debugging
+from mezzo.amp import Policy, _marker, auto_cast, bind_policy, current_policy, debugging, decorate
 from mezzo.amp._recompute import run_in_state, with_policy_in_replicas
 from mezzo.amp._state import here, set_policy, state_of
 
@@ -404,3 +406,77 @@ def test_a_region_that_is_off_takes_any_dtype_that_torch_takes() -> None:
         assert product_dtype() is torch.float32
     with pytest.raises(ValueError, match="must be 'float16' or 'bfloat16'"):
         auto_cast(dtype=torch.float32)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+def test_a_kept_cast_is_no_constant_of_a_trace_and_no_fake_tensor() -> None:
+    layer, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+    with auto_cast(level="OD", dtype="bfloat16"), torch.no_grad():
+        layer(x)
+        traced = torch.jit.trace(layer, x)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            layer(x)
+        assert type(layer(x)) is torch.Tensor
+        layer.weight.zero_()
+        layer.bias.zero_()
+        assert torch.equal(traced(x), torch.zeros(2, 4))
+
+
+def test_weights_made_in_inference_mode_are_cast() -> None:
+    with torch.inference_mode():
+        layer = torch.nn.Linear(4, 4)
+        with auto_cast(level="OD"):
+            assert layer(torch.randn(2, 4)).dtype is torch.float32
+
+
+def test_kept_casts_are_dropped_with_the_last_region_even_inside_torch_autocast() -> None:
+    layer = torch.nn.Linear(4, 4)
+    with torch.autocast("cpu"):
+        with auto_cast(level="OD"):
+            layer(torch.randn(2, 4))
+            assert here.casts
+        assert not here.casts
+
+
+def test_a_region_for_one_device_leaves_the_other_as_it_is() -> None:
+    with auto_cast("cpu", dtype="bfloat16"), auto_cast("cuda", dtype="bfloat16"):
+        assert product_dtype() is torch.bfloat16
+
+
+def test_the_second_argument_is_no_dtype() -> None:
+    with pytest.raises(TypeError, match="the second argument is `custom_white_list`; write dtype="):
+        auto_cast("cpu", torch.bfloat16)  # type: ignore[arg-type]
+
+
+def test_an_async_generator_is_not_decorated() -> None:
+    async def numbers() -> AsyncIterator[int]:
+        yield 1
+
+    with pytest.raises(TypeError, match="open the region inside it"):
+        auto_cast()(numbers)
+
+
+@pytest.mark.parametrize("cpu_compute", ["native", "float32"])
+def test_a_plain_optimizer_may_step_inside_the_region(cpu_compute: str) -> None:
+    """torch keeps the half copies of the weights until the region ends."""
+    torch.manual_seed(0)
+    layer, x = torch.nn.Linear(4, 1), torch.randn(8, 4)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    losses = []
+    with auto_cast(dtype="bfloat16", cpu_compute=cpu_compute):
+        for _ in range(4):
+            loss = layer(x).float().square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    assert losses == sorted(losses, reverse=True)
+    assert len(set(losses)) == 4
+
+
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_recurrent_layers_are_half_at_o2_whatever_comes_in(kind: type[torch.nn.Module]) -> None:
+    layer = decorate(kind(4, 4), level="O2", dtype="bfloat16")
+    with auto_cast(level="O2", dtype="bfloat16"):
+        assert layer(torch.randn(3, 2, 4))[0].dtype is torch.bfloat16
+        assert layer(torch.randn(3, 2, 4).bfloat16())[0].dtype is torch.bfloat16

@@ -1,7 +1,10 @@
 """Models made half by hand, before or after `decorate`, or without it: right, or one clear line; never NaN in silence."""
 
 import copy
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -217,3 +220,29 @@ def test_bfloat16_weights_without_masters_are_a_choice() -> None:
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     assert torch.isfinite(model[0].weight).all()
+
+
+def test_buffers_that_half_rounded_come_back_with_every_bit() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    model.register_buffer("positions", torch.arange(4096.0) + 0.1)
+    exact = model.positions.clone()
+    decorate(model, level="O2", dtype="bfloat16")
+    with pytest.warns(UserWarning, match=r"call decorate\(\) again"):
+        model.bfloat16()
+    decorate(model, level="O2", dtype="bfloat16")
+    assert torch.equal(model.positions, exact)
+
+
+def test_a_decorated_model_is_watched_in_a_process_that_loads_it(tmp_path: Path) -> None:
+    """The patches of `decorate` are made per process."""
+    torch.save(decorate(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), level="O2"), tmp_path / "model.pt")
+    script = (
+        "import copy, sys, torch\n"
+        "from mezzo.optim import has_master\n"
+        "model = torch.load(sys.argv[1], weights_only=False)\n"
+        "model.eval().half()\n"
+        "assert has_master(model[1].weight) and has_master(copy.deepcopy(model)[0].weight)\n"
+        "average = torch.optim.swa_utils.AveragedModel(model)\n"
+        "assert average.module[0].weight.dtype is torch.float32\n"
+    )
+    subprocess.run([sys.executable, "-c", script, tmp_path / "model.pt"], check=True)

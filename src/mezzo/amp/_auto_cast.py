@@ -21,7 +21,15 @@ from mezzo.amp._lists import LEVELS
 from mezzo.amp._operator_log import operator_log
 from mezzo.amp._policy import Policy
 from mezzo.amp._recompute import carry_policy_along
-from mezzo.amp._state import AutocastState, here, read_state, state_of, state_without, write_state
+from mezzo.amp._state import (
+    AutocastState,
+    here,
+    on_one_device,
+    read_state,
+    state_of,
+    state_without,
+    write_state,
+)
 from mezzo.amp._steps import watch_optimizers
 from mezzo.amp._tasks import follow_tasks, keep_for_task, leave_out_of_order, running_loop
 from mezzo.fp8 import Fp8Recipe
@@ -66,6 +74,8 @@ def _device_type(enable: Any) -> str:
     if callable(enable) and not isinstance(enable, type):
         raise TypeError("auto_cast is used with parentheses: write @auto_cast(), not @auto_cast")
     given = enable.type if isinstance(enable, torch.device) else enable
+    if isinstance(given, str) and given.partition(":")[0] in DEVICE_TYPES:
+        given = given.partition(":")[0]
     if given in DEVICE_TYPES:
         return str(given)
     if isinstance(given, torch.dtype) or (isinstance(given, str) and given.lower() in SPELLINGS):
@@ -108,7 +118,7 @@ class auto_cast:  # the documents' name, used like a function
     torch.bfloat16
     """
 
-    __slots__ = ("_state", "policy")
+    __slots__ = ("_only_on", "_state", "policy")
 
     @_hidden
     def __init__(
@@ -126,7 +136,14 @@ class auto_cast:  # the documents' name, used like a function
     ) -> None:
         only_on = None
         if enable is not True and enable is not False:
-            only_on, enable = _device_type(enable), True
+            if type(enable).__module__ == "numpy" and type(enable).__name__.startswith("bool"):
+                enable = bool(enable)
+            else:
+                only_on, enable = _device_type(enable), True
+        if isinstance(custom_white_list, torch.dtype):
+            raise TypeError(
+                f"auto_cast(..., {custom_white_list}): the second argument is `custom_white_list`; write dtype="
+            )
         if policy is None:
             if not enable and dtype is torch.float32:
                 dtype = "float16"  # as torch.autocast(enabled=False): nothing is cast, so the dtype does not matter
@@ -139,7 +156,8 @@ class auto_cast:  # the documents' name, used like a function
         ):
             raise TypeError("auto_cast: give a policy, or level, dtype and lists, not both")
         self.policy = policy
-        self._state = state_of(policy, only_on) if enable and policy.level != "O0" else state_without(policy.dtype)
+        self._only_on = only_on
+        self._state = state_of(policy) if enable and policy.level != "O0" else state_without(policy.dtype)
 
     @_hidden
     def __enter__(self) -> auto_cast:
@@ -163,8 +181,9 @@ class auto_cast:  # the documents' name, used like a function
             follow_tasks()
         here.regions.append((self, around))
         torch.autocast_increment_nesting()
-        _forget_casts_to_another_dtype(around, self._state)
-        write_state(self._state)
+        state = self._state if self._only_on is None else on_one_device(self._state, self._only_on, around)
+        _forget_casts_to_another_dtype(around, state)
+        write_state(state)
         if in_loop:
             keep_for_task()
         return self
@@ -177,10 +196,11 @@ class auto_cast:  # the documents' name, used like a function
         if not regions or regions[-1][0] is not self:
             leave_out_of_order(self, is_failing=kind is not None)
             return
-        if torch.autocast_decrement_nesting() == 0:
+        torch.autocast_decrement_nesting()
+        around = regions.pop()[1]
+        if not regions:
             torch.clear_autocast_cache()
             here.casts.clear()
-        around = regions.pop()[1]
         _forget_casts_to_another_dtype(self._state, around)
         write_state(around)
         if running_loop() is not None:
@@ -200,6 +220,8 @@ class auto_cast:  # the documents' name, used like a function
                     return await function(*args, **kwargs)
 
             return awaited_in_region  # type: ignore[return-value]
+        if inspect.isasyncgenfunction(function):
+            raise TypeError("auto_cast() cannot decorate an async generator: open the region inside it")
         if inspect.isgeneratorfunction(function):  # in force while the generator runs, not while it waits
             return _wrap_generator(lambda: self, function)  # type: ignore[no-any-return]
 

@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -30,7 +31,7 @@ def master_parameters(model: nn.Module) -> list[Tensor]:
 def _float32(tensors: Iterator[Any]) -> Iterator[Tensor]:
     for tensor in tensors:
         master = master_of(tensor)
-        yield tensor.detach() if master is None else master
+        yield (tensor.detach() if master is None else master).to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 class _Masters:

@@ -43,7 +43,7 @@ def follow_conversions() -> None:
         with torch.no_grad():
             for key, tensor in _own(module).items():
                 if key in before:
-                    _settle(module, decoration, tensor, before[key], is_parameter=isinstance(tensor, nn.Parameter))
+                    _settle(module, decoration, tensor, before[key])
         return result
 
     nn.Module._apply = apply_with_masters  # type: ignore[method-assign, assignment]
@@ -66,7 +66,7 @@ def _look_at(tensor: Tensor) -> _Before:
     return _Before(tensor.dtype, value, kept is not None, kept is not None and not kept.is_floating_point())
 
 
-def _settle(module: nn.Module, decoration: Decoration, tensor: Tensor, before: _Before, *, is_parameter: bool) -> None:
+def _settle(module: nn.Module, decoration: Decoration, tensor: Tensor, before: _Before) -> None:
     """Give a converted tensor the float32 value that it had before: as its master if it is half, else as its own value."""
     if tensor.dtype is before.dtype:
         if before.had_master and not has_master(tensor):  # torch has put another tensor in its place
@@ -75,16 +75,14 @@ def _settle(module: nn.Module, decoration: Decoration, tensor: Tensor, before: _
         decoration.half, decoration.looked_at = tensor.dtype, None
         if before.dtype not in _HALF:
             attach_master(tensor, before.value)
-            if is_parameter and module.training:
+            if module.training:
                 _warn(module, decoration, tensor.dtype)
         elif before.had_master:
             tensor.copy_(before.value)  # not rounded twice
             attach_master(tensor, before.value, compact=before.is_compact)
-    elif before.dtype in _HALF:
-        decoration.half = None
-        if before.had_master:
-            tensor.copy_(before.value)
-            detach_master(tensor)
+    elif before.dtype in _HALF and before.had_master:
+        tensor.copy_(before.value)
+        detach_master(tensor)
 
 
 def _warn(module: nn.Module, decoration: Decoration, half: torch.dtype) -> None:

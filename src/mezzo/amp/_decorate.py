@@ -29,6 +29,7 @@ from mezzo.fp8 import Fp8Recipe, refuse_without_fp8
 from mezzo.optim import (
     attach,
     attach_master,
+    copy_masters_with_parameters,
     detach_master,
     is_dtensor,
     kept_of,
@@ -154,14 +155,20 @@ def decorate(
         keep_float32_checkpoints(model, saved_as)
         remember_names(model)
         note_decoration(model, level, half)
-    follow_conversions()
-    average_masters()
+    watch_decorated_models()
     for optimizer in optimizer_list:
         _widen_state(optimizer, widened)
         attach(optimizer, masters_for_new=masters != "none", compact=masters == "compact")
-    watch_optimizers()
     look_again()
     return models if optimizers is None else (models, optimizers)
+
+
+def watch_decorated_models() -> None:
+    """Teach torch about masters: conversions, copies, averages and steps; also where a decorated model is unpickled."""
+    copy_masters_with_parameters()
+    follow_conversions()
+    average_masters()
+    watch_optimizers()
 
 
 def parse_master_weight(master_weight: Any) -> str:
@@ -329,7 +336,8 @@ def _widen_buffers(model: nn.Module, half: torch.dtype) -> None:
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.dtype is half:
-                module._buffers[name] = wide.setdefault(id(buffer), buffer.float())
+                master = master_of(buffer)  # of a decorated model that was converted by hand
+                module._buffers[name] = wide.setdefault(id(buffer), buffer.float() if master is None else master)
 
 
 @torch.no_grad()

@@ -32,20 +32,27 @@ class Decoration:
 
     def __init__(self, level: str, half: torch.dtype) -> None:
         self.level = level
-        self.half: torch.dtype | None = half
-        """None: a part of the model was made float32 again, so that every region fits."""
+        self.half = half
         self.looked_at: Policy | None = None
         """The policy of the last call, which needs no second look."""
         self.has_warned = self.has_warned_of_conversion = False
 
-    def compare(self, policy: Policy) -> None:
-        """Warn, once per model, if a region's level or dtype is not that of `decorate`."""
+    def __setstate__(self, state: Any) -> None:
+        """Restore from a pickle: this process may never have called `decorate`."""
+        from mezzo.amp._decorate import watch_decorated_models  # which imports this file
+
+        for name, value in state[1].items():
+            setattr(self, name, value)
+        watch_decorated_models()
+
+    def compare(self, policy: Policy, model: nn.Module) -> None:
+        """Warn, once per model, if a region's level or dtype is not that of `decorate`; a float32 model fits every region."""
         self.looked_at = policy
         # FP8 products are optional for an O3 model; a policy without a white list is `Policy.in_float32()` of another.
         levels = ("O3", "O2") if self.level == "O3" else (self.level,)
-        if self.has_warned or self.half is None or not policy.white:
+        if self.has_warned or not policy.white or (policy.level in levels and policy.dtype is self.half):
             return
-        if policy.level in levels and policy.dtype is self.half:
+        if not any(param.dtype in HALF_DTYPES.values() for param in model.parameters()):
             return
         self.has_warned = True
         warnings.warn(
@@ -73,18 +80,18 @@ def note_decoration(model: nn.Module, level: str, half: torch.dtype) -> None:
     decoration = Decoration(level, half)
     for module in model.modules():
         module.__dict__[_HOME] = decoration
-    _look_at_calls(type(model))
+    if next(model.children(), None) is not None or not type(model).__module__.startswith("torch.nn."):
+        _look_at_calls(type(model))
 
 
 def _look_at_calls(kind: type[nn.Module]) -> None:
     """Look at calls of decorated models of a class.
 
     On the class and not as a hook or as an attribute of the model: hooks cost a microsecond per call and TorchScript refuses
-    them, and an attribute would be carried into shallow copies and replicas, which would then call the wrong module. Layers
-    of torch are left alone, because every model has many of them; `nn.Sequential` is a usual model.
+    them, and an attribute would be carried into shallow copies and replicas, which would then call the wrong module. Single
+    layers of torch as models are left alone, because every other model has many of them.
     """
-    is_layer = kind.__module__.startswith("torch.nn.") and kind is not nn.Sequential
-    if is_layer or hasattr(kind._call_impl, _OURS):
+    if hasattr(kind._call_impl, _OURS):
         return
     call: Callable[..., Any] = kind._call_impl
 
@@ -96,7 +103,7 @@ def _look_at_calls(kind: type[nn.Module]) -> None:
         if policy is not None:
             decoration = module.__dict__.get(_HOME)
             if decoration is not None and decoration.looked_at is not policy:
-                decoration.compare(policy)
+                decoration.compare(policy, module)
         try:
             return call(module, *args, **kwargs)
         except RuntimeError as error:

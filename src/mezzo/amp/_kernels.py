@@ -168,16 +168,22 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 def _cast_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a float32 weight in half, cast once per region as torch's autocast does it.
 
-    A changed weight is cast again, and so is one whose copy was made without gradients, which torch forgets to do.
+    A weight that was changed in place is cast again (an edit of `weight.data` is not seen, as in torch), and so is one
+    whose copy was made without gradients, which torch forgets to do. A trace must see the weight itself.
     """
-    if not torch.is_autocast_cache_enabled() or not here.regions or _is_included(_TRANSFORMS):
+    is_kept = torch.is_autocast_cache_enabled() and here.regions and not weight.is_inference()
+    if not is_kept or _is_included(_TRANSFORMS) or _C._get_tracing_state() is not None:
         return weight.to(dtype)
     key = (id(weight), dtype, torch.is_grad_enabled())
     state = (weight._version, weight.data_ptr())
     kept = here.casts.get(key)
     if kept is None or kept[1] != state:
-        kept = here.casts[key] = (weight, state, weight.to(dtype))
-    return kept[2]
+        cast = weight.to(dtype)
+        if type(cast) is not Tensor:  # a mode, as FakeTensorMode, made it: no value for others
+            return cast
+        kept = here.casts[key] = (weight, state, cast)
+    found: Tensor = kept[2]
+    return found
 
 
 def _cast_outputs(outputs: Any, dtype: torch.dtype, *, only_first: bool) -> Any:

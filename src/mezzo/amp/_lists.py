@@ -28,6 +28,7 @@ _WHITE_BY_DTYPE = {
     torch.float16: _WHITE | ops.variants_of(ops.FAKE_QUANTISATION),
     torch.bfloat16: _WHITE,
 }
+_RECURRENT = ops.variants_of(ops.RECURRENT)
 _LOSS = ops.variants_of(ops.LOSSES)
 _GRIDS = ops.variants_of(ops.GRIDS)
 _BLACK_O1 = _LOSS | _GRIDS | frozenset({"pow.scalar", "logsumexp.full", "logsumexp.dim"}) | ops.variants_of(
@@ -60,7 +61,10 @@ _INSIDE = {"O0": _NOTHING, "OD": _NOTHING, "O1": _INSIDE_O1, "O2": _INSIDE_O2, "
 
 def default_white(level: str, dtype: torch.dtype) -> frozenset[str]:
     """Return the variants that compute in half at a level."""
-    return _NOTHING if level == "O0" else _WHITE_BY_DTYPE[dtype]
+    white = _WHITE_BY_DTYPE[dtype]
+    if level in ("O2", "O3"):  # half weights of LSTM and GRU would be cast to float32 at each use otherwise
+        return white | _RECURRENT
+    return _NOTHING if level == "O0" else white
 
 
 def default_black(level: str) -> frozenset[str]:

@@ -73,10 +73,10 @@ def _by_groups(name: str) -> Classifier:
 def _contracts(equation: str) -> bool:
     """Whether an einsum equation sums over an index that two of its operands share: only then is it a product."""
     inputs, arrow, output = equation.replace(" ", "").partition("->")
-    shared = Counter(label for operand in inputs.split(",") for label in set(operand) if label != ".")
-    if not arrow:  # the output then has every index that appears exactly once
+    shared = Counter(label for operand in inputs.split(",") for label in set(operand))  # a point: the ellipsis
+    if not arrow:  # the output then has the ellipsis, and every index that appears exactly once
         repeated = Counter(label for label in inputs if label not in ".,")
-        output = "".join(label for label, count in repeated.items() if count == 1)
+        output = "".join([".", *(label for label, count in repeated.items() if count == 1)])
     return any(count > 1 and label not in output for label, count in shared.items())
 
 

@@ -163,9 +163,16 @@ def without_decisions() -> Iterator[None]:
             tell_compiled(_number_of(policy))
 
 
-def state_of(policy: Policy, only_on: str | None = None) -> AutocastState:
-    """Return the state in which a policy decides, for tensors on one device type or on all."""
-    return AutocastState(policy, policy, only_on != "cpu", policy.dtype, only_on != "cuda", policy.dtype)
+def state_of(policy: Policy) -> AutocastState:
+    """Return the state in which a policy decides."""
+    return AutocastState(policy, policy, True, policy.dtype, True, policy.dtype)
+
+
+def on_one_device(state: AutocastState, device_type: str, around: AutocastState) -> AutocastState:
+    """Return a state for tensors on one device type; autocast of the other one stays as it is around."""
+    if device_type == "cuda":
+        return state._replace(cpu_is_on=around.cpu_is_on, cpu_dtype=around.cpu_dtype)
+    return state._replace(cuda_is_on=around.cuda_is_on, cuda_dtype=around.cuda_dtype)
 
 
 def state_without(half: torch.dtype) -> AutocastState:

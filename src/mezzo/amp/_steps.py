@@ -10,10 +10,10 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from mezzo.amp._dtypes import HALF_DTYPES
-from mezzo.optim import describe_parameter, engine_of, float32_like, has_master, is_dtensor, kept_of
+from mezzo.optim import describe_parameter, find_engine, float32_like, forget_casts, has_master, is_dtensor, kept_of
 
 _SHARDED = (
     "fully_shard() replaced half parameters of a decorated model and left their float32 masters behind; shard the "
@@ -29,6 +29,10 @@ _looked_at: WeakSet[Optimizer] = WeakSet()
 """Optimizers of which nothing new can be said until another model is decorated."""
 
 
+_without_masters: WeakSet[Optimizer] = WeakSet()
+"""Optimizers of half parameters of which something can be said only when a scaler steps them."""
+
+
 def expect_no_master(param: Tensor) -> None:
     """Note that a parameter was meant to have no master."""
     setattr(param, _EXPECTED, True)
@@ -37,12 +41,14 @@ def expect_no_master(param: Tensor) -> None:
 def look_again() -> None:
     """Look at the next step of every optimizer: a model was decorated."""
     _looked_at.clear()
+    _without_masters.clear()
 
 
 @functools.cache
 def watch_optimizers() -> None:
     """Look after optimizers that `decorate` was not given; once a process."""
     register_optimizer_step_pre_hook(_warn_if_masters_are_missing)
+    register_optimizer_step_post_hook(_forget_casts)
     load_value = Optimizer._process_value_according_to_param_policy
 
     def load_value_for_master(param: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -52,23 +58,33 @@ def watch_optimizers() -> None:
     Optimizer._process_value_according_to_param_policy = staticmethod(load_value_for_master)  # type: ignore[method-assign]
 
 
+def _forget_casts(_optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    """A step inside a region changed the weights: torch's half copies of them are old."""
+    if not torch.compiler.is_compiling():
+        forget_casts()
+
+
 def _warn_if_masters_are_missing(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
     if torch.compiler.is_compiling() or optimizer in _looked_at:
+        return
+    engine = find_engine(optimizer)
+    is_called_by_scaler = engine is not None and engine.is_called_by_scaler
+    is_attached = engine is not None and engine.attached
+    if optimizer in _without_masters and not is_called_by_scaler:
         return
     params: list[Tensor] = [param for group in optimizer.param_groups for param in group["params"]]
     bare = [param for param in params if param.dtype in HALF_DTYPES.values() and not has_master(param)]
     if any(is_dtensor(param) for param in bare):
         advice = _SHARDED
     elif any(has_master(param) for param in params):
-        engine = engine_of(optimizer)
-        if engine.is_called_by_scaler and not engine.attached:
+        if is_called_by_scaler and not is_attached:
             return  # a plain step may follow
-        advice = "" if engine.attached else _BYPASSED
+        advice = "" if is_attached else _BYPASSED
     elif bare:
-        engine = engine_of(optimizer)
-        if not engine.is_called_by_scaler and not engine.attached:
+        if not is_called_by_scaler and not is_attached:
+            _without_masters.add(optimizer)
             return  # torch's own way; a step through a scaler may follow
-        advice = "" if engine.attached else _without_master(optimizer, bare)
+        advice = "" if is_attached else _without_master(optimizer, bare)
     else:
         advice = ""
     _looked_at.add(optimizer)

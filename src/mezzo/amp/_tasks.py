@@ -4,13 +4,16 @@ A region that is open while its task waits must not decide for the other tasks. 
 context (`contextvars`), and the loop's callbacks are run with the regions of their context in force. A task that is
 created inside a region inherits it, as every context variable is inherited: it stays in force for the task's whole life.
 
-Loops that do not run their callbacks through `asyncio.Handle` (uvloop, trio) cannot be followed. There, and with
+Loops that do not run their callbacks through `asyncio.Handle` (uvloop, trio) cannot be followed, nor can eager tasks
+(`asyncio.eager_task_factory`, Python 3.12), which begin inside the callback of another task. There, and with
 generators that are suspended inside a region, a region may be left while a later one is open: that is an error.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
+import warnings
 from asyncio import events
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -74,6 +77,8 @@ def _wrap_handles() -> None:
         around = None
         if regions is not None:
             around, here.regions, depth = read_state(), list(regions.open), 0
+            for _ in here.regions:
+                torch.autocast_increment_nesting()
             _put_in_force(regions.state)
         try:
             run(handle)
@@ -85,6 +90,7 @@ def _wrap_handles() -> None:
             if around is None:
                 _suspend(depth)
             else:
+                _count_out(len(here.regions))
                 here.regions = outer
                 _put_in_force(around)
 
@@ -95,8 +101,15 @@ def _suspend(depth: int) -> None:
     """Take the regions above a depth out of force: their task waits."""
     if len(here.regions) > depth:
         around = here.regions[depth][1]
+        _count_out(len(here.regions) - depth)
         del here.regions[depth:]
         _put_in_force(around)
+
+
+def _count_out(regions: int) -> None:
+    """Take regions out of torch's nesting: one that waits must not keep the casts of others alive."""
+    for _ in range(regions):
+        torch.autocast_decrement_nesting()
 
 
 def _put_in_force(state: AutocastState) -> None:
@@ -120,3 +133,5 @@ def leave_out_of_order(region: object, *, is_failing: bool) -> None:
             keep_for_task()
     if not is_failing:
         raise RuntimeError(_LEFT_ELSEWHERE if index is None else _LEFT_LATE)
+    if index is None and not sys.is_finalizing():
+        warnings.warn(_LEFT_ELSEWHERE, UserWarning, stacklevel=3)

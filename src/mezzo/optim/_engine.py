@@ -381,9 +381,15 @@ def split_closure(args: _Args, kwargs: _Kwargs) -> tuple[Callable[[], Any] | Non
     return None, args, kwargs
 
 
+def find_engine(optimizer: Optimizer) -> StepEngine | None:
+    """Return the engine of an optimizer, None if it has none yet."""
+    engine: StepEngine | None = optimizer.__dict__.get(_HOME)
+    return engine
+
+
 def engine_of(optimizer: Optimizer) -> StepEngine:
     """Return the engine of an optimizer, made at the first call. The optimizer's own methods stay as they are."""
-    engine: StepEngine | None = optimizer.__dict__.get(_HOME)
+    engine = find_engine(optimizer)
     if engine is None:
         engine = StepEngine(optimizer)
         optimizer.__dict__[_HOME] = engine

@@ -75,7 +75,7 @@ def attach_master(param: Tensor, fp32_tensor: Tensor | None = None, *, compact: 
         raise ValueError(f"the master is {tuple(fp32_tensor.shape)}, its parameter {tuple(param.shape)}")
     if compact and is_dtensor(param):
         raise ValueError("the master of a DTensor must be a whole one, not a compact one")
-    _copy_masters_with_parameters()
+    copy_masters_with_parameters()
     with torch.no_grad():
         if not compact:
             kept = _in_layout_of(param, param if fp32_tensor is None else fp32_tensor, torch.float32)
@@ -91,7 +91,7 @@ def attach_master(param: Tensor, fp32_tensor: Tensor | None = None, *, compact: 
 
 
 @functools.cache
-def _copy_masters_with_parameters() -> None:
+def copy_masters_with_parameters() -> None:
     """Let `copy.deepcopy` of a parameter copy its master; torch drops what is attached to one. Once a process."""
     copy_parameter: Callable[..., Any] = nn.Parameter.__deepcopy__
 
