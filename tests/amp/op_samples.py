@@ -185,6 +185,7 @@ SAMPLES: dict[str, Callable[[Maker], Any]] = {
     "_upsample_bicubic2d_aa": lambda t: F.interpolate(t(1, 2, 4, 4), size=3, mode="bicubic", antialias=True),
     # embedding, scatter
     "affine_grid_generator": lambda t: F.affine_grid(t(1, 2, 3), [1, 1, 4, 4], align_corners=False),
+    "_safe_softmax": lambda t: aten._safe_softmax(t(3, 4), 1),
     "embedding": lambda t: F.embedding(_index(), t(3, 4)),
     "embedding_bag": lambda t: F.embedding_bag(_index().view(1, 2), t(3, 4)),
     "scatter": lambda t: torch.scatter(t(3, 4), 0, torch.zeros(1, 4, dtype=torch.long), t(1, 4)),

@@ -458,7 +458,7 @@ def test_an_async_generator_is_not_decorated() -> None:
 
 @pytest.mark.parametrize("cpu_compute", ["native", "float32"])
 def test_a_plain_optimizer_may_step_inside_the_region(cpu_compute: str) -> None:
-    """torch keeps the half copies of the weights until the region ends."""
+    """Stock autocast keeps the half copies of the weights until the region ends."""
     torch.manual_seed(0)
     layer, x = torch.nn.Linear(4, 1), torch.randn(8, 4)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)

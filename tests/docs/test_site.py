@@ -64,8 +64,8 @@ def test_a_newcomer_meets_the_pages_in_this_order() -> None:
     listed = [page.removesuffix(".md") for _, page in navigation() if not page.startswith("reference/")]
     wanted = (
         "index quickstart formats when hardware amp levels lists loss_scaling master_weights mistakes accumulation "
-        "distributed model static fp8 training export certification models doctor debugging numerics accuracy bisect troubleshooting shapes "
-        "migration documents design"
+        "distributed model static fp8 training export certification models doctor debugging numerics accuracy bisect "
+        "troubleshooting shapes migration documents design"
     )
     assert listed == wanted.split()
 

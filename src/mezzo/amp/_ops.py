@@ -133,7 +133,7 @@ DISTANCES = _plain("dist renorm")
 AFFINE_NORMS = _plain(
     "layer_norm native_layer_norm group_norm native_group_norm rms_norm", weights="follow", opaque=True
 )
-SOFTMAXES = _plain("softmax log_softmax")
+SOFTMAXES = _plain("softmax log_softmax _safe_softmax")
 LOSSES = _plain(
     "cross_entropy_loss nll_loss nll_loss2d nll_loss_nd binary_cross_entropy binary_cross_entropy_with_logits huber_loss "
     "smooth_l1_loss mse_loss l1_loss kl_div poisson_nll_loss ctc_loss cosine_embedding_loss hinge_embedding_loss "
