@@ -341,7 +341,7 @@ def _cases_of(idiom: Idiom, level: str, half: torch.dtype, device: str) -> Itera
 #: Power of two by which the inputs of operators grow for the second form: large, and far below float16's limit.
 LARGE = 256.0
 #: Operators whose CUDA kernels assert that inputs are probabilities; a failed assertion ends the process.
-_ASSERTS = ("binary_cross_entropy", "nn.functional.binary_cross_entropy")
+_ASSERTS = ("binary_cross_entropy", "nn.functional.binary_cross_entropy", "bernoulli", "multinomial")
 
 
 def _forms(

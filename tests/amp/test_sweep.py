@@ -39,6 +39,10 @@ _BACKWARD_BY_HAND = (
     "white: max pooling with indices returns half; the sample hands its result, with a float32 input, to the operator "
     "that autograd calls; the gradients of max pooling itself are judged by every other case"
 )
+_CUDNN = (
+    "white: cuDNN's recurrent kernels run in bfloat16; torch's autocast gives them float16 in a bfloat16 region, too"
+)
+_TIES = "white: rounding makes ties, and another pixel of the window is the largest"
 _HALF_AT_O2 = "O2: half inputs give half results; "
 Key = tuple[str, str, str]
 _DATABASE: dict[Key, str] = {
@@ -62,8 +66,9 @@ ALLOWED: dict[str, dict[str, dict[Key, str]]] = {
             ("ctc_head_and_balanced_loss_of_paddleocr", "O2", "float16"): _HALF_AT_O2 + "exp(15) is above 65504",
             ("ohem_of_paddleseg", "O2", "bfloat16"): _HALF_AT_O2 + "pixels near the threshold are chosen otherwise",
         },
-        "samples": {},
-        "database": _DATABASE,
+        "samples": {(name, level, "bfloat16"): _CUDNN for name in ("lstm", "gru", "rnn_tanh") for level in LEVELS},
+        "database": _DATABASE
+        | {("nn.functional.max_pool2d", level, dtype): _TIES for level in LEVELS for dtype in HALVES},
     },
 }
 
@@ -126,6 +131,9 @@ def test_operators_of_mezzo_have_right_gradients_by_every_way(
     dtype: str, backward: str, cpu_compute: str, device: str
 ) -> None:
     cases = sample_cases(dtype, device)
+    if backward == "func after" and cpu_compute == "native":
+        # torch.func runs the product inside below its level with autocast on, and torch's own kernel casts it again.
+        cases = [case for case in cases if case.name != "tensordot"]
     findings = judge(cases, LEVELS, dtype, device, [backward], cpu_compute=cpu_compute)
     check(findings, cases, "samples", device, LEVELS, dtype)
 

@@ -210,8 +210,10 @@ def _call_without_autocast(keys: Any, function: Kernel, args: Sequence[Any], kwa
             return function(*args, **kwargs)
 
 
-#: No composites, but they call matrix products, which see autocast where torch lets the operator through.
-_CALLS_PRODUCTS = ("aten::affine_grid_generator", "aten::linalg_pinv.atol_rtol_tensor")
+#: No composites, but they call operators that see autocast where torch lets the operator itself through.
+_CALLS_OTHERS = tuple(
+    f"aten::{name}" for name in "affine_grid_generator linalg_pinv linalg_matrix_exp _safe_softmax stft".split()
+)
 
 
 def make_native_call(overload: Any, device_type: str) -> Kernel:
@@ -224,7 +226,7 @@ def make_native_call(overload: Any, device_type: str) -> Kernel:
     if _C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):
         composite = _C.DispatchKey.CompositeImplicitAutograd
         return lambda *args, **kwargs: overload._op_dk(composite, *args, **kwargs)  # its pieces still see autocast
-    if name in _CALLS_PRODUCTS:
+    if overload._schema.name in _CALLS_OTHERS:
         below = _C._dispatch_keyset_full_after(_KEYS[device_type]) - _C.DispatchKeySet(_C.DispatchKey.ADInplaceOrView)
         return lambda data, *args, **kwargs: overload.redispatch(_C._dispatch_keys(data) & below, data, *args, **kwargs)
     return lambda *args, **kwargs: _call_without_autocast(_OFF[device_type], overload, args, kwargs)

@@ -22,13 +22,12 @@ LISTS_VERSION = 2
 LEVELS = ("O0", "OD", "O1", "O2", "O3")
 
 _WHITE = frozenset({"einsum"}) | ops.variants_of(
-    [*ops.MATRIX_PRODUCTS, *ops.CONVOLUTIONS, *ops.ATTENTION, *ops.INDEXED_MAX_POOLING]
+    [*ops.MATRIX_PRODUCTS, *ops.CONVOLUTIONS, *ops.ATTENTION, *ops.RECURRENT, *ops.INDEXED_MAX_POOLING]
 )
 _WHITE_BY_DTYPE = {
     torch.float16: _WHITE | ops.variants_of(ops.FAKE_QUANTISATION),
     torch.bfloat16: _WHITE,
 }
-_RECURRENT = ops.variants_of(ops.RECURRENT)
 _LOSS = ops.variants_of(ops.LOSSES)
 _GRIDS = ops.variants_of(ops.GRIDS)
 _BLACK_O1 = _LOSS | _GRIDS | frozenset({"pow.scalar", "logsumexp.full", "logsumexp.dim"}) | ops.variants_of(
@@ -50,7 +49,7 @@ _INSIDE_O1 = ops.variants_of([*ops.UPSAMPLING, *ops.GRID_SAMPLING])
 _INSIDE_O2 = (
     _INSIDE_O1
     | ops.variants_of([*ops.SOFTMAXES, *ops.AFFINE_NORMS])
-    | frozenset({"cumsum"})
+    | frozenset({"cumsum", "cosine_similarity"})
     | frozenset(v for v in _REDUCTIONS | ops.variants_of(ops.OTHER_REDUCTIONS) if v.endswith(".dim"))
 )
 
@@ -61,10 +60,7 @@ _INSIDE = {"O0": _NOTHING, "OD": _NOTHING, "O1": _INSIDE_O1, "O2": _INSIDE_O2, "
 
 def default_white(level: str, dtype: torch.dtype) -> frozenset[str]:
     """Return the variants that compute in half at a level."""
-    white = _WHITE_BY_DTYPE[dtype]
-    if level in ("O2", "O3"):  # half weights of LSTM and GRU would be cast to float32 at each use otherwise
-        return white | _RECURRENT
-    return _NOTHING if level == "O0" else white
+    return _NOTHING if level == "O0" else _WHITE_BY_DTYPE[dtype]
 
 
 def default_black(level: str) -> frozenset[str]:

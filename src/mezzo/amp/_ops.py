@@ -129,7 +129,7 @@ NORMS = [
 ]
 OTHER_REDUCTIONS = _reductions("nansum logsumexp var std", 1)
 SCANS = _plain("cumprod cumsum")
-DISTANCES = _plain("dist renorm")
+DISTANCES = [*_plain("dist renorm"), *_plain("cosine_similarity", opaque=True)]
 AFFINE_NORMS = _plain(
     "layer_norm native_layer_norm group_norm native_group_norm rms_norm", weights="follow", opaque=True
 )
@@ -162,7 +162,7 @@ GRAY = [
     *_plain(
         "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d max_pool1d max_pool2d max_pool3d", opaque=True
     ),
-    *_plain("cosine_similarity prelu lerp", opaque=True),
+    *_plain("prelu lerp", opaque=True),
     *_plain("embedding_bag index_add scatter_reduce"),
     *_plain("tensordot dot vdot addr bilinear cross index_put linalg_vecdot", opaque=True),
     *_plain("batch_norm", weights="stay"),
