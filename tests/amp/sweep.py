@@ -152,7 +152,9 @@ def _run(case: Case, tensors: Sequence[Tensor], region: Callable[[], Any], backw
 def _by_autograd(
     case: Case, tensors: list[Tensor], leave: Callable[[], None] | None, backward: str
 ) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
-    leaves = [tensors[i].requires_grad_() for i in case.differentiable]
+    for i in case.differentiable:
+        tensors[i] = torch.nn.Parameter(tensors[i])  # whose casts are kept in a region
+    leaves = [tensors[i] for i in case.differentiable]
     outs = _tensors_of(case.call(tensors))
     if leave is not None:
         leave()

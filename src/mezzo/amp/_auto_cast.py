@@ -107,8 +107,8 @@ class auto_cast:  # the documents' name, used like a function
         level: `O0` off, `OD` only white operators half, `O1` by lists, `O2` all half but the black list, `O3` as O2 with
             large matrix products in FP8.
         dtype: `float16` or `bfloat16`, as string or torch dtype.
-        use_promote: At O2, an operator on neither list stays float32 if one of its inputs is float32 (a 0-dim tensor beside
-            others and the weights of norm layers do not count). False: it is half whatever comes in.
+        use_promote: At O2, an operator on neither list stays float32 if one of its inputs is float32 (a 0-dim tensor in
+            arithmetic with others and the weights of norm layers do not count). False: it is half whatever comes in.
         cpu_compute: See `Policy.cpu_compute`.
         fp8: O3: an `Fp8Recipe`, or a mapping of its settings; None: the default one.
         policy: A ready policy instead of level, dtype and lists.
