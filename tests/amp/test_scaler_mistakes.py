@@ -1,6 +1,8 @@
 """Mistakes with a loss scale that end in a wrong result: one warning each, once, at the user's line, no false alarm."""
 
+import gc
 import warnings
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,6 +13,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
 from torch.optim import SGD, AdamW, Optimizer
 
 from mezzo.amp import GradScaler, auto_cast, decorate
+from mezzo.amp._scaler_watch import _look_at_step
 
 
 def model_and_optimizer(make=lambda p: SGD(p, lr=0.01)) -> tuple[nn.Module, Optimizer]:
@@ -146,6 +149,165 @@ def test_plain_steps_beside_a_scaler_are_silent() -> None:
     for param in generator.parameters():
         param.grad.div_(other.get_scale())
     scaled.step()
+
+
+def gan() -> tuple[nn.Module, nn.Module, Optimizer, Optimizer]:
+    generator, discriminator = nn.Linear(3, 3), nn.Linear(3, 2)
+    return generator, discriminator, SGD(generator.parameters(), lr=0.1), SGD(discriminator.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_gan_whose_discriminator_is_zeroed_and_trained_without_a_scale_is_silent(set_to_none: bool) -> None:
+    generator, discriminator, scaled, plain = gan()
+    scaler, x = GradScaler(), torch.ones(4, 3)
+    for _ in range(3):
+        scaled.zero_grad()
+        scaler.scale(discriminator(generator(x)).mean()).backward()
+        plain.zero_grad(set_to_none)
+        discriminator(x).mean().backward()
+        clip_grad_norm_(discriminator.parameters(), 1.0)
+        plain.step()
+        scaler.step(scaled)
+        scaler.update()
+
+
+@pytest.mark.parametrize("is_first_step", [True, False])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_plain_backward_after_zero_grad_is_silent(set_to_none: bool, is_first_step: bool) -> None:
+    model, optimizer = model_and_optimizer()
+    scaler = GradScaler()
+    if not is_first_step:
+        train_one(scaler, model, optimizer)
+    scaler.scale(loss_of(model)).backward()
+    optimizer.zero_grad(set_to_none)
+    loss_of(model).backward()
+    clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+
+UNSCALED_BY_HAND = {
+    "in place": lambda p, scale: p.grad.div_(scale),
+    "new tensor": lambda p, scale: setattr(p, "grad", p.grad / scale),
+}
+
+
+@pytest.mark.parametrize("name", UNSCALED_BY_HAND)
+@pytest.mark.parametrize("read", [GradScaler.get_scale, lambda scaler: scaler.state_dict()["scale"]])
+def test_unscaling_by_hand_with_a_scale_read_before_is_silent(read, name: str) -> None:
+    model, optimizer = model_and_optimizer()
+    scaler = GradScaler()
+    for _ in range(3):
+        scale = read(scaler)
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model)).backward()
+        for param in model.parameters():
+            UNSCALED_BY_HAND[name](param, scale)
+        clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+
+def test_gradients_from_autograd_grad_that_are_unscaled_by_hand_are_silent() -> None:
+    model, optimizer = model_and_optimizer()
+    scaler, params = GradScaler(), list(model.parameters())
+    for _ in range(3):
+        scale = scaler.get_scale()
+        loss_of(model).backward()  # true gradients, which the scaled pass leaves alone
+        grads = torch.autograd.grad(scaler.scale(loss_of(model)), params)
+        clip_grad_norm_(params, 1.0)
+        for param, grad in zip(params, grads, strict=True):
+            param.grad = grad / scale
+        optimizer.step()
+
+
+def test_reading_the_scale_does_not_hide_a_mistake() -> None:
+    model, optimizer = model_and_optimizer()
+    scaler = GradScaler()
+    scaler.scale(loss_of(model)).backward()
+    scaler.get_scale()  # for the log
+    with one_warning("clip_grad_norm_ is called with gradients that carry the loss scale"):
+        clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+
+
+@pytest.mark.parametrize("is_updated", [True, False])
+def test_the_step_of_one_optimizer_does_not_hide_the_plain_step_of_another(is_updated: bool) -> None:
+    first, second, stepped, forgotten = gan()
+    scaler = GradScaler()
+    scaler.scale(second(first(torch.ones(4, 3))).sum()).backward()
+    scaler.step(stepped)
+    if is_updated:
+        scaler.update()
+    with one_warning("optimizer.step.. is called with gradients that carry the loss scale"):
+        forgotten.step()
+
+
+def test_the_parameters_may_come_in_another_order_than_the_optimizers() -> None:
+    model = nn.Linear(3, 2)
+    optimizer, scaler = SGD([model.bias, model.weight], lr=0.1), GradScaler()
+    train_one(scaler, model, optimizer)
+    scaler.scale(loss_of(model)).backward()
+    with one_warning("clip_grad_norm_"):
+        clip_grad_norm_(model.parameters(), 1.0)
+
+
+def test_accumulated_scaled_gradients_are_still_known() -> None:
+    model, optimizer = model_and_optimizer()
+    scaler = GradScaler(init_loss_scaling=8.0)
+    train_one(scaler, model, optimizer)
+    for _ in range(3):
+        scaler.scale(loss_of(model)).backward()
+    with one_warning("clip_grad_norm_"):
+        clip_grad_norm_(model.parameters(), 1.0)
+
+
+def test_a_backward_pass_that_fails_leaves_the_watch_working() -> None:
+    model, optimizer = model_and_optimizer()
+    scaler = GradScaler()
+    train_one(scaler, model, optimizer)
+    out = loss_of(model)
+    out.register_hook(lambda grad: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        scaler.scale(out).backward()
+    scaler.scale(loss_of(model)).backward()
+    with one_warning("clip_grad_norm_"):
+        clip_grad_norm_(model.parameters(), 1.0)
+
+
+def test_a_scaled_loss_keeps_neither_graph_nor_weights_alive() -> None:
+    model, optimizer = model_and_optimizer()
+    scaler = GradScaler()
+    loss = loss_of(model)
+    scaler.scale(loss).backward()
+    gone = [weakref.ref(param) for param in model.parameters()]
+    del model, optimizer, loss
+    gc.collect()
+    assert [reference() for reference in gone] == [None, None]
+
+
+def test_hooks_of_the_user_on_a_scaled_loss_run_beside_the_watch() -> None:
+    model, _ = model_and_optimizer()
+    scaler, seen = GradScaler(), []
+    scaled = scaler.scale(loss_of(model))
+    scaled.register_hook(seen.append)
+    scaled.backward()
+    assert len(seen) == 1
+    with one_warning("clip_grad_norm_"):
+        clip_grad_norm_(model.parameters(), 1.0)
+
+
+def test_compiled_code_does_not_look_at_steps() -> None:
+    """Dynamo traces the hooks of a step: neither graph breaks nor guards come from ours."""
+    model, optimizer = model_and_optimizer()
+    scaler = GradScaler()
+    scaler.scale(loss_of(model)).backward()
+
+    def look(x: Tensor) -> Tensor:
+        _look_at_step(optimizer, (), {})
+        return x + 1
+
+    compiled = torch.compile(look, backend="eager", fullgraph=True)
+    assert compiled(torch.ones(1)).item() == 2.0
+    torch._dynamo.reset()
 
 
 def test_fixed_scaling_without_update_then_a_plain_step_is_silent() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from mezzo.amp._decorated import Decoration, decoration_of
 from mezzo.amp._dtypes import HALF_DTYPES, dtype_name
-from mezzo.amp._seen import is_machinery
+from mezzo.amp._seen import level_of_user
 from mezzo.optim import attach_master, detach_master, has_master, kept_of, master_of
 
 _HALF = tuple(HALF_DTYPES.values())
@@ -93,13 +92,5 @@ def _warn(module: nn.Module, decoration: Decoration, half: torch.dtype) -> None:
         f"a decorated model was converted to {dtype_name(half)}: {type(module).__name__}, which decorate() keeps in float32, "
         "is half now (with a float32 master); leave out .half() or .to(dtype), or call decorate() again",
         UserWarning,
-        stacklevel=_level_of_user(),
+        stacklevel=level_of_user(),
     )
-
-
-def _level_of_user() -> int:
-    """Return the `stacklevel` of the user's line, for the function that calls this one."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and is_machinery(frame.f_code.co_filename):
-        frame, level = frame.f_back, level + 1
-    return level

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -160,7 +159,7 @@ class GradScaler(ScalerSettings):
         self._log = OutcomeLog()
         self._norms: list[NormGuard] = []
         if self._enable:
-            self._watch = ScaleWatch(functools.partial(_is_untouched, self._progress))
+            self._watch = ScaleWatch()
 
     def __repr__(self) -> str:
         """Return settings and state; never waits for the device, where the scale of the last known update is shown."""
@@ -287,7 +286,6 @@ class GradScaler(ScalerSettings):
         progress = self._progress_of(engine)
         if progress.stage is _Stage.STEPPED:
             raise RuntimeError("step() was already called on this optimizer since the last update(): call update()")
-        self._watch.is_pending = False  # a wrapper steps another optimizer by a plain step
         self._watch.note_optimizer(optimizer)
         if engine.first_grad() is None:
             self._note_idle_step(optimizer)
@@ -355,7 +353,6 @@ class GradScaler(ScalerSettings):
         """
         if not self._enable:
             return
-        self._watch.is_pending = False
         has_idle_step, self._has_idle_step = self._has_idle_step, False
         if not self._stepped and has_idle_step:
             self._progress.clear()
@@ -518,11 +515,6 @@ class GradScaler(ScalerSettings):
 
 _HALF = tuple(HALF_DTYPES.values())
 _RULE_KEYS = ("incr_ratio", "decr_ratio", "incr_every_n_steps", "decr_every_n_nan_or_inf")
-
-
-def _is_untouched(progress: weakref.WeakKeyDictionary[Optimizer, _Progress], optimizer: Optimizer) -> bool:
-    known = progress.get(optimizer)
-    return known is None or known.stage is _Stage.INIT
 
 
 def _step_without_scale(engine: StepEngine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

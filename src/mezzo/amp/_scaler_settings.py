@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from mezzo.amp._scaler_state import ScaleRule, ScaleState, check_rule, check_scale
-from mezzo.amp._scaler_watch import ScaleWatch
 
 
 class ScalerSettings:
@@ -16,7 +15,6 @@ class ScalerSettings:
     _rule: ScaleRule
     _init_scale: float
     _state: ScaleState
-    _watch: ScaleWatch
 
     def is_enable(self) -> bool:
         """Whether scaling is on."""
@@ -30,7 +28,6 @@ class ScalerSettings:
         """Return the scale; waits for the device. 1.0 if not enabled."""
         if not self._enable:
             return 1.0
-        self._watch.is_pending = False  # who asks between backward and step may be unscaling by hand
         return float(self._state.read()["scale"])
 
     def get_init_loss_scaling(self) -> float:

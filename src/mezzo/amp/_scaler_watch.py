@@ -6,67 +6,130 @@ import functools
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
+from torch import Tensor, distributed
+from torch.autograd import Variable
+from torch.compiler import is_dynamo_compiling
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from mezzo.amp._seen import level_of_user
+
 _watches: list[weakref.ref[ScaleWatch]] = []
+_queue_callback = Variable._execution_engine.queue_callback
+_WALKS = 4
+"""How many graphs are walked to find parameters while no optimizer is known: the first losses reach all of them."""
+_PATIENCE = 1000
+"""Scaled losses after which a scaler that never saw an optimizer stops looking."""
+
+_Snapshot = list[tuple["weakref.ref[Tensor]", int, int]]
 
 
 class ScaleWatch:
-    """What one scaler scaled since its last step, and whose gradients those are.
+    """Which gradients were made by the backward pass of a scaled loss and not changed since.
 
-    Args:
-        is_untouched: Whether the gradients of an optimizer are as backward left them: neither unscaled nor stepped.
+    A hook on the scaled loss compares gradients before and after its backward pass. Of each optimizer that the scaler
+    knows, one parameter is compared; before the first step, all parameters that the losses reach. Gradients are known
+    by identity and version, so a new, zeroed or rewritten gradient is no longer one of them. Only weak references are
+    kept. What cannot be seen (`grad.data.div_()`, a reentrant checkpoint) is taken as it was.
     """
 
-    def __init__(self, is_untouched: Callable[[Optimizer], bool]) -> None:
-        self.is_pending = False
-        """Whether a loss was scaled since the last step or update."""
-        self._is_untouched = is_untouched
-        self._known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._has_known = False
-        self._last_known: Callable[[], Optimizer | None] = lambda: None
-        self._last_root: Any = None
+    def __init__(self) -> None:
+        self._scaled: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        """Gradients that carry the scale, by id."""
+        self._known: dict[int, tuple[weakref.ref[Optimizer], weakref.ref[Tensor]]] = {}
+        """Optimizers that the scaler unscaled or stepped, by id, with the parameter that is compared."""
+        self._leaves: dict[int, weakref.ref[Tensor]] = {}
+        self._losses_without_optimizer = 0
         self._warned: set[str] = set()
         _watch_torch()
         _watches.append(weakref.ref(self, _watches.remove))
 
     def note_scaled(self, scaled: Tensor) -> None:
-        """Remember a scaled loss; until the first step also its graph, which says whose gradients it makes."""
-        self.is_pending = True
-        if not self._has_known and not torch.compiler.is_compiling():
-            self._last_root = scaled.grad_fn
+        """Look at the backward pass of a scaled loss."""
+        if is_dynamo_compiling() or ("step" in self._warned and "clip" in self._warned):
+            return
+        if not self._known and not self._look_for_leaves(scaled):
+            return
+        node = scaled.grad_fn
+        if node is not None and scaled._backward_hooks is None:
+            # Tensor.register_hook without its handle, which takes three times as long; handles count from 0
+            scaled._backward_hooks = OrderedDict(((-1, self._begin_backward),))
+            node._register_hook_dict(scaled)
+
+    def _look_for_leaves(self, scaled: Tensor) -> bool:
+        """Find parameters while no optimizer is known; return whether it makes sense to look at all."""
+        if self._losses_without_optimizer >= _PATIENCE:
+            return False
+        self._losses_without_optimizer += 1
+        if self._losses_without_optimizer <= _WALKS:
+            self._leaves |= {id(leaf): weakref.ref(leaf) for leaf in _leaves(scaled.grad_fn)}
+        return True
+
+    def _begin_backward(self, _grad: Tensor) -> None:
+        if is_dynamo_compiling():  # compiled autograd
+            return
+        params = [param for _, param in self._known.values()] if self._known else self._leaves.values()
+        before: _Snapshot = [(param, *_state_of(param())) for param in params]
+        end = functools.partial(self._end_backward, before)
+        # after DDP's own callback, which writes the mean over the ranks into the gradients
+        has_ranks = distributed.is_available() and distributed.is_initialized()
+        _queue_callback(functools.partial(_queue_callback, end) if has_ranks else end)
+
+    def _end_backward(self, before: _Snapshot) -> None:
+        self._scaled = {key: entry for key, entry in self._scaled.items() if entry[0]() is not None}
+        for param, *state in before:
+            owner = param()
+            grad = None if owner is None else owner.grad
+            if grad is not None and [id(grad), grad._version] != state:
+                self._scaled[id(grad)] = weakref.ref(grad), grad._version
 
     def note_optimizer(self, optimizer: Optimizer) -> None:
-        """Remember an optimizer that is unscaled or stepped through the scaler."""
-        if self._last_known() is not optimizer:  # a weak set is slow
-            self._last_root, self._has_known = None, True
-            self._last_known = weakref.ref(optimizer)
-            self._known.add(optimizer)
+        """Remember an optimizer whose gradients the scaler takes care of: they are unscaled or stepped now."""
+        reference, param = self._known.get(id(optimizer), (None, None))
+        if reference is None or param is None or reference() is not optimizer:
+            return self._learn(optimizer)
+        owner = param()
+        grad = None if owner is None else owner.grad
+        if grad is None:
+            return self._learn(optimizer)
+        self._scaled.pop(id(grad), None)
+
+    def _learn(self, optimizer: Optimizer) -> None:
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        first = next((param for param in params if param.grad is not None), None)
+        if first is None:
+            return
+        if self._scaled:
+            for param in params:
+                self._scaled.pop(id(param.grad), None)
+        self._known = {key: entry for key, entry in self._known.items() if entry[0]() is not None}
+        self._known[id(optimizer)] = weakref.ref(optimizer), weakref.ref(first)
+        self._leaves.clear()
 
     def warn_once(self, key: str, message: str) -> None:
         """Warn at the user's line, once per scaler and key."""
         if key not in self._warned:
             self._warned.add(key)
-            warnings.warn(message, UserWarning, stacklevel=_level_of_user())
+            warnings.warn(message, UserWarning, stacklevel=level_of_user())
+
+    def has_reason(self, key: str) -> bool:
+        """Whether a gradient may carry the scale and the warning was not given yet."""
+        return bool(self._scaled) and key not in self._warned
 
     def carries_scale(self, grad: Tensor) -> bool:
-        """Whether a gradient is known to carry the scale."""
-        return any(param.grad is grad for param in self._scaled_params())
+        """Whether a gradient is as the backward pass of a scaled loss left it."""
+        reference, version = self._scaled.get(id(grad), (None, 0))
+        return reference is not None and reference() is grad and grad._version == version
 
-    def _scaled_params(self) -> Iterator[Tensor]:
-        if not self._has_known:
-            yield from _leaves(self._last_root)
-            return
-        for optimizer in self._known:
-            if self._is_untouched(optimizer):
-                yield from (param for group in optimizer.param_groups for param in group["params"])
+
+def _state_of(param: Tensor | None) -> tuple[int, int]:
+    grad = None if param is None else param.grad
+    return (0, 0) if grad is None else (id(grad), grad._version)
 
 
 def _leaves(root: Any) -> Iterator[Tensor]:
@@ -93,21 +156,23 @@ def _watch_torch() -> None:
 
     @functools.wraps(group_tensors)
     def look_and_group(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():
+        if not is_dynamo_compiling():
             _look_at_clipping(sys._getframe(1).f_code.co_name, tensors[0])
         return group_tensors(tensors, *args, **kwargs)
 
     module._group_tensors_by_device_and_dtype = look_and_group
 
 
-def _pending() -> list[ScaleWatch]:
-    return [watch for reference in _watches if (watch := reference()) is not None and watch.is_pending]
+def _watches_for(key: str) -> list[ScaleWatch]:
+    return [watch for reference in _watches if (watch := reference()) is not None and watch.has_reason(key)]
 
 
 def _look_at_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-    for watch in _pending():
+    if is_dynamo_compiling():
+        return
+    for watch in _watches_for("step"):
         grad = _first(p.grad for group in optimizer.param_groups for p in group["params"])
-        if grad is not None and watch.carries_scale(grad) and watch._is_untouched(optimizer):
+        if grad is not None and watch.carries_scale(grad):
             watch.warn_once(
                 "step",
                 "optimizer.step() is called with gradients that carry the loss scale and moves the weights far too much: "
@@ -121,13 +186,12 @@ _CLIPPING = {
 }
 
 
-def _look_at_clipping(caller: str, grads: Iterable[Tensor]) -> None:
+def _look_at_clipping(caller: str, grads: Sequence[Tensor]) -> None:
     if caller not in _CLIPPING:
         return
     name, other_cure = _CLIPPING[caller]
-    for watch in _pending():
-        grad = _first(grads)
-        if grad is not None and watch.carries_scale(grad):
+    for watch in _watches_for("clip"):
+        if any(watch.carries_scale(grad) for grad in grads):
             watch.warn_once(
                 "clip",
                 f"torch's {name} is called with gradients that carry the loss scale, so it clips far too much: call "
@@ -137,11 +201,3 @@ def _look_at_clipping(caller: str, grads: Iterable[Tensor]) -> None:
 
 def _first(grads: Iterable[Tensor | None]) -> Tensor | None:
     return next((grad for grad in grads if grad is not None), None)
-
-
-def _level_of_user() -> int:
-    """Return the `stacklevel`, for a call of `warnings.warn` in the caller, of the first frame outside torch and mezzo."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "mezzo"):
-        frame, level = frame.f_back, level + 1
-    return level

@@ -177,6 +177,16 @@ def floating(values: Iterable[Any]) -> Iterator[Tensor]:
     return (tensor for tensor in tensors(values) if tensor.dtype.is_floating_point)
 
 
+def level_of_user() -> int:
+    """Return the `stacklevel` of the user's line, for a call of `warnings.warn` in the function that calls this one."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and (
+        is_machinery(frame.f_code.co_filename) or frame.f_globals.get("__name__", "").startswith("mezzo.")
+    ):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
 def users_line() -> str:
     """Return `file:line` of the innermost frame that is neither torch's nor of mezzo's machinery; else nothing."""
     return next(iter(users_lines(1)), "")
