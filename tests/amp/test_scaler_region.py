@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, AdamW, Optimizer, RMSprop
 
 from mezzo.amp import GradScaler, auto_cast, decorate
+from mezzo.optim import outside_autocast
 
 OPTIMIZERS = {
     "sgd": lambda p: SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
@@ -69,6 +70,16 @@ def test_a_step_inside_the_region_is_the_step_outside_bit_for_bit(
     outside = train(OPTIMIZERS[name], dtype, is_decorated, False, step)
     inside = train(OPTIMIZERS[name], dtype, is_decorated, True, step)
     assert all(t.isfinite().all() for t in inside)
+    assert all(torch.equal(a, b) for a, b in zip(inside, outside, strict=True))
+
+
+def test_a_step_is_not_cast_while_another_thread_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch 2.13 raises one flag for the whole process while any thread compiles."""
+    outside = train(OPTIMIZERS["rmsprop"], "bfloat16", True, False, clip_and_minimize)
+    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True, raising=False)
+    with auto_cast(level="O2", dtype="bfloat16"), outside_autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.float32
+    inside = train(OPTIMIZERS["rmsprop"], "bfloat16", True, True, clip_and_minimize)
     assert all(torch.equal(a, b) for a, b in zip(inside, outside, strict=True))
 
 

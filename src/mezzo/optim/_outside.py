@@ -25,7 +25,8 @@ def outside_autocast(device_type: str = "cuda") -> AbstractContextManager[Any]:
     """
     if not _is_any_autocast_on():
         return _NOTHING
-    if torch.compiler.is_compiling():  # Dynamo traces this one, not the guard
+    # Not is_compiling(): that is True in every thread while one of them compiles.
+    if torch.compiler.is_dynamo_compiling():  # Dynamo traces this one, not the guard
         return torch.autocast(device_type, enabled=False)
     guard: AbstractContextManager[Any] = _ExcludeKeys(_KEYS)
     return guard
