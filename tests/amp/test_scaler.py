@@ -298,3 +298,15 @@ def test_outcome_hook_is_called_once_per_update_in_order() -> None:
     scaler.flush()
     assert len(outcomes) == 4
     assert scaler.skipped_steps == 2
+
+
+def test_minimize_collects_parameters_and_gradients_only_when_they_are_looked_at() -> None:
+    weight = nn.Parameter(torch.ones(1))
+    optimizer, scaler = SGD([weight], lr=0.1), GradScaler(init_loss_scaling=2.0)
+    scaler.scale(weight.sum()).backward()
+    result, pairs = scaler.minimize(optimizer)
+    assert result is None
+    weight.grad = later = torch.zeros(1)
+    assert pairs[0][1] is later  # collecting hundreds takes longer than the rest of a step
+    weight.grad = None
+    assert (len(pairs), pairs == [(weight, later)], list(pairs) == pairs) == (1, True, True)

@@ -1,6 +1,7 @@
 """What `GradScaler.step` calls: hooks of skipped steps, arguments, look-alikes of optimizers, torch's contracts."""
 
 import math
+import types
 import warnings
 
 import pytest
@@ -205,6 +206,143 @@ def test_unscale_of_a_wrapper_rewrites_the_gradients_once() -> None:
         scaler.step(larc)
 
 
+class FailsOnce(Larc):
+    """A wrapper whose first step fails before it changes anything, as one that writes a log may."""
+
+    def step(self) -> str:
+        self.steps += 1
+        if self.steps == 1:
+            raise OSError("disk full")
+        self.optim.step()
+        return "done"
+
+
+@pytest.mark.parametrize("is_clipped", [True, False])
+@pytest.mark.parametrize("is_unscaled", [True, False])
+def test_a_second_try_after_a_failed_step_of_a_wrapper_unscales_and_clips_once(
+    is_unscaled: bool, is_clipped: bool
+) -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    wrapper, scaler = FailsOnce(SGD([weight], lr=1.0)), GradScaler(init_loss_scaling=1024.0)
+    scaler.scale(4.0 * weight.sum()).backward()
+    if is_unscaled:
+        scaler.unscale_(wrapper)
+    if is_clipped:
+        scaler.clip_grad_norm_(wrapper, 1.0)
+    with pytest.raises(OSError, match="disk full"):
+        scaler.step(wrapper)
+    assert scaler.step(wrapper) == "done"
+    scaler.update()
+    assert weight.item() == pytest.approx(-1.0 if is_clipped else -4.0, rel=1e-5)
+
+
+class Delegating:
+    """Has nothing of its own, not even on its class."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.inner = optimizer
+
+    def __getattr__(self, name: str):
+        return getattr(self.__dict__["inner"], name)
+
+
+class Accelerated(Optimizer):
+    """As accelerate's: of torch's class, whose `__init__` it does not call."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.inner = optimizer
+
+    param_groups = property(lambda self: self.inner.param_groups)
+    state = property(lambda self: self.inner.state)
+    defaults = property(lambda self: self.inner.defaults)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+    def step(self, closure=None) -> None:
+        self.inner.step(closure)
+
+
+@pytest.mark.parametrize("make", [lambda p: SGD(p, lr=0.1), lambda p: AdamW(p, lr=0.1, fused=True)])
+@pytest.mark.parametrize("wrap", [Delegating, Accelerated])
+def test_wrappers_that_delegate_are_stepped_as_torchs_scaler_steps_the_inner_one(wrap, make) -> None:
+    def run(scaler, wrap) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        optimizer = wrap(make(model.parameters()))
+        for bad in (False, True, False):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.randn(8, 4)).square().mean() * (math.inf if bad else 1.0)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return [p.detach() for p in model.parameters()]
+
+    stock = run(torch.amp.GradScaler("cpu", init_scale=64.0), lambda optimizer: optimizer)
+    ours = run(GradScaler(init_loss_scaling=64.0, decr_every_n_nan_or_inf=1), wrap)
+    for a, b in zip(ours, stock, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+class Slotted:
+    __slots__ = ("__weakref__", "inner")
+    param_groups = property(lambda self: self.inner.param_groups)
+
+    def step(self) -> None: ...
+
+    def zero_grad(self) -> None: ...
+
+
+def test_objects_that_cannot_carry_anything_are_refused_in_one_line() -> None:
+    inner = SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    slotted = Slotted()
+    slotted.inner = inner
+    loose = types.SimpleNamespace(param_groups=inner.param_groups, step=inner.step, zero_grad=inner.zero_grad)
+    for thing in (slotted, loose):
+        with pytest.raises(TypeError, match=f"{type(thing).__name__} cannot be used as an optimizer.*ordinary class"):
+            GradScaler().step(thing)
+
+
+class TakesModel(SGD):
+    def step(self, model=None, closure=None):
+        super().step()
+        return model
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+@pytest.mark.parametrize("attached", [True, False])
+@pytest.mark.parametrize("enable", [True, False])
+def test_a_module_among_the_arguments_arrives_as_it_is(enable: bool, attached: bool, by_name: bool) -> None:
+    model = nn.Linear(3, 2)
+    optimizer, scaler = TakesModel(model.parameters(), lr=0.1), GradScaler(enable=enable)
+    if attached:
+        attach(optimizer)
+    scaler.scale(model(torch.ones(1, 3)).sum()).backward()
+    got = scaler.step(optimizer, model=model) if by_name else scaler.step(optimizer, model)
+    assert got is model
+
+
+def test_a_callable_that_is_no_closure_is_not_wrapped_without_a_scale() -> None:
+    class TakesFunction(SGD):
+        def step(self, closure=None, *, on_done=None):
+            return on_done
+
+    weight = nn.Parameter(torch.ones(1))
+    done = print
+    assert GradScaler(enable=False).step(TakesFunction([weight], lr=0.1), on_done=done) is done
+
+
+def test_an_undecorated_optimizer_inside_a_wrapper_is_named_as_such_at_the_users_line() -> None:
+    model = nn.Linear(4, 2)
+    larc, scaler = Larc(SGD(model.parameters(), lr=0.1)), GradScaler(init_loss_scaling=8.0)
+    decorate(model, level="O2")
+    set_grads(model.parameters(), 8.0, seed=0)
+    with pytest.warns(
+        UserWarning, match=r"Larc steps an optimizer that .*pass that inner optimizer to mezzo"
+    ) as caught:
+        scaler.step(larc)
+    assert [w.filename for w in caught] == [__file__]
+
+
 # Optimizers that unscale and skip by themselves
 
 
@@ -282,6 +420,38 @@ def test_a_step_that_takes_the_scaler_gets_it_and_the_gradients_as_they_are(unsc
     scaler.update()
     assert weight.item() == -1.0
     assert scaler.get_scale() == 16.0
+
+
+class AsksScaler(Adagrad):
+    """torch's older contract, in full: scale and overflow are read on the device."""
+
+    def __init__(self, params, **options) -> None:
+        super().__init__(params, **options)
+        self._step_supports_amp_scaling = True
+
+    @torch.no_grad()
+    def step(self, closure=None, *, grad_scaler=None) -> None:
+        (param,) = self.param_groups[0]["params"]
+        scale = grad_scaler._get_scale_async()
+        found_inf = sum(t.to(scale.device) for t in grad_scaler._check_inf_per_device(self).values())
+        param.sub_(torch.where(found_inf > 0, torch.zeros(1), param.grad / scale))
+
+
+@pytest.mark.filterwarnings("ignore:GradScaler is going to stop:FutureWarning")
+def test_a_step_that_takes_the_scaler_may_ask_it_as_it_asks_torchs() -> None:
+    def run(scaler) -> tuple[float, float]:
+        weight = nn.Parameter(torch.zeros(1))
+        optimizer = AsksScaler([weight], lr=1.0)
+        for factor in (1.0, math.inf, 2.0):
+            optimizer.zero_grad()
+            scaler.scale(weight.sum() * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return weight.item(), scaler.get_scale()
+
+    stock = run(torch.amp.GradScaler("cpu", init_scale=8.0))
+    assert run(GradScaler(init_loss_scaling=8.0, decr_every_n_nan_or_inf=1)) == stock
+    assert GradScaler()._get_scale_async() is None
 
 
 def test_a_step_that_takes_the_scaler_works_on_masters() -> None:

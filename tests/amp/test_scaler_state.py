@@ -308,10 +308,30 @@ def test_gradients_are_not_divided_again_when_a_state_is_loaded_in_mid_step() ->
     assert scaler.get_scale() == 4.0
 
 
+@pytest.mark.parametrize("value", ["no", "False", 2, None, math.nan])
+def test_a_flag_that_is_none_is_refused_and_nothing_changes(value) -> None:
+    scaler = GradScaler(init_loss_scaling=8.0)
+    before = scaler.state_dict()
+    with pytest.raises(ValueError, match=r"use_dynamic_loss_scaling=.*must be True or False"):
+        scaler.load_state_dict({**before, "scale": 4.0, "use_dynamic_loss_scaling": value})
+    assert scaler.state_dict() == before
+    with pytest.raises(ValueError, match="must be True or False"):
+        GradScaler(use_dynamic_loss_scaling=value)
+
+
+@pytest.mark.parametrize("flag", [False, 0, 0.0, np.bool_(False), np.array([0]), torch.tensor([False])])
+def test_flags_may_be_numbers_and_arrays_of_one(flag) -> None:
+    scaler = GradScaler()
+    scaler.load_state_dict({**scaler.state_dict(), "use_dynamic_loss_scaling": flag})
+    assert not scaler.is_use_dynamic_loss_scaling()
+
+
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_scaler_is_not_copied_in_mid_step(again) -> None:
     scaler, optimizer, weight = unscaled_step(load=False)
-    message = r"cannot be pickled or copied between unscale_\(\) or step\(\) and update\(\): do it after update"
+    message = (
+        r"cannot be pickled or copied between unscale_\(\), clip_grad_norm_\(\) or step\(\) and update\(\): do it after"
+    )
     for call in (lambda: None, lambda: scaler.step(optimizer)):
         call()
         with pytest.raises(RuntimeError, match=message):

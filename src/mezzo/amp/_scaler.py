@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
@@ -20,6 +21,7 @@ from mezzo.amp._scaler_state import (
     ScaleRule,
     ScaleState,
     check_enable,
+    check_flag,
     check_rule,
     check_scale,
     check_values,
@@ -37,7 +39,6 @@ from mezzo.optim import (
     outside_autocast,
     remember_names,
     split_closure,
-    takes_grad_scaler,
 )
 
 __all__ = ["GradScaler", "LossScaleFloorError"]
@@ -99,6 +100,32 @@ def _checked_engine(optimizer: Any) -> StepEngine:
     return engine_of(optimizer)
 
 
+class _ParamsAndGrads(Sequence[tuple[Tensor, Tensor]]):
+    """Parameters with their gradients, collected at the first look: most callers never do, and hundreds take long."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+
+    @functools.cached_property
+    def _pairs(self) -> list[tuple[Tensor, Tensor]]:
+        params = [p for group in self._optimizer.param_groups for p in group["params"]]
+        return [(p, p.grad) for p in params if p.grad is not None]
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._pairs[index]
+
+    def __eq__(self, other: object) -> bool:
+        return self._pairs == (other._pairs if isinstance(other, _ParamsAndGrads) else other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self._pairs)
+
+
 class GradScaler(ScalerSettings):
     """Scales the loss so that half gradients do not vanish, and skips steps whose gradients overflow.
 
@@ -140,7 +167,9 @@ class GradScaler(ScalerSettings):
         max_skips_at_floor: int | None = 25,
     ) -> None:
         self._enable = check_enable(enable)
-        self._dynamic = bool(use_dynamic_loss_scaling)
+        self._dynamic = check_flag(
+            "use_dynamic_loss_scaling", plain_number("use_dynamic_loss_scaling", use_dynamic_loss_scaling)
+        )
         self._rule = check_rule(
             ScaleRule(
                 incr_ratio=incr_ratio,
@@ -304,12 +333,16 @@ class GradScaler(ScalerSettings):
         optimizer: Any = engine.optimizer
         scale = self._scale_for(engine) if progress.stage is _Stage.INIT else None
         if getattr(optimizer, "_step_supports_amp_scaling", False):
-            kind: Any = type(optimizer)
-            if takes_grad_scaler(kind):
+            if engine.takes_grad_scaler:
                 return self._step_with_scaler(engine, progress, scale, args, kwargs)
             scale = _times(scale, optimizer.__dict__.pop("grad_scale", None))
         request = StepRequest(scale=scale, verdict=progress.verdict, clip_coef=progress.clip_coef)
-        result = engine.step(request, *args, **kwargs)
+        try:
+            result = engine.step(request, *args, **kwargs)
+        except BaseException:
+            if request.has_rewritten:  # a second try finds true gradients
+                progress.stage, progress.verdict, progress.clip_coef = _Stage.UNSCALED, request.verdict, None
+            raise
         assert request.verdict is not None
         return result, request.verdict
 
@@ -347,6 +380,8 @@ class GradScaler(ScalerSettings):
     def update(self) -> None:
         """Adjust the scale by what the steps since the last update found; call it once after them.
 
+        Steps that found no gradient do not count: if there was no other, the scale stays and no outcome hook is called.
+
         Raises:
             RuntimeError: No step was taken since the last update.
             LossScaleFloorError: Too many bad steps in a row at the floor, as soon as the host knows.
@@ -372,7 +407,7 @@ class GradScaler(ScalerSettings):
 
     def minimize(
         self, optimizer: Optimizer, loss: Tensor | None = None, *args: Any, **kwargs: Any
-    ) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
+    ) -> tuple[Any, Sequence[tuple[Tensor, Tensor]]]:
         """Take a step and update the scale.
 
         Args:
@@ -382,11 +417,12 @@ class GradScaler(ScalerSettings):
             kwargs: The same.
 
         Returns:
-            What the optimizer's step returns, and the parameters with their gradients: a pair, as Paddle's.
+            What the optimizer's step returns, and the parameters with their gradients: a pair, as Paddle's. The pairs
+            are collected when they are first looked at: do it before `zero_grad()`.
         """
         result = self.step(optimizer, *args, **kwargs)
         self.update()
-        return result, [(p, p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        return result, _ParamsAndGrads(optimizer)
 
     # What became of the steps
 
@@ -398,6 +434,8 @@ class GradScaler(ScalerSettings):
 
     def register_outcome_hook(self, hook: Callable[[bool], object]) -> OutcomeHandle:
         """Call `hook(taken)` once per update, in order, on CUDA possibly some steps late.
+
+        An update that follows only idle steps (no parameter had a gradient) calls no hook.
 
         For LR schedulers: `lambda taken: scheduler.step() if taken else None`.
         """
@@ -427,7 +465,8 @@ class GradScaler(ScalerSettings):
         """
         if any(progress.is_begun for progress in self._progress.values()):
             raise RuntimeError(
-                "a GradScaler cannot be pickled or copied between unscale_() or step() and update(): do it after update()"
+                "a GradScaler cannot be pickled or copied between unscale_(), clip_grad_norm_() or step() and update(): "
+                "do it after update()"
             )
         return _restore, (type(self), self._enable, self.state_dict())
 
@@ -465,11 +504,27 @@ class GradScaler(ScalerSettings):
         if missing:
             raise ValueError(f"the state dict of the scaler lacks {', '.join(missing)}")
         rule = ScaleRule(**{key: values.get(key, getattr(self._rule, key)) for key in ScaleRule.field_names()})
+        dynamic = check_flag("use_dynamic_loss_scaling", values.get("use_dynamic_loss_scaling", self._dynamic))
         self._rule, state = check_rule(rule), check_values(values)
-        self._dynamic = bool(values.get("use_dynamic_loss_scaling", self._dynamic))
+        self._dynamic = dynamic
         self._init_scale = state["scale"]
         self._state.write(state)
         self._log.restart(int(state["skipped_steps"]))
+
+    # What optimizers that take the scaler ask it, under torch's names
+
+    def _get_scale_async(self) -> Tensor | None:
+        """Return the live scale on its device, None before the first loss; no host synchronisation."""
+        return self._state.scale if self._enable and self._state.is_placed else None
+
+    def _check_inf_per_device(self, optimizer: Optimizer) -> dict[torch.device, Tensor]:
+        """Return, on the device, whether the gradients of an optimizer overflowed: 1.0 or 0.0."""
+        engine = _checked_engine(optimizer)
+        progress = self._progress_of(engine)
+        if progress.verdict is None:
+            progress.verdict = engine.check(self._scale_for(engine))
+        found_inf = progress.verdict.found_inf
+        return {found_inf.device: found_inf}
 
     # Inside
 
@@ -521,11 +576,14 @@ def _step_without_scale(engine: StepEngine, args: tuple[Any, ...], kwargs: dict[
     """Call the optimizer's step outside of the policy; its closure still sees the policy."""
     if engine.attached:
         return engine.optimizer.step(*args, **kwargs)
-    kept = [keep_autocast(value) if callable(value) else value for value in args]
-    named = {name: keep_autocast(value) if callable(value) else value for name, value in kwargs.items()}
+    closure, _, _ = split_closure(args, kwargs)
+    if closure is not None:
+        kept = keep_autocast(closure)
+        args = tuple(kept if value is closure else value for value in args)
+        kwargs = {name: kept if value is closure else value for name, value in kwargs.items()}
     step: Any = engine.optimizer.step
     with outside_autocast():
-        result = step(*kept, **named)
+        result = step(*args, **kwargs)
     forget_casts()
     return result
 

@@ -53,6 +53,17 @@ def check_enable(enable: Any) -> bool:
     raise TypeError(f"GradScaler(enable={enable!r}): must be True or False, not {type(enable).__name__}")
 
 
+def check_flag(name: str, value: Any) -> bool:
+    """Return a flag as a bool; 0 and 1, as Paddle saves them, are flags too.
+
+    Raises:
+        ValueError: It is anything else.
+    """
+    if isinstance(value, bool | int | float) and value in (0, 1):
+        return bool(value)
+    raise ValueError(f"{name}={value!r}: must be True or False")
+
+
 def check_rule(rule: ScaleRule) -> ScaleRule:
     """Return the rule with plain numbers.
 
@@ -159,6 +170,11 @@ class ScaleState:
         """The scale, 0-dim float32."""
         assert self._device_scale is not None
         return self._device_scale
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether the state lies on a device already."""
+        return self._device_scale is not None
 
     @property
     def device(self) -> torch.device:

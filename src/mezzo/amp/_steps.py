@@ -9,11 +9,22 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from mezzo.amp._dtypes import HALF_DTYPES
-from mezzo.optim import describe_parameter, find_engine, float32_like, forget_casts, has_master, is_dtensor, kept_of
+from mezzo.amp._seen import level_of_user
+from mezzo.optim import (
+    StepEngine,
+    describe_parameter,
+    find_engine,
+    float32_like,
+    forget_casts,
+    has_master,
+    is_dtensor,
+    kept_of,
+)
 
 _SHARDED = (
     "fully_shard() replaced half parameters of a decorated model and left their float32 masters behind; shard the "
@@ -22,6 +33,10 @@ _SHARDED = (
 _BYPASSED = (
     "optimizer.step() updates half weights without their float32 masters; pass the optimizer to "
     "mezzo.amp.decorate(models, optimizers), or step through scaler.step(optimizer)"
+)
+_BYPASSED_INSIDE = (
+    "{duck} steps an optimizer that updates half weights without their float32 masters; pass that inner optimizer to "
+    "mezzo.amp.decorate(models, optimizers) before it is wrapped"
 )
 _EXPECTED = "_mezzo_has_no_master"
 
@@ -60,12 +75,12 @@ def watch_optimizers() -> None:
 
 def _forget_casts(_optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
     """A step inside a region changed the weights: torch's half copies of them are old."""
-    if not torch.compiler.is_compiling():
+    if not is_dynamo_compiling():
         forget_casts()
 
 
 def _warn_if_masters_are_missing(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-    if torch.compiler.is_compiling() or optimizer in _looked_at:
+    if is_dynamo_compiling() or optimizer in _looked_at:
         return
     engine = find_engine(optimizer)
     is_called_by_scaler = engine is not None and engine.is_called_by_scaler
@@ -79,7 +94,7 @@ def _warn_if_masters_are_missing(optimizer: Optimizer, _args: Any, _kwargs: Any)
     elif any(has_master(param) for param in params):
         if is_called_by_scaler and not is_attached:
             return  # a plain step may follow
-        advice = "" if is_attached else _BYPASSED
+        advice = "" if is_attached else _bypassed()
     elif bare:
         if not is_called_by_scaler and not is_attached:
             _without_masters.add(optimizer)
@@ -89,7 +104,12 @@ def _warn_if_masters_are_missing(optimizer: Optimizer, _args: Any, _kwargs: Any)
         advice = ""
     _looked_at.add(optimizer)
     if advice:
-        warnings.warn(advice, UserWarning, stacklevel=4)
+        warnings.warn(advice, UserWarning, stacklevel=level_of_user())
+
+
+def _bypassed() -> str:
+    ducks = StepEngine.stepping_ducks
+    return _BYPASSED_INSIDE.format(duck=ducks[-1]) if ducks else _BYPASSED
 
 
 def _without_master(optimizer: Optimizer, bare: list[Tensor]) -> str:

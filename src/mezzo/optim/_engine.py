@@ -6,13 +6,13 @@ import functools
 import inspect
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from mezzo._dynamo import hide_from_dynamo
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mezzo.optim._triton_step import StepPlan, TritonStep
 
 _HOME = "_mezzo_engine"
+_STATE_DICT_HOOKS = "_optimizer_state_dict_post_hooks"
 _Args = tuple[Any, ...]
 _Kwargs = dict[str, Any]
 
@@ -48,6 +49,8 @@ class StepRequest:
     """Whether a step without a verdict makes one."""
     is_known_good: bool = False
     """Whether the host has read the verdict and found no overflow."""
+    has_rewritten: bool = False
+    """Whether the step rewrote the gradients as true, clipped ones, also if it failed later."""
 
 
 class _PendingClip:
@@ -78,10 +81,16 @@ class _PendingClip:
 class StepEngine:
     """Checks and updates the parameters of one optimizer; one per optimizer, from `engine_of` or `attach`."""
 
+    stepping_ducks: ClassVar[list[str]] = []
+    """Classes of the look-alikes that scalers step right now, the innermost last; those step other optimizers."""
+
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
-        self.is_duck = not isinstance(optimizer, Optimizer)
-        """Whether it only looks like an optimizer: `param_groups`, `step` and `zero_grad`, as apex's LARC has."""
+        self.is_duck = not isinstance(optimizer, Optimizer) or _STATE_DICT_HOOKS not in optimizer.__dict__
+        """Whether it only looks like an optimizer: `param_groups`, `step` and `zero_grad`, as apex's LARC has.
+
+        Also a wrapper that is of torch's class and never called its `__init__`, as accelerate's.
+        """
         self.attached = False
         self.masters_for_new = True
         self.new_are_compact = False
@@ -239,10 +248,9 @@ class StepEngine:
             RuntimeError: The optimizer needs a closure.
         """
         optimizer: Any = self.optimizer
-        kind: Any = type(optimizer)
-        if _needs_closure(kind):
+        if self._needs_closure:
             raise RuntimeError(
-                f"{kind.__name__} evaluates a closure several times in one step, which a loss scale "
+                f"{type(optimizer).__name__} evaluates a closure several times in one step, which a loss scale "
                 "cannot follow: call optimizer.step(closure) without a scaler (bfloat16 needs none)"
             )
         if not self.attached:
@@ -285,9 +293,24 @@ class StepEngine:
             if factor is not None:
                 with torch.no_grad():
                     unscale_([slot for slots in gather(self.optimizer) for slot in slots], factor)
-            result = self.optimizer.step(*args, **kwargs)
+                request.has_rewritten = True
+            self.stepping_ducks.append(type(self.optimizer).__name__)
+            try:
+                result = self.optimizer.step(*args, **kwargs)
+            finally:
+                self.stepping_ducks.pop()
         forget_casts()
         return result
+
+    @functools.cached_property
+    def _needs_closure(self) -> bool:
+        parameter = _step_parameters(self.optimizer).get("closure")
+        return parameter is not None and parameter.default is inspect.Parameter.empty
+
+    @functools.cached_property
+    def takes_grad_scaler(self) -> bool:
+        """See the function of this name; looked up once."""
+        return takes_grad_scaler(self.optimizer)
 
     @torch.no_grad()
     @hide_from_dynamo("a decorated optimizer's step runs fused kernels already: call it outside the compiled function")
@@ -359,21 +382,28 @@ class StepEngine:
                 attach_master(param, compact=self.new_are_compact and not is_dtensor(param))
 
 
-@functools.cache
-def _needs_closure(kind: Any) -> bool:
-    parameter = inspect.signature(kind.step).parameters.get("closure")
-    return parameter is not None and parameter.default is inspect.Parameter.empty
+def _step_parameters(optimizer: Any) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of the step of an optimizer or of a class; none if Python does not know them."""
+    # of the class: an attached optimizer and an LR scheduler put another step on the instance
+    kind = optimizer if isinstance(optimizer, type) else type(optimizer)
+    try:
+        return inspect.signature(kind.step if hasattr(kind, "step") else optimizer.step).parameters
+    except (TypeError, ValueError):  # written in C
+        return {}
 
 
-@functools.cache
-def takes_grad_scaler(kind: Any) -> bool:
-    """Whether the step of a class takes the scaler itself, by torch's older contract for optimizers that unscale."""
-    return "grad_scaler" in inspect.signature(kind.step).parameters
+def takes_grad_scaler(optimizer: Any) -> bool:
+    """Whether the step of an optimizer takes the scaler itself, by torch's older contract for those that unscale."""
+    return "grad_scaler" in _step_parameters(optimizer)
 
 
 def split_closure(args: _Args, kwargs: _Kwargs) -> tuple[Callable[[], Any] | None, _Args, _Kwargs]:
-    """Return the closure among the arguments of a step, and the other arguments; a closure of None is none."""
-    if args and ((args[0] is None and len(args) == 1) or callable(args[0])):
+    """Return the closure among the arguments of a step, and the other arguments.
+
+    A closure of None is none, and neither is a module, which some steps take.
+    """
+    is_closure = bool(args) and callable(args[0]) and not isinstance(args[0], nn.Module)
+    if is_closure or (len(args) == 1 and args[0] is None):
         return args[0], args[1:], kwargs
     if "closure" in kwargs:
         others = {name: value for name, value in kwargs.items() if name != "closure"}
@@ -388,14 +418,32 @@ def find_engine(optimizer: Optimizer) -> StepEngine | None:
 
 
 def engine_of(optimizer: Optimizer) -> StepEngine:
-    """Return the engine of an optimizer, made at the first call. The optimizer's own methods stay as they are."""
-    engine = find_engine(optimizer)
+    """Return the engine of an optimizer, made at the first call. The optimizer's own methods stay as they are.
+
+    Raises:
+        TypeError: The object cannot carry the engine.
+    """
+    try:
+        engine = find_engine(optimizer)
+    except AttributeError:
+        raise _cannot_carry(optimizer) from None
     if engine is None:
+        try:
+            hash(weakref.ref(optimizer))
+        except TypeError:
+            raise _cannot_carry(optimizer) from None
         engine = StepEngine(optimizer)
         optimizer.__dict__[_HOME] = engine
         if not engine.is_duck:
             optimizer.register_state_dict_post_hook(_steps_to_host)
     return engine
+
+
+def _cannot_carry(optimizer: Any) -> TypeError:
+    return TypeError(
+        f"{type(optimizer).__name__} cannot be used as an optimizer: it must take new attributes, be hashable and allow weak "
+        "references; wrap the optimizer in an ordinary class without __slots__"
+    )
 
 
 def attach(optimizer: Optimizer, *, masters_for_new: bool = True, compact: bool = False) -> StepEngine:
