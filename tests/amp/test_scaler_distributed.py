@@ -66,6 +66,17 @@ def rank_main(rank: int, port: int) -> None:
             scaler.set_init_loss_scaling(4.0)
             scaler.unscale_(optimizer)
             assert (sharded.grad.to_local() == 0.5).all()
+        # DDP writes the mean into the gradients after the backward pass: they still carry the scale.
+        for is_view in (True, False):
+            layer = nn.Linear(2, 2)
+            model = nn.parallel.DistributedDataParallel(layer, gradient_as_bucket_view=is_view)
+            optimizer, scaler = SGD(layer.parameters(), lr=0.1), GradScaler()
+            scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+            scaler.minimize(optimizer)
+            optimizer.zero_grad()
+            scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+            with pytest.warns(UserWarning, match="clip_grad_norm_ is called with gradients that carry the loss scale"):
+                nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
         # The generic path (amsgrad) takes DTensors.
         stepped = parameter(Shard(0))
         optimizer = AdamW([stepped], lr=1.0, weight_decay=0.0, amsgrad=True)

@@ -295,6 +295,24 @@ def test_hooks_of_the_user_on_a_scaled_loss_run_beside_the_watch() -> None:
         clip_grad_norm_(model.parameters(), 1.0)
 
 
+def test_gradients_that_are_inference_tensors_are_looked_at_without_their_version() -> None:
+    weight, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    optimizer, scaler = SGD([weight, other], lr=0.1), GradScaler()
+    scaler.scale(weight.sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    with torch.inference_mode():
+        weight.grad = torch.ones(2)
+    scaler.scale(other.sum()).backward()
+    optimizer.step()
+
+
+def test_a_scaled_loss_inside_torch_func_has_its_gradient() -> None:
+    scaler = GradScaler(init_loss_scaling=4.0)
+    grad = torch.func.vmap(torch.func.grad(lambda w: scaler.scale((w * w).sum())))
+    assert grad(torch.ones(2, 2)).tolist() == [[8.0, 8.0]] * 2
+
+
 def test_compiled_code_does_not_look_at_steps() -> None:
     """Dynamo traces the hooks of a step: neither graph breaks nor guards come from ours."""
     model, optimizer = model_and_optimizer()

@@ -85,8 +85,8 @@ class ScaleWatch:
         for param, *state in before:
             owner = param()
             grad = None if owner is None else owner.grad
-            if grad is not None and [id(grad), grad._version] != state:
-                self._scaled[id(grad)] = weakref.ref(grad), grad._version
+            if grad is not None and [id(grad), _version_of(grad)] != state:
+                self._scaled[id(grad)] = weakref.ref(grad), _version_of(grad)
 
     def note_optimizer(self, optimizer: Optimizer) -> None:
         """Remember an optimizer whose gradients the scaler takes care of: they are unscaled or stepped now."""
@@ -124,12 +124,16 @@ class ScaleWatch:
     def carries_scale(self, grad: Tensor) -> bool:
         """Whether a gradient is as the backward pass of a scaled loss left it."""
         reference, version = self._scaled.get(id(grad), (None, 0))
-        return reference is not None and reference() is grad and grad._version == version
+        return reference is not None and reference() is grad and _version_of(grad) == version
 
 
 def _state_of(param: Tensor | None) -> tuple[int, int]:
     grad = None if param is None else param.grad
-    return (0, 0) if grad is None else (id(grad), grad._version)
+    return (0, 0) if grad is None else (id(grad), _version_of(grad))
+
+
+def _version_of(grad: Tensor) -> int:
+    return 0 if grad.is_inference() else grad._version  # inference tensors have none
 
 
 def _leaves(root: Any) -> Iterator[Tensor]:
