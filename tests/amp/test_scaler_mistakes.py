@@ -229,10 +229,16 @@ def test_reading_the_scale_does_not_hide_a_mistake() -> None:
     scaler.step(optimizer)
 
 
+@pytest.mark.parametrize("is_first_step", [True, False])
 @pytest.mark.parametrize("is_updated", [True, False])
-def test_the_step_of_one_optimizer_does_not_hide_the_plain_step_of_another(is_updated: bool) -> None:
+def test_the_step_of_one_optimizer_does_not_hide_the_plain_step_of_another(
+    is_updated: bool, is_first_step: bool
+) -> None:
     first, second, stepped, forgotten = gan()
     scaler = GradScaler()
+    if not is_first_step:
+        for model, optimizer in ((first, stepped), (second, forgotten)):
+            train_one(scaler, model, optimizer)
     scaler.scale(second(first(torch.ones(4, 3))).sum()).backward()
     scaler.step(stepped)
     if is_updated:
