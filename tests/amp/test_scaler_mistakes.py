@@ -419,3 +419,18 @@ def test_float32_losses_half_maps_and_evaluation_do_not_warn() -> None:
     with warnings.catch_warnings(), auto_cast(level="O2"):
         warnings.simplefilter("error")
         scaler.scale(nn.functional.cross_entropy(weight[None], torch.tensor([0])))
+
+
+def test_after_a_hundred_losses_nobody_looks_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mezzo.amp._scaler_watch._LOOKS", 3)
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer, scaler = torch.optim.SGD([weight], lr=0.1), GradScaler()
+    for _ in range(3):
+        scaler.scale(weight.sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    loss = scaler.scale(weight.sum())
+    assert loss._backward_hooks is None
+    loss.backward()
+    optimizer.step()  # wrong, but not looked at

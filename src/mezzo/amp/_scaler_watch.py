@@ -23,6 +23,7 @@ _watches: list[weakref.ref[ScaleWatch]] = []
 _queue_callback = Variable._execution_engine.queue_callback
 _WALKS = 4
 """How many graphs are walked to find parameters while no optimizer is known: the first losses reach all of them."""
+_LOOKS = 100  # a mistake is in a training loop from its first step on, and a look takes 15 microseconds
 _PATIENCE = 1000
 """Scaled losses after which a scaler that never saw an optimizer stops looking."""
 
@@ -45,13 +46,18 @@ class ScaleWatch:
         """Optimizers that the scaler unscaled or stepped, by id, with the parameter that is compared."""
         self._leaves: dict[int, weakref.ref[Tensor]] = {}
         self._losses_without_optimizer = 0
+        self._looks_left = _LOOKS
         self._warned: set[str] = set()
         _watch_torch()
         _watches.append(weakref.ref(self, _watches.remove))
 
     def note_scaled(self, scaled: Tensor) -> None:
         """Look at the backward pass of a scaled loss."""
-        if is_dynamo_compiling() or ("step" in self._warned and "clip" in self._warned):
+        if self._looks_left == 0 or is_dynamo_compiling() or ("step" in self._warned and "clip" in self._warned):
+            return
+        self._looks_left -= 1
+        if self._looks_left == 0:
+            self._scaled.clear()
             return
         if not self._known and not self._look_for_leaves(scaled):
             return
