@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,7 +15,16 @@ from torch.nn import functional as F
 
 from mezzo import static
 from mezzo.amp import Policy, auto_cast
-from mezzo.static import CaptureError, InputSpec, ProgramError, StaticFunction, compile_step, static_forward, to_static
+from mezzo.static import (
+    CaptureError,
+    InputSpec,
+    ProgramError,
+    StaticFunction,
+    _region,
+    compile_step,
+    static_forward,
+    to_static,
+)
 from mezzo.static._graph import missing_compiler
 from mezzo.static._traced_regions import regions_traced
 
@@ -430,11 +440,87 @@ def test_a_region_that_was_made_elsewhere_is_refused_with_advice() -> None:
     assert auto_cast(dtype="bfloat16").policy.dtype == torch.bfloat16  # its methods are back
 
 
+@pytest.mark.parametrize("enable", [True, False, "cpu", "cuda"])
+def test_a_region_with_a_policy_keeps_its_other_arguments(enable: Any) -> None:
+    policy = Policy.create("O1", "bfloat16")
+
+    def product(x: Tensor, enable: Any) -> Tensor:
+        with auto_cast(enable, policy=policy):
+            return x @ x
+
+    x = torch.randn(4, 4)
+    expected = product(x, enable)
+    assert expected.dtype == (torch.bfloat16 if enable in (True, "cpu") else torch.float32)
+    assert torch.equal(to_static(product, backend="aot_eager")(x, enable), expected)
+
+
+@pytest.mark.parametrize("wrong", [{"policy": Policy.create("O1"), "level": "O2"}, {"policy": "O2"}])
+def test_a_region_that_is_refused_is_refused_in_captured_code(wrong: dict[str, Any]) -> None:
+    @to_static(backend="aot_eager")
+    def product(x: Tensor) -> Tensor:
+        with auto_cast(**wrong):
+            return x @ x
+
+    with pytest.raises(CaptureError, match=r"give a policy, or level|must be a mezzo.amp.Policy"):
+        product(torch.ones(2, 2))
+
+
+def test_regions_for_one_device_and_for_all_are_kept_apart() -> None:
+    def products(x: Tensor) -> tuple[Tensor, ...]:
+        with auto_cast("cuda", dtype="bfloat16"):
+            of_cuda = x @ x
+        with auto_cast(dtype="bfloat16"):
+            of_all = x @ x
+        with auto_cast("cpu", dtype="bfloat16"):
+            of_cpu = x @ x
+        return of_cuda, of_all, of_cpu
+
+    x = torch.randn(4, 4)
+    expected = [torch.float32, torch.bfloat16, torch.bfloat16]
+    assert [part.dtype for part in products(x)] == expected
+    assert [part.dtype for part in to_static(products, backend="aot_eager")(x)] == expected
+
+
 def test_other_threads_enter_regions_while_a_function_with_regions_is_captured() -> None:
-    with regions_traced(), ThreadPoolExecutor(1) as pool:
+    compiling, product_is_made = threading.Event(), threading.Event()
 
-        def product() -> torch.dtype:
-            with auto_cast(policy=Policy.create("O1", "bfloat16")):
+    def product() -> torch.dtype:
+        compiling.wait(10)
+        try:
+            with auto_cast(policy=Policy.create("O1", "bfloat16")) as region:
+                assert region.policy.level == "O1"
                 return (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+        finally:
+            product_is_made.set()
 
-        assert pool.submit(product).result() is torch.bfloat16
+    @torch._dynamo.assume_constant_result
+    def meet() -> int:
+        """Let the other thread run while Dynamo traces this one."""
+        assert torch.compiler.is_compiling()
+        compiling.set()
+        product_is_made.wait(10)
+        return 1
+
+    @to_static(backend="aot_eager")
+    def captured_product(x: Tensor) -> Tensor:
+        with auto_cast(dtype="bfloat16"):
+            return x @ x * meet()
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(product)
+        assert captured_product(torch.ones(2, 2)).dtype is torch.bfloat16
+        assert other.result() is torch.bfloat16
+    assert product_is_made.is_set()
+
+
+def test_another_threads_compiled_function_leaves_regions_alone_during_a_capture() -> None:
+    def region_is_real() -> bool:
+        @torch.compile(backend="eager")
+        def product(x: Tensor) -> Tensor:
+            with auto_cast(dtype="bfloat16"):
+                return x @ x
+
+        return product(torch.ones(2, 2)).dtype is torch.bfloat16 and not _region._here.open
+
+    with regions_traced(), ThreadPoolExecutor(1) as pool:
+        assert pool.submit(region_is_real).result()

@@ -31,12 +31,12 @@ def _region_key(*args: Any, **kwargs: Any) -> str:
     _OWN["__init__"](region, *args, **kwargs)
     policy = region._state.policy
     off = "off" if policy is None else "emulated" if emulates(policy) else "native"
-    return _keep(f"{region.policy.digest} {off}", region)
+    return _keep(f"{region.policy.digest} {off} {region._only_on}", region)
 
 
-def _policy_key(level: str, dtype: torch.dtype, *rest: Any) -> str:
-    """Return the key of the region of a policy with these fields."""
-    return _region_key(policy=Policy(level, dtype, *rest))
+def _policy_key(fields: tuple[Any, ...], *args: Any, **kwargs: Any) -> str:
+    """Return the key of a region whose `policy` has these fields; Dynamo takes no policy itself as a constant."""
+    return _region_key(*args, policy=Policy(*fields), **kwargs)
 
 
 def _keep(key: str, region: auto_cast) -> str:
@@ -61,36 +61,48 @@ def leave_region() -> None:
 def _show_to_dynamo() -> None:
     import torch._dynamo
 
-    for constant in (_region_key, _policy_key):
+    for constant in (_region_key, _policy_key, _is_captured_here):
         torch._dynamo.assume_constant_result(constant)
     for marker in (enter_region, leave_region):
         torch.compiler.allow_in_graph(marker)
 
 
-# What Dynamo traces. Other threads may call these for real while a function is captured here.
+class _Here(threading.local):
+    captures = 0
+    """Calls of functions with regions that this thread is inside of."""
+
+
+_here = _Here()
+
+
+def _is_captured_here() -> bool:
+    return _here.captures > 0
+
+
+# What Dynamo traces. Code may also call these for real meanwhile, and other threads may compile functions of their own.
+# `is_dynamo_compiling` is True only in traced code; `is_compiling` is True in every thread while one compiles (torch 2.13).
 
 
 def _traced_init(self: Any, *args: Any, policy: Policy | None = None, **kwargs: Any) -> None:
-    if not torch.compiler.is_compiling():
+    if not (torch.compiler.is_dynamo_compiling() and _is_captured_here()):
         _OWN["__init__"](self, *args, **({} if policy is None else {"policy": policy}), **kwargs)
-    elif policy is None:
-        self.policy = _region_key(*args, **kwargs)
-    else:
+    elif isinstance(policy, Policy):
         lists = (policy.white, policy.black, policy.inside)
-        self.policy = _policy_key(
-            policy.level, policy.dtype, *lists, policy.use_promote, policy.cpu_compute, policy.fp8
-        )
+        fields = (policy.level, policy.dtype, *lists, policy.use_promote, policy.cpu_compute, policy.fp8)
+        self.policy = _policy_key(fields, *args, **kwargs)
+    else:
+        self.policy = _region_key(*args, policy=policy, **kwargs)
 
 
 def _traced_enter(self: Any) -> Any:
-    if not torch.compiler.is_compiling():
+    if not (torch.compiler.is_dynamo_compiling() and _is_captured_here()):
         return _OWN["__enter__"](self)
     enter_region(self.policy)
     return self
 
 
 def _traced_exit(self: Any, *error: Any) -> None:
-    if not torch.compiler.is_compiling():
+    if not (torch.compiler.is_dynamo_compiling() and _is_captured_here()):
         _OWN["__exit__"](self, *error)
     else:
         leave_region()
@@ -115,7 +127,9 @@ def regions_traced() -> Iterator[None]:
     """Inside, Dynamo can trace `with auto_cast(...)`; what runs for real does so as before."""
     _show_to_dynamo()
     _change_uses(1)
+    _here.captures += 1
     try:
         yield
     finally:
+        _here.captures -= 1
         _change_uses(-1)
