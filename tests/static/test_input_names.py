@@ -11,13 +11,15 @@ from torch.nn import functional as F
 from torch.optim import SGD
 
 from mezzo import static
-from mezzo.static import Executor, Program, ProgramError, data, program_guard
+from mezzo._errors import DeployError
+from mezzo.static import Executor, InputSpec, Program, ProgramError, data, program_guard
 from mezzo.static._input_names import escaped, identifier_of, name_of
+from mezzo.static._save import save_forward
 
 NAMES = [
     "X", "input", "Image", "id", "sum", "x", "label", "y:0", "class", "self", "torch", "nn", "device", "inf", "print",
     "constants", "forward", "run", "Linear_0", "linear", "图像", "with space", "1st", "a.b", "a/b@GRAD", "", "_", "'\"\n",
-    escaped("X"),
+    "x__y", "__init__", "_x", "y::0", escaped("X"),
 ]  # fmt: skip
 
 
@@ -39,6 +41,7 @@ def test_a_name_and_its_identifier_stand_for_each_other(name: str) -> None:
     identifier = identifier_of(name)
     assert identifier.isidentifier()
     assert identifier.isascii()
+    assert "__" not in identifier  # not loaded in a guard
     assert name_of(identifier) == name_of(identifier.lower()) == name
     assert name_of(escaped(name)) == name
 
@@ -47,9 +50,11 @@ def test_every_name_has_an_identifier_of_its_own() -> None:
     assert len({identifier_of(name) for name in NAMES}) == len(NAMES)
 
 
-def test_hexadecimal_of_no_text_is_taken_as_a_plain_name() -> None:
-    assert name_of("x__named_ff") == "x__named_ff"
-    assert name_of("x__named_5") == "x__named_5"
+@pytest.mark.parametrize(
+    "identifier", ["x_named_hex_ff", "x_named_hex_5", "foo_named_hex_78", "x_named_hex_", "a_x_named_hex_78"]
+)
+def test_an_identifier_that_is_not_the_escape_of_its_own_name_is_a_plain_name(identifier: str) -> None:
+    assert name_of(identifier) == identifier
 
 
 def test_one_program_is_fed_and_fetched_by_all_kinds_of_names() -> None:
@@ -94,6 +99,29 @@ def test_a_saved_program_keeps_the_names_of_its_inputs(name: str, tmp_path: Path
     loaded.backend = "aot_eager"
     assert [x.name for x in loaded.inputs] == [name]
     assert Executor("cpu").run(loaded, {name: [[1.0, 2.0]]}, [y.name])[0].tolist() == [[2.0, 4.0]]
+
+
+@pytest.mark.parametrize("names", [("x", "y"), ("X", "Y"), ("y:0", "input"), ("a__b", "__a"), ("图像", "a/b@GRAD")])
+def test_a_saved_program_whose_inputs_share_a_free_size_is_loaded(names: tuple[str, str], tmp_path: Path) -> None:
+    with program_guard(new_program()):
+        x, y = (data(name, [None, 2]) for name in names)
+        z = torch.relu(x * 2 + y)  # torch writes a guard: both sizes are the same
+    z._program.clone(for_test=True).save(tmp_path / "net.pt2", [z.name])
+    loaded = Program.load(tmp_path / "net.pt2")
+    loaded.backend = "aot_eager"
+    assert [given.name for given in loaded.inputs] == list(names)
+    feed = {name: np.ones((3, 2), "float32") for name in names}
+    assert Executor("cpu").run(loaded, feed, [z.name])[0].tolist() == [[3.0] * 2] * 3
+
+
+def test_a_file_with_two_inputs_of_one_name_is_refused(tmp_path: Path) -> None:
+    class Forged(nn.Module):
+        def forward(self, x: torch.Tensor, x_named_hex_78: torch.Tensor) -> torch.Tensor:
+            return x - x_named_hex_78
+
+    save_forward(Forged(), [InputSpec([2], name="x"), InputSpec([2], name="y")], tmp_path / "net.pt2")
+    with pytest.raises(DeployError, match="two inputs have the name 'x'"):
+        Program.load(tmp_path / "net.pt2")
 
 
 def test_a_variable_by_any_name_can_stay_in_float32() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from mezzo._errors import RunError
+from mezzo._errors import DeployError, RunError
 from mezzo._exported import forget_places, load_program, quietly, write_program
 from mezzo.amp import float32_copy
 from mezzo.static._input_names import name_of
@@ -53,12 +53,14 @@ def load_forward(path: Path) -> tuple[ExportedProgram, dict[str, tuple[list[int]
     """Return a forward that `save_forward` wrote, and its inputs by name: shape (-1 where free) and dtype.
 
     Raises:
-        DeployError: The file is damaged, or holds what a forward has no need of.
+        DeployError: The file is damaged, holds what a forward has no need of, or has two inputs of one name.
     """
     exported = load_program(path, keep_sizes=True)
     values = {node.name: node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder"}
     inputs = {}
     for name in exported.graph_signature.user_inputs:
-        value = values[str(name)]
-        inputs[name_of(str(name))] = ([size if isinstance(size, int) else -1 for size in value.shape], value.dtype)
+        value, own = values[str(name)], name_of(str(name))
+        if own in inputs:
+            raise DeployError(f"{path}: two inputs have the name {own!r}; not loaded")
+        inputs[own] = ([size if isinstance(size, int) else -1 for size in value.shape], value.dtype)
     return exported, inputs
