@@ -313,6 +313,32 @@ def wordless():
 
 def module():
     return nn.Linear(4, 4)
+
+def by_place(width=4, batch_size=16, /):
+    return needy(batch_size)
+
+def passing_on(**kwargs):
+    return sized(**kwargs)
+
+def ignoring(**kwargs):
+    return needy(16)
+
+def module_with(bias=True, **kwargs):
+    return nn.Linear(4, 4, bias, **kwargs)
+
+class Last(nn.LSTM):
+    def forward(self, x):
+        return super().forward(x)[0][-1]
+
+def sequence_first(batch_size=5):
+    return Last(4, 4), torch.randn(50, batch_size, 4), torch.randn(batch_size, 4), nn.functional.mse_loss
+
+class Masked(nn.Linear):
+    def forward(self, mask, x):
+        return super().forward(x) * mask.mean()
+
+def masked():
+    return Masked(3, 3), (torch.ones(77, 77), torch.randn(4, 3)), torch.randn(4, 3), nn.functional.mse_loss
 """
 
 
@@ -359,6 +385,14 @@ def test_random_states_are_given_back(nets):
         ("module", None, 256),
         ("module", 4, 4),
         ("wordless", None, None),
+        ("by_place", None, 16),
+        ("by_place", 4, 4),
+        ("passing_on", None, 16),
+        ("passing_on", 3, 3),
+        ("module_with", 3, 3),
+        ("sequence_first", 6, 6),
+        ("sequence_first", None, None),
+        ("masked", None, None),
     ],
 )
 def test_the_batch_size_is_the_one_that_was_used(nets, factory, asked, used):
@@ -371,6 +405,8 @@ def test_a_batch_size_that_a_factory_does_not_take_is_refused(nets):
         ModelError, match=r"--batch-size 4: .*net\.py:build' makes its own batch of 16; let the factory take"
     ):
         compare(model=f"{nets}:build", batch_size=4, device="cpu")
+    with pytest.raises(ModelError, match=r"net\.py:ignoring' makes its own batch of 16; let"):
+        compare(model=f"{nets}:ignoring", batch_size=3, device="cpu")
     with pytest.raises(ModelError, match="makes its own batch; let"):
         compare(model=f"{nets}:wordless", batch_size=4, device="cpu")
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
+from torch.optim.swa_utils import AveragedModel
 
 from mezzo.cli._app import run
 from mezzo.proof import advise, bisect, compare_accuracy, run_at
@@ -38,6 +39,24 @@ class OneOfMany(Two):
         return super().forward(x, y)
 
 
+class Features(nn.Module):
+    """Takes several tensors as its one argument, and a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, feats, mask=None, **options):  # type: ignore[no-untyped-def]
+        return self.layer(feats[0] + feats[1])
+
+
+class Masked(nn.Module):
+    """Takes a tensor and a mask; both have defaults."""
+
+    def forward(self, x: Tensor | None = None, mask: Tensor | None = None) -> Any:
+        return x, mask
+
+
 class Any_(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return args, kwargs
@@ -50,8 +69,26 @@ class Any_(nn.Module):
         (Two(), (A, B, 2.0), (A, B, 2.0), {}),
         (Two(), {"y": B, "x": A}, (), {"y": B, "x": A}),
         (Two(), OrderedDict(x=A, y=B), (), {"x": A, "y": B}),
-        (Any_(), (A, B), (A, B), {}),
-        (Any_(), {"x": A}, (), {"x": A}),
+        (Two(), [A, B], (A, B), {}),  # cannot be the one argument
+        # both ways are possible: a tensor by its annotation, the number of required arguments, a declared name
+        (Masked(), (A, B), (A, B), {}),
+        (Masked(), {"mask": B, "x": A}, (), {"mask": B, "x": A}),
+        (Features(), (A,), (A,), {}),
+        (Features(), {"feats": A}, (), {"feats": A}),
+        # otherwise it is the one argument
+        (Features(), (A, B), ((A, B),), {}),
+        (Features(), [A, B], ([A, B],), {}),
+        (Features(), {"image": A}, ({"image": A},), {}),
+        (Any_(), (A, B), ((A, B),), {}),
+        (Any_(), {"x": A}, ({"x": A},), {}),
+        (nn.Identity(), [A], ([A],), {}),
+        # a wrapper is asked about the module inside
+        (nn.DataParallel(Two()), (A, B), (A, B), {}),
+        (nn.DataParallel(Two()), {"y": B, "x": A}, (), {"y": B, "x": A}),
+        (AveragedModel(OneOfMany()), {"x": A, "y": B}, ({"x": A, "y": B},), {}),
+        (torch.compile(Two(), backend="eager"), (A, B), (A, B), {}),
+        (torch.compile(OneOfMany(), backend="eager"), (A, B), ((A, B),), {}),
+        (torch.compile(nn.DataParallel(OneOfMany()), backend="eager"), {"x": A, "y": B}, ({"x": A, "y": B},), {}),
         # what a forward does not take so is its one argument
         (OneOfMany(), (A, B), ((A, B),), {}),
         (OneOfMany(), {"x": A, "y": B}, ({"x": A, "y": B},), {}),
@@ -78,11 +115,30 @@ def test_a_scripted_model_is_believed_to_take_what_it_is_given() -> None:
 
 @pytest.mark.parametrize(
     ("inputs", "size"),
-    [(A, 4), ((A, B), 4), ({"n": 3, "x": A}, 4), (torch.tensor(1.0), None), ("text", None), ([], None)],
+    [
+        *[(A, 4), ((A, B), 4), ({"n": 3, "x": A}, 4), (torch.tensor(1.0), None), ("text", None), ([], None)],
+        ((torch.ones(77, 77), A), None),  # a mask and a batch
+    ],
 )
 def test_the_size_of_a_batch(inputs: Any, size: int | None) -> None:
     assert batch_size_of(inputs) == size
     assert Task(nn.Identity(), inputs, None, mse_loss).batch_size == size
+
+
+def test_the_size_of_a_batch_is_not_told_where_the_targets_have_another() -> None:
+    sequence_first = torch.ones(50, 6, 8)
+    assert batch_size_of(sequence_first, torch.ones(6)) is None
+    assert batch_size_of(torch.tensor(1.0), torch.ones(4)) is None
+    task = Task(nn.Identity(), sequence_first, None, mse_loss, samples=6)
+    assert task.batch_size == task.copied(torch.device("cpu")).batch_size == 6
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_every_tool_keeps_several_tensors_in_one_argument(kind: Any) -> None:
+    model, inputs, target = Features(), kind([A, B]), torch.zeros(4, 8)
+    assert advise(model, inputs, target, mse_loss, dtype="bfloat16", device="cpu", steps=1).full.losses
+    assert bisect(model, inputs, target, mse_loss, dtype="bfloat16", steps=1).outcome == "nothing needed"
+    assert run_at(model, inputs, target, mse_loss, level="O0").loss is not None
 
 
 FORMS = [(Two, (A, B)), (Two, {"y": B, "x": A}), (OneOfMany, (A, B)), (OneOfMany, {"x": A, "y": B})]
@@ -100,10 +156,11 @@ def test_every_tool_takes_every_form(kind: type[Two], inputs: Any) -> None:
     assert compare_accuracy(*runs).rows
 
 
-def test_the_accuracy_comparison_still_takes_lists() -> None:
+def test_a_list_means_the_same_to_every_tool() -> None:
     target = torch.zeros(4, 8)
     losses = [run_at(kind(), [A, B], target, mse_loss, level="O0").loss for kind in (Two, OneOfMany)]
     assert None not in losses
+    assert bisect(Two(), [A, B], target, mse_loss, dtype="bfloat16", steps=1).outcome == "nothing needed"
 
 
 @pytest.mark.parametrize(("inputs", "can_be"), [((A, B), True), ({"x": A, "y": B}, False), ((A, B, 2.0), False)])

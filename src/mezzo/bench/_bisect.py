@@ -27,5 +27,5 @@ def bisect_model(model: str, *, batch_size: int | None = None, device: str | Non
     place = find_device(device, "mezzo bisect")
     size = BATCH_SIZE if batch_size is None else batch_size
     task = find_task(model, size, is_chosen=batch_size is not None).copied(place)
-    with failures_explained(model, place, task.batch_size or size):
+    with failures_explained(model, place, task.batch_size):
         return bisect(task.model, task.inputs, task.targets, task.loss_fn, **options)

@@ -41,7 +41,7 @@ def examine_model(
     size = BATCH_SIZE if batch_size is None else batch_size
     task = find_task(model, size, image_size, is_chosen=batch_size is not None)
     batches = None if loader is None else make_loader(loader)
-    with failures_explained(model, place, task.batch_size or size):
+    with failures_explained(model, place, task.batch_size):
         return advise(task.model, task.inputs, task.targets, task.loss_fn, device=place, loader=batches, **options)
 
 

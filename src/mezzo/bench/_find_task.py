@@ -47,7 +47,7 @@ def find_task(reference: str, batch_size: int, image_size: int = IMAGE_SIZE, *, 
 
 
 @contextmanager
-def failures_explained(reference: str, device: torch.device, batch_size: int) -> Iterator[None]:
+def failures_explained(reference: str, device: torch.device, batch_size: int | None) -> Iterator[None]:
     """Turn what the user's own code raises inside into a `RunError` that says where; ours keeps its traceback."""
     try:
         yield
@@ -55,8 +55,9 @@ def failures_explained(reference: str, device: torch.device, batch_size: int) ->
         raise
     except Exception as error:
         if isinstance(error, torch.cuda.OutOfMemoryError):
+            batch = "its own batch" if batch_size is None else f"a batch of {batch_size}"
             raise RunError(
-                f"out of memory on {device} with a batch of {batch_size}; give a smaller --batch-size, or make a smaller batch"
+                f"out of memory on {device} with {batch}; give a smaller --batch-size, or make a smaller batch"
             ) from error
         if ":" not in reference:
             raise

@@ -7,11 +7,13 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from mezzo._errors import MezzoError, RunError, unknown_choice
 from mezzo.proof._trial import Task
@@ -57,42 +59,69 @@ def load_task(reference: str, batch_size: int, *, is_chosen: bool = False) -> Ta
 
     A module alone gets uniform [0, 1) inputs of the shape that its first linear or convolution layer takes, uniform
     targets of its output's shape, and the mean squared error. Inputs that the factory makes are what the model is called
-    with: a tuple holds positional arguments, a dict named ones.
+    with: a tuple holds positional arguments, a dict named ones (`mezzo.proof._inputs.arguments_of`).
 
     Args:
         reference: FILE:FACTORY.
         batch_size: Samples of a batch that is made here.
-        is_chosen: Whether the user asked for this batch size: a factory that takes `batch_size` gets it.
+        is_chosen: Whether the user asked for this batch size: a factory that takes `batch_size` or **kwargs gets it.
 
     Raises:
         ModelError: The factory makes nothing usable, or its own batch although another size was chosen.
         RunError: The factory raised.
     """
     factory = find_factory(reference)
-    takes_size, needs_size = _batch_size_of(factory)
-    torch.manual_seed(SEED)
+    parameter = _batch_size_of(factory)
+    takes_any = parameter is not None and parameter.kind is parameter.VAR_KEYWORD
+    is_given = parameter is not None and not takes_any and (is_chosen or parameter.default is parameter.empty)
     try:
-        made = factory(batch_size=batch_size) if takes_size and (is_chosen or needs_size) else factory()
+        made = _made_with(factory, batch_size if is_given else None)
+        if (
+            is_chosen and takes_any and not isinstance(made, nn.Module)
+        ):  # one of a module alone hands **kwargs to the module
+            made = _made_with(factory, batch_size)
     except Exception as error:  # whatever the user's code raises, the line says where
         name = reference.rpartition(":")[2]
         raise RunError(f"{find_place(error, reference)}: {name}() raised {type(error).__name__}: {error}") from error
     task = _as_task(made, reference, batch_size)
-    if is_chosen and not takes_size and not isinstance(made, nn.Module):
-        own = "" if task.batch_size is None else f" of {task.batch_size}"
-        raise ModelError(
-            f"--batch-size {batch_size}: {reference!r} makes its own batch{own}; let the factory take batch_size, or leave "
-            "the option out"
-        )
-    return task
+    if is_given or (is_chosen and takes_any and _has_size(task, batch_size)):
+        return replace(task, samples=batch_size)
+    if isinstance(made, nn.Module) or not is_chosen:
+        return task
+    own = "" if task.batch_size is None else f" of {task.batch_size}"
+    raise ModelError(
+        f"--batch-size {batch_size}: {reference!r} makes its own batch{own}; let the factory take batch_size, or leave "
+        "the option out"
+    )
 
 
-def _batch_size_of(factory: Callable[..., Any]) -> tuple[bool, bool]:
-    """Return whether a factory takes `batch_size`, and whether it has no default for it."""
+def _batch_size_of(factory: Callable[..., Any]) -> inspect.Parameter | None:
+    """Return the parameter that takes `batch_size`, by its name or as one of **kwargs."""
     try:
-        parameter = inspect.signature(factory).parameters.get("batch_size")
+        parameters = inspect.signature(factory).parameters
     except (TypeError, ValueError):  # of C: it has no signature
-        parameter = None
-    return parameter is not None, parameter is not None and parameter.default is parameter.empty
+        return None
+    others = (each for each in parameters.values() if each.kind is each.VAR_KEYWORD)
+    return parameters.get("batch_size") or next(others, None)
+
+
+def _made_with(factory: Callable[..., Any], batch_size: int | None = None) -> Any:
+    """Call a factory, with `batch_size` by name, or by place where it is positional-only; the same numbers at every call."""
+    torch.manual_seed(SEED)
+    if batch_size is None:
+        return factory()
+    parameters = list(inspect.signature(factory).parameters.values())
+    by_place = [each for each in parameters if each.kind is each.POSITIONAL_ONLY]
+    names = [each.name for each in by_place]
+    if "batch_size" not in names:
+        return factory(batch_size=batch_size)
+    before = by_place[: names.index("batch_size")]
+    return factory(*(each.default for each in before if each.default is not each.empty), batch_size)
+
+
+def _has_size(task: Task, size: int) -> bool:
+    """Whether any tensor has this size: a factory may ignore what it gets as one of **kwargs."""
+    return any(size in leaf.shape for leaf in tree_leaves(task.inputs) if isinstance(leaf, Tensor))
 
 
 def find_place(error: BaseException, reference: str) -> str:
@@ -178,7 +207,7 @@ def _with_data(model: nn.Module, reference: str, batch_size: int) -> Task:
     if not isinstance(output, Tensor):
         advice = "return (module, inputs, targets, loss_fn) with a loss for it"
         raise ModelError(f"--model {reference!r}: its output is {_describe(output)}, not a tensor; {advice}")
-    return Task(model, inputs, torch.rand_like(output), nn.functional.mse_loss)
+    return Task(model, inputs, torch.rand_like(output), nn.functional.mse_loss, batch_size)
 
 
 def _input_shape(model: nn.Module) -> tuple[int, ...] | None:

@@ -27,7 +27,7 @@ from mezzo.proof._accuracy_run import (
     coarsest,
     sample_places,
 )
-from mezzo.proof._inputs import arguments_of
+from mezzo.proof._inputs import call_model
 
 MAX_ELEMENTS = 2**16
 """Of a tensor that are kept; 256 KiB."""
@@ -110,7 +110,7 @@ def run_at(
 
     Args:
         model: In training or evaluation mode, as it is to be compared.
-        inputs: A tensor, a tuple or list of positional arguments, or a dict of named ones.
+        inputs: A tensor, a tuple or list of positional arguments, a dict of named ones, or the one argument.
         targets: Second argument of `loss_fn`.
         loss_fn: Called as `loss_fn(model(inputs), targets)`, in the region.
         level: `O0` is float32; `OD`, `O1`, `O2` and `O3` as in `auto_cast`. At O2 and O3 the copy is decorated; where the
@@ -140,20 +140,13 @@ def run_at(
 
     def step() -> Tensor:
         with region_of_run:
-            loss = loss_fn(_called(copied, own_inputs), targets)
+            loss = loss_fn(call_model(copied, own_inputs), targets)
         (loss.float() * scale).backward()
         return loss
 
     label = "float32" if level == "O0" else f"{level} {str(half).removeprefix('torch.')}"
     with _seeded(device, seed):
         return record_run(copied, step, name=name or label, loss_scale=scale, max_elements=max_elements)
-
-
-def _called(model: nn.Module, inputs: Any) -> Any:
-    args, kwargs = arguments_of(model, whole := tuple(inputs) if isinstance(inputs, list) else inputs)
-    if len(args) == 1 and args[0] is whole:
-        return model(inputs)
-    return model(*args, **kwargs)
 
 
 @contextmanager

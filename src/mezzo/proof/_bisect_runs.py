@@ -23,7 +23,7 @@ from mezzo.amp._fp8 import first_and_last
 from mezzo.amp._policy import parse_level
 from mezzo.amp.debugging import OperatorStats, collect_operator_stats
 from mezzo.fp8 import Fp8Recipe, recipe_for
-from mezzo.proof._inputs import arguments_of
+from mezzo.proof._inputs import call_model
 from mezzo.proof._random import random_states_kept, seed_all
 
 SEED = 0
@@ -119,7 +119,7 @@ class Runs:
             model.train()
         with random_states_kept(self._gpus), region, collect_operator_stats(print_table=False) as stats:
             inputs, targets = self._fresh_batch(0)
-            output = _called(model, inputs)
+            output = call_model(model, inputs)
             if self._loss_fn is not None and self._settings.by == "ops":
                 self._loss_fn(output, targets)
         return stats, list(order)
@@ -147,7 +147,7 @@ class Runs:
             while len(losses) < settings.steps:
                 inputs, targets = self._fresh_batch(len(losses))
                 with region:
-                    loss = loss_fn(_called(model, inputs), targets)
+                    loss = loss_fn(call_model(model, inputs), targets)
                 value = float(loss.detach())
                 scaler.scale(loss).backward()
                 is_finite = math.isfinite(value) and _has_finite_gradients(optimizer)
@@ -164,7 +164,7 @@ class Runs:
         """Return the output of one forward in the model's own mode, all its floating tensors in one row of float64."""
         model, _, region = self._prepare(kept)
         with random_states_kept(self._gpus), torch.no_grad(), region:
-            output = _called(model, self._fresh_batch(0)[0])
+            output = call_model(model, self._fresh_batch(0)[0])
         parts = [part for part in tree_leaves(output) if isinstance(part, Tensor) and part.is_floating_point()]
         if not parts:
             raise ValueError(
@@ -208,11 +208,6 @@ class Runs:
         seed_all(SEED + step)
         inputs, targets = tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, self._batch)
         return inputs, targets
-
-
-def _called(model: nn.Module, inputs: Any) -> Any:
-    args, kwargs = arguments_of(model, inputs)
-    return model(*args, **kwargs)
 
 
 def _float32_start(model: nn.Module) -> nn.Module:

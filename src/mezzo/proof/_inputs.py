@@ -1,6 +1,7 @@
 """How a model is called with a batch: one argument, several, or named ones."""
 
 import inspect
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,41 +10,105 @@ from torch.utils._pytree import tree_leaves
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_ANYTHING = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+_BESIDE_TENSOR = {"torch", "typing", "Optional", "Union", "None", "NoneType"}
+
+
+def call_model(model: nn.Module, inputs: Any) -> Any:
+    """Call a model with a batch as `arguments_of` decides."""
+    args, kwargs = arguments_of(model, inputs)
+    return model(*args, **kwargs)
+
 
 def arguments_of(model: nn.Module, inputs: Any) -> Arguments:
     """Return the positional and the named arguments that a model is called with.
 
-    A tuple holds positional arguments, a mapping named ones. Where `forward` does not take them so, and for anything
-    else, `inputs` is the one argument.
+    A tuple or list holds positional arguments, a mapping named ones, if `forward` can be called so. Otherwise `inputs` is
+    the one argument. Where both are possible (`forward(x, mask=None)`, `forward(*args, **kwargs)`), these decide:
+
+    - A tuple holds positional arguments if `forward` has as many without a default, or if its first one is annotated as a
+      tensor. A list with one item is the one argument.
+    - A mapping holds named arguments if one of its keys is the name of a parameter.
+    - Otherwise `inputs` is the one argument. A dict of named arguments says clearly what is meant.
+
+    The signature is that of the module inside torch.compile, DataParallel and other wrappers.
 
     >>> arguments_of(nn.Bilinear(2, 2, 1), ("a", "b")), arguments_of(nn.Linear(2, 2), ("a", "b"))
     ((('a', 'b'), {}), ((('a', 'b'),), {}))
     >>> arguments_of(nn.Linear(2, 2), {"input": "a"}), arguments_of(nn.Linear(2, 2), {"image": "a"})
     (((), {'input': 'a'}), (({'image': 'a'},), {}))
     """
-    if isinstance(inputs, tuple) and not hasattr(inputs, "_fields") and _takes(model, inputs, {}):
-        return inputs, {}
-    if isinstance(inputs, Mapping) and all(isinstance(key, str) for key in inputs) and _takes(model, (), inputs):
+    signature = _signature_of(model)
+    if isinstance(inputs, (tuple, list)) and not hasattr(inputs, "_fields"):
+        if _holds_positional(signature, inputs):
+            return tuple(inputs), {}
+    elif (
+        isinstance(inputs, Mapping) and all(isinstance(key, str) for key in inputs) and _holds_named(signature, inputs)
+    ):
         return (), dict(inputs)
     return (inputs,), {}
 
 
-def _takes(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def _signature_of(model: nn.Module) -> inspect.Signature | None:
+    """Return how `forward` is called; None: it does not tell, such as a scripted one."""
     try:
-        inspect.signature(model.forward).bind(*args, **kwargs)
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):
+        signature = None
+    inner = getattr(model, "_orig_mod", None)  # of torch.compile
+    if inner is None and signature is not None and {each.kind for each in signature.parameters.values()} == _ANYTHING:
+        inner = getattr(model, "module", None)
+    return _signature_of(inner) if isinstance(inner, nn.Module) else signature
+
+
+def _holds_positional(signature: inspect.Signature | None, inputs: tuple[Any, ...] | list[Any]) -> bool:
+    if signature is None:
+        return isinstance(inputs, tuple)
+    if not _binds(signature, *inputs) or not _binds(signature, inputs):
+        return _binds(signature, *inputs)
+    if isinstance(inputs, list) and len(inputs) == 1:
+        return False
+    positional = [each for each in signature.parameters.values() if each.kind in _POSITIONAL]
+    required = [each for each in positional if each.default is each.empty]
+    return len(required) == len(inputs) or (bool(positional) and _is_tensor(positional[0].annotation))
+
+
+def _holds_named(signature: inspect.Signature | None, inputs: Mapping[str, Any]) -> bool:
+    if signature is None:
+        return True
+    is_one_argument_too = _binds(signature, inputs)
+    return _binds(signature, **inputs) and (
+        not is_one_argument_too or any(key in signature.parameters for key in inputs)
+    )
+
+
+def _binds(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
+    try:
+        signature.bind(*args, **kwargs)
     except TypeError:
         return False
-    except ValueError:  # a forward without a signature, such as a scripted one, is believed to
-        return True
     return True
 
 
-def batch_size_of(inputs: Any) -> int | None:
-    """Return the first size of the first tensor that has one; None if there is none.
+def _is_tensor(annotation: Any) -> bool:
+    """Whether an annotation allows a tensor and, besides, at most None."""
+    if annotation is inspect.Parameter.empty:
+        return False
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    words = set(re.findall(r"\w+", text)) - _BESIDE_TENSOR
+    return bool(words) and all(word.endswith("Tensor") for word in words)
+
+
+def batch_size_of(inputs: Any, targets: Any = None) -> int | None:
+    """Return the first size of the input tensors; None if there is none, or if a tensor of the batch has another one.
 
     >>> import torch
-    >>> batch_size_of({"scale": torch.ones(()), "image": torch.ones(4, 3)})
+    >>> batch_size_of({"scale": torch.ones(()), "image": torch.ones(4, 3)}, torch.ones(4))
     4
     """
-    sizes = (leaf.shape[0] for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim())
-    return next(sizes, None)
+    of_inputs, of_targets = (
+        {leaf.shape[0] for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.dim()}
+        for tree in (inputs, targets)
+    )
+    return next(iter(of_inputs)) if len(of_inputs) == 1 and of_targets <= of_inputs else None

@@ -27,11 +27,13 @@ class Task:
     """What the model is called with; a tuple holds positional arguments, a mapping named ones (`arguments_of`)."""
     targets: Any
     loss_fn: Callable[[Any, Any], Tensor]
+    samples: int | None = None
+    """How many samples the batch was made with; None: not known."""
 
     @property
     def batch_size(self) -> int | None:
-        """Samples of the batch; None where no input tells."""
-        return batch_size_of(self.inputs)
+        """Samples of the batch: as it was made, or where all tensors have one first size; None where nothing tells."""
+        return batch_size_of(self.inputs, self.targets) if self.samples is None else self.samples
 
     def copied(self, device: torch.device) -> "Task":
         """Return the task with copies of model, batch and loss on `device`, so that training leaves the originals alone.
@@ -51,7 +53,7 @@ class Task:
         inputs, targets = tree_map(lambda leaf: _fresh(leaf, device), (self.inputs, self.targets))
         is_module = isinstance(self.loss_fn, nn.Module)
         loss_fn = copy.deepcopy(self.loss_fn).to(device) if is_module else self.loss_fn  # type: ignore[attr-defined]
-        return Task(model.to(device), inputs, targets, loss_fn)
+        return Task(model.to(device), inputs, targets, loss_fn, self.samples)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
