@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim import SGD, AdamW, Optimizer, RMSprop
 
-from mezzo._errors import RunError
+from mezzo._errors import MezzoError, RunError
 from mezzo.amp import GradScaler, Policy, auto_cast, decorate
 from mezzo.optim import master_of
 from mezzo.static import CaptureError, CompiledStep, _graph, capture_step, compile_step
@@ -330,6 +330,47 @@ def test_a_decorated_model_without_a_policy_is_explained(backend: str) -> None:
         step(torch.ones(2, 3), torch.ones(2, 4))
     with auto_cast(level="O2", dtype="bfloat16"):  # a region around the call is a policy
         assert step(torch.ones(2, 3), torch.ones(2, 4)).isfinite()
+
+
+@pytest.mark.parametrize(
+    ("said", "is_explained"),
+    [
+        ("mat1 and mat2 must have the same dtype, but got Float and BFloat16", True),
+        ("Input type (float) and bias type (c10::Half) should be the same", True),
+        ("Input type (torch.cuda.FloatTensor) and weight type (torch.cuda.HalfTensor) should be the same", True),
+        ("RNN input dtype (torch.float32) does not match weight dtype (torch.bfloat16)", True),
+        ("mixed dtype (CPU): expect parameter to have scalar type of Float", None),  # perhaps
+        ("scatter(): Expected self.dtype to be equal to src.dtype", None),
+        ("expected target dtype to be Long or Byte, but got Int", False),
+        ("mat1 and mat2 must have the same dtype, but got Long and BFloat16", False),
+        ("mat1 and mat2 must have the same dtype, but got Double and Half", False),
+        ("out of memory", False),
+    ],
+)
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError])
+def test_a_missing_policy_is_told_only_of_errors_about_float32_and_half(
+    kind: type[Exception], said: str, is_explained: bool | None
+) -> None:
+    def fail(output: Tensor, target: Tensor) -> Tensor:
+        raise kind(said)
+
+    model = nn.Linear(3, 4).bfloat16()
+    step = compile_step(model, fail, SGD(model.parameters(), lr=0.1), backend="eager")
+    with pytest.raises(ValueError if is_explained else kind) as caught:
+        step(torch.ones(2, 3, dtype=torch.bfloat16), torch.ones(2, 4))
+    assert str(caught.value).startswith("policy is missing: the model has bfloat16 weights") is (is_explained is True)
+    notes = getattr(caught.value, "__notes__", [])
+    assert [note[:22] for note in notes] == (["the step has no policy"] if is_explained is None else [])
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_target_of_a_wrong_dtype_is_no_missing_policy(backend: str) -> None:
+    model = nn.Linear(3, 4).bfloat16()
+    step = compile_step(model, nn.functional.cross_entropy, SGD(model.parameters(), lr=0.1), backend=backend)
+    with pytest.raises((RuntimeError, MezzoError)) as caught:
+        step(torch.ones(2, 3, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.int32))
+    assert "policy" not in str(caught.value)
+    assert not hasattr(caught.value, "__notes__")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -23,7 +23,11 @@ Loss = Callable[[Any, Tensor], Any]
 Compute = Callable[..., tuple[Tensor, ...]]
 
 _TYPES_DIFFER = re.compile(r"dtype|scalar type|same type|type .* should be the same")
-"""Words of torch's errors about a float32 tensor that meets a half one."""
+"""Words of torch's errors about tensors of different dtypes."""
+_NAMES_HALF = re.compile(r"\b(half|bfloat16|float16)(tensor)?\b", re.IGNORECASE)
+_NAMES_FLOAT32 = re.compile(r"\bfloat(32)?(tensor)?\b", re.IGNORECASE)
+_NAMES_OTHER = re.compile(r"\b(Long|Int|Short|Byte|Char|Bool|Double)(Tensor)?\b|\bu?int\d+\b|\bfloat64\b")
+"""Dtypes that no policy casts."""
 
 
 def policy_of(policy: Any, model: nn.Module) -> Policy | None:
@@ -75,7 +79,7 @@ class TrainingStep:
         with precision_of(self.precision):
             try:
                 results = self.compute(*batch)
-            except (RuntimeError, TypeError, MezzoError) as error:
+            except (RuntimeError, TypeError, ValueError, MezzoError) as error:
                 self._explain_missing_policy(error)
                 raise
         _check_results(results)
@@ -94,16 +98,17 @@ class TrainingStep:
         return tuple(result.detach().clone() for result in results)
 
     def _explain_missing_policy(self, error: Exception) -> None:
-        """Raise ValueError where half weights met float32 inputs because the step has no policy."""
-        if self.precision.is_on or current_policy() is not None or not _TYPES_DIFFER.search(str(error)):
+        """Raise ValueError where half weights met float32 inputs because the step has no policy; add a note if it may be so."""
+        reason = " ".join(str(error).split())
+        if self.precision.is_on or current_policy() is not None or not _TYPES_DIFFER.search(reason):
             return
         half = next((p.dtype for p in self._params() if p.dtype in HALF_DTYPES.values()), None)
-        if half is not None:
-            reason = " ".join(str(error).split())[:200]
-            raise ValueError(
-                f"policy is missing: the model has {dtype_name(half)} weights; give policy='O2', or the level that decorate "
-                f"was called with ({reason})"
-            ) from error
+        if half is None or _NAMES_OTHER.search(reason):
+            return
+        cure = f"the model has {dtype_name(half)} weights; give policy='O2', or the level that decorate was called with"
+        if _NAMES_HALF.search(reason) and _NAMES_FLOAT32.search(reason):
+            raise ValueError(f"policy is missing: {cure} ({reason[:200]})") from error
+        error.add_note(f"the step has no policy, and {cure}")
 
     def _step_without_scaler(self) -> None:
         if self.max_norm is not None:
