@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mezzo._timer import Timing
-from mezzo.proof import Changes, advise, apply_changes
+from mezzo._timer import Timing, time_on_device
+from mezzo.proof import Changes, _measure, advise, apply_changes
 from mezzo.proof import _doctor as doctor
 from mezzo.proof._advice_page import page_text
 
@@ -290,3 +290,15 @@ def test_the_float32_step_is_timed_again_at_the_end():
     report = advise(nn.Linear(8, 8), torch.rand(2, 8), device="cpu", steps=3, dtype="bfloat16")
     assert report.full_again is not None
     assert len(report.full_again.times_s) == 3
+
+
+def test_the_float32_step_is_warmed_up_the_same_way_both_times(monkeypatch):
+    warmups = []
+
+    def time_and_note(*args, warmup_calls, **options):
+        warmups.append(warmup_calls)
+        return time_on_device(*args, warmup_calls=warmup_calls, **options)
+
+    monkeypatch.setattr(_measure, "time_on_device", time_and_note)
+    advise(nn.Linear(8, 8), torch.rand(2, 8), device="cpu", steps=1, dtype="bfloat16")
+    assert warmups[-1] == _measure.WARMUP_STEPS  # the one at the end

@@ -43,7 +43,8 @@ CHANGED = (
     "change one back"
 )
 PROMOTED = (
-    "; operators on no list now stay float32 where an input is float32: --amp_use_promote False keeps most of the old rule"
+    "; operators on no list now stay float32 where an input is float32: "
+    "--amp_use_promote False keeps most of the old rule"
 )
 PERHAPS = PROMOTED.replace("; ", "; if that was at O2 or O3, ", 1)
 

@@ -14,6 +14,7 @@ from mezzo._errors import MezzoError, RunError, unknown_choice
 from mezzo.bench._task import IMAGE_SIZE, SEED, ModelError, find_place, load_task
 from mezzo.models import create_model, model_info
 from mezzo.models._registry import names_and_aliases
+from mezzo.proof._random import random_states_kept
 from mezzo.proof._trial import Task
 
 
@@ -34,7 +35,7 @@ def find_task(reference: str, batch_size: int, image_size: int = IMAGE_SIZE, *, 
     for name, value in (("batch_size", batch_size), ("image_size", image_size)):
         if value < 1:
             raise ValueError(f"{name}={value}: must be at least 1")
-    with torch.random.fork_rng(devices=[]):
+    with random_states_kept():
         if ":" in reference:
             try:
                 return load_task(reference, batch_size, is_chosen=is_chosen)

@@ -153,9 +153,12 @@ def measure(task: Task, setup: Setup, device: torch.device, steps: int) -> Measu
 
 
 def time_again(task: Task, setup: Setup, device: torch.device, steps: int) -> Timing:
-    """Return the times of some more steps of a setup: whether the machine is as fast as it was when it was measured."""
+    """Return the times of some more steps of a setup: whether the machine is as fast as it was when it was measured.
+
+    They are warmed up as in `measure`, or a cold start would be taken for a slower machine.
+    """
     with _trained(task, setup, device) as trainer:
-        return time_on_device(trainer.step, calls=steps, warmup_calls=1, device=device)
+        return time_on_device(trainer.step, calls=steps, warmup_calls=WARMUP_STEPS, device=device)
 
 
 @contextmanager

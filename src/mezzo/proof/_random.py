@@ -18,10 +18,15 @@ def seed_all(seed: int) -> None:
 
 @contextmanager
 def random_states_kept(gpus: Sequence[int | torch.device] = ()) -> Iterator[None]:
-    """Give every global random state back as it was, and those of some GPUs."""
+    """Give every global random state back as it was, with those of all GPUs: `seed_all` seeds all of them.
+
+    Args:
+        gpus: That are used inside. Without any, the states of GPUs are kept only if CUDA is in use already.
+    """
     python, numpy = random.getstate(), np.random.get_state()
+    kept = range(torch.cuda.device_count()) if gpus or torch.cuda.is_initialized() else ()
     try:
-        with torch.random.fork_rng(devices=list(gpus)):
+        with torch.random.fork_rng(devices=kept):
             yield
     finally:
         random.setstate(python)
