@@ -39,7 +39,8 @@ def _tag_end(*_: Any) -> None:
 
 def tag_compile_caches() -> None:
     """Let every compilation under a policy use cache keys of its own; asked at each region: `torch._dynamo.reset` forgets."""
-    callbacks = sys.modules.get("torch._dynamo.callback")
-    if callbacks is not None and _tag_start not in callbacks.callback_handler.start_callbacks:
-        callbacks.callback_handler.register_start_callback(_tag_start)
-        callbacks.callback_handler.register_end_callback(_tag_end)
+    # Another thread may be importing that module right now.
+    handler = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+    if handler is not None and _tag_start not in handler.start_callbacks:
+        handler.register_start_callback(_tag_start)
+        handler.register_end_callback(_tag_end)
