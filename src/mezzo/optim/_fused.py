@@ -158,10 +158,9 @@ def _adam(
     found: Tensor | None,
 ) -> None:
     steps = [step_count(optimizer, slot) for slot in batch]
-    if found is None:
-        torch._foreach_add_(steps, 1)
-    else:  # by overload: torch._foreach_add_ would read the tensor as a number, on the host
-        torch.ops.aten._foreach_add_.Tensor(steps, 1 - found)
+    # By overload: torch._foreach_add_ would read the tensor as a number, on the host. A number would be wrapped per tensor.
+    one = torch.ones((), device=steps[0].device) if found is None else 1 - found
+    torch.ops.aten._foreach_add_.Tensor(steps, one)
     kernel = (
         torch._fused_adamw_ if group.get("decoupled_weight_decay", type(optimizer) is AdamW) else torch._fused_adam_
     )
