@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mezzo._errors import DeployError
-from mezzo._files import write_file
+from mezzo.files import write_file
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

@@ -12,8 +12,8 @@ from importlib.resources import files
 from typing import Any
 
 from mezzo._extras import require
-from mezzo._plain import plain
 from mezzo._version import version_of
+from mezzo.files import plain
 
 BASE_TEMPLATE = "page_base.html.jinja"
 BASE_STYLE = "page_base.css"

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mezzo._errors import RunError
-from mezzo._files import write_file
 from mezzo.checkpoint import CheckpointError, CheckpointStore
+from mezzo.files import write_file
 
 
 def fill(text: str = "x"):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mezzo.config._errors import ConfigError, Faults
 from mezzo.config._source import MAX_BYTES, merge, read_tree
-from mezzo.config._tree import Mark, mark_all
+from mezzo.files import Mark, mark_all
 
 
 def read(folder: Path, **files: str) -> Any:

@@ -9,7 +9,7 @@ import torch
 
 from mezzo.config._errors import ConfigError, Faults
 from mezzo.config._losses import ClassLoss, read_loss
-from mezzo.config._tree import Mark, mark_all
+from mezzo.files import Mark, mark_all
 from mezzo.models import losses
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mezzo.config._errors import Faults
 from mezzo.config._overrides import apply_options
-from mezzo.config._tree import Mark, mark_all
+from mezzo.files import Mark, mark_all
 
 
 def test_names_lead_into_blocks_and_lists(tmp_path: Path) -> None:

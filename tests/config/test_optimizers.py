@@ -10,7 +10,7 @@ from torch import nn
 
 from mezzo.config._errors import ConfigError, Faults
 from mezzo.config._optimizers import OptimizerRecipe, Part, read_optimizer
-from mezzo.config._tree import Mark, mark_all
+from mezzo.files import Mark, mark_all
 
 
 def network() -> nn.Module:

@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler as torch_schedules
 from mezzo.config._curves import CURVES, Curve
 from mezzo.config._errors import ConfigError, Faults
 from mezzo.config._schedules import Schedule, read_schedule
-from mezzo.config._tree import Mark, mark_all
+from mezzo.files import Mark, mark_all
 
 STEPS = 60
 RATE = 0.1

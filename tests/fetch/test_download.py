@@ -9,7 +9,8 @@ import socket
 import pytest
 
 from mezzo._errors import RunError
-from mezzo.fetch import Bounds, FetchError, Unreachable, _download, download, fetch, place_of
+from mezzo.fetch import FetchError, Unreachable, _download, download, fetch, place_of
+from mezzo.files import Bounds
 
 DATA = bytes(range(256)) * 4000
 

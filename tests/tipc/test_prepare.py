@@ -24,12 +24,12 @@ from test_mend import CONFIG
 
 from archives import special, tar_of, zip_of
 from mezzo._errors import MezzoError, RunError
-from mezzo._files import locked
 from mezzo.config import ConfigError, load_recipe
 from mezzo.data import DataError
 from mezzo.data import prepare as generate
 from mezzo.data._lite import MARKER as GENERATED
-from mezzo.fetch import Bounds, FetchError, _archive, _download, place_of
+from mezzo.fetch import FetchError, _download, place_of
+from mezzo.files import Bounds, FileError, _archive, locked
 from mezzo.models import count_classes, create_model, load_trained, save_pdparams
 from mezzo.tipc import PROFILES, Allowances, _datasets, _prepare, _weights, make_plan, mend
 from mezzo.tipc._datasets import DATASETS
@@ -553,7 +553,7 @@ def test_whole_training_without_the_real_set_says_what_to_pass(tmp_path, run):
     ],
 )
 def test_sources_that_are_none_are_refused_before_anything_is_made(tmp_path, run, options, message):
-    with pytest.raises((DataError, FetchError), match=re.escape(message)):
+    with pytest.raises((DataError, FileError), match=re.escape(message)):
         run(**options)
     assert not (tmp_path / "test_tipc").exists()
 
@@ -626,7 +626,7 @@ def test_archive_with_another_checksum_is_not_opened(tmp_path, fetch, files, mon
 def test_generated_data_stay_when_the_archive_is_refused(tmp_path, run, fetch):
     run()
     before = fingerprint(tmp_path / MINI)
-    with pytest.raises(FetchError):
+    with pytest.raises(FileError):
         fetch(b"no archive")
     assert fingerprint(tmp_path / MINI) == before
 
@@ -648,7 +648,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize(("archive", "message"), HOSTILE.values(), ids=HOSTILE)
 def test_hostile_entry_is_refused_and_nothing_stays(tmp_path, fetch, files, archive, message):
-    with pytest.raises(FetchError, match=re.escape(f"archive: {message}: refused, nothing is put in place")):
+    with pytest.raises(FileError, match=re.escape(f"archive: {message}: refused, nothing is put in place")):
         fetch(archive)
     assert_nothing_was_made(tmp_path)
     assert not list(tmp_path.rglob("evil"))
@@ -660,7 +660,7 @@ def test_bomb_is_stopped_at_the_bound(tmp_path, fetch, files, pack):
     bomb = pack({**files, "zeros": bytes(4_000_000)})
     assert len(bomb) < 50_000
     with pytest.raises(
-        FetchError, match="archive: unpacks to more than 1000000 bytes; unpack it yourself and pass --data"
+        FileError, match="archive: unpacks to more than 1000000 bytes; unpack it yourself and pass --data"
     ):
         fetch(bomb, bounds=Bounds(unpacked_bytes=1_000_000))
     assert_nothing_was_made(tmp_path)
@@ -669,13 +669,13 @@ def test_bomb_is_stopped_at_the_bound(tmp_path, fetch, files, pack):
 def test_archive_that_does_not_fit_on_the_disk_is_stopped(tmp_path, fetch, files, monkeypatch):
     usage = _archive.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(_archive.shutil, "disk_usage", lambda path: usage._replace(free=10))
-    with pytest.raises(FetchError, match="unpacks to more than 10 bytes"):
+    with pytest.raises(FileError, match="unpacks to more than 10 bytes"):
         fetch(zip_of(files))
     assert_nothing_was_made(tmp_path)
 
 
 def test_too_many_files_are_stopped(tmp_path, fetch):
-    with pytest.raises(FetchError, match="archive: unpacks to more than 5 files"):
+    with pytest.raises(FileError, match="archive: unpacks to more than 5 files"):
         fetch(tar_of({str(number): b"" for number in range(6)}), bounds=Bounds(files=5))
     assert_nothing_was_made(tmp_path)
 
@@ -717,7 +717,7 @@ def corrupt_zip() -> bytes:
     ],
 )
 def test_what_is_no_archive_of_the_set_is_named(tmp_path, fetch, archive, message):
-    with pytest.raises((DataError, FetchError), match=re.escape(message)):
+    with pytest.raises((DataError, FileError), match=re.escape(message)):
         fetch(archive)
     assert_nothing_was_made(tmp_path)
 
@@ -727,7 +727,7 @@ def test_file_twice_in_an_archive_is_refused(tmp_path, fetch):
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for _ in range(2):
             tar.addfile(tarfile.TarInfo("train.txt"))
-    with pytest.raises(FetchError, match="archive: cannot be unpacked: File exists"):
+    with pytest.raises(FileError, match="archive: cannot be unpacked: File exists"):
         fetch(buffer.getvalue())
     assert_nothing_was_made(tmp_path)
 

@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from mezzo._files import write_file
 from mezzo.checkpoint._errors import CheckpointError
 from mezzo.checkpoint._tensors import foreign_dtypes, pack_tensors, unpack_tensors
 from mezzo.checkpoint._tree import Packer, Tree, unpack
+from mezzo.files import write_file
 
 State: TypeAlias = dict[str, Tree]
 TENSORS, STRUCTURE = "state.safetensors", "state.json"

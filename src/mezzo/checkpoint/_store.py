@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import overload
 
-from mezzo._files import explained, flush, flush_tree, write_text
 from mezzo.checkpoint._errors import CheckpointError
+from mezzo.files import explained, flush, flush_tree, write_text
 
 LATEST = "latest"
 _LEFTOVER = re.compile(r"\.(tmp|old)-(.+)-(\d+)", re.ASCII)

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mezzo._files import write_file
 from mezzo.checkpoint._tensors import pack_tensors
+from mezzo.files import write_file
 from mezzo.models import save_pdparams
 
 WEIGHTS, PADDLE_WEIGHTS = "model.safetensors", "model.pdparams"

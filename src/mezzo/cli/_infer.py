@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mezzo._extras import require
-from mezzo._files import write_text
 from mezzo._lines import stamped
 from mezzo.cli._devices import read_device
 from mezzo.cli._flags import NO, Flag, switch
 from mezzo.cli._options import UsageError, option
 from mezzo.cli._show import progress_bar
+from mezzo.files import write_text
 
 if TYPE_CHECKING:
     from mezzo.infer import Deployed, InferResult

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mezzo._plain import plain
 from mezzo.cli._options import UsageError, option
+from mezzo.files import plain
 
 if TYPE_CHECKING:
     from mezzo.tipc import Plan, Profile

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from mezzo._errors import MezzoError
-from mezzo.config._errors import Faults, short, unknown_key
-from mezzo.config._tree import Mark, Node
+from mezzo.config._errors import Faults, unknown_key
+from mezzo.files import Mark, Node, short
 
 T = TypeVar("T")
 R = TypeVar("R")

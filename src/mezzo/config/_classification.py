@@ -16,7 +16,6 @@ from mezzo.config._numbers import number, whole
 from mezzo.config._optimizers import OptimizerRecipe
 from mezzo.config._recipe import Recipe
 from mezzo.config._schedules import Schedule
-from mezzo.config._tree import Mark
 from mezzo.data import (
     AutoAugment,
     CenterCrop,
@@ -29,6 +28,7 @@ from mezzo.data import (
     open_classification,
 )
 from mezzo.data.transforms import RandomHorizontalFlip
+from mezzo.files import Mark
 from mezzo.models import list_models, model_info
 
 P = ParamSpec("P")

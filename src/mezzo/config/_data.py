@@ -9,9 +9,9 @@ from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
 
 from mezzo.config._check import attempt, check_arguments, create, find_type
-from mezzo.config._errors import Faults, short, unknown_key
-from mezzo.config._tree import Node
+from mezzo.config._errors import Faults, unknown_key
 from mezzo.data import DATASETS, IGNORE, TRANSFORMS, Compose, Dataset, Transform
+from mezzo.files import Node, short
 
 PADDING = "label_padding_value"
 MAX_CLASSES = 255  # labels are bytes, and one value is for pixels that do not count

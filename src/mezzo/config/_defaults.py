@@ -6,7 +6,7 @@ from typing import Any
 
 from mezzo.config._data import classes_of
 from mezzo.config._errors import Faults, unknown_key
-from mezzo.config._tree import Node, mark_all
+from mezzo.files import Node, mark_all
 
 #: Old files have `learning_rate: {value: 0.01, decay: {type: poly}}`; the names of those types today.
 _OLD_DECAYS = {"poly": "PolynomialDecay", "piecewise": "PiecewiseDecay", "stepdecay": "StepDecay"}

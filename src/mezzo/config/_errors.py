@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from mezzo._errors import MezzoError, unknown_choice
-from mezzo.config._tree import Mark
+from mezzo.files import Mark
 
 T = TypeVar("T")
 SHOWN = 50  # faults; a file that is no configuration at all has thousands
@@ -51,19 +51,6 @@ def made(value: T | None) -> T:
     """Return a value that is there: where none was made, a fault was noted, and has been raised."""
     assert value is not None
     return value
-
-
-def short(value: object, limit: int = 60) -> str:
-    """Return a value as a message shows it, cut where it is long.
-
-    >>> short("abc"), short("x" * 100, limit=10)
-    ("'abc'", "'xxxxxx...")
-    """
-    try:
-        text = repr(value)
-    except ValueError:  # Python refuses to print whole numbers of thousands of digits
-        return "a very large number"
-    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def unknown_key(what: str, key: str, allowed: Iterable[str]) -> str:

@@ -19,7 +19,7 @@ from mezzo.config._overrides import apply_direct, apply_options
 from mezzo.config._recipe import Recipe
 from mezzo.config._schedules import read_schedule
 from mezzo.config._source import read_tree
-from mezzo.config._tree import Mark, Node
+from mezzo.files import Mark, Node
 
 _USED = ("batch_size", "iters", "train_dataset", "val_dataset", "model", "loss", "optimizer", "lr_scheduler")
 _COMMAND = "is an option of the command here"

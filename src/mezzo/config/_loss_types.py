@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from mezzo.config._errors import short
 from mezzo.config._numbers import flag, number, numbers, whole
+from mezzo.files import short
 from mezzo.models import losses
 
 Maker = Callable[[], nn.Module]

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mezzo.config._check import check_block, create
-from mezzo.config._errors import Faults, short
+from mezzo.config._errors import Faults
 from mezzo.config._loss_types import SINGLE, Maker, without_gradient
 from mezzo.config._numbers import numbers
-from mezzo.config._tree import Mark, Node
+from mezzo.files import Mark, Node, short
 from mezzo.models import losses
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from mezzo.config._check import REFUSALS, attempt, find_entry, find_line
-from mezzo.config._errors import Faults, short
+from mezzo.config._errors import Faults
 from mezzo.config._numbers import flag, whole, wholes
-from mezzo.config._tree import Mark, Node
+from mezzo.files import Mark, Node, short
 from mezzo.models import create_from_types, create_model, model_info
 
 _WIDEST = 2**16

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
-from mezzo.config._errors import short
+from mezzo.files import short
 
 LARGEST = 2**31 - 1
 

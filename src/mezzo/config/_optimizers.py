@@ -11,9 +11,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mezzo.config._check import attempt, check_arguments, check_block, find_type
-from mezzo.config._errors import Faults, short, unknown_key
+from mezzo.config._errors import Faults, unknown_key
 from mezzo.config._numbers import flag, number
-from mezzo.config._tree import Mark, Node
+from mezzo.files import Mark, Node, short
 
 Kind = Literal["sgd", "adam", "adamw", "rmsprop"]
 _NORM_CLIP = "ClipGradByGlobalNorm"

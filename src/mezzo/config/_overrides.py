@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mezzo.config._errors import Faults, short
-from mezzo.config._tree import Mark, Node
-from mezzo.config._yaml import parse_yaml
+from mezzo.config._errors import Faults
+from mezzo.files import Mark, Node, parse_yaml, short
 
 MAX_PARTS = 32
 #: What says how long a schedule decays; without it a schedule takes the run's iterations.

@@ -9,7 +9,7 @@ from mezzo.config._check import attempt, check_arguments, find_type
 from mezzo.config._curves import CURVES, Curve
 from mezzo.config._errors import Faults
 from mezzo.config._numbers import number, whole
-from mezzo.config._tree import Mark, Node
+from mezzo.files import Mark, Node
 
 _WARMUP = ("warmup_iters", "warmup_start_lr")
 

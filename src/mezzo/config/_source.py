@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mezzo.config._errors import Faults, short
-from mezzo.config._tree import Mark, Node
-from mezzo.config._yaml import parse_yaml
+from mezzo.config._errors import Faults
+from mezzo.files import Mark, Node, parse_yaml, short
 
 MAX_BYTES = 256 * 1024
 MAX_FILES = 32

@@ -15,8 +15,8 @@ from torch.export import ExportedProgram
 
 from mezzo._errors import RunError
 from mezzo._exported import forget_places, quietly
-from mezzo._files import write_file
 from mezzo.export._rewrites import rewrite
+from mezzo.files import write_file
 
 INPUT, OUTPUT = "images", "output"
 _REMAINDER = re.compile(r"% \d+\)* [!=]= 0\)*$")

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mezzo._errors import RunError
-from mezzo._files import write_file
 from mezzo.export._files import INPUT
+from mezzo.files import write_file
 
 Images = NDArray[np.float32]
 

@@ -16,13 +16,13 @@ from torch import nn
 from mezzo._errors import MezzoError, RunError, unknown_choice
 from mezzo._exported import write_program
 from mezzo._extras import require
-from mezzo._files import explained
 from mezzo._version import version_of
 from mezzo.export._files import trace, write_onnx
 from mezzo.export._fold import fold_batch_norms
 from mezzo.export._int8 import write_int8
 from mezzo.export._network import Deployable
 from mezzo.export._verify import Check, random_inputs, verify
+from mezzo.files import explained
 from mezzo.infer import PRECISIONS, Deployed, InputBatch, OutputOp, Refused, Task, read_inputs, sha256
 
 VERIFIED_IMAGES = 16

@@ -1,7 +1,5 @@
-"""Files from elsewhere: downloads into a cache, and archives that are opened with care."""
+"""Files by URL: downloads into a cache."""
 
-from mezzo.fetch._archive import Entry, read_entry, unpack
-from mezzo.fetch._bounds import WEIGHTS, Bounds
 from mezzo.fetch._cache import cached, fetch
 from mezzo.fetch._download import Progress, check_request, download
 from mezzo.fetch._errors import FetchError, Unreachable
@@ -20,12 +18,6 @@ __all__ = [
     # Files with a known checksum
     "check_request",
     "download",
-    # Archives
-    "unpack",
-    "read_entry",
-    "Entry",
-    "Bounds",
-    "WEIGHTS",
     # Errors
     "FetchError",
     "Unreachable",

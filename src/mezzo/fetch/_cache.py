@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from mezzo._errors import RunError
-from mezzo._files import locked, write_text
-from mezzo.fetch._bounds import WEIGHTS, Bounds
 from mezzo.fetch._download import Progress, Received, finish, transfer
 from mezzo.fetch._errors import FetchError, Unreachable
 from mezzo.fetch._place import PART, RECORD, is_offline, place_of, split
+from mezzo.files import WEIGHTS, Bounds, locked, write_text
 
 
 def cached(url: str, *, record: bool = True) -> Path | None:

@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from mezzo._files import explained, flush, write_text
 from mezzo._version import version_of
-from mezzo.fetch._bounds import Bounds
 from mezzo.fetch._errors import FetchError, Unreachable
 from mezzo.fetch._place import PART, RECORD, is_offline, split
+from mezzo.files import Bounds, explained, flush, write_text
 
 TIMEOUT_S = 15.0
 """Of a connection, and of each wait for bytes."""

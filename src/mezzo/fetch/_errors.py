@@ -1,10 +1,11 @@
 """What goes wrong with files that come from elsewhere."""
 
-from mezzo._errors import MezzoError, RunError
+from mezzo._errors import RunError
+from mezzo.files import FileError
 
 
-class FetchError(MezzoError):
-    """A URL, a file in the cache or an archive that is refused; the network is not the reason."""
+class FetchError(FileError):
+    """A URL or a file in the cache that is refused; the network is not the reason."""
 
 
 class Unreachable(RunError):

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from mezzo._errors import RunError, unknown_choice
-from mezzo._files import write_text
 from mezzo._version import version_of
+from mezzo.files import write_text
 from mezzo.infer._deployed import Deployed
 from mezzo.infer._engine import Engine, EngineOptions, Guarded, Images, Output
 from mezzo.infer._errors import DeployError, EngineError

@@ -11,8 +11,8 @@ from typing import Any, Literal, cast
 import yaml
 
 from mezzo._errors import unknown_choice
-from mezzo._files import write_text
 from mezzo.data import TRANSFORMS, CenterCrop, Compose, ResizeShort
+from mezzo.files import write_text
 from mezzo.infer._errors import DeployError
 
 FILE = "deploy.yaml"

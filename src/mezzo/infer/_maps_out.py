@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mezzo._errors import RunError
-from mezzo._files import write_file
+from mezzo.files import write_file
 from mezzo.infer._errors import DeployError
 
 Labels = NDArray[np.uint8] | NDArray[np.int32]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from mezzo._files import write_file
+from mezzo.files import write_file
 from mezzo.infer._maps_out import Labels, class_colors, overlay
 
 SHOWN = 12

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from mezzo.fetch import Entry, FetchError, read_entry
+from mezzo.files import Entry, FileError, read_entry
 
 FORMATS = (".pdparams", ".safetensors", ".pt", ".pth")
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
@@ -20,7 +20,7 @@ def read_weights_entry(path: Path) -> tuple[str, bytes]:
     """Return the name and the content of the file of weights in an archive.
 
     Raises:
-        FetchError: The archive is refused, or holds none, or several and no single `model.pdparams`.
+        FileError: The archive is refused, or holds none, or several and no single `model.pdparams`.
     """
 
     def choose(entries: list[Entry]) -> Entry:
@@ -32,9 +32,9 @@ def read_weights_entry(path: Path) -> tuple[str, bytes]:
         if len(found) == 1:
             return found[0]
         if found:
-            raise FetchError(f"{path}: several files of weights in it: {_some(found)}; unpack it and give one of them")
+            raise FileError(f"{path}: several files of weights in it: {_some(found)}; unpack it and give one of them")
         there = _some([entry for entry in entries if not entry.is_folder]) or "no files"
-        raise FetchError(f"{path}: no file of weights in it ({', '.join(FORMATS)}); it holds {there}")
+        raise FileError(f"{path}: no file of weights in it ({', '.join(FORMATS)}); it holds {there}")
 
     return read_entry(path, choose)
 

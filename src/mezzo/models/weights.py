@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mezzo._errors import MezzoError, RunError
-from mezzo._files import write_file
-from mezzo.fetch import FetchError
+from mezzo.files import FileError, write_file
 from mezzo.models._archives import ARCHIVES, FORMATS, is_archive, read_weights_entry
 from mezzo.models._pickles import UnsafePickle, read_arrays
 from mezzo.models._registry import model_info
@@ -258,7 +257,7 @@ def _read(path: Path) -> _File:
 def _read_archive(path: Path) -> _File:
     try:
         name, data = read_weights_entry(path)
-    except FetchError as error:
+    except FileError as error:
         raise WeightsError(str(error)) from error
     if not data:
         raise WeightsError(f"{path}: {name!r}: is empty")

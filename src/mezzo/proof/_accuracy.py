@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mezzo._files import write_file, write_text
-from mezzo._plain import plain
+from mezzo.files import plain, write_file, write_text
 from mezzo.proof._accuracy_page import page_text
 from mezzo.proof._accuracy_pairs import Pairing
 from mezzo.proof._accuracy_rows import Row, as_computed, by_harm

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from mezzo._files import write_file
-from mezzo._plain import plain
+from mezzo.files import plain, write_file
 
 T = TypeVar("T")
 

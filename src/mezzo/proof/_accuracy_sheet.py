@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mezzo._extras import MissingExtra
-from mezzo._plain import plain
+from mezzo.files import plain
 from mezzo.proof._accuracy_rows import Row
 
 COLUMNS = (

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mezzo._files import write_text
 from mezzo._html import render_page
+from mezzo.files import write_text
 from mezzo.proof._advice import Advice, time_text
 from mezzo.proof._doctor import Report
 from mezzo.proof._measure import Measured

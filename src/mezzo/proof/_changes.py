@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from mezzo._errors import MezzoError
-from mezzo._files import write_text
 from mezzo.amp._exclude import is_excluded
 from mezzo.amp._names import resolve_list
+from mezzo.files import write_text
 
 _KEYS = ("channels_last", "pad_channels", "custom_white_list")
 

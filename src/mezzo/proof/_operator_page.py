@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mezzo._files import write_text
 from mezzo._html import render_page
 from mezzo.amp.debugging import OperatorStats
+from mezzo.files import write_text
 from mezzo.proof._advice import time_text
 from mezzo.proof._recording_parts import (
     TOOLS,

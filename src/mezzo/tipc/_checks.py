@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from mezzo._errors import MezzoError
-from mezzo._files import write_text
+from mezzo.files import write_text
 from mezzo.tipc._load import CERTIFICATE, Check, Run, load_run
 from mezzo.tipc._log_text import read_log
 from mezzo.tipc._measures import is_mixed, loss_curve, operator_table

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
-from mezzo._plain import plain
+from mezzo.files import plain
 from mezzo.tipc._load import Run
 from mezzo.tipc._log_text import read_log, tail
 from mezzo.tipc._record import Record

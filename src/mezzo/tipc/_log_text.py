@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from mezzo._plain import plain
+from mezzo.files import plain
 
 READ_BYTES = 4 * 2**20
 """Of a longer log, half of this is read from each end."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mezzo._files import write_text
 from mezzo._html import render_page
 from mezzo._svg import Series, line_chart
+from mezzo.files import write_text
 from mezzo.tipc._load import Check, Run
 from mezzo.tipc._matrix import inference_support, stage_matrix, training_support, verdict
 from mezzo.tipc._shown import SYMBOLS, Shown, show_steps

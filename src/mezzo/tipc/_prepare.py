@@ -13,12 +13,12 @@ from typing import Any
 
 import yaml
 
-from mezzo._files import explained, locked, write_file, write_text
 from mezzo.config import load_recipe
 from mezzo.data import IMAGE_SUFFIXES, TRAIN, DataError, has_split
 from mezzo.data import prepare as generate
 from mezzo.data._lite import MARKER as GENERATED
-from mezzo.fetch import Bounds, check_request, download, unpack
+from mezzo.fetch import check_request, download
+from mezzo.files import Bounds, explained, locked, unpack, write_file, write_text
 from mezzo.tipc._config import LITE_CPU, LITE_MODES, choose_profile, parse, read_config
 from mezzo.tipc._datasets import CLASSIFICATION, DataSet, first_image
 from mezzo.tipc._plan import Plan
@@ -112,7 +112,7 @@ def prepare(
 
     Raises:
         DataError: No command names data, the set is missing or is another one, or would lie outside of the repository.
-        FetchError: The archive is refused.
+        FileError: The archive is refused.
         RunError: Something cannot be fetched or written.
         ConfigError: The text or a recipe is wrong.
     """

@@ -9,7 +9,7 @@ from pathlib import Path
 from mezzo._errors import MezzoError
 from mezzo.config import ConfigError as RecipeError
 from mezzo.config import load_recipe
-from mezzo.fetch import FetchError
+from mezzo.files import FileError
 from mezzo.tipc._config import LITE_MODES, Config, parse
 from mezzo.tipc._datasets import CLASSIFICATION
 from mezzo.tipc._plan import Plan, Step
@@ -93,7 +93,7 @@ def _weights(plan: Plan, root: Path) -> Iterator[tuple[bool, str]]:
         lacking = not_cached(plan, root)
     except RecipeError:
         return  # said of the recipe
-    except FetchError as error:
+    except FileError as error:
         yield True, str(error)
         return
     then = "this mode starts without them" if plan.mode in LITE_MODES else "the run is refused"

@@ -2,7 +2,7 @@
 
 import shlex
 
-from mezzo._plain import plain
+from mezzo.files import plain
 from mezzo.tipc._plan import CVD, Plan, Step
 from mezzo.tipc._text import evaluated
 

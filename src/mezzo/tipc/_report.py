@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from mezzo._files import write_text
+from mezzo.files import write_text
 from mezzo.tipc._junit import junit_xml
 from mezzo.tipc._load import Run, find_runs, load_run
 from mezzo.tipc._page import write_page

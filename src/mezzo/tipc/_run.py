@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mezzo._errors import MezzoError, RunError
-from mezzo._files import explained, write_text
-from mezzo._plain import plain
+from mezzo.files import explained, plain, write_text
 from mezzo.tipc._load import load_run
 from mezzo.tipc._log_text import NOTICE, read_log, why
 from mezzo.tipc._machine import Machine, code_hash, text_hash

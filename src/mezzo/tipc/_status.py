@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mezzo._files import explained
+from mezzo.files import explained
 from mezzo.tipc._plan import Plan, Step
 from mezzo.tipc._text import echoed
 

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from mezzo._plain import plain
+from mezzo.files import plain
 from mezzo.tipc._log_text import NOTICE
 from mezzo.tipc._plan import Step
 from mezzo.tipc._record import Record

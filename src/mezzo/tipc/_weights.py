@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from mezzo._errors import MezzoError, RunError
-from mezzo._files import explained
 from mezzo.fetch import cached, fetch, place_of, terminal_progress
+from mezzo.files import explained
 from mezzo.models import convert
 from mezzo.tipc._config import LITE_MODES
 from mezzo.tipc._plan import Plan, Step

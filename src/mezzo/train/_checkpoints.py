@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mezzo._files import explained
 from mezzo.checkpoint import BEST, CheckpointError, CheckpointStore, read_state, save_weights, write_state
+from mezzo.files import explained
 from mezzo.models import load_weights, save_pdparams
 from mezzo.train._ema import Ema
 from mezzo.train._rules import describe_new_rules, rules_of

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mezzo._errors import unknown_choice
-from mezzo._files import write_file
+from mezzo.files import write_file
 from mezzo.train._scalars import Point, ScalarLogError, read_scalars
 
 Curve = tuple[list[int], list[float]]

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import yaml
 
-from mezzo._files import explained, write_file
 from mezzo._version import version_of
+from mezzo.files import explained, write_file
 from mezzo.train._session import Session
 
 PACKAGES = ("mezzo", "torch", "numpy", "opencv-python-headless", "Pillow", "safetensors")

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from mezzo._errors import MezzoError
-from mezzo._files import explained, write_file
+from mezzo.files import explained, write_file
 
 SCALARS = "scalars.jsonl"
 EVENTS = "tensorboard"

@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 
 from mezzo._errors import RunError
 from mezzo._exported import load_program
-from mezzo._files import explained
 from mezzo.amp import float32_copy
 from mezzo.checkpoint import CheckpointError, CheckpointStore, read_state, write_state
+from mezzo.files import explained
 from mezzo.models import WeightsError, load_weights
 from mezzo.static import InputSpec, save_forward
 from mezzo.train._precision import Precision

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 from collections.abc import Iterator
@@ -49,18 +48,6 @@ def write_file(path: Path, data: bytes) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a text as UTF-8; see `write_file`."""
     write_file(path, text.encode())
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Wait until no other process holds a lock, and hold it; the system releases it when a process dies."""
-    with explained(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
-    with file:
-        with explained(path):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def flush(path: Path) -> None:

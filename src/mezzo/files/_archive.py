@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from mezzo.fetch._bounds import WEIGHTS, Bounds
-from mezzo.fetch._errors import FetchError
+from mezzo.files._bounds import WEIGHTS, Bounds
+from mezzo.files._errors import FileError
 
 _CHUNK = 1 << 20
 _TAR_HEADERS = 4096  # bytes per file that a tar stream may have besides the files
@@ -64,7 +64,7 @@ def unpack(archive: Path, folder: Path, bounds: Bounds) -> None:
     a data set needs none, and without them a name without `..` cannot lead out.
 
     Raises:
-        FetchError: The archive is none, is damaged, too large, or holds anything else.
+        FileError: The archive is none, is damaged, too large, or holds anything else.
     """
     with _explained(archive):
         room = min(bounds.room_for(archive), shutil.disk_usage(folder).free)
@@ -82,7 +82,7 @@ def read_entry(archive: Path, choose: Callable[[list[Entry]], Entry], bounds: Bo
         bounds: Of the whole archive, not only of the file that is read.
 
     Raises:
-        FetchError: The archive is none, is damaged or too large.
+        FileError: The archive is none, is damaged or too large.
     """
     with _explained(archive), _opened(archive, bounds, bounds.room_for(archive)) as entries:
         entry = choose(list(entries))
@@ -95,9 +95,9 @@ def _explained(archive: Path) -> Iterator[None]:
     try:
         yield
     except _DAMAGE as error:
-        raise FetchError(f"{archive}: damaged or encrypted: {error or type(error).__name__}") from error
+        raise FileError(f"{archive}: damaged or encrypted: {error or type(error).__name__}") from error
     except OSError as error:
-        raise FetchError(f"{archive}: cannot be unpacked: {error.strerror or error}") from error
+        raise FileError(f"{archive}: cannot be unpacked: {error.strerror or error}") from error
 
 
 @contextmanager
@@ -124,7 +124,7 @@ def _tar_of(stream: Any, archive: Path) -> tarfile.TarFile:
     try:
         return tarfile.open(fileobj=stream, mode="r:")
     except tarfile.ReadError as error:
-        raise FetchError(f"{archive}: neither a tar file (plain, gz, bz2, xz) nor a zip file") from error
+        raise FileError(f"{archive}: neither a tar file (plain, gz, bz2, xz) nor a zip file") from error
 
 
 def _tar_entries(tar: tarfile.TarFile, stream: _Metered) -> Iterator[Entry]:
@@ -145,7 +145,7 @@ def _counted(entries: Iterable[Entry], archive: Path, bounds: Bounds, room: int)
         size += entry.size
         if size > room or number > bounds.files:
             limit = f"{room} bytes" if size > room else f"{bounds.files} files"
-            raise FetchError(f"{archive}: unpacks to more than {limit}; unpack it yourself and {bounds.advice}")
+            raise FileError(f"{archive}: unpacks to more than {limit}; unpack it yourself and {bounds.advice}")
         yield entry
 
 
@@ -158,7 +158,7 @@ class _Metered:
 
     def read(self, size: int) -> bytes:
         if size > _CHUNK:  # files are read in smaller pieces
-            raise FetchError(f"{self._archive}: damaged: a header of {size} bytes")
+            raise FileError(f"{self._archive}: damaged: a header of {size} bytes")
         self._check(self.tell() + size)
         return self._source.read(size)
 
@@ -168,7 +168,7 @@ class _Metered:
 
     def _check(self, position: int) -> None:
         if position > self._limit:
-            raise FetchError(f"{self._archive}: unpacks to more than {self._limit} bytes")
+            raise FileError(f"{self._archive}: unpacks to more than {self._limit} bytes")
 
 
 def _of_zip(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Entry:
@@ -190,7 +190,7 @@ def _trouble(is_link: bool) -> str:
 
 
 def _inside(entry: Entry, archive: Path) -> PurePosixPath:
-    """Return the place of an entry below the folder; raises FetchError if it is outside, or no file."""
+    """Return the place of an entry below the folder; raises FileError if it is outside, or no file."""
     path = PurePosixPath(entry.name)
     trouble = entry.trouble
     if path.is_absolute():
@@ -198,7 +198,7 @@ def _inside(entry: Entry, archive: Path) -> PurePosixPath:
     elif ".." in path.parts:
         trouble = "leads out by '..'"
     if trouble:
-        raise FetchError(f"{archive}: {entry.name!r} {trouble}: refused, nothing is put in place")
+        raise FileError(f"{archive}: {entry.name!r} {trouble}: refused, nothing is put in place")
     return path
 
 

@@ -2,22 +2,70 @@
 
 from __future__ import annotations
 
+import os
 import re
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
-from mezzo.config._errors import Faults, short
-from mezzo.config._tree import Mark, Node, Scalar
+from mezzo._errors import MezzoError
+from mezzo.files._errors import FileError
+from mezzo.files._read import MiB, read_text
+from mezzo.files._tree import Mark, Node, Scalar, short
 
+_FAST_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # of libyaml, ten times faster, if PyYAML has it
+_FAST_FROM = 64 * 1024  # characters; below, PyYAML's own messages are worth its time
 MAX_DEPTH = 48
-MAX_VALUES = 20_000  # after aliases are written out; the largest public recipe has some 300
+MAX_VALUES = 20_000
+"""Values after aliases are written out; the largest public recipe has some 300."""
 _PREFIX = "tag:yaml.org,2002:"
 _MERGE = "tag:yaml.org,2002:merge"
 _TEXT = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value")
 _COLLECTIONS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 #: YAML 1.1 takes 5e-4 for text because it has no point; everyone who writes it means a number.
 _NUMBER_WITHOUT_POINT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+")
+
+
+class Faults(Protocol):
+    """Takes note of what is wrong with a text."""
+
+    def add(self, mark: Mark, text: str) -> None:
+        """Note a fault."""
+
+
+class _FirstFault:
+    """Keeps the first fault, as one line."""
+
+    def __init__(self) -> None:
+        self.line: str | None = None
+
+    def add(self, mark: Mark, text: str) -> None:
+        self.line = self.line or f"{mark}: {' '.join(text.split())}"
+
+
+def read_yaml(
+    path: str | os.PathLike[str],
+    *,
+    limit: int = 4 * MiB,
+    max_values: int = 200_000,
+    raising: type[MezzoError] = FileError,
+) -> Any:
+    """Return the plain data of a YAML file: text, numbers, truth values, None, and lists and dicts of these.
+
+    Args:
+        path: The file.
+        limit: Largest size in bytes.
+        max_values: Most values once the aliases are written out; a list of 21,841 class names fits.
+        raising: Class of the error.
+
+    Raises:
+        MezzoError: Of class `raising`: the first fault, as one line with file and line number.
+    """
+    faults = _FirstFault()
+    tree = parse_yaml(read_text(path, limit=limit, raising=raising), str(path), faults, max_values=max_values)
+    if faults.line is not None:
+        raise raising(faults.line)
+    return None if tree is None else tree.plain()
 
 
 class _Refused(Exception):
@@ -28,7 +76,9 @@ class _Refused(Exception):
         self.line = line
 
 
-def parse_yaml(text: str, file: str, faults: Faults, *, line: int | None = 1) -> Node | None:
+def parse_yaml(
+    text: str, file: str, faults: Faults, *, line: int | None = 1, max_values: int = MAX_VALUES
+) -> Node | None:
     """Return the tree of a text, or None after noting why there is none.
 
     Args:
@@ -36,11 +86,13 @@ def parse_yaml(text: str, file: str, faults: Faults, *, line: int | None = 1) ->
         file: How faults name the text.
         faults: Where they are noted. A tree can come back although there were some.
         line: Number of the first line; None for a text that has no lines of its own, as an option.
+        max_values: Most values once the aliases are written out.
     """
-    reader = _Reader(file, faults, line)
+    reader = _Reader(file, faults, line, max_values)
+    loader = _FAST_LOADER if len(text) > _FAST_FROM else yaml.SafeLoader
     try:
-        _refuse_deep(text)
-        document = yaml.compose(text, Loader=yaml.SafeLoader)
+        _refuse_large(text, loader, max_values)
+        document = yaml.compose(text, Loader=loader)
         return None if document is None else reader.tree(document, reader.mark(document), 0)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -55,20 +107,22 @@ def parse_yaml(text: str, file: str, faults: Faults, *, line: int | None = 1) ->
     return None
 
 
-def _refuse_deep(text: str) -> None:
-    """Raise if blocks are nested too deep for the reader, which calls itself once a level."""
+def _refuse_large(text: str, loader: Any, max_values: int) -> None:
+    """Raise if blocks are nested too deep for the reader, which calls itself once a level, or if there are too many."""
     depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+    for count, event in enumerate(yaml.parse(text, Loader=loader)):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
             raise _Refused(event.start_mark.line, f"nested more than {MAX_DEPTH} levels deep")
+        if count > 4 * max_values:  # a value takes a key and the two ends of a block at most
+            raise _Refused(event.start_mark.line, f"more than {max_values} values")
 
 
 class _Reader:
     """Turns what PyYAML composed into our tree."""
 
-    def __init__(self, file: str, faults: Faults, first_line: int | None) -> None:
-        self._file, self._faults, self._first_line = file, faults, first_line
+    def __init__(self, file: str, faults: Faults, first_line: int | None, max_values: int) -> None:
+        self._file, self._faults, self._first_line, self._max_values = file, faults, first_line, max_values
         self._values = 0
         self._constructor = yaml.constructor.SafeConstructor()
 
@@ -83,8 +137,8 @@ class _Reader:
         """Return a node with everything below it."""
         self._values += 1
         line = node.start_mark.line
-        if self._values > MAX_VALUES:
-            raise _Refused(line, f"more than {MAX_VALUES} values once the aliases are written out")
+        if self._values > self._max_values:
+            raise _Refused(line, f"more than {self._max_values} values once the aliases are written out")
         if depth > MAX_DEPTH:  # depth was checked before, so only an alias leads here
             raise _Refused(line, f"nested more than {MAX_DEPTH} levels deep: an anchor contains itself")
         if isinstance(node, yaml.CollectionNode) and node.tag not in _COLLECTIONS:
@@ -112,9 +166,8 @@ class _Reader:
         return {**merged, **own}
 
     def _key(self, node: yaml.Node, mark: Mark) -> str:
-        value = self._scalar(node, mark) if isinstance(node, yaml.ScalarNode) else None
-        if isinstance(value, str):
-            return value
+        if isinstance(node, yaml.ScalarNode) and node.tag in _TEXT:
+            return str(node.value)
         shown = short(node.value) if isinstance(node, yaml.ScalarNode) else "(a list or block)"
         self._faults.add(mark, f"the key {shown} is no text; keys are names")
         return shown

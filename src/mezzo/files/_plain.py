@@ -1,6 +1,7 @@
 """Foreign text made plain: no colours, no control characters, one kind of line end."""
 
 import re
+import sys
 
 # A command of a terminal: colours and cursor moves, titles and links (bounded: an open one must not hide what follows).
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]|\][^\x07\x1b\n]{0,512}(?:\x07|\x1b\\)|[@-Z\\^_])")
@@ -18,3 +19,13 @@ def plain(text: str) -> str:
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     return _INVISIBLE.sub("", _ESCAPES.sub("", text))
+
+
+def say(*texts: object, err: bool = False) -> None:
+    """Print a line without control characters: everything that mezzo prints may hold a name from somebody's file.
+
+    Args:
+        texts: Joined by spaces; may hold newlines and tabs.
+        err: Print to standard error.
+    """
+    print(plain(" ".join(map(str, texts))), file=sys.stderr if err else sys.stdout, flush=True)

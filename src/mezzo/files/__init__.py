@@ -1,0 +1,60 @@
+"""Files that come from outside, and files that must survive: read with limits, written whole or not at all.
+
+Every other package opens, parses, unpacks and prints foreign data through this one.
+"""
+
+from mezzo.files._archive import Entry, read_entry, unpack
+from mezzo.files._bounds import WEIGHTS, Bounds
+from mezzo.files._errors import FileError
+from mezzo.files._json import parse_json, read_json
+from mezzo.files._lock import LOCK, FolderInUse, folder_lock, locked
+from mezzo.files._manifest import MANIFEST, check_manifest, write_manifest
+from mezzo.files._plain import plain, say
+from mezzo.files._read import MiB, is_regular, open_regular, read_bytes, read_text
+from mezzo.files._tree import Mark, Node, Scalar, mark_all, short
+from mezzo.files._write import explained, flush, flush_tree, write_file, write_text
+from mezzo.files._yaml import MAX_DEPTH, parse_yaml, read_yaml
+
+__all__ = [
+    # Reading
+    "open_regular",
+    "read_bytes",
+    "read_text",
+    "is_regular",
+    "MiB",
+    "FileError",
+    # Formats
+    "parse_json",
+    "read_json",
+    "parse_yaml",
+    "read_yaml",
+    "MAX_DEPTH",
+    "Node",
+    "Mark",
+    "Scalar",
+    "mark_all",
+    "short",
+    # Archives
+    "unpack",
+    "read_entry",
+    "Entry",
+    "Bounds",
+    "WEIGHTS",
+    # Writing
+    "write_file",
+    "write_text",
+    "explained",
+    "flush",
+    "flush_tree",
+    # Between processes, and after a fault
+    "locked",
+    "folder_lock",
+    "FolderInUse",
+    "LOCK",
+    "write_manifest",
+    "check_manifest",
+    "MANIFEST",
+    # Printing
+    "plain",
+    "say",
+]

@@ -1,0 +1,98 @@
+"""JSON from outside: bounded in size, depth and numbers; everything wrong with it is one line."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from typing import Any
+
+from mezzo._errors import MezzoError
+from mezzo.files._errors import FileError
+from mezzo.files._read import MAX_TEXT, read_bytes
+
+MAX_DEPTH = 200
+_INT_BITS = 64
+
+
+def parse_json(text: str | bytes, *, max_depth: int = MAX_DEPTH, int_bits: int = _INT_BITS) -> Any:
+    """Return what a JSON text holds.
+
+    Args:
+        text: UTF-8 if it is bytes; half surrogate pairs are taken.
+        max_depth: How deep lists and objects may be nested.
+        int_bits: Whole numbers of more bits are refused: as floats they would overflow somewhere later.
+
+    Raises:
+        ValueError: It is not JSON, is nested too deep, or has a number that no float or integer holds. One line.
+
+    >>> parse_json('{"a": [1, 2.5]}')
+    {'a': [1, 2.5]}
+    >>> parse_json("[" * 300 + "]" * 300)
+    Traceback (most recent call last):
+        ...
+    ValueError: nested more than 200 levels deep
+    """
+    try:
+        decoded = text.decode("utf-8", "surrogatepass") if isinstance(text, bytes) else text
+        tree = json.loads(
+            decoded,
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+            parse_int=lambda digits: _whole(digits, int_bits),
+        )
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 text (byte {error.start})") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error}") from error
+    except RecursionError as error:
+        raise ValueError(f"nested more than {max_depth} levels deep") from error
+    _refuse_deep(tree, max_depth)
+    return tree
+
+
+def read_json(
+    path: str | os.PathLike[str],
+    *,
+    limit: int = MAX_TEXT,
+    raising: type[MezzoError] = FileError,
+    max_depth: int = MAX_DEPTH,
+    int_bits: int = _INT_BITS,
+) -> Any:
+    """Return what a JSON file holds; see `parse_json`.
+
+    Raises:
+        MezzoError: Of class `raising`: the file cannot be read, or holds no JSON; the message names it.
+    """
+    data = read_bytes(path, limit=limit, raising=raising)
+    try:
+        return parse_json(data, max_depth=max_depth, int_bits=int_bits)
+    except ValueError as error:
+        raise raising(f"{path}: {error}") from error
+
+
+def _refuse_deep(tree: Any, max_depth: int) -> None:
+    """Raise if lists and objects are nested too deep for functions that call themselves once a level."""
+    level, depth = [tree], 0
+    while level := [node for node in level if isinstance(node, (dict, list))]:
+        depth += 1
+        if depth > max_depth:
+            raise ValueError(f"nested more than {max_depth} levels deep")
+        level = [child for node in level for child in (node.values() if isinstance(node, dict) else node)]
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"not JSON: {name} is not a number of JSON")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"the number {digits[:40]} is too large")
+    return number
+
+
+def _whole(digits: str, bits: int) -> int:
+    if len(digits) > bits or int(digits).bit_length() > bits:  # a digit has more than three bits
+        raise ValueError(f"the number {digits[:40]} is too large")
+    return int(digits)

@@ -1,0 +1,160 @@
+"""Locks between processes: one to wait for, and one that says who works in a folder."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from mezzo._errors import MezzoError
+from mezzo.files._errors import FileError
+from mezzo.files._json import read_json
+from mezzo.files._plain import plain
+from mezzo.files._write import explained
+
+LOCK = ".mezzo.lock"
+SIGN_OF_LIFE_S = 30.0
+"""How often the owner of a folder touches its lock."""
+STALE_AFTER_S = 300.0
+"""A lock of another host that was not touched for so long is taken over."""
+
+
+class FolderInUse(MezzoError):
+    """Another process works in the folder."""
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Wait until no other process holds a lock, and hold it; the system releases it when a process dies."""
+    with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    with file:
+        with explained(path):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def folder_lock(folder: Path, *, purpose: str, advice: str, force: bool = False) -> Iterator[str | None]:
+    """Hold the lock of a folder, `.mezzo.lock`, which names the owner's process, host and start.
+
+    The system's own lock (`flock`) decides: it ends with its process, whatever killed it. Some network file systems keep
+    such locks per host; for those, a lock file that another host wrote counts too until it is five minutes old. The owner
+    touches it every 30 seconds.
+
+    Args:
+        folder: Made if it is not there.
+        purpose: What the owner does, as in "a training".
+        advice: Completes the refusal: what to do instead.
+        force: Take the lock over from another host at once. A living process on this host is refused all the same.
+
+    Yields:
+        One line about a lock that was taken over; None if there was none.
+
+    Raises:
+        FolderInUse: Another process holds it.
+        RunError: The system refuses to write.
+    """
+    path = folder / LOCK
+    with explained(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), 0o644)
+    try:
+        owner = _owner(path)
+        _take(descriptor, folder, owner, purpose, advice)
+        notice = _check_host(path, folder, owner, purpose, advice, force=force)
+        with explained(path):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, _content(purpose), 0)
+        stop = threading.Event()
+        threading.Thread(target=_touch, args=(descriptor, stop), name="mezzo-lock", daemon=True).start()
+        try:
+            yield notice
+        finally:
+            stop.set()
+            with suppress(OSError):  # the folder may be gone
+                os.ftruncate(descriptor, 0)  # the file stays: removing it would race with a process that opens it
+    finally:
+        os.close(descriptor)
+
+
+def _take(descriptor: int, folder: Path, owner: dict[str, Any], purpose: str, advice: str) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise FolderInUse(f"{folder}: {_described(owner, purpose)} works here; {advice}") from error
+    except OSError:  # a file system without locks: the content of the file is all there is
+        if owner.get("host") == socket.gethostname() and _is_alive(owner.get("pid")):
+            raise FolderInUse(f"{folder}: {_described(owner, purpose)} works here; {advice}") from None
+
+
+def _check_host(
+    path: Path, folder: Path, owner: dict[str, Any], purpose: str, advice: str, *, force: bool
+) -> str | None:
+    """Return a line about the lock that is taken over; raise if another host may still hold it."""
+    if not owner:
+        return None
+    described = _described(owner, purpose)
+    if owner.get("host") == socket.gethostname():
+        return f"{folder}: {described} ended without a goodbye; its lock is taken over"
+    silent_s = time.time() - path.stat().st_mtime
+    if not force and silent_s < STALE_AFTER_S:
+        raise FolderInUse(
+            f"{folder}: {described} worked here {max(0, silent_s):.0f} s ago; {advice}; if it is dead, add --force"
+        )
+    return f"{folder}: the lock of {described} is taken over: no sign of life for {max(0, silent_s):.0f} s"
+
+
+def _owner(path: Path) -> dict[str, Any]:
+    """Return what a lock file says of its owner; empty for a lock that was released, or one that says nothing."""
+    try:
+        content = read_json(path, limit=1 << 16)
+    except FileError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _described(owner: dict[str, Any], purpose: str) -> str:
+    if not owner:
+        return f"another process ({purpose})"
+    what, pid, host, since = (plain(str(owner.get(key, "?")))[:100] for key in ("purpose", "pid", "host", "since"))
+    return f"{what} (process {pid} on {host}, since {since})"
+
+
+def _content(purpose: str) -> bytes:
+    owner = {
+        "purpose": purpose,
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "since": datetime.now().isoformat(" ", "seconds"),
+        "command": " ".join(sys.argv)[:1000],
+    }
+    return json.dumps(owner).encode()
+
+
+def _touch(descriptor: int, stop: threading.Event) -> None:
+    while not stop.wait(SIGN_OF_LIFE_S):
+        with suppress(OSError):  # a full or vanished disk is for those to report who write results
+            os.utime(descriptor)
+
+
+def _is_alive(pid: object) -> bool:
+    if not isinstance(pid, int) or not 0 < pid < 2**31:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it lives, and belongs to another user
+        return True
+    return True

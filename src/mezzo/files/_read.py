@@ -1,0 +1,113 @@
+"""The one way to open a file that comes from outside: a regular file, no larger than expected, named in every error.
+
+A named pipe blocks its reader, `/dev/zero` never ends, and opening a device can act on it. So nothing is opened before the
+file system says that it is a regular file, and nothing is read beyond a limit.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import stat
+from typing import BinaryIO
+
+from mezzo._errors import MezzoError
+from mezzo.files._errors import FileError
+
+MiB = 1 << 20
+MAX_TEXT = 64 * MiB
+"""Default limit for text: lists of a million images have some 60 MB."""
+MAX_BYTES = 64 << 30
+"""Default limit for other files. A sparse file can claim any size without taking space on the disk."""
+
+
+def open_regular(path: str | os.PathLike[str], *, raising: type[MezzoError] = FileError) -> BinaryIO:
+    """Open a regular file for reading; links are followed.
+
+    Args:
+        path: The file.
+        raising: Class of the error, so that callers keep their own.
+
+    Raises:
+        MezzoError: Of class `raising`: there is no such file, it cannot be opened, or it is a folder, pipe or device.
+    """
+    try:
+        if problem := _irregular(os.stat(path).st_mode):
+            raise raising(f"{path}: {problem}; give a regular file")
+        # O_NONBLOCK: a pipe that took the file's place a moment ago must not block.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+        try:
+            if problem := _irregular(os.fstat(descriptor).st_mode):
+                raise raising(f"{path}: {problem}; give a regular file")
+            return os.fdopen(descriptor, "rb")
+        except BaseException:
+            os.close(descriptor)
+            raise
+    except FileNotFoundError as error:
+        raise raising(f"{path}: no such file") from error
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        raise raising(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def read_bytes(path: str | os.PathLike[str], *, limit: int = MAX_BYTES, raising: type[MezzoError] = FileError) -> bytes:
+    """Return the content of a regular file.
+
+    Args:
+        path: The file; links are followed.
+        limit: The largest size in bytes that is read.
+        raising: Class of the error.
+
+    Raises:
+        MezzoError: Of class `raising`: the file cannot be read, is not regular, or is larger than `limit`.
+    """
+    with open_regular(path, raising=raising) as file:
+        try:
+            size = os.fstat(file.fileno()).st_size
+            data = b"" if size > limit else _read_all(file, size, limit)
+        except OSError as error:
+            raise raising(f"{path}: cannot be read: {error.strerror or error}") from error
+        except MemoryError as error:
+            raise raising(f"{path}: {size} bytes do not fit into memory") from error
+    if size > limit or len(data) > limit:
+        raise raising(f"{path}: larger than {limit} bytes, the most that is read of such a file")
+    return data
+
+
+def read_text(path: str | os.PathLike[str], *, limit: int = MAX_TEXT, raising: type[MezzoError] = FileError) -> str:
+    """Return the content of a regular file as text; UTF-8, with or without a byte order mark.
+
+    Raises:
+        MezzoError: Of class `raising`: see `read_bytes`; or the content is not UTF-8.
+    """
+    data = read_bytes(path, limit=limit, raising=raising).removeprefix(codecs.BOM_UTF8)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise raising(f"{path}:{line}: not UTF-8 text (byte {error.start})") from error
+
+
+def _read_all(file: BinaryIO, size: int, limit: int) -> bytes:
+    """Return what a file holds, at most a piece more than `limit`; it may have grown, and files of /proc claim 0 bytes."""
+    pieces = [file.read(size + 1)]
+    total = len(pieces[0])
+    while pieces[-1] and total <= limit:
+        pieces.append(file.read(MiB))
+        total += len(pieces[-1])
+    return b"".join(pieces) if len(pieces) > 2 else pieces[0]  # the usual file is not copied
+
+
+def is_regular(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path leads to a regular file; False where there is none."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def _irregular(mode: int) -> str | None:
+    """Return what a file is if it is not regular."""
+    if stat.S_ISREG(mode):
+        return None
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+    return f"is {kinds.get(stat.S_IFMT(mode), 'a device')}, not a file"

@@ -1,0 +1,85 @@
+"""One process works in a folder; a second one is refused, and a dead one does not block it."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mezzo._errors import RunError
+from mezzo.files import LOCK, FolderInUse, folder_lock
+
+HOLD = (
+    "import sys, time; from pathlib import Path; from mezzo.files import folder_lock\n"
+    "with folder_lock(Path(sys.argv[1]), purpose='a training', advice='wait'):\n"
+    "    print('held', flush=True); time.sleep(60)\n"
+)
+
+
+def take(folder, **options):
+    return folder_lock(folder, purpose="a training", advice="choose another --save_dir", **options)
+
+
+@pytest.fixture
+def holder(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_living_owner_is_named_and_never_overruled(tmp_path, holder, force):
+    expected = rf"a training \(process {holder.pid} on {socket.gethostname()}, since .*choose another --save_dir"
+    with pytest.raises(FolderInUse, match=expected), take(tmp_path, force=force):
+        pass
+
+
+def test_a_killed_owner_does_not_block(tmp_path, holder):
+    holder.kill()
+    holder.wait()
+    with take(tmp_path) as notice:
+        assert str(holder.pid) in str(notice)
+        assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
+    with take(tmp_path) as notice:
+        assert notice is None  # a released lock says nothing
+
+
+def write_owner(folder, age_s):
+    owner = {"purpose": "a training", "pid": 1, "host": "elsewhere\x1b[31m", "since": "then"}
+    (folder / LOCK).write_text(json.dumps(owner))
+    os.utime(folder / LOCK, (time.time() - age_s,) * 2)
+
+
+def test_another_host_is_believed_for_five_minutes_or_until_force(tmp_path):
+    write_owner(tmp_path, 100)
+    with pytest.raises(FolderInUse, match=r"process 1 on elsewhere, since then.*--force"), take(tmp_path):
+        pass
+    with take(tmp_path, force=True) as notice:
+        assert "elsewhere" in str(notice)
+    write_owner(tmp_path, 400)
+    with take(tmp_path) as notice:
+        assert "no sign of life for 400 s" in str(notice)
+
+
+@pytest.mark.parametrize("content", ["", "nonsense", "[" * 9000, "[1]", "{}"])
+def test_a_lock_that_says_nothing_is_free_unless_it_is_held(tmp_path, content):
+    (tmp_path / LOCK).write_text(content)
+    with take(tmp_path) as notice:
+        assert notice is None
+        with pytest.raises(FolderInUse, match=str(os.getpid())), take(tmp_path):
+            pass
+
+
+def test_a_lock_that_is_a_link_or_a_folder_is_not_written_through(tmp_path):
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / LOCK).symlink_to(tmp_path / "victim")
+    with pytest.raises(RunError), take(tmp_path):
+        pass
+    assert (tmp_path / "victim").read_text() == "mine"
