@@ -1,10 +1,10 @@
-# make demo | check | docs | test | test-slow | clean. Each sets up .venv by itself and re-uses it while it is up to date.
+# make demo | check | docs | test | test-slow | fuzz MINUTES=n | clean. Each sets up .venv by itself and re-uses it while it is up to date.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo check docs test test-slow clean
+.PHONY: demo check docs test test-slow fuzz clean
 .DELETE_ON_ERROR:
 
 $(READY): pyproject.toml constraints.txt
@@ -34,6 +34,11 @@ test: check docs
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m 'slow and not gpu and not data'
+
+# Hostile files for every reader, under limits of memory and time.
+MINUTES ?= 5
+fuzz: $(READY)
+	cd tests/fuzz && ../../$(BIN)/python run.py --minutes $(MINUTES)
 
 clean:
 	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,52 @@
+"""Every reader of foreign files, on the same few hundred inputs each time; and on what broke an earlier version."""
+
+from pathlib import Path
+
+import pytest
+from fuzzing import Target, judge, run
+from targets import all_targets
+
+TARGETS = all_targets()
+CORPUS = sorted((Path(__file__).parent / "corpus").glob("*/*"))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_hostile_input_is_read_or_refused_in_one_line(name):
+    result = run(TARGETS[name], seconds=1.5)
+    assert not result.defects, "\n".join(result.defects)
+    assert result.tried >= 5
+    assert result.refused > 0, "no input was refused: the generator makes nothing hostile"
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_what_broke_an_earlier_version_is_read_or_refused(path):
+    outcome, reason, _ = judge(TARGETS[path.parent.name], path)
+    assert outcome != "defect", reason
+
+
+def crash(path: Path) -> None:
+    import ctypes
+
+    ctypes.string_at(0)
+
+
+def hoard(path: Path) -> None:
+    bytearray(1 << 31)
+
+
+def hang(path: Path) -> None:
+    while True:
+        pass
+
+
+def leak(path: Path) -> None:
+    raise KeyError("a traceback")
+
+
+@pytest.mark.parametrize(("read", "word"), [(crash, "died"), (hoard, "MiB"), (hang, "more than"), (leak, "KeyError")])
+def test_the_harness_notices_every_kind_of_defect(read, word):
+    target = Target("x", lambda rng, folder: folder, read, seconds=0.3, megabytes=64)
+    result = run(target, count=2)
+    assert result.tried == 2
+    assert len(result.defects) == 2
+    assert all(word in defect for defect in result.defects)
