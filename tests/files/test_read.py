@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from mezzo.data import DataError
-from mezzo.files import FileError, is_regular, open_regular, read_bytes, read_json, read_text, read_yaml
+from mezzo.files import (
+    FileError,
+    check_regular,
+    is_regular,
+    open_regular,
+    read_bytes,
+    read_json,
+    read_text,
+    read_yaml,
+)
 
 READERS = (open_regular, read_bytes, read_text, read_json, read_yaml)
 
@@ -83,3 +92,36 @@ def test_text_that_is_not_utf8_is_named_with_its_line(tmp_path):
         read_text(tmp_path / "file")
     (tmp_path / "file").write_bytes(b"\xef\xbb\xbfone")
     assert read_text(tmp_path / "file") == "one"
+
+
+def test_a_file_can_be_checked_without_being_opened(tmp_path, pipe):
+    (tmp_path / "file").write_text("x")
+    check_regular(tmp_path / "file")
+    with pytest.raises(DataError, match="pipe: is a named pipe"):
+        check_regular(pipe, raising=DataError)
+    with pytest.raises(FileError, match="absent: no such file"):
+        check_regular(tmp_path / "absent")
+
+
+def test_a_pipe_that_takes_the_place_of_a_file_after_the_check_does_not_block(pipe, monkeypatch):
+    monkeypatch.setattr("mezzo.files._read.check_regular", lambda path, raising: None)
+    with pytest.raises(FileError, match="is a named pipe"):
+        read_bytes(pipe)
+
+
+def test_a_file_that_grew_or_shrank_since_its_size_was_asked_for_is_read_to_its_end(tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(b"12345")
+    for size in (1, 4, 6, 100):
+        monkeypatch.setattr("mezzo.files._read._open", lambda path, raising, s=size: (os.open(path, os.O_RDONLY), s))
+        assert read_bytes(tmp_path / "file") == b"12345"
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_a_name_with_escapes_is_shown_without_them(tmp_path, read):
+    with pytest.raises(FileError, match="redname: no such file") as caught:
+        read(tmp_path / "\x1b[31mred\x1b[0mname")
+    assert str(caught.value).isprintable()
+    (tmp_path / "a\nb").write_bytes(b"\xff{")
+    if read is not read_bytes and read is not open_regular:
+        with pytest.raises(FileError, match="/a b"):
+            read(tmp_path / "a\nb")

@@ -10,7 +10,7 @@ from mezzo.files._json import parse_json, read_json
 from mezzo.files._lock import LOCK, FolderInUse, folder_lock, locked
 from mezzo.files._manifest import MANIFEST, check_manifest, write_manifest
 from mezzo.files._plain import plain, say
-from mezzo.files._read import MiB, is_regular, open_regular, read_bytes, read_text
+from mezzo.files._read import MiB, check_regular, is_regular, open_regular, read_bytes, read_text, shown_path
 from mezzo.files._tree import Mark, Node, Scalar, mark_all, short
 from mezzo.files._write import explained, flush, flush_tree, write_file, write_text
 from mezzo.files._yaml import MAX_DEPTH, parse_yaml, read_yaml
@@ -21,6 +21,7 @@ __all__ = [
     "read_bytes",
     "read_text",
     "is_regular",
+    "check_regular",
     "MiB",
     "FileError",
     # Formats
@@ -56,5 +57,6 @@ __all__ = [
     "MANIFEST",
     # Printing
     "plain",
+    "shown_path",
     "say",
 ]

@@ -9,7 +9,7 @@ from typing import Any
 
 from mezzo._errors import MezzoError
 from mezzo.files._errors import FileError
-from mezzo.files._read import MAX_TEXT, read_bytes
+from mezzo.files._read import MAX_TEXT, read_bytes, shown_path
 
 MAX_DEPTH = 200
 _INT_BITS = 64
@@ -68,7 +68,7 @@ def read_json(
     try:
         return parse_json(data, max_depth=max_depth, int_bits=int_bits)
     except ValueError as error:
-        raise raising(f"{path}: {error}") from error
+        raise raising(f"{shown_path(path)}: {error}") from error
 
 
 def _refuse_deep(tree: Any, max_depth: int) -> None:

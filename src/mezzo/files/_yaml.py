@@ -10,7 +10,7 @@ import yaml
 
 from mezzo._errors import MezzoError
 from mezzo.files._errors import FileError
-from mezzo.files._read import MiB, read_text
+from mezzo.files._read import MiB, read_text, shown_path
 from mezzo.files._tree import Mark, Node, Scalar, short
 
 _FAST_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # of libyaml, ten times faster, if PyYAML has it
@@ -62,7 +62,7 @@ def read_yaml(
         MezzoError: Of class `raising`: the first fault, as one line with file and line number.
     """
     faults = _FirstFault()
-    tree = parse_yaml(read_text(path, limit=limit, raising=raising), str(path), faults, max_values=max_values)
+    tree = parse_yaml(read_text(path, limit=limit, raising=raising), shown_path(path), faults, max_values=max_values)
     if faults.line is not None:
         raise raising(faults.line)
     return None if tree is None else tree.plain()
