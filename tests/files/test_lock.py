@@ -83,3 +83,47 @@ def test_a_lock_that_is_a_link_or_a_folder_is_not_written_through(tmp_path):
     with pytest.raises(RunError), take(tmp_path):
         pass
     assert (tmp_path / "victim").read_text() == "mine"
+
+
+FORK = (
+    "import os, sys, time; from pathlib import Path; from mezzo.files import folder_lock\n"
+    "with folder_lock(Path(sys.argv[1]), purpose='a training', advice='wait'):\n"
+    "    if os.fork() == 0:\n"
+    "        print('child', os.getpid(), flush=True); time.sleep(60); os._exit(0)\n"
+    "    time.sleep(60)\n"
+)
+
+
+def test_a_worker_that_outlives_its_killed_parent_does_not_keep_the_folder(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", FORK, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    child = int(process.stdout.readline().split()[1])
+    try:
+        with pytest.raises(FolderInUse, match=str(process.pid)), take(tmp_path):
+            pass
+        process.kill()
+        process.wait()
+        with take(tmp_path) as notice:
+            assert str(process.pid) in str(notice)
+    finally:
+        os.kill(child, 9)
+        process.stdout.close()
+
+
+def test_a_forked_child_that_leaves_the_region_does_not_release_the_lock(tmp_path):
+    with take(tmp_path):
+        content = (tmp_path / LOCK).read_text()
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                with take(tmp_path / "own"):
+                    raise KeyError
+            except KeyError:
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert (tmp_path / LOCK).read_text() == content
+        with pytest.raises(FolderInUse), take(tmp_path):
+            pass

@@ -28,6 +28,21 @@ STALE_AFTER_S = 300.0
 """A lock of another host that was not touched for so long is taken over."""
 
 
+_held: set[int] = set()
+"""Descriptors of the locks that this process holds."""
+
+
+def _let_go_in_child() -> None:
+    """Close a parent's locks in a forked child: a worker that outlives a killed training must not keep its folder."""
+    for descriptor in _held:
+        with suppress(OSError):
+            os.close(descriptor)  # the parent keeps the lock: it ends with the last descriptor
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
+
+
 class FolderInUse(MezzoError):
     """Another process works in the folder."""
 
@@ -69,6 +84,7 @@ def folder_lock(folder: Path, *, purpose: str, advice: str, force: bool = False)
     with explained(path):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), 0o644)
+    _held.add(descriptor)
     try:
         owner = _owner(path)
         _take(descriptor, folder, owner, purpose, advice)
@@ -82,10 +98,13 @@ def folder_lock(folder: Path, *, purpose: str, advice: str, force: bool = False)
             yield notice
         finally:
             stop.set()
-            with suppress(OSError):  # the folder may be gone
-                os.ftruncate(descriptor, 0)  # the file stays: removing it would race with a process that opens it
+            if descriptor in _held:  # not in a forked child that unwinds
+                with suppress(OSError):  # the folder may be gone
+                    os.ftruncate(descriptor, 0)  # the file stays: removing it would race with a process that opens it
     finally:
-        os.close(descriptor)
+        if descriptor in _held:
+            _held.discard(descriptor)
+            os.close(descriptor)
 
 
 def _take(descriptor: int, folder: Path, owner: dict[str, Any], purpose: str, advice: str) -> None:

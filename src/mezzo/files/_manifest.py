@@ -50,7 +50,9 @@ def check_manifest(folder: Path, only: Iterable[str] | None = None, *, raising: 
         return False
     listed = _listed(path, raising)
     names = set(listed) if only is None else set(only)
-    if only is None and (added := sorted(set(_names(folder)) - names)):
+    # Hidden files are not counted: file systems and desktops put some into any folder (.nfs..., .DS_Store).
+    added = sorted(name for name in set(_names(folder)) - names if not name.rpartition("/")[2].startswith("."))
+    if only is None and added:
         raise raising(f"{folder / added[0]}: is not in {MANIFEST}; the checkpoint was changed after it was written")
     for name in sorted(names):
         if name not in listed:
