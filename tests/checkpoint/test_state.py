@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import math
+import os
 import struct
 import sys
 from collections import OrderedDict
@@ -15,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from mezzo.checkpoint import CheckpointError, read_state, write_state
+from mezzo.checkpoint import CheckpointError, read_state, verify, write_state
+from mezzo.files import write_manifest
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 DTYPES += [torch.complex64, torch.complex128, torch.uint16, torch.float8_e4m3fn, torch.int32, torch.int16]
@@ -70,7 +72,7 @@ def test_any_state_comes_back_bit_for_bit(tmp_path_factory, state):
     folder = tmp_path_factory.mktemp("state")
     write_state(folder, state)
     assert frozen(read_state(folder)) == frozen(state)
-    assert sorted(path.name for path in folder.iterdir()) == ["state.json", "state.safetensors"]
+    assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "state.json", "state.safetensors"]
 
 
 def test_tensors_that_share_storage_or_are_laid_out_otherwise_keep_their_values(tmp_path):
@@ -169,8 +171,18 @@ def folder(tmp_path):
 
 
 def damage(folder: Path, **changes) -> None:
+    """Change entries of state.json; the manifest is made to fit."""
     path = folder / "state.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    write_manifest(folder)
+
+
+def make_old(folder: Path) -> Path:
+    """Make a state one of version 1: no manifest, and a hash in state.json."""
+    digest = hashlib.sha256((folder / "state.safetensors").read_bytes()).hexdigest()
+    damage(folder, version=1, sha256=digest)
+    (folder / "manifest.json").unlink()
+    return folder
 
 
 def complaint(folder: Path) -> str:
@@ -186,30 +198,64 @@ DAMAGED = "; the checkpoint is damaged; resume from another one"
 
 def test_missing_files_are_named(folder):
     (folder / "state.safetensors").unlink()
-    expected = "cannot be read: No such file or directory; give the folder of a checkpoint"
-    assert complaint(folder) == f"state.safetensors: {expected}"
-    assert complaint(folder / "no") == f"no/state.json: {expected}".removeprefix("no/")
+    assert complaint(folder) == "state.safetensors: no such file"
+    assert complaint(folder / "no") == "state.json: no such file; give the folder of a checkpoint"
 
 
 def test_tensors_of_another_moment_are_refused(folder):
     content = bytearray((folder / "state.safetensors").read_bytes())
     content[-1] ^= 1
     (folder / "state.safetensors").write_bytes(content)
+    expected = "state.safetensors: is not the file that was written (CRC-32); the checkpoint is damaged"
+    assert complaint(folder) == expected
+
+
+def test_a_state_without_its_manifest_is_refused(folder):
+    (folder / "manifest.json").unlink()
+    assert complaint(folder) == "manifest.json: no such file, so damage could not be noticed" + DAMAGED
+    with pytest.raises(CheckpointError, match="manifest.json: no such file"):
+        verify(folder)
+
+
+def test_an_old_state_without_a_manifest_is_read_and_said_to_be_unchecked(folder):
+    assert verify(folder) is None
+    before = frozen(read_state(folder))
+    make_old(folder)
+    assert frozen(read_state(folder)) == before
+    assert "without manifest.json" in str(verify(folder))
+    content = bytearray((folder / "state.safetensors").read_bytes())
+    content[-1] ^= 1
+    (folder / "state.safetensors").write_bytes(content)
     assert complaint(folder) == "state.safetensors: is not the file that state.json was written with" + DAMAGED
+    with pytest.raises(CheckpointError, match=r"state\.safetensors"):
+        verify(folder)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\x00", b"[" * 100_000, b"9" * 5000])
 def test_what_is_no_json_is_refused(folder, content):
     (folder / "state.json").write_bytes(content)
-    assert complaint(folder) == "state.json: is no JSON" + DAMAGED
+    write_manifest(folder)
+    assert complaint(folder).startswith("state.json: n") or "too large" in complaint(folder)
+    assert complaint(folder).endswith(DAMAGED)
+
+
+def test_a_pipe_in_the_place_of_a_file_does_not_block(folder):
+    (folder / "state.json").unlink()
+    os.mkfifo(folder / "state.json")
+    assert "named pipe" in complaint(folder)
+    (folder / "manifest.json").unlink()
+    assert "named pipe" in complaint(folder)
 
 
 def test_files_of_others_and_of_later_versions_are_refused(folder):
-    damage(folder, version=7)
-    assert complaint(folder) == "state.json: has version 7; this mezzo reads 1: use the one that wrote it"
-    (folder / "state.json").write_text('{"format": "mezzo.state", "version": 1}')
-    assert complaint(folder) == "state.json: has no foreign, sha256, tree" + DAMAGED
+    for version in (7, True, "2", 1.0, None):
+        damage(folder, version=version)
+        assert f"has version {version!r}; this mezzo reads 1 to 2" in complaint(folder)
+    (folder / "state.json").write_text('{"format": "mezzo.state", "version": 2}')
+    write_manifest(folder)
+    assert complaint(folder) == "state.json: has no foreign, tree" + DAMAGED
     (folder / "state.json").write_text('["format"]')
+    write_manifest(folder)
     assert complaint(folder) == "state.json: is no state that mezzo wrote; give the folder of a checkpoint"
 
 
@@ -231,7 +277,8 @@ def nested(levels: int):
         ({"a": 1, "b": 2}, "an object has 2 keys, not one"),
         ({"module": "os.system"}, "an object of the unknown kind 'module'"),
         ({"tensor": 3}, "an object of the unknown kind 'tensor'"),
-        ({"float": "zz" * 8}, "non-hexadecimal number found in fromhex() arg at position 0"),
+        ({"float": "zz" * 8}, "an object of the unknown kind 'float'"),
+        ({"float": "7ff0 0000 0000 0"}, "an object of the unknown kind 'float'"),  # 16 characters, fewer bytes
         ({"dict": [1]}, "a dict has an entry that is no key with a value"),
         ({"dict": [[True, 1]]}, "a dict has an entry that is no key with a value"),
         ({"dict": [["a", 1], ["a", 2]]}, "a dict has the key 'a' twice"),
@@ -256,7 +303,7 @@ def test_dtypes_that_do_not_fit_are_refused(folder, foreign):
 @pytest.mark.parametrize("content", [b"", b"x" * 7, b"\xff" * 8 + b"{}", b"\x02" + b"\x00" * 7 + b"[]"])
 def test_a_file_that_is_no_safetensors_is_refused_also_if_its_hash_fits(folder, content):
     (folder / "state.safetensors").write_bytes(content)
-    damage(folder, sha256=hashlib.sha256(content).hexdigest())
+    write_manifest(folder)
     assert complaint(folder).startswith("state.safetensors: cannot be read: ")
     assert complaint(folder).endswith(DAMAGED)
 
@@ -270,5 +317,6 @@ def test_damaged_bytes_never_raise_anything_else(tmp_path_factory, where, byte, 
     where %= len(content)
     content[where] = byte
     path.write_bytes(content[:where] if cut else content)
+    write_manifest(folder)
     with contextlib.suppress(CheckpointError):  # or none: a changed digit is another number
         read_state(folder)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mezzo._errors import RunError
 from mezzo.checkpoint import CheckpointError, CheckpointStore
-from mezzo.files import write_file
+from mezzo.files import check_manifest, write_file
 
 
 def fill(text: str = "x"):
@@ -69,6 +69,31 @@ def test_latest_is_the_one_noted_else_the_highest_number_else_none(tmp_path):
     assert (store.directory / "latest").read_text() == "iter_9\n"
 
 
+def test_every_checkpoint_has_a_manifest_before_it_has_its_name(tmp_path):
+    folder = CheckpointStore(tmp_path).save("iter_1", fill("one"))
+    assert check_manifest(folder)
+    (folder / "sub" / "file").write_text("two")
+    with pytest.raises(CheckpointError, match=r"sub/file: is not the file that was written"):
+        check_manifest(folder, raising=CheckpointError)
+
+
+def test_candidates_begin_with_the_latest_then_older_then_later_ones(tmp_path):
+    store = CheckpointStore(tmp_path)
+    assert store.candidates() == ([], None)
+    for number in (2, 10, 4, 6):
+        store.save(f"iter_{number}", fill())
+
+    def order():
+        return [folder.name for folder in store.candidates()[0]]
+
+    assert order() == ["iter_10", "iter_6", "iter_4", "iter_2"]
+    store.save_latest("iter_4")
+    assert order() == ["iter_4", "iter_2", "iter_10", "iter_6"]
+    (tmp_path / "latest").write_text("iter_5")
+    assert order() == ["iter_10", "iter_6", "iter_4", "iter_2"]
+    assert "iter_5" in str(store.candidates()[1])
+
+
 def test_resume_takes_a_folder_a_file_in_it_a_name_or_a_run(tmp_path):
     store, other = CheckpointStore(tmp_path / "a"), CheckpointStore(tmp_path / "b")
     store.save("iter_1", fill())
@@ -103,7 +128,7 @@ def test_a_latest_that_names_nothing_is_an_error(tmp_path):
             store.latest()
     (tmp_path / "latest").unlink()
     (tmp_path / "latest").mkdir()
-    with pytest.raises(CheckpointError, match=r"latest: cannot be read: Is a directory; delete it"):
+    with pytest.raises(CheckpointError, match=r"latest: is a folder, not a file; .*delete it"):
         store.latest()
 
 

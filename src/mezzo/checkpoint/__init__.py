@@ -2,7 +2,7 @@
 
 from mezzo.checkpoint._errors import CheckpointError
 from mezzo.checkpoint._find import BEST, find_weights
-from mezzo.checkpoint._state import State, read_state, write_state
+from mezzo.checkpoint._state import State, read_state, verify, write_state
 from mezzo.checkpoint._store import CheckpointStore
 from mezzo.checkpoint._tree import Tree
 from mezzo.checkpoint._weights import save_weights
@@ -11,6 +11,7 @@ __all__ = [
     "CheckpointStore",
     "write_state",
     "read_state",
+    "verify",
     "State",
     "Tree",
     "save_weights",

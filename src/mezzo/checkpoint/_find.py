@@ -9,6 +9,7 @@ from mezzo._errors import MezzoError
 from mezzo.checkpoint._errors import CheckpointError
 from mezzo.checkpoint._store import CheckpointStore
 from mezzo.fetch import fetch, is_url, terminal_progress
+from mezzo.files import check_manifest
 
 BEST = "best_model"
 
@@ -25,7 +26,7 @@ def find_weights(given: str | Path, setting: str | None = None) -> Path:
     Raises:
         RunError: A URL cannot be fetched; the message gives the path for a file fetched by other means.
         FetchError: A URL cannot be used, or its file in the cache has changed.
-        CheckpointError: There is no such file, or the folder has no weights.
+        CheckpointError: There is no such file, the folder has no weights, or they are not those that its manifest lists.
     """
     text = str(given)
     if isinstance(given, Path):
@@ -47,6 +48,7 @@ def find_weights(given: str | Path, setting: str | None = None) -> Path:
     for folder in (path, path / BEST, *([newest] if newest is not None else [])):
         for name in ("model.safetensors", "model.pdparams"):
             if (folder / name).exists():
+                check_manifest(folder, [name], raising=CheckpointError)
                 return folder / name
     raise CheckpointError(
         f"{path}: no weights in it (model.safetensors, model.pdparams); give a file or a checkpoint's folder"

@@ -1,6 +1,6 @@
-"""The checkpoints of a run: folders in a directory, each there whole or not at all.
+"""The checkpoints of a run: folders in a directory, each there whole or not at all, each with a manifest of its files.
 
-What happens when the process is killed, step by step: a folder is filled under `.tmp-NAME-PID`, flushed to the disk, and
+What happens when the process is killed, step by step: a folder is filled under `.tmp-NAME-PID`, listed, flushed to the disk, and
 only then gets its name. An older one of that name is moved to `.old-NAME-PID` first and deleted last. So at every moment
 the old or the new one is there, whole; `clean` puts back an `.old-` one whose successor did not arrive.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import overload
 
 from mezzo.checkpoint._errors import CheckpointError
-from mezzo.files import explained, flush, flush_tree, write_text
+from mezzo.files import MiB, explained, flush, flush_tree, read_bytes, write_manifest, write_text
 
 LATEST = "latest"
 _LEFTOVER = re.compile(r"\.(tmp|old)-(.+)-(\d+)", re.ASCII)
@@ -61,6 +61,7 @@ class CheckpointStore:
         try:
             write(part)
             with explained(target):
+                write_manifest(part)
                 flush_tree(part)
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)  # the reason is on its way; a leftover is removed by clean()
@@ -153,6 +154,23 @@ class CheckpointStore:
             )
         return found
 
+    def candidates(self) -> tuple[list[Path], str | None]:
+        """Return the `iter_N` to resume from, best first, and a line if the file `latest` is of no use.
+
+        The first is the one that `latest` names, then come older ones, newest first. Later ones come last: they belong
+        to a run that was given up.
+        """
+        try:
+            latest, trouble = self.latest(), None
+        except CheckpointError as error:
+            latest, trouble = None, str(error)
+        found = [self.directory / name for name in reversed(self.iterations())]
+        if latest is None or not _ITERATION.fullmatch(latest.name):
+            return found, trouble
+        number = _number(latest)
+        older = [folder for folder in found if _number(folder) < number]
+        return [latest, *older, *(folder for folder in found if _number(folder) > number)], trouble
+
     @overload
     def resume_from(self, path: str | os.PathLike[str]) -> Path: ...
 
@@ -189,12 +207,12 @@ class CheckpointStore:
 
     def _latest_name(self) -> str | None:
         path = self.directory / LATEST
-        try:
-            name = path.read_bytes()[:200].decode("utf-8", "replace").strip()
-        except FileNotFoundError:
+        if not os.path.lexists(path):
             return None
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}; delete it") from error
+        try:
+            name = read_bytes(path, limit=MiB, raising=CheckpointError)[:200].decode("utf-8", "replace").strip()
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; delete it") from error
         if not _NAME.fullmatch(name):
             raise CheckpointError(f"{path}: holds {name[:40]!r}, which is no name of a checkpoint; delete this file")
         return name
@@ -226,6 +244,10 @@ class CheckpointStore:
         for path in sorted(self._entries()):
             if match := _LEFTOVER.fullmatch(path.name):
                 yield path, match[1], match[2], int(match[3])
+
+
+def _number(folder: Path) -> int:
+    return int(folder.name.removeprefix("iter_"))
 
 
 def _delete(path: Path) -> None:

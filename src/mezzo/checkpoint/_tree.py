@@ -7,6 +7,7 @@ Numbers, strings, truth values, None and lists are themselves. What JSON has no 
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -20,6 +21,7 @@ Tree: TypeAlias = Any
 """Tensors, numbers, strings, truth values, None; lists, tuples, and dicts with str or int keys of these."""
 
 MOST_LEVELS = 100  # a state nested deeper is one that holds itself, or a hostile file
+_BITS = re.compile("[0-9a-fA-F]{16}")  # bytes.fromhex() would skip spaces
 MOST_INT_BITS = 4096  # Python refuses to read decimal numbers much longer than this
 
 
@@ -114,7 +116,7 @@ def unpack(node: Any, tensor: Callable[[str], Tensor], level: int = 0) -> Tree:
         return tuple(unpack(item, tensor, level + 1) for item in content)
     if kind == "tensor" and isinstance(content, str):
         return tensor(content)
-    if kind == "float" and isinstance(content, str) and len(content) == 16:
+    if kind == "float" and isinstance(content, str) and _BITS.fullmatch(content):
         number: float = struct.unpack(">d", bytes.fromhex(content))[0]
         return number
     raise ValueError(f"an object of the unknown kind {kind[:40]!r}")
