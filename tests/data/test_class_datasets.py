@@ -1,5 +1,6 @@
 """Classification data: folders and lists."""
 
+import os
 import re
 import tempfile
 from pathlib import Path
@@ -181,3 +182,19 @@ def test_split_is_there_by_list_or_by_folder(tmp_path: Path, name: str) -> None:
     assert has_split(str(tmp_path), "val")
     assert not has_split(tmp_path, "train")
     assert not has_split(tmp_path / "gone", "val")
+
+
+def test_a_pipe_named_as_an_image_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    write(tmp_path / "train" / "cat" / "a.png", noise())
+    os.mkfifo(tmp_path / "train" / "cat" / "b.jpg")
+    with pytest.raises(DataError, match=r"cat/b\.jpg: is a named pipe, not a file"):
+        ImageFolder(tmp_path)
+    os.mkfifo(tmp_path / "list.txt")
+    with pytest.raises(DataError, match=r"list\.txt: is a named pipe"):
+        ImageList(tmp_path, tmp_path / "list.txt")
+
+
+def test_a_device_in_a_list_is_refused_when_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("/dev/zero 0\n")
+    with pytest.raises(DataError, match="/dev/zero: is a device"):
+        ImageList(tmp_path, tmp_path / "list.txt").read(0)

@@ -118,6 +118,8 @@ def test_other_ignored_value_becomes_255(root: Path) -> None:
         ("Images/0.png  Annotations/0.png", "train", "{list}:1: 3 columns in"),
         ("Images/9.png Annotations/0.png", "train", "{list}:1: {root}/Images/9.png: no such file"),
         ("Images/0.png Annotations/9.png", "train", "{list}:1: {root}/Annotations/9.png: no such file"),
+        ("Images/0.png /dev/zero", "train", "{list}:1: /dev/zero: is a device, not a file"),
+        ("Images Annotations/0.png", "train", "{list}:1: {root}/Images: is a folder, not a file"),
         ("Images/0.png\0 Annotations/0.png", "train", "{list}:1: 'Images/0.png\\x00' is no file name"),
     ],
 )
@@ -129,12 +131,12 @@ def test_fault_of_a_list_names_file_and_line(root: Path, text: str, mode: str, m
 
 def test_list_that_is_no_text_is_refused(root: Path) -> None:
     (root / "list.bin").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match=r"list.bin: a list file is UTF-8 text, byte 0 is not"):
+    with pytest.raises(DataError, match=r"list.bin:1: not UTF-8 text \(byte 0\)"):
         ListDataset(str(root), 2, train_path="list.bin")
 
 
 def test_list_that_is_a_folder_is_refused(root: Path) -> None:
-    with pytest.raises(DataError, match=r"Images: the list file cannot be read \(Is a directory\)"):
+    with pytest.raises(DataError, match="Images: is a folder, not a file"):
         ListDataset(str(root), 2, train_path=str(root / "Images"))
 
 

@@ -207,3 +207,23 @@ def test_image_that_a_transform_cannot_take_is_refused(tmp_path: Path) -> None:
 def test_batch_of_nothing_is_an_error_before_any_image_is_asked_for() -> None:
     with pytest.raises(ValueError, match=r"^batch_size=0: must be at least 1$"):
         read_inputs([], Compose([]), 0)
+
+
+def test_pipes_are_refused_at_once_as_source_as_list_and_in_a_list(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.png")
+    os.mkfifo(tmp_path / "a.txt")
+    lines = listing(tmp_path / "list.txt", "a.png 0")
+    for source, named in (("a.png", "a.png"), ("a.txt", "a.txt"), (lines.name, "list.txt:1: .*a.png")):
+        with pytest.raises(DataError, match=f"{named}: is a named pipe"):
+            find_images(tmp_path / source)
+    with pytest.raises(DataError, match="/dev/zero: is a device"):
+        find_images(Path("/dev/zero"))
+
+
+def test_a_pipe_in_a_folder_is_refused_by_its_name_and_the_others_go_on(tmp_path: Path) -> None:
+    picture(tmp_path / "a.png")
+    os.mkfifo(tmp_path / "b.png")
+    first, refused = read_inputs(find_images(tmp_path), Compose([Normalize()], image_only=True), batch_size=4)
+    assert isinstance(first, InputBatch)
+    assert isinstance(refused, Refused)
+    assert str(refused) == f"{tmp_path / 'b.png'}: is a named pipe, not a file; give a regular file"

@@ -48,7 +48,7 @@ def test_a_corrupt_image(copied: Path, tmp_path: Path, capsys: pytest.CaptureFix
     bad = next((copied / "Images").glob("train_*"))
     bad.write_bytes(b"no image at all")
     code = train("--config", person_config(tmp_path, copied, batch_size=12), "--save_dir", tmp_path / "out")
-    assert complaint(capsys, 2, code) == f"mezzo: {bad}: not an image file"
+    assert complaint(capsys, 2, code) == f"mezzo: {bad}: not an image file (allowed: JPEG, PNG, BMP, WEBP, TIFF)"
 
 
 def test_a_label_out_of_range(copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from mezzo.data._errors import DataError
 from mezzo.data._images import SUFFIXES, read_image
 from mezzo.data._lists import existing_folder, file_under, list_lines
 from mezzo.data._sample import Sample
+from mezzo.files import check_regular
 
 TRAIN = "train"
 SPLITS = (TRAIN, "val")
@@ -139,8 +140,11 @@ def _folders(base: Path) -> list[str]:
 
 
 def _images(folder: Path) -> list[str]:
-    names = (entry.path for entry in os.scandir(folder) if os.path.splitext(entry.name)[1].lower() in SUFFIXES)
-    return sorted(names)
+    entries = [entry for entry in os.scandir(folder) if os.path.splitext(entry.name)[1].lower() in SUFFIXES]
+    for entry in entries:
+        if not (entry.is_symlink() or entry.is_file()):  # known from the listing; links are checked when they are read
+            check_regular(entry.path, raising=DataError)
+    return sorted(entry.path for entry in entries)
 
 
 def _entry(root: str, line: str, where: str, num_classes: int | None) -> tuple[str, int]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mezzo._errors import unknown_choice
 from mezzo.data._errors import DataError
-from mezzo.data._lists import existing_folder, file_under, list_lines
+from mezzo.data._lists import check_listed, existing_folder, file_under, list_lines
 from mezzo.data._pairs import Pair, PairDataset
 from mezzo.data._sample import IGNORE
 
@@ -233,17 +233,12 @@ def _read_pairs(path: Path, root: str, separator: str, *, label_required: bool) 
             wanted = f"'image{separator}label'" + ("" if label_required else " or 'image'")
             raise DataError(f"{where}: {len(columns)} columns in {line!r}; a line is {wanted}")
         files = [file_under(root, name, where) for name in columns]
-        _check_files(files, where)
+        for name in files:
+            check_listed(name, where)
         pairs.append((files[0], files[1] if len(files) == 2 else None))
     if not pairs:
         raise DataError(f"{path}: the list is empty")
     return pairs
-
-
-def _check_files(files: list[str], where: str) -> None:
-    missing = next((name for name in files if not os.path.isfile(name)), None)
-    if missing is not None:
-        raise DataError(f"{where}: {missing}: no such file")
 
 
 def _tree(root: str, folder: str, mode: str, ending: str) -> dict[str, str]:

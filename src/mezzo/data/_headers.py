@@ -10,17 +10,36 @@ _FRAMES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 _ALONE = frozenset({0x01, *range(0xD0, 0xD9)})  # marks without a length
 
 
-def read_header(data: bytes) -> tuple[str, int, int] | None:
-    """Return kind, width and height of a JPEG or PNG; None for anything else, or where they are not found."""
+_RIFF = b"RIFF"
+_STARTS = {
+    b"\xff\xd8": "JPEG",
+    _PNG: "PNG",
+    b"BM": "BMP",
+    b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+    b"GIF87a": "GIF",
+    b"GIF89a": "GIF",
+}
+
+
+def kind_of(data: bytes) -> str | None:
+    """Return the format that the first bytes of a file stand for; None if it is none of those known here."""
+    if data.startswith(_RIFF) and data[8:12] == b"WEBP":
+        return "WEBP"
+    return next((kind for start, kind in _STARTS.items() if data.startswith(start)), None)
+
+
+def read_header(data: bytes) -> tuple[int, int] | None:
+    """Return width and height of a JPEG or PNG; None for anything else, or where they are not found."""
     if data.startswith(b"\xff\xd8"):
         return _read_jpeg(data)
     if data.startswith(_PNG) and data[12:16] == b"IHDR" and len(data) >= 24:
         width, height = struct.unpack_from(">II", data, 16)
-        return "PNG", width, height
+        return width, height
     return None
 
 
-def _read_jpeg(data: bytes) -> tuple[str, int, int] | None:
+def _read_jpeg(data: bytes) -> tuple[int, int] | None:
     at, end = 2, len(data) - 9
     while at < end and data[at] == 0xFF:
         mark = data[at + 1]
@@ -30,7 +49,7 @@ def _read_jpeg(data: bytes) -> tuple[str, int, int] | None:
             at += 2
         elif mark in _FRAMES:
             height, width = struct.unpack_from(">HH", data, at + 5)
-            return "JPEG", width, height
+            return width, height
         else:
             at += 2 + struct.unpack_from(">H", data, at + 2)[0]
     return None

@@ -3,24 +3,50 @@
 from __future__ import annotations
 
 import io
+import struct
 from pathlib import Path
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from mezzo.data._errors import DataError
-from mezzo.data._headers import read_header
+from mezzo.data._headers import kind_of, read_header
+from mezzo.files import plain, read_bytes, shown_path
 
 MAX_PIXELS = 1 << 26
 """More than 8192 x 8192 is taken for a decompression bomb."""
 
+MAX_BYTES = 1 << 30
+"""Of an image file; 8192 x 8192 pixels of 16 bits and four channels take 512 MiB."""
+
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
 """Files of an image folder that are images, in lower case."""
 
-_REFUSED = (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning)
-# SyntaxError is what Pillow raises for a broken PNG chunk.
+IMAGE_FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF")
+"""What images may be, by their content. OpenCV and Pillow know dozens more, and Pillow starts Ghostscript for EPS."""
+
+LABEL_FORMATS = (*IMAGE_FORMATS, "GIF")
+"""What labels may be: those of DRIVE, a set of retinas, are GIF files."""
+
+MAX_SCANS = 100
+"""Of a progressive JPEG. Encoders write about 10; each takes as long as an image, and thousands fit into 30 kB."""
+
+_SCAN = b"\xff\xda"
+_REFUSED = (
+    OSError,
+    ValueError,
+    SyntaxError,  # a broken PNG chunk
+    struct.error,
+    LookupError,
+    ArithmeticError,
+    TypeError,
+    RuntimeError,
+    Image.DecompressionBombError,
+    Image.DecompressionBombWarning,
+)
+"""What Pillow raises for a damaged file."""
 
 
 def read_image(path: str | Path) -> NDArray[np.uint8]:
@@ -29,15 +55,12 @@ def read_image(path: str | Path) -> NDArray[np.uint8]:
     Raises:
         DataError: The file is missing, empty, cut off, too large or no image.
     """
-    return decode_image(_read_bytes(path), str(path))
+    return decode_image(read_bytes(path, limit=MAX_BYTES, raising=DataError), shown_path(path))
 
 
 def decode_image(data: bytes, name: str) -> NDArray[np.uint8]:
     """Return the (H, W, 3) RGB image in the bytes of a file; `name` is for messages."""
-    if not data:
-        raise DataError(f"{name}: the file is empty")
-    kind, width, height = read_header(data) or _read_any_header(data, name)
-    _check_size(width, height, name)
+    kind = _check_header(data, name, IMAGE_FORMATS)
     if _is_cut_off(data, kind):
         raise DataError(f"{name}: the image is cut off; copy or download the file again")
     try:
@@ -55,45 +78,45 @@ def read_label(path: str | Path) -> NDArray[np.uint8]:
     Raises:
         DataError: The file is missing, empty, damaged, too large, or has more than one channel or 8 bits.
     """
-    data = _read_bytes(path)
-    if not data:
-        raise DataError(f"{path}: the file is empty")
-    _, width, height = read_header(data) or _read_any_header(data, str(path))
-    _check_size(width, height, str(path))
-    with _open(data, str(path)) as label:
+    data, name = read_bytes(path, limit=MAX_BYTES, raising=DataError), shown_path(path)
+    _check_header(data, name, LABEL_FORMATS)
+    with _open(data, name, LABEL_FORMATS) as label:
         if label.mode not in ("L", "P"):
             raise DataError(
-                f"{path}: a label has one channel of 8 bits (Pillow's mode L or P), this file has mode {label.mode}"
+                f"{name}: a label has one channel of 8 bits (Pillow's mode L or P), this file has mode {label.mode}"
             )
         try:
             return np.array(label, dtype=np.uint8)
         except _REFUSED as error:
-            raise DataError(f"{path}: the label cannot be decoded ({_first_line(error)})") from error
+            raise DataError(f"{name}: the label cannot be decoded ({_first_line(error)})") from error
 
 
-def _read_bytes(path: str | Path) -> bytes:
-    """Return what a file holds, or the reason why it cannot be read."""
-    try:
-        return Path(path).read_bytes()
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file") from error
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        raise DataError(f"{path}: cannot be read ({_first_line(error)})") from error
+def _check_header(data: bytes, name: str, formats: tuple[str, ...]) -> str:
+    """Return the format of an image; raise if it is not allowed, or if decoding would take too much memory or time."""
+    if not data:
+        raise DataError(f"{name}: the file is empty")
+    kind = kind_of(data)
+    if kind not in formats:
+        raise DataError(f"{name}: not an image file (allowed: {', '.join(formats)})")
+    width, height = read_header(data) or _pillow_size(data, name, formats)
+    _check_size(width, height, name)
+    # Most JPEGs have one scan: `find` stops early at it, while `count` goes through all bytes.
+    if kind == "JPEG" and data.find(_SCAN) != data.rfind(_SCAN) and data.count(_SCAN) > MAX_SCANS:
+        raise DataError(f"{name}: a JPEG of more than {MAX_SCANS} scans is not decoded; save it again")
+    return kind
 
 
-def _open(data: bytes, name: str) -> Image.Image:
+def _open(data: bytes, name: str, formats: tuple[str, ...]) -> Image.Image:
     """Return the image with only its header read."""
     try:
-        return Image.open(io.BytesIO(data))
-    except UnidentifiedImageError as error:
-        raise DataError(f"{name}: not an image file") from error
-    except _REFUSED as error:
-        raise DataError(f"{name}: the image cannot be opened ({_first_line(error)})") from error
+        return Image.open(io.BytesIO(data), formats=formats)
+    except _REFUSED as error:  # an OSError if it is none of the formats
+        raise DataError(f"{name}: the image cannot be opened; it is damaged") from error
 
 
-def _read_any_header(data: bytes, name: str) -> tuple[str | None, int, int]:
-    with _open(data, name) as header:
-        return header.format, header.width, header.height
+def _pillow_size(data: bytes, name: str, formats: tuple[str, ...]) -> tuple[int, int]:
+    with _open(data, name, formats) as header:
+        return header.size
 
 
 def _check_size(width: int, height: int, name: str) -> None:
@@ -103,12 +126,12 @@ def _check_size(width: int, height: int, name: str) -> None:
         )
 
 
-def _is_cut_off(data: bytes, kind: str | None) -> bool:
+def _is_cut_off(data: bytes, kind: str) -> bool:
     """Return whether a JPEG or PNG file ends early; OpenCV would fill the rest with grey and say nothing."""
     if kind == "JPEG":  # inside a scan FF is never followed by D9, so the last end mark lies behind the last scan
-        return data.rfind(b"\xff\xd9") < data.rfind(b"\xff\xda")
+        return data.find(_SCAN, max(data.rfind(b"\xff\xd9"), 0)) >= 0
     return kind == "PNG" and b"IEND" not in data[-1 << 16 :]
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+    return plain((str(error) or type(error).__name__).splitlines()[0])[:200]

@@ -7,21 +7,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mezzo.data._errors import DataError
+from mezzo.files import check_regular, read_text, shown_path
+
+MAX_LIST = 1 << 30
+"""Bytes of a list file; 10 million images have some 600 MB."""
 
 
 def list_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield `file:line` and the text of every line of a list file that is not blank."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: no such list file") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: a list file is UTF-8 text, byte {error.start} is not") from error
-    except OSError as error:
-        raise DataError(f"{path}: the list file cannot be read ({error.strerror})") from error
+    """Yield `file:line` and the text of every line of a list file that is not blank.
+
+    Raises:
+        DataError: It cannot be read, is not UTF-8, or is no regular file.
+    """
+    if not os.path.lexists(path):
+        raise DataError(f"{shown_path(path)}: no such list file")
+    text = read_text(path, limit=MAX_LIST, raising=DataError)
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            yield f"{path}:{number}", line.strip()
+            yield f"{shown_path(path)}:{number}", line.strip()
 
 
 def file_under(root: str, name: str, where: str) -> str:
@@ -35,6 +38,14 @@ def file_under(root: str, name: str, where: str) -> str:
     if not name or "\0" in name:
         raise DataError(f"{where}: {name!r} is no file name")
     return os.path.join(root, name)
+
+
+def check_listed(path: str, where: str) -> None:
+    """Raise unless a file that a list names is there and regular; `where` is the line."""
+    try:
+        check_regular(path, raising=DataError)
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from error
 
 
 def existing_folder(path: str | Path, what: str) -> str:

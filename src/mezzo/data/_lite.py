@@ -17,6 +17,7 @@ from mezzo.data._lite_draw import Progress
 from mezzo.data._lite_person import make_mini_supervisely
 from mezzo.data._lite_shapes import make_imagenet_lite
 from mezzo.data._lite_street import make_cityscapes
+from mezzo.files import FileError, MiB, parse_json, read_json
 
 MARKER = ".mezzo-lite.json"
 """Says that a folder is complete, and what it is."""
@@ -67,7 +68,7 @@ def _options(name: str, given: dict[str, Any]) -> dict[str, Any]:
     for key in given:
         if key not in known:
             raise ValueError(f"{name}: " + unknown_choice("option", key, known))
-    merged: dict[str, Any] = json.loads(json.dumps({**known, **given}))
+    merged: dict[str, Any] = parse_json(json.dumps({**known, **given}))
     return merged
 
 
@@ -89,8 +90,8 @@ def _is_made(target: Path, described: dict[str, Any]) -> bool:
 def _read_marker(path: Path) -> dict[str, Any] | None:
     """Return what a marker says; None if there is none that can be read."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = read_json(path, limit=MiB)
+    except FileError:
         return None
     return found if isinstance(found, dict) else None
 

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from mezzo.data import Compose, DataError, Normalize, Sample, read_image
 from mezzo.data._images import SUFFIXES
-from mezzo.data._lists import file_under, list_lines
+from mezzo.data._lists import check_listed, file_under, list_lines
+from mezzo.files import check_regular, is_regular, shown_path
 
 LISTS = frozenset({".txt", ".list"})
 """Files that name images, one a line, in lower case."""
@@ -62,12 +63,14 @@ def find_images(source: Path) -> list[Path]:
             to the list's folder or absolute; columns after a blank or a comma are not looked at.
 
     Raises:
-        DataError: There is no such path, no image in it, or a line names a file that is not there.
+        DataError: There is no such path, no image in it, or a line names a file that is not there; or one of them is a
+            pipe, a socket or a device.
     """
     if source.is_dir():
         return _images_below(source)
-    if not source.is_file():
-        raise DataError(f"{source}: no such file or folder")
+    if not source.exists():
+        raise DataError(f"{shown_path(source)}: no such file or folder")
+    check_regular(source, raising=DataError)
     return _listed_images(source) if source.suffix.lower() in LISTS else [source]
 
 
@@ -180,7 +183,7 @@ def _listed_image(root: str, line: str, where: str) -> Path:
     """Return the first column's file, or of more columns together: a path may hold blanks."""
     ends = [*(gap.start() for gap in _SEPARATOR.finditer(line)), len(line)]
     files = [file_under(root, line[:end], where) for end in ends]
-    there = next((name for name in files if os.path.isfile(name)), None)
+    there = next((name for name in files if is_regular(name)), None)
     if there is None:
-        raise DataError(f"{where}: {files[0]}: no such file")
-    return Path(there)
+        check_listed(next((name for name in files if os.path.exists(name)), files[0]), where)
+    return Path(there or files[0])
