@@ -3,12 +3,22 @@
 import difflib
 from collections.abc import Iterable
 
+from mezzo._plain import printable
+
 
 class MezzoError(Exception):
     """A mistake of the user that mezzo explains in one line; subclasses name the kind."""
 
     exit_code = 2
     """What a command returns for it: 2 is bad input, 1 a run that failed."""
+
+    def __str__(self) -> str:
+        r"""Return the message without control characters: it may hold a name from somebody's file.
+
+        >>> print(MezzoError("\x1b[2J\x1b]0;title\x07a.png: no such file"))
+        a.png: no such file
+        """
+        return printable(super().__str__())
 
 
 class RunError(MezzoError):

@@ -19,6 +19,7 @@ import torch
 
 from mezzo.amp._operator_stats import OperatorStats
 from mezzo.amp._recorder import abandon, counts_operators, has_foreign_mode, listening
+from mezzo.files import say
 
 VARIABLE = "GLOG_v"
 LEAST_LEVEL = 5
@@ -133,7 +134,7 @@ class OperatorLog:
                 self.is_pending = True
                 raise
             if is_complete and stats.rows:
-                print(f"{recording.heading}\n{stats.table()}", end="")
+                say(f"{recording.heading}\n{stats.table()}", end="")
             else:
                 self.is_pending = True
 

@@ -28,6 +28,7 @@ from mezzo.amp._operator_stats import OperatorStats
 from mezzo.amp._seen import EXCLUDED, Op, Phase, Seen, Sink, describe_op, tensors, users_line
 from mezzo.amp._state import current_policy, here
 from mezzo.amp._torch_calls import Call, describe_call, numbers
+from mezzo.files import say
 
 NO_AUTO_CAST = "no auto_cast"
 UNLISTED = "unlisted: torch's own rule"
@@ -457,7 +458,7 @@ def collect_operator_stats(
     if tracker is not None:
         stats.leaks = tracker.leaks()
     if print_table:
-        print(stats.table(), end="")
+        say(stats.table(), end="")
 
 
 def enable_operator_stats_collection() -> None:
@@ -475,4 +476,4 @@ def disable_operator_stats_collection() -> None:
         return
     _stop(stats)
     _active.enabled = None
-    print(stats.table(), end="")
+    say(stats.table(), end="")

@@ -45,6 +45,7 @@ from mezzo.amp._tensor_numbers import (
     measure,
     undisturbed,
 )
+from mezzo.files import say
 
 MAX_FINDINGS = 256
 """How many findings a checker keeps; further ones are counted, and printed or written."""
@@ -168,7 +169,7 @@ class _Log:
 
     def write(self, line: str, device: str) -> None:
         if self._folder is None:
-            print(line)
+            say(line)
             return
         if device not in self._files:
             self._folder.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from mezzo._errors import RunError
 from mezzo.amp._dtypes import dtype_name
+from mezzo.files import say
 
 if TYPE_CHECKING:
     from mezzo.amp._findings import Finding
@@ -214,7 +215,7 @@ def check_numerics(
         counts = torch.stack([vector[0], vector[1] + vector[2], vector[3]]).long()
         values = torch.where(vector[6:].isfinite(), vector[6:], math.nan).float()
     if is_reported(numbers, mode):
-        print(numbers.precision_line(op_type))
+        say(numbers.precision_line(op_type))
     if mode is DebugMode.CHECK_NAN_INF_AND_ABORT and not numbers.is_finite:
         raise NonFiniteError(f"{op_type or 'a tensor'}: not finite: {numbers}")
     return counts, values

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mezzo.callbacks._callback import Callback, Logs
+from mezzo.files import say
 
 
 def format_logs(logs: Logs) -> str:
@@ -59,7 +60,7 @@ class ProgBarLogger(Callback):
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
         """Say which epoch it is."""
         if self._is_on:
-            print(f"Epoch {epoch + 1}/{self.params['epochs']}", flush=True)
+            say(f"Epoch {epoch + 1}/{self.params['epochs']}")
         self._start_bar("training", self.params["steps"])
 
     def on_train_batch_end(self, step: int, logs: Logs) -> None:
@@ -71,12 +72,12 @@ class ProgBarLogger(Callback):
         self._stop_bar()
         if self._is_on:
             took_ms = (time.perf_counter() - self._start) / max(1, logs["step"]) * 1e3
-            print(f"{logs['step']} steps - {format_logs(logs)} - {took_ms:.0f} ms/step", flush=True)
+            say(f"{logs['step']} steps - {format_logs(logs)} - {took_ms:.0f} ms/step")
 
     def on_eval_begin(self, logs: Logs) -> None:
         """Say that it begins."""
         if self._is_on and not self._is_training:
-            print("Evaluation", flush=True)
+            say("Evaluation")
         self._start_bar("evaluating", logs.get("steps"))
 
     def on_eval_batch_end(self, step: int, logs: Logs) -> None:
@@ -88,7 +89,7 @@ class ProgBarLogger(Callback):
         """Show the result."""
         self._stop_bar()
         if self._is_on:
-            print(" - ".join(filter(None, [f"Eval samples: {logs['samples']}", format_logs(logs)])), flush=True)
+            say(" - ".join(filter(None, [f"Eval samples: {logs['samples']}", format_logs(logs)])))
 
     def on_predict_begin(self, logs: Logs) -> None:
         """Start a bar."""
@@ -103,7 +104,7 @@ class ProgBarLogger(Callback):
         """Say how many."""
         self._stop_bar()
         if self._is_on:
-            print(f"Predicted samples: {logs['samples']}", flush=True)
+            say(f"Predicted samples: {logs['samples']}")
 
     def close(self) -> None:
         """Take the bar off the terminal."""
@@ -136,4 +137,4 @@ class ProgBarLogger(Callback):
             self._bar.update(self._task, advance=1, description=format_logs(logs) if is_due else None)
         elif is_due and (self._verbose == 2 or not self._console.is_terminal):
             of = f"/{steps}" if steps is not None else ""
-            print(f"step {step + 1}{of} - {format_logs(logs)}", flush=True)
+            say(f"step {step + 1}{of} - {format_logs(logs)}")

@@ -9,6 +9,7 @@ from typing import Literal
 
 from mezzo._errors import unknown_choice
 from mezzo.callbacks._callback import Callback, Logs
+from mezzo.files import say
 
 Direction = Literal["auto", "min", "max"]
 _MORE_IS_BETTER = ("acc", "auc", "iou", "precision", "recall", "dice", "f1")
@@ -123,9 +124,8 @@ class EarlyStopping(_Watcher):
         if self._waited > self._patience:
             self.model.stop_training = True
             if self._verbose and self.model.world.is_first:
-                print(
+                say(
                     f"Epoch {self._epoch + 1}: stopped early, best {self._watch.monitor} {self._watch.best:.4f}",
-                    flush=True,
                 )
 
 
@@ -187,4 +187,4 @@ class ReduceLROnPlateau(_Watcher):
         has_changed = before != [group["lr"] for group in optimizer.param_groups]
         if has_changed and self._verbose and self.model.world.is_first:
             rates = ", ".join(f"{group['lr']:.3g}" for group in optimizer.param_groups)
-            print(f"{self._watch.monitor} no longer gets better: learning rate {rates}", flush=True)
+            say(f"{self._watch.monitor} no longer gets better: learning rate {rates}")

@@ -21,6 +21,7 @@ from mezzo.cli._infer import infer
 from mezzo.cli._models import convert, models
 from mezzo.cli._tipc import app as tipc
 from mezzo.cli._train import evaluate, prepare, train
+from mezzo.files import say
 
 _SWITCHES = {
     "infer": _infer.SWITCHES, "export": _export.SWITCHES, "train": _train.SWITCHES, "eval": _train.SWITCHES,
@@ -51,7 +52,7 @@ app.add_typer(tipc, name="tipc")
 def _print_version(wanted: bool) -> None:
     if wanted:
         version = version_of()
-        typer.echo(f"mezzo {version}" if version else "mezzo, not installed (run from its sources)")
+        say(f"mezzo {version}" if version else "mezzo, not installed (run from its sources)")
         raise typer.Exit
 
 
@@ -64,7 +65,7 @@ def _mezzo(
 ) -> None:
     """Mixed-precision training on PyTorch, with the proof of what ran in which dtype."""
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+        say(context.get_help())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -91,5 +92,5 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _complain(message: object, exit_code: int) -> int:
-    print(f"mezzo: {' '.join(str(message).split())}", file=sys.stderr)
+    say(f"mezzo: {' '.join(str(message).split())}", err=True)
     return exit_code

@@ -9,6 +9,7 @@ import typer
 from mezzo._extras import require
 from mezzo.cli._devices import read_device
 from mezzo.cli._show import progress_bar, table
+from mezzo.files import say
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, help="Measure stock torch beside mezzo, in one run.")
 
@@ -89,11 +90,11 @@ def static(
 def _print(result: Any, title: str, as_json: bool) -> int:
     """Print a benchmark as JSON alone, or as its table and that of the machine."""
     if as_json:
-        typer.echo(json.dumps(result.to_dict(), indent=2))
+        say(json.dumps(result.to_dict(), indent=2))
         return 0
     machine = result.machine
     versions = f"torch {machine.torch_version}, driver {machine.driver_version}"
-    typer.echo("\n\n".join([title, table(result.table()), f"{table(machine.table())}\n{versions}"]))
+    say("\n\n".join([title, table(result.table()), f"{table(machine.table())}\n{versions}"]))
     return 0
 
 
@@ -139,8 +140,8 @@ def infer(
     if plot is not None:
         result.plot(plot)
     if as_json:
-        typer.echo(json.dumps(result.to_dict(), indent=2))
+        say(json.dumps(result.to_dict(), indent=2))
         return 0
     title = f"{result.model}, {size[0]}x{size[1]}, {result.device}; median of {rounds} rounds of {runs} runs"
-    typer.echo(f"{title}\n\n{table(result.table())}")
+    say(f"{title}\n\n{table(result.table())}")
     return 0

@@ -8,6 +8,7 @@ import typer
 
 from mezzo.cli._options import FP8_HELP, read_fp8
 from mezzo.cli._show import progress_bar, table
+from mezzo.files import say
 
 if TYPE_CHECKING:
     from mezzo.proof import Bisection, Evaluation
@@ -52,13 +53,13 @@ def bisect(
             )  # fmt: skip
             report("bisect", len(seen), len(seen))
     except KeyboardInterrupt:
-        typer.echo(_so_far(seen, "half" if level.upper() == "O3" else "float32"), err=True)
+        say(_so_far(seen, "half" if level.upper() == "O3" else "float32"), err=True)
         raise
     if output is not None and result.outcome != "not the cause":
         result.write(output)
-        typer.echo(f"lists written to {output}", err=True)
+        say(f"lists written to {output}", err=True)
     title = f"{model}, {dtype} {level}, {len(seen)} evaluations, {max_evaluations} allowed"
-    typer.echo(json.dumps(result.to_dict(), indent=2) if as_json else _as_text(title, result))
+    say(json.dumps(result.to_dict(), indent=2) if as_json else _as_text(title, result))
     return 0 if result.has_answer else 1
 
 

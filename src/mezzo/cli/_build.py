@@ -1,12 +1,12 @@
 """`mezzo build`: the compiled tier of the kernels."""
 
-import typer
+from mezzo.files import say
 
 
 def build() -> int:
     """Compile the kernels of auto_cast, once, in half a minute: calls that need no cast then no longer go through Python."""
     from mezzo.amp import build_kernels  # torch takes seconds to import: not for --version and --help
 
-    typer.echo("compiling, about half a minute ...", err=True)
-    typer.echo(str(build_kernels()))
+    say("compiling, about half a minute ...", err=True)
+    say(str(build_kernels()))
     return 0

@@ -6,6 +6,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from mezzo.files import plain, say
 
 
 def check(
@@ -23,7 +26,7 @@ def check(
     is_compiled = library_path().exists()
     if as_json:
         more = {"dtype": dtype, "amp_usable": is_usable, "kernels_compiled": is_compiled}
-        typer.echo(json.dumps({**environment.to_dict(), **more}, indent=2))
+        say(json.dumps({**environment.to_dict(), **more}, indent=2))
     else:
         usable = (f"AMP in {dtype}", "usable" if is_usable else "not usable")
         kernels = ("kernels", "compiled" if is_compiled else "in Python ('mezzo build' compiles them)")
@@ -36,9 +39,9 @@ def _print_rows(rows: list[tuple[str, str]]) -> None:
     if not console.is_terminal:
         width = max(len(what) for what, _ in rows)
         for what, value in rows:
-            typer.echo(f"{what:<{width}}  {value}")
+            say(f"{what:<{width}}  {value}")
         return
     table = Table(show_header=False)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(Text(plain(cell)) for cell in row))
     console.print(table)

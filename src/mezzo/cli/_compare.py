@@ -7,6 +7,7 @@ import typer
 
 from mezzo.cli._options import FP8_HELP, read_fp8
 from mezzo.cli._show import progress_bar, table
+from mezzo.files import say
 
 if TYPE_CHECKING:
     from mezzo.bench import Comparison
@@ -46,7 +47,7 @@ def compare(
             fp8=read_fp8(fp8),
             progress=report,
         )
-    typer.echo(json.dumps(result.to_dict(), indent=2) if as_json else _as_text(result))
+    say(json.dumps(result.to_dict(), indent=2) if as_json else _as_text(result))
     return 0
 
 

@@ -8,6 +8,7 @@ import typer
 
 from mezzo.cli._options import FP8_HELP, read_fp8
 from mezzo.cli._show import progress_bar
+from mezzo.files import say
 
 
 def doctor(
@@ -44,11 +45,11 @@ def doctor(
             model, batch_size=batch_size, image_size=image_size, device=device, loader=loader, level=level, dtype=dtype,
             fp8=read_fp8(fp8), steps=steps, measure_gains=measure or apply is not None, progress=report,
         )  # fmt: skip
-    typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
+    say(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
     if apply is not None:
         found.changes.write(apply)
         said = "holds no changes" if found.changes.are_none else "apply_changes(model, file) makes them"
-        typer.echo(f"{apply}: {said}", err=True)
+        say(f"{apply}: {said}", err=True)
     if page is not None:
         from mezzo.proof import write_advice_page
 

@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from mezzo._extras import require
 from mezzo.cli._flags import NO, Flag, switch
 from mezzo.cli._options import UsageError, option
+from mezzo.files import say
 
 SWITCHES = "--without-argmax --with-softmax --no-onnx".split()
 """Options that take True or False, or stand alone."""
@@ -70,13 +69,13 @@ def export(
         from mezzo.config import load_recipe
 
         recipe = load_recipe(config, opts=opts or ())
-        report = export_recipe(recipe, weights, options, calibration=images, class_names=names, say=typer.echo)
+        report = export_recipe(recipe, weights, options, calibration=images, class_names=names, say=say)
     else:
         network, classes = _classifier(str(model), num_classes, weights)
         described = describe_classifier(
             str(model), classes, image_size=img_size, resize_size=resize_size, class_names=names
         )
-        report = export_model(network, described, options, images=images, calibration=images, say=typer.echo)
+        report = export_model(network, described, options, images=images, calibration=images, say=say)
     _show(report, options)
     return 0
 
@@ -108,16 +107,16 @@ def _classifier(name: str, num_classes: int | None, weights: str | None) -> tupl
 
     if weights is None:
         classes = num_classes or model_info(name).num_classes
-        typer.echo(f"no weights given (--pretrained): the network is exported as it was initialised, {classes} classes")
+        say(f"no weights given (--pretrained): the network is exported as it was initialised, {classes} classes")
         return create_model(name, num_classes=classes), classes
     file = find_weights(weights)
     classes = num_classes or count_classes(name, file) or model_info(name).num_classes
     network = create_model(name, num_classes=classes)
-    typer.echo(f"{load_trained(network, file)}; {classes} classes")
+    say(f"{load_trained(network, file)}; {classes} classes")
     return network, classes
 
 
 def _show(report: "ExportReport", options: "ExportOptions") -> None:
     worst = max(check.error for check in report.checks if check.precision == "fp32")
-    typer.echo(f"maximum error of fp32: {worst:.2e}")
-    typer.echo(f"exported to {options.save_dir}: {', '.join(report.model.files)}, deploy.yaml")
+    say(f"maximum error of fp32: {worst:.2e}")
+    say(f"exported to {options.save_dir}: {', '.join(report.model.files)}, deploy.yaml")

@@ -4,15 +4,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from mezzo._extras import require
 from mezzo._lines import stamped
 from mezzo.cli._devices import read_device
 from mezzo.cli._flags import NO, Flag, switch
 from mezzo.cli._options import UsageError, option
 from mezzo.cli._show import progress_bar
-from mezzo.files import write_text
+from mezzo.files import say, write_text
 
 if TYPE_CHECKING:
     from mezzo.infer import Deployed, InferResult
@@ -74,7 +72,7 @@ def infer(
         settings={"enable_mkldnn": bool(enable_mkldnn), "enable_tensorrt": bool(use_trt)},
     )  # fmt: skip
     with progress_bar() as report:
-        result = infer(deployed, options, say=typer.echo, progress=lambda done, total: report("images", done, total))
+        result = infer(deployed, options, say=say, progress=lambda done, total: report("images", done, total))
     return _show(result, options.save_dir, bool(print_detail), save_log_path)
 
 
@@ -85,7 +83,7 @@ def _images(given: Path | None) -> Path:
     found = next((path for path in DEMO if path.is_file()), None)
     if found is None:
         raise UsageError(f"no images: give --image-path FILE, FOLDER or LIST (there is no ./{DEMO[0]} either)")
-    typer.echo(f"no --img-path: ./{found} is used")
+    say(f"no --img-path: ./{found} is used")
     return found
 
 
@@ -95,18 +93,18 @@ def _save_dir(given: Path | None, model: "Deployed") -> Path | None:
 
 def _show(result: "InferResult", save_dir: Path | None, print_detail: bool, log: Path | None) -> int:
     for name, what in result.choice.tried.items():
-        typer.echo(f"engine {name}: {what}")
+        say(f"engine {name}: {what}")
     if result.choice.tried:
         how = "remembered" if result.choice.is_remembered else "chosen"
-        typer.echo(f"engine {how}: {result.choice.engine}")
+        say(f"engine {how}: {result.choice.engine}")
     if print_detail:
         for path in result.files:
-            typer.echo(str(path))
+            say(str(path))
     if result.report is not None:
         lines = "\n".join(stamped(line, datetime.now()) for line in result.report.lines())
-        typer.echo(lines)
+        say(lines)
         if log is not None:
             write_text(log, f"{lines}\n")
     where = f"; {len(result.files)} files in {save_dir}" if result.files else ""
-    typer.echo(f"{result.images} images predicted, {len(result.refused)} skipped{where}")
+    say(f"{result.images} images predicted, {len(result.refused)} skipped{where}")
     return 1 if result.refused else 0

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from mezzo.cli._show import table
+from mezzo.files import say
 
 
 def models(
@@ -21,18 +22,18 @@ def models(
     if summary:
         layers = summarize(find_name(name))
         if as_json:
-            typer.echo(json.dumps([asdict(row) for row in layers], indent=2))
+            say(json.dumps([asdict(row) for row in layers], indent=2))
             return 0
         rows = [["layer", "kind", "output", "parameters", "MMACs"]]
         for row in layers:
             shape = "x".join(map(str, row.output)) or "-"
             rows.append([row.path, row.kind, shape, f"{row.parameters:,}", f"{row.macs / 1e6:.2f}"])
-        typer.echo(table(rows))
+        say(table(rows))
         return 0
     names = list_models(name) or [find_name(name)]
     found = [describe(each) for each in names]
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        say(json.dumps(found, indent=2))
         return 0
     rows = [["name", "task", "parameters", "GMACs", "input", "classes", "heads"]]
     for one in found:
@@ -45,7 +46,7 @@ def models(
             str(one["heads"]),
         ]
         rows.append([one["name"], one["task"], *figures])
-    typer.echo(table(rows))
+    say(table(rows))
     return 0
 
 
@@ -56,5 +57,5 @@ def convert(
     """Rewrite a weights file in another format, with the names and layouts that belong to it."""
     from mezzo.models import convert as rewrite  # torch takes seconds to import: not for --help
 
-    typer.echo(f"{rewrite(source, target)} entries written to {target}")
+    say(f"{rewrite(source, target)} entries written to {target}")
     return 0

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
+
+from mezzo.files import one_line, plain, say
 
 Report = Callable[[str, int, int], None]
 """Told what is being done, the steps done in it and the steps it has."""
@@ -16,14 +18,14 @@ def progress_bar() -> Iterator[Report]:
     """Yield what to call after each step: a bar on a terminal, else a line a mode; stdout is for the result."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda mode, done, total: typer.echo(f"{mode}: {total} steps done", err=True) if done == total else None
+        yield lambda mode, done, total: say(f"{mode}: {total} steps done", err=True) if done == total else None
         return
     with Progress(console=console, transient=True) as bar:
         tasks = {}
 
         def report(mode: str, done: int, total: int) -> None:
             if mode not in tasks:
-                tasks[mode] = bar.add_task(mode, total=total)
+                tasks[mode] = bar.add_task(escape(plain(mode)), total=total)
             bar.update(tasks[mode], completed=done)
 
         yield report
@@ -31,6 +33,7 @@ def progress_bar() -> Iterator[Report]:
 
 def table(rows: list[list[str]]) -> str:
     """Return rows, header first, as the guide prints its tables."""
+    rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mezzo.cli._options import UsageError, option
-from mezzo.files import plain
+from mezzo.files import plain, say
 
 if TYPE_CHECKING:
     from mezzo.tipc import Plan, Profile
@@ -59,7 +59,7 @@ def plan(
             lacking = {}
         allow = Allowances(shell=True, unknown_mode=True)
         made = replace(mend(made, root=root, gpus=gpus, allow=allow, lacking=lacking), lacks=found)
-    typer.echo(made.as_json() if form == "json" else as_shell(made) if form == "shell" else as_text(made, why))
+    say(made.as_json() if form == "json" else as_shell(made) if form == "shell" else as_text(made, why))
     return 0 if made.steps else 3
 
 
@@ -71,11 +71,11 @@ def lint_(config: _Config, mode: _Mode, profile: _Profile = None) -> int:
 
     text, chosen, made, why = _planned(config, mode, profile, "")
     findings = lint(text, mode, chosen, made, Path.cwd(), this_machine().gpus)
-    typer.echo(f"profile {chosen.name}, {why}")
+    say(f"profile {chosen.name}, {why}")
     for finding in findings:
-        typer.echo(plain(str(finding)))
+        say(finding)
     errors = sum(finding.serious for finding in findings)
-    typer.echo(f"{errors} error{'' if errors == 1 else 's'}, {len(findings) - errors} warnings")
+    say(f"{errors} error{'' if errors == 1 else 's'}, {len(findings) - errors} warnings")
     return 1 if errors else 0
 
 
@@ -159,7 +159,7 @@ def prepare(
         data=data,
         url=url,
         sha256=sha256,
-        report=lambda line: typer.echo(plain(line)),
+        report=say,
     )
     return 0
 
@@ -173,7 +173,7 @@ def report(
     from mezzo.tipc._report import merge
 
     junit, page = merge(directories, out)
-    typer.echo(f"{junit}\n{page}")
+    say(f"{junit}\n{page}")
     return 0
 
 
@@ -197,6 +197,6 @@ def matrix(
 
     many = Many(tuple(configs), mode, out, with_prepare, check, resume, jobs, step_limit)
     if slurm:
-        typer.echo(slurm_array(many))
+        say(slurm_array(many))
         return 0
-    return on_ray(many, typer.echo) if use_ray else run_many(many, typer.echo)
+    return on_ray(many, say) if use_ray else run_many(many, say)

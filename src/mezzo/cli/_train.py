@@ -10,6 +10,7 @@ from mezzo._extras import require
 from mezzo.cli._flags import Flag, switch
 from mezzo.cli._options import FP8_HELP, option, read_fp8
 from mezzo.cli._training import Given
+from mezzo.files import say
 
 _Path: TypeAlias = Path | None
 _Int: TypeAlias = int | None
@@ -106,7 +107,7 @@ def train(
 def _say_assumed(given: Given) -> None:
     """Say, in the first process, what the command line leaves open and the documents' defaults fill in."""
     if (line := given.assumed()) is not None and os.environ.get("RANK", "0") == "0":
-        typer.echo(line)
+        say(line)
 
 
 def _as_bool(flag: Flag | None) -> bool | None:
@@ -170,5 +171,5 @@ def prepare(
 
     with progress_bar() as report:
         made = prepare(name, directory, progress=lambda done, total: report(name, done, total))
-    typer.echo(made)
+    say(made)
     return 0

@@ -9,7 +9,6 @@ import os
 import re
 import socket
 import ssl
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -22,7 +21,7 @@ from urllib.parse import urlsplit
 from mezzo._version import version_of
 from mezzo.fetch._errors import FetchError, Unreachable
 from mezzo.fetch._place import PART, RECORD, is_offline, split
-from mezzo.files import Bounds, explained, flush, write_text
+from mezzo.files import Bounds, explained, flush, say, write_text
 
 TIMEOUT_S = 15.0
 """Of a connection, and of each wait for bytes."""
@@ -99,7 +98,7 @@ def transfer(url: str, part: Path, bounds: Bounds, progress: Progress | None = N
             if pause_s is None or is_lasting:
                 raise Unreachable(f"{url}: cannot be fetched: {reason}") from error
             if progress is not None:
-                print(f"{url}: {reason}; trying again", file=sys.stderr, flush=True)
+                say(f"{url}: {reason}; trying again", err=True)
             time.sleep(pause_s)
     raise AssertionError("the last attempt returns or raises")
 

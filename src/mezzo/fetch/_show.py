@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mezzo.fetch._cache import recorded
 from mezzo.fetch._download import Progress
 from mezzo.fetch._place import place_of
+from mezzo.files import plain, say
 
 
 @contextmanager
@@ -38,10 +38,10 @@ def terminal_progress(url: str) -> Iterator[Progress]:
             is_begun = True
             if console.is_terminal:
                 bar.start()
-                bar.add_task(place.name, total=total, completed=done)
+                bar.add_task(plain(place.name), total=total, completed=done)
             else:
                 size = "size unknown" if total is None else _in_words(total)
-                print(f"fetching {url} ({size}) to {place}", file=sys.stderr, flush=True)
+                say(f"fetching {url} ({size}) to {place}", err=True)
         elif console.is_terminal:
             bar.update(bar.task_ids[0], completed=done, total=total)
 
@@ -52,7 +52,7 @@ def terminal_progress(url: str) -> Iterator[Progress]:
             bar.stop()
     known = recorded(place) if is_begun else None
     if known is not None:
-        print(f"fetched {place}, SHA-256 {known['sha256']}", file=sys.stderr, flush=True)
+        say(f"fetched {place}, SHA-256 {known['sha256']}", err=True)
 
 
 def _in_words(size: int) -> str:

@@ -9,7 +9,7 @@ from mezzo.files._errors import FileError
 from mezzo.files._json import parse_json, read_json
 from mezzo.files._lock import LOCK, FolderInUse, folder_lock, locked
 from mezzo.files._manifest import MANIFEST, check_manifest, write_manifest
-from mezzo.files._plain import plain, say
+from mezzo.files._plain import one_line, plain, say
 from mezzo.files._read import MiB, check_regular, is_regular, open_regular, read_bytes, read_text, shown_path
 from mezzo.files._tree import Mark, Node, Scalar, mark_all, short
 from mezzo.files._write import explained, flush, flush_tree, write_file, write_text
@@ -57,6 +57,7 @@ __all__ = [
     "MANIFEST",
     # Printing
     "plain",
+    "one_line",
     "shown_path",
     "say",
 ]

@@ -1,31 +1,21 @@
-"""Foreign text made plain: no colours, no control characters, one kind of line end."""
+"""Foreign text on the terminal: everything that mezzo prints goes through here."""
 
-import re
 import sys
 
-# A command of a terminal: colours and cursor moves, titles and links (bounded: an open one must not hide what follows).
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]|\][^\x07\x1b\n]{0,512}(?:\x07|\x1b\\)|[@-Z\\^_])")
-# What XML forbids, what a browser does not show, and what turns the direction of the text that follows.
-_INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+from mezzo._plain import one_line, plain
+
+__all__ = ["one_line", "plain", "say"]
 
 
-def plain(text: str) -> str:
-    r"""Return a text without escape sequences and control characters; every end of a line is a newline.
-
-    What is left may stand in XML and in UTF-8; it is not escaped.
-
-    >>> plain("\x1b[33m Run successfully\x1b[0m\r\nnext\x00")
-    ' Run successfully\nnext'
-    """
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return _INVISIBLE.sub("", _ESCAPES.sub("", text))
-
-
-def say(*texts: object, err: bool = False) -> None:
+def say(*texts: object, err: bool = False, end: str = "\n") -> None:
     """Print a line without control characters: everything that mezzo prints may hold a name from somebody's file.
 
     Args:
         texts: Joined by spaces; may hold newlines and tabs.
         err: Print to standard error.
+        end: What follows the text.
     """
-    print(plain(" ".join(map(str, texts))), file=sys.stderr if err else sys.stdout, flush=True)
+    stream = sys.stderr if err else sys.stdout
+    text = plain(" ".join(map(str, texts)))
+    encoding = getattr(stream, "encoding", None) or "utf-8"  # a terminal in ASCII must not end a run
+    print(text.encode(encoding, "backslashreplace").decode(encoding), end=end, file=stream, flush=True)

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from mezzo._errors import MezzoError
 from mezzo.files._errors import FileError
-from mezzo.files._plain import plain
+from mezzo.files._plain import one_line
 
 MiB = 1 << 20
 MAX_TEXT = 64 * MiB
@@ -133,8 +133,7 @@ def shown_path(path: str | os.PathLike[str]) -> str:
     >>> shown_path("a\x1b[31mb\nc.png")
     'ab c.png'
     """
-    text = os.fspath(path)
-    return text if text.isprintable() else " ".join(plain(text).split())
+    return one_line(os.fspath(path))
 
 
 def is_regular(path: str | os.PathLike[str]) -> bool:

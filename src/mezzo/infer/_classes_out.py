@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mezzo.files import one_line
 from mezzo.infer._errors import DeployError
 
 
@@ -60,9 +61,9 @@ def format_classes(path: Path | str, scores: Sequence[ClassScore]) -> str:
     image_name: a.jpg, class_id: 7, class_name: cat, score: 0.9312
       class_id: 2, score: 0.0500
     """
-    return f"image_name: {path}, " + "\n  ".join(_fields(score) for score in scores)
+    return f"image_name: {one_line(path)}, " + "\n  ".join(_fields(score) for score in scores)
 
 
 def _fields(score: ClassScore) -> str:
-    name = "" if score.name is None else f"class_name: {score.name}, "
+    name = "" if score.name is None else f"class_name: {one_line(score.name)}, "
     return f"class_id: {score.index}, {name}score: {score.score:.4f}"

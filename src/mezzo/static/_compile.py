@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from mezzo.amp import GradScaler, Policy
 from mezzo.amp.debugging import OperatorStats
+from mezzo.files import say
 from mezzo.optim import attach
 from mezzo.static._capture import CapturedStep, check_warmup, refuse_what_cannot_be_captured, unpacked
 from mezzo.static._graph import Capture, CapturedGraph
@@ -122,7 +123,7 @@ class CompiledStep:
 
     def print(self) -> None:
         """Print the last captured graph, forward and backward, casts included."""
-        print(self._graph())
+        say(self._graph())
 
     def _graph(self) -> CapturedGraph:
         if not self.graphs:

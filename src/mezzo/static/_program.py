@@ -21,6 +21,7 @@ from mezzo._errors import unknown_choice
 from mezzo.amp import GradScaler, Policy, current_policy, float32_copy
 from mezzo.amp._dtypes import HALF_DTYPES
 from mezzo.amp.debugging import OperatorStats
+from mezzo.files import say
 from mezzo.static._compile import CompiledStep
 from mezzo.static._forward import Forward
 from mezzo.static._graph import Capture, CapturedGraph
@@ -449,7 +450,7 @@ class Program:
 
     def print(self) -> None:
         """Print the program: the calls as they were written, and, once it has run, what was captured."""
-        print(self)
+        say(self)
 
     def __str__(self) -> str:
         text = str(self._graph)

@@ -1,10 +1,10 @@
 """A configuration from its text to its report: what `mezzo tipc run` does."""
 
 import os
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mezzo.files import say
 from mezzo.tipc._compat import run_as_scripts
 from mezzo.tipc._config import ConfigError, choose_profile, read_config
 from mezzo.tipc._lint import lint
@@ -57,7 +57,7 @@ def run_compat(config: Path, mode: str, profile: str | None, gpu_id: str) -> int
     if stop.signal is not None:
         return 128 + stop.signal
     if plan.failure:
-        print(plan.failure)
+        say(plan.failure)
     if plan.failure or any(ended.code != 0 for _, ended, _ in done):
         return FAILED
     return PASSED if done else NOTHING
@@ -105,16 +105,13 @@ def certify(
 
         plan = with_checks(plan)
     if dry_run:
-        print(as_text(plan, why))
+        say(as_text(plan, why))
         return PASSED if plan.steps else NOTHING
     if plan.failure:
-        print(f"mezzo: {request.config}: {plan.failure}", file=sys.stderr)
+        say(f"mezzo: {request.config}: {plan.failure}", err=True)
         return FAILED
     if not plan.steps:
-        print(
-            f"mezzo: {request.config}: nothing is planned in mode {request.mode}; 'mezzo tipc lint' says why",
-            file=sys.stderr,
-        )
+        say(f"mezzo: {request.config}: nothing is planned in mode {request.mode}; 'mezzo tipc lint' says why", err=True)
         return NOTHING
     with view or view_for(plan.steps, as_json) as shown:
         shown.say(f"{plan.model}, {plan.mode}: {len(plan.steps)} steps, profile {profile.name} ({why})")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mezzo.tipc._plan import Plan, Step
 from mezzo.tipc._process import Ended, environment, run_command, training_logs
-from mezzo.tipc._status import append_line, banner, status_line
+from mezzo.tipc._status import append_line, banner, print_status, status_line
 from mezzo.tipc._text import evaluated
 
 Replan = Callable[[str], Plan]
@@ -44,7 +44,7 @@ def run_as_scripts(
         passed = _judged(step, ended, folder)
         if step.status is not None:
             line = status_line(step, passed)
-            print(line, flush=True)
+            print_status(line)
             append_line(status_file, line)
         done.append((step, ended, passed))
         if step.fallback and not replanned and not (folder / step.checkpoint).is_file():

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mezzo.files import explained
+from mezzo.files import explained, plain
 from mezzo.tipc._plan import Plan, Step
 from mezzo.tipc._text import echoed
 
@@ -11,6 +11,11 @@ def status_line(step: Step, passed: bool) -> str:
     """Return the line of a step; steps without one have no status."""
     word = "successfully" if passed else "failed"
     return f"\x1b[33m Run {word} with command{echoed(step.status or '')}\x1b[0m"
+
+
+def print_status(line: str) -> None:
+    """Print a status line in the scripts' colour; other control characters come from a text, and are left out."""
+    print(f"\x1b[33m{plain(line)}\x1b[0m", flush=True)
 
 
 def banner(plan: Plan) -> str:

@@ -1,6 +1,5 @@
 """What a user sees while a run goes on: a table that changes on a terminal, lines in a pipe."""
 
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from mezzo.files import plain
+from mezzo.files import one_line as in_one_line
+from mezzo.files import plain, say
 from mezzo.tipc._log_text import NOTICE
 from mezzo.tipc._plan import Step
 from mezzo.tipc._record import Record
@@ -74,7 +74,7 @@ class Lines:
     """A line when a step begins and one when it ends."""
 
     def __init__(self, write: Callable[[str], object] | None = None) -> None:
-        self.write = write or (lambda line: print(line, flush=True))
+        self.write = write or say
 
     def __enter__(self) -> Self:
         return self
@@ -113,7 +113,7 @@ class Records(Lines):
 
     def say(self, line: str) -> None:
         """Say a line on the error output."""
-        print(line, file=sys.stderr, flush=True)
+        say(line, err=True)
 
 
 class Board(Lines):
@@ -149,7 +149,7 @@ class Board(Lines):
 
     def say(self, line: str) -> None:
         """Print a line above the table."""
-        self.console.print(Text(line))
+        self.console.print(Text(plain(line)))
 
     def _drawn(self) -> Group:
         table = Table(box=None, pad_edge=False)
@@ -159,7 +159,8 @@ class Board(Lines):
         for name, (words, state, more) in self.rows.items():
             if name in running:
                 state, more = "running", f"{time.monotonic() - running[name][0]:.0f} s"
-            table.add_row(Text(words), Text(_MARKS.get(state, state), _STYLES.get(state, "cyan")), Text(more))
+            mark = Text(_MARKS.get(state, state), _STYLES.get(state, "cyan"))
+            table.add_row(Text(in_one_line(words)), mark, Text(in_one_line(more)))
         tails = [Text(f"  {line}", "dim") for _, log in running.values() for line in last_lines(log, _TAIL)]
         return Group(table, *tails)
 

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from mezzo._lines import stamped
+from mezzo.files import plain, say
 from mezzo.train._checkpoints import Progress
 from mezzo.train._log_lines import (
     EvalLine,
@@ -57,13 +58,13 @@ class Reporter:
             self._bar.stop()
 
     def line(self, text: str) -> None:
-        """Print a line as it is."""
+        """Print a line."""
         if self._scalars is None:
             return
         if self._bar is None:
-            print(text, flush=True)
+            say(text)
         else:
-            self._console.print(text)
+            self._console.print(plain(text))
 
     def note(self, text: str) -> None:
         """Print a line with date and time, as the segmentation document has them."""

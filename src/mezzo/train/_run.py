@@ -10,6 +10,7 @@ import torch
 
 from mezzo.checkpoint import BEST, CheckpointStore, find_weights
 from mezzo.config import Recipe
+from mezzo.files import say
 from mezzo.models import load_trained
 from mezzo.train._checkpoints import Progress, put_aside, resume
 from mezzo.train._distributed import World, join_world
@@ -102,7 +103,7 @@ def evaluate(recipe: Recipe, options: RunOptions) -> Scores:
             evaluator.close()
         if world.is_first:
             for line in (*find_notices(recipe, options, world), str(report), *eval_lines(scores)):
-                print(line)
+                say(line)
         return scores
 
 

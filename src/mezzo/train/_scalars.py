@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from mezzo._errors import MezzoError
-from mezzo.files import explained, write_file
+from mezzo.files import explained, say, write_file
 
 SCALARS = "scalars.jsonl"
 EVENTS = "tensorboard"
@@ -40,7 +40,7 @@ class ScalarLog:
         *,
         resume_at: int | None = None,
         with_tensorboard: bool = True,
-        notice: Callable[[str], object] = print,
+        notice: Callable[[str], object] = say,
     ) -> None:
         self.path = Path(directory) / SCALARS
         with explained(self.path):

@@ -16,7 +16,7 @@ from mezzo._errors import RunError
 from mezzo._exported import load_program
 from mezzo.amp import float32_copy
 from mezzo.checkpoint import CheckpointError, CheckpointStore, read_state, write_state
-from mezzo.files import explained
+from mezzo.files import explained, one_line
 from mezzo.models import WeightsError, load_weights
 from mezzo.static import InputSpec, save_forward
 from mezzo.train._precision import Precision
@@ -75,7 +75,7 @@ def load_training(
         _load_optimizer(path, optimizer, of_optimizer, state.get("optimizer_kind"))
         _load_precision(path, precision, state.get("precision") or {})
         if (line := describe_new_rules(state, precision, "amp_configs with 'use_promote': {}")) is not None:
-            warnings.warn(f"{path} was {line}", UserWarning, stacklevel=3)
+            warnings.warn(one_line(f"{path} was {line}"), UserWarning, stacklevel=3)
     network.load_state_dict(fitting, strict=False)
 
 
@@ -133,7 +133,7 @@ def _tell(path: Path, faults: Sequence[str], skip_mismatch: bool, done: str) -> 
     text = f"{path}: {'; '.join(faults[:3])}{more}"
     if not skip_mismatch:
         raise CheckpointError(f"{text}; load(..., skip_mismatch=True) takes what fits")
-    warnings.warn(f"{text}: {done}", UserWarning, stacklevel=4)
+    warnings.warn(one_line(f"{text}: {done}"), UserWarning, stacklevel=4)
 
 
 def export_forward(target: Path, network: nn.Module, inputs: Sequence[InputSpec], sample: Sequence[Tensor]) -> None:

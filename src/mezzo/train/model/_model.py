@@ -18,6 +18,7 @@ from mezzo.amp import GradScaler
 from mezzo.amp._dtypes import HALF_DTYPES
 from mezzo.amp.debugging import operator_log
 from mezzo.callbacks import Callback, CallbackList, ModelCheckpoint, ProgBarLogger
+from mezzo.files import say
 from mezzo.metric import Metric
 from mezzo.static import InputSpec
 from mezzo.train._distributed import enter_world, share_buffers, share_state, wrap
@@ -114,7 +115,7 @@ class Model:
         with operator_log.paused(), self._prepared.precision.autocast():
             text = summarize(self.network, inputs)
         if self.world.is_first:
-            print(text)
+            say(text)
         return count_parameters(self.network)
 
     def prepare(
