@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,8 @@ def test_merging_follows_the_rule(base: Any, over: Any) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"main": "a: 1\n_base_: gone.yml"}, "main.yml:2: _base_: gone.yml: cannot be read: No such file or directory"),
-        ({"main": "_base_: ."}, "main.yml:1: _base_: TMP: cannot be read: Is a directory"),
+        ({"main": "a: 1\n_base_: gone.yml"}, "main.yml:2: _base_: gone.yml: no such file"),
+        ({"main": "_base_: ."}, "main.yml:1: _base_: TMP: is a folder, not a file; give a regular file"),
         ({"main": "_base_: main.yml"}, "main.yml:1: _base_ goes in a circle: main.yml -> main.yml"),
         (
             {"main": "_base_: x.yml", "x": "\n_base_: y.yml", "y": "_base_: x.yml"},
@@ -116,7 +117,7 @@ def test_files_that_are_no_text_are_named(tmp_path: Path) -> None:
     path = tmp_path / "main.yml"
     for data, message in [
         (b"a: 1\nb: \xff", "main.yml:2: not UTF-8 text"),
-        (b"#" * (MAX_BYTES + 1), f"main.yml: larger than {MAX_BYTES} bytes: not a configuration"),
+        (b"#" * (MAX_BYTES + 1), f"main.yml: larger than {MAX_BYTES} bytes, the most that is read of such a file"),
     ]:
         path.write_bytes(data)
         faults = Faults()
@@ -127,8 +128,16 @@ def test_files_that_are_no_text_are_named(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    assert fault(tmp_path) == "main.yml: cannot be read: No such file or directory"
+    assert fault(tmp_path) == "main.yml: no such file"
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
     assert read(tmp_path, main="\ufeffa: 1") == {"a": 1}
+
+
+def test_pipes_devices_and_links_in_a_circle_are_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yml")
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    for base, message in (("pipe.yml", "is a named pipe"), ("/dev/zero", "is a device"), ("a", "symbolic links")):
+        assert message in fault(tmp_path, main=f"_base_: {base}")

@@ -1,5 +1,6 @@
 """deploy.yaml: written, read back, and what is wrong with one that was not written by us."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,10 +80,10 @@ def test_a_wrong_entry_is_one_line(changes: dict[str, object], message: str, tmp
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[1", "no YAML: "),
+        ("[1", "deploy.yaml:1: not YAML: "),
         ("a: 1", "has no block 'Deploy'; export again with `mezzo export`"),
-        ("!!python/object/apply:os.system ['true']", "no YAML: "),
-        ("#" * (2 << 20), "larger than the 1048576 bytes that are read; this is no deploy.yaml"),
+        ("!!python/object/apply:os.system ['true']", "os.system' is not used here"),
+        ("#" * (2 << 20), "larger than 1048576 bytes"),
     ],
 )
 def test_another_file_is_one_line(text: str, message: str, tmp_path: Path) -> None:
@@ -130,3 +131,13 @@ def test_transforms_that_cannot_be_used_are_one_line(
         replace(segmenter, transforms=tuple(transforms)).compose()
     assert message in str(error.value)
     assert FILE in str(error.value)
+
+
+def test_pipes_are_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / FILE)
+    with pytest.raises(DeployError, match=r"deploy\.yaml: is a named pipe"):
+        read_deployed(tmp_path)
+    (tmp_path / FILE).unlink()
+    os.mkfifo(tmp_path / "model.onnx")
+    with pytest.raises(DeployError, match=r"model\.onnx: no such file"):
+        read_deployed(written(tmp_path)).file("fp32", "onnx")

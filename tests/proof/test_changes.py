@@ -84,11 +84,11 @@ ALLOWED = "allowed are the keys channels_last, pad_channels, custom_white_list"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{a: b", "not a YAML file: while parsing a flow mapping"),
-        ("\0", "not a YAML file: unacceptable character"),
-        ("!!python/object/apply:os.getcwd []", "not a YAML file: could not determine a constructor"),
+        ("{a: b", "not YAML: expected ',' or '}'"),
+        ("\0", "not YAML: the character U\\+0000"),
+        ("!!python/object/apply:os.getcwd []", "os.getcwd' is not used here"),
         ("pad: {}\nlayout: nhwc", rf"holds \['layout', 'pad'\]; {ALLOWED}"),
-        ("1: 2", rf"holds \['1'\]; {ALLOWED}"),
+        ("1: 2", "the key '1' is no text"),
         ("- channels_last", f"holds list; {ALLOWED}"),
         ("channels_last", f"holds str; {ALLOWED}"),
         ("channels_last: 1", "channels_last is 1; must be true or false"),
@@ -114,17 +114,17 @@ def test_a_file_with_something_else_is_refused_with_its_name(tmp_path: Path, tex
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ChangesError, match=message) as caught:
         read_changes(path)
-    assert str(caught.value).startswith(f"{path}: ")
+    assert str(caught.value).startswith(f"{path}:")
     assert "\n" not in str(caught.value)
 
 
 def test_a_file_that_cannot_be_read_is_refused_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(ChangesError, match=r"no\.yaml: cannot read the changes: No such file or directory"):
+    with pytest.raises(ChangesError, match=r"no\.yaml: no such file"):
         read_changes(tmp_path / "no.yaml")
-    with pytest.raises(ChangesError, match="cannot read the changes: Is a directory"):
+    with pytest.raises(ChangesError, match="is a folder, not a file"):
         read_changes(tmp_path)
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x80")
-    with pytest.raises(ChangesError, match=r"binary\.yaml: not a YAML file: 'utf-8' codec can't decode"):
+    with pytest.raises(ChangesError, match=r"binary\.yaml:1: not UTF-8 text"):
         read_changes(tmp_path / "binary.yaml")
 
 

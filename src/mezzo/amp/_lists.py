@@ -4,20 +4,25 @@ They are versioned here and do not follow torch's own autocast lists, which diff
 its releases. Facts: the AMP documents' lists carried over to torch operators (design, section 3).
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import nn
 
+from mezzo._errors import MezzoError
 from mezzo.amp import _ops as ops
 from mezzo.amp._dtypes import HALF_DTYPES, dtype_name
 from mezzo.amp._exclude import exclude_layers, find_excluded
 from mezzo.amp._names import check_disjoint, resolve_list
+from mezzo.files import MiB, read_json, read_yaml, short
 
 LISTS_VERSION = 2
+
+
+class ListsError(MezzoError, ValueError):
+    """A file of lists that cannot be used."""
+
 
 LEVELS = ("O0", "OD", "O1", "O2", "O3")
 
@@ -130,23 +135,17 @@ def read_lists(path: str | Path, model: nn.Module | None = None) -> dict[str, li
 def load_lists(path: str | Path) -> dict[str, list[str]]:
     """Return what a list file holds, names of modules too; operator names are checked, those of modules need a model."""
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"{path}: cannot read the lists: {error.strerror}") from error
-    try:
-        data: Any = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (yaml.YAMLError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: not a YAML or JSON file: {str(error).splitlines()[0]}") from error
+    read = read_json if path.suffix == ".json" else read_yaml
+    data: Any = read(path, limit=MiB, raising=ListsError)
     if not isinstance(data, dict) or not data.keys() <= {*_OPERATOR_KEYS, *LAYER_KEYS}:
-        found = sorted(map(str, data)) if isinstance(data, dict) else type(data).__name__
+        found = short(sorted(data)) if isinstance(data, dict) else type(data).__name__
         keys = f"{', '.join((*_OPERATOR_KEYS, *LAYER_KEYS[:-1]))} and {LAYER_KEYS[-1]}"
-        raise ValueError(f"{path}: holds {found}; allowed are the keys {keys}")
+        raise ListsError(f"{path}: holds {found}; allowed are the keys {keys}")
     for key, names in data.items():
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ValueError(f"{path}: {key} must be a list of {'module' if key in LAYER_KEYS else 'operator'} names")
+            raise ListsError(f"{path}: {key} must be a list of {'module' if key in LAYER_KEYS else 'operator'} names")
     try:
         check_disjoint(*(resolve_list(data.get(key), key) for key in _OPERATOR_KEYS))
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ListsError(f"{path}: {error}") from error
     return data

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from mezzo.config._errors import Faults
-from mezzo.files import Mark, Node, parse_yaml, short
+from mezzo.files import FileError, Mark, Node, parse_yaml, read_bytes, short, shown_path
 
 MAX_BYTES = 256 * 1024
 MAX_FILES = 32
@@ -36,7 +37,7 @@ class _Files:
             named_at: Where faults of the file as a whole belong.
             above: The files that led here, from the first on.
         """
-        real = path.resolve()
+        real = Path(os.path.realpath(path))  # Path.resolve raises for links in a circle
         self._count += 1
         if real in above:
             chain = " -> ".join(item.name for item in (*above[above.index(real) :], real))
@@ -78,13 +79,9 @@ class _Files:
 
     def _text(self, path: Path, named_at: Mark, what: str) -> str | None:
         try:
-            with path.open("rb") as file:
-                data = file.read(MAX_BYTES + 1)
-        except OSError as error:
-            self._faults.add(named_at, f"{what}cannot be read: {error.strerror or error}")
-            return None
-        if len(data) > MAX_BYTES:
-            self._faults.add(named_at, f"{what}larger than {MAX_BYTES} bytes: not a configuration")
+            data = read_bytes(path, limit=MAX_BYTES)
+        except FileError as error:
+            self._faults.add(named_at, what + str(error).removeprefix(f"{shown_path(path)}: "))
             return None
         try:
             return data.decode("utf-8-sig")

@@ -15,7 +15,7 @@ import numpy as np
 
 from mezzo._errors import RunError, unknown_choice
 from mezzo._version import version_of
-from mezzo.files import write_text
+from mezzo.files import FileError, MiB, read_json, write_text
 from mezzo.infer._deployed import Deployed
 from mezzo.infer._engine import Engine, EngineOptions, Guarded, Images, Output
 from mezzo.infer._errors import DeployError, EngineError
@@ -176,10 +176,9 @@ def _key(model: Deployed, options: EngineOptions, shape: tuple[int, ...]) -> str
 def _recall(path: Path, key: str) -> Choice | None:
     """Return what was chosen for the same key; anything else in the file counts as nothing."""
     try:
-        stored = json.loads(path.read_text())
-        found = stored[key]
+        found = read_json(path, limit=MiB)[key]
         engine, tried = found["engine"], dict(found["tried"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (FileError, ValueError, LookupError, TypeError):
         return None
     is_known = isinstance(engine, str) and engine in ENGINES and all(isinstance(why, str) for why in tried.values())
     return Choice(engine, tried, is_remembered=True) if is_known else None
@@ -187,8 +186,8 @@ def _recall(path: Path, key: str) -> Choice | None:
 
 def _remember(path: Path, key: str, choice: Choice) -> None:
     try:
-        stored = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
+        stored = read_json(path, limit=MiB)
+    except FileError:
         stored = {}
     kept = dict(list(stored.items())[-63:]) if isinstance(stored, dict) else {}
     kept[key] = {"engine": choice.engine, "tried": dict(choice.tried)}

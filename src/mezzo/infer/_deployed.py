@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ import yaml
 
 from mezzo._errors import unknown_choice
 from mezzo.data import TRANSFORMS, CenterCrop, Compose, ResizeShort
-from mezzo.files import write_text
+from mezzo.files import is_regular, open_regular, read_yaml, short, write_text
 from mezzo.infer._errors import DeployError
 
 FILE = "deploy.yaml"
@@ -65,7 +66,7 @@ class Deployed:
             what = {"program": "torch.export program", "onnx": "ONNX file"}[kind]
             raise DeployError(f"{self.folder}: has no {what} in {precision}; choose another engine or precision")
         path = self.folder / name
-        if not path.is_file():
+        if not is_regular(path):
             raise DeployError(f"{path}: no such file, but {FILE} names it; export again")
         if sha256(path) != self.files.get(name):
             raise DeployError(f"{path}: is not the file that {FILE} was written for (other SHA-256); export again")
@@ -124,8 +125,12 @@ class Deployed:
 
 
 def sha256(path: Path) -> str:
-    """Return the hash of a file."""
-    with path.open("rb") as stream:
+    """Return the hash of a file.
+
+    Raises:
+        DeployError: It cannot be read, or is no regular file.
+    """
+    with open_regular(path, raising=DeployError) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
@@ -160,16 +165,9 @@ class _Wrong(Exception):
 
 
 def _entries(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise DeployError(f"{path}: larger than the {MAX_BYTES} bytes that are read; this is no {FILE}")
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise DeployError(f"{path}: no such file; give a folder that `mezzo export` has written") from error
-    except OSError as error:
-        raise DeployError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise DeployError(f"{path}: no YAML: {' '.join(str(error).split())}") from error
+    if not os.path.lexists(path):
+        raise DeployError(f"{path}: no such file; give a folder that `mezzo export` has written")
+    loaded = read_yaml(path, limit=MAX_BYTES, raising=DeployError)
     entries = loaded.get("Deploy") if isinstance(loaded, dict) else None
     if not isinstance(entries, dict):
         raise DeployError(f"{path}: has no block 'Deploy'; export again with `mezzo export`")
@@ -188,7 +186,7 @@ def _one_of(entries: Mapping[str, Any], key: str, allowed: tuple[str, ...]) -> A
 def _text(entries: Mapping[str, Any], key: str) -> str:
     value = entries.get(key)
     if not isinstance(value, str):
-        raise _Wrong(f"{key}={value!r}: must be text")
+        raise _Wrong(f"{key}={short(value)}: must be text")
     return value
 
 
@@ -201,7 +199,7 @@ def _texts(value: object, key: str) -> list[str]:
 def _whole(entries: Mapping[str, Any], key: str) -> int:
     value = entries.get(key)
     if type(value) is not int or value < 1:
-        raise _Wrong(f"{key}={value!r}: must be a whole number of at least 1")
+        raise _Wrong(f"{key}={short(value)}: must be a whole number of at least 1")
     return value
 
 
@@ -209,7 +207,7 @@ def _shape(entries: Mapping[str, Any]) -> tuple[int, ...]:
     value = entries.get("input_shape")
     is_shape = isinstance(value, list) and len(value) == 4 and all(type(n) is int and (n == -1 or n > 0) for n in value)
     if not is_shape:
-        raise _Wrong(f"input_shape={value!r}: must be [batch, channels, height, width], -1 where it is free")
+        raise _Wrong(f"input_shape={short(value)}: must be [batch, channels, height, width], -1 where it is free")
     return tuple(cast(list[int], value))
 
 

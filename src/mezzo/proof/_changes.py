@@ -15,7 +15,7 @@ from torch.nn.functional import linear, pad
 from mezzo._errors import MezzoError
 from mezzo.amp._exclude import is_excluded
 from mezzo.amp._names import resolve_list
-from mezzo.files import write_text
+from mezzo.files import read_yaml, short, write_text
 
 _KEYS = ("channels_last", "pad_channels", "custom_white_list")
 
@@ -70,15 +70,10 @@ def read_changes(path: Path | str) -> Changes:
         ChangesError: It cannot be read, or holds something else.
     """
     path = Path(path)
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ChangesError(f"{path}: cannot read the changes: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ChangesError(f"{path}: not a YAML file: {str(error).splitlines()[0]}") from error
+    data = read_yaml(path, raising=ChangesError)
     data = {} if data is None else data
     if not isinstance(data, dict) or not data.keys() <= set(_KEYS):
-        found = sorted(map(str, data)) if isinstance(data, dict) else type(data).__name__
+        found = short(sorted(data)) if isinstance(data, dict) else type(data).__name__
         raise ChangesError(f"{path}: holds {found}; allowed are the keys {', '.join(_KEYS)}")
     return Changes(
         channels_last=_read_flag(path, data.get("channels_last", False)),
@@ -89,7 +84,7 @@ def read_changes(path: Path | str) -> Changes:
 
 def _read_flag(path: Path, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ChangesError(f"{path}: channels_last is {value!r}; must be true or false")
+        raise ChangesError(f"{path}: channels_last is {short(value)}; must be true or false")
     return value
 
 
@@ -110,7 +105,9 @@ def _read_padding(path: Path, value: Any) -> tuple[tuple[str, int, int], ...]:
     for layer, sizes in value.items():
         is_whole = isinstance(sizes, Mapping) and sizes.keys() == {"in", "out"}
         if not is_whole or not all(type(size) is int and size > 0 for size in sizes.values()):
-            raise ChangesError(f"{path}: pad_channels of {layer!r} is {sizes!r}; must be such as {{in: 4, out: 64}}")
+            raise ChangesError(
+                f"{path}: pad_channels of {short(layer)} is {short(sizes)}; must be such as {{in: 4, out: 64}}"
+            )
         rows.append((str(layer), sizes["in"], sizes["out"]))
     return tuple(rows)
 
