@@ -1,6 +1,7 @@
 """Checks of a certificate: what is added to a plan, and how each is judged."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from test_mend import CONFIG, MODE
@@ -37,6 +38,7 @@ def certificate(tmp_path, mixed, full, export="maximum error of fp32: 1.0e-06", 
         step("check-1", "cat full.txt", kind="check", status=None, labels={"of": "train-1"}),
         step("export-1", "cat export.txt", needs=["train-1"]),
     )
+    plan = replace(plan, steps=tuple(replace(each, log=f"run/{each.name}.log") for each in plan.steps))
     run_here(tmp_path, plan, machine=Machine(0, 2, {"GPUs": gpus}, {"torch": "2"}))
     said = []
     result = write_certificate(tmp_path / "run", said.append)

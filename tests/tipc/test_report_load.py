@@ -8,6 +8,7 @@ from report_runs import info, record, write_run
 
 from mezzo.tipc._load import find_runs, load_run
 from mezzo.tipc._record import RECORDS, RUN
+from mezzo.tipc._report import merge
 
 
 def test_a_run_is_read_back(tmp_path):
@@ -171,7 +172,7 @@ def test_a_log_is_found_where_it_was_recorded_and_after_the_directory_has_moved(
     for path in (here / "deep" / "train.log", here / "train.log", work / "elsewhere.log"):
         path.write_text("")
     run = load_run(here)
-    expected = [here / "deep" / "train.log", work / "elsewhere.log", None, None, None]
+    expected = [here / "deep" / "train.log", None, None, None, None]
     assert [run.log_of(each) for each in run.records] == expected
 
     moved = tmp_path / "artefacts" / "lite"
@@ -183,3 +184,30 @@ def test_a_log_is_found_where_it_was_recorded_and_after_the_directory_has_moved(
     renamed = moved.rename(tmp_path / "other")
     run = load_run(renamed)
     assert run.log_of(run.records[0]) == renamed / "train.log"
+
+
+def test_a_log_outside_of_the_run_is_not_read(tmp_path):
+    secret = tmp_path / "home" / "key"
+    secret.parent.mkdir()
+    secret.write_text("PRIVATE")
+    places = {
+        "absolute": ("/", str(secret)),
+        "its folder": (str(secret.parent), "key"),
+        "upwards": (str(tmp_path / "run"), "../home/key"),
+        "link": (str(tmp_path / "run"), "link.log"),
+        "below a link": (str(tmp_path / "run"), "folder/key"),
+        "pipe": (str(tmp_path / "run"), "pipe.log"),
+        "zero": (str(tmp_path / "run"), "a\0b"),
+    }
+    steps = [record(f"train-{name}", "failed", cwd=cwd, log=log) for name, (cwd, log) in places.items()]
+    here = write_run(tmp_path / "run", steps)
+    (here / "link.log").symlink_to(secret)
+    (here / "folder").symlink_to(secret.parent)
+    os.mkfifo(here / "pipe.log")
+    run = load_run(here)
+    assert [run.log_of(each) for each in run.records] == [None] * len(places)
+    junit, page = merge([here], tmp_path / "report")
+    for written in (junit.read_text(), page.read_text()):
+        assert "PRIVATE" not in written
+        assert written.count("is not in the folder of the run") == len(places)
+        assert str(secret) in written  # named, not read

@@ -258,7 +258,7 @@ def test_charts_of_many_steps_say_what_they_leave_out(tmp_path):
 
 def test_a_missing_log_is_told(tmp_path):
     text = words(page_of(run_of(record("train-1", log="gone.log"))).texts["run1-step1"])
-    assert text.endswith("gone.log is not there")
+    assert text.endswith("gone.log is not in the folder of the run")
 
 
 def test_missing_jinja2_is_one_line(monkeypatch, tmp_path):

@@ -65,6 +65,8 @@ def _output(run: Run, record: Record) -> str:
     path = run.log_of(record)
     log = read_log(path) if path else None
     lines = [f"$ {record.command}", *(f"note: {notice}" for notice in record.notices)]
+    if record.log and path is None:
+        lines.append(f"log: {record.log} is not in the folder of the run")
     return f"{plain(chr(10).join(lines))}\n{tail(log or '')}".rstrip()
 
 

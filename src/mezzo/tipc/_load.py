@@ -1,21 +1,31 @@
 """Runs read back from their directories: what was recorded, and what is wrong with the files."""
 
 import json
-import math
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from mezzo.files import is_regular
+from mezzo._errors import MezzoError
+from mezzo.files import MiB, parse_json, read_bytes, short
 from mezzo.tipc._record import RECORDS, RUN, Record, RunInfo
 
 CERTIFICATE = "certificate.json"
+MOST_SECONDS = 1e9
+"""No step takes 30 years."""
+_MOST_BYTES = 256 * MiB
 
 _RECORD_TEXTS = ("step", "kind", "model", "mode", "command", "reason", "cwd", "start", "end", "log")
 _RECORD_LISTS, _RECORD_MAPS = ("argv", "needs", "notices"), ("labels", "env", "hashes")
 _RUN_TEXTS = ("config", "mode", "profile", "model", "start", "end")
 _RUN_LISTS = ("command_line", "notices", "skipped_combinations")
 _RUN_MAPS = ("machine", "versions", "hashes")
+
+
+class RunFolderError(MezzoError, ValueError):
+    """A run's directory that cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,13 +54,17 @@ class Run:
     """What is odd about the files: a record that was cut off."""
 
     def log_of(self, record: Record) -> Path | None:
-        """Return where a step's log lies, None if it is not there; the directory may have been moved since."""
+        """Return where a step's log lies, None if it is not in the directory; that may have been moved since.
+
+        Only regular files inside of the directory count, links followed: the records of somebody else's run may name
+        any file of this machine.
+        """
         if not record.log:
             return None
+        directory = self.directory.resolve()
         recorded = Path(record.cwd, record.log)
-        places = [recorded, self.directory / PurePosixPath(record.log).name]
-        below = _part_below(recorded, self.directory.resolve())
-        return next((place for place in [*below, *places] if _is_file(place)), None)
+        places = [*_part_below(recorded, directory), recorded, self.directory / PurePosixPath(record.log).name]
+        return next((place for place in places if _is_file_below(place, directory)), None)
 
 
 def load_run(directory: Path | str) -> Run:
@@ -59,16 +73,17 @@ def load_run(directory: Path | str) -> Run:
     A last record that was cut off, as a killed runner leaves it, is left out and noted.
 
     Raises:
-        ValueError: A file is missing or damaged; the message names file, line and fault.
+        RunFolderError: A file is missing or damaged; the message names file, line and fault.
     """
     directory = Path(directory)
     info_path = directory / RUN
+    text = _read_text(info_path)
     try:
-        info = RunInfo.parse(_read_text(info_path))
+        info = RunInfo.parse(text)
         _check(info, texts=_RUN_TEXTS, lists=_RUN_LISTS, maps=_RUN_MAPS)
         _check_number(info, "result")
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{info_path}: {error}") from None
+    except ValueError as error:
+        raise RunFolderError(f"{info_path}: {error}") from None
     records, notes = _read_records(directory / RECORDS)
     return Run(directory=directory, info=info, records=records, checks=_read_checks(directory), notes=notes)
 
@@ -77,40 +92,37 @@ def find_runs(directories: Iterable[Path | str]) -> list[Path]:
     """Return the run directories in and below directories, each once, in order of their names.
 
     Raises:
-        ValueError: A directory is missing, or holds no run.
+        RunFolderError: A directory is missing, or holds no run.
     """
     found: dict[Path, Path] = {}
     for each in directories:
         top = Path(each)
         if not top.is_dir():
-            raise ValueError(f"{top}: no such directory; give directories of runs, or one above them")
+            raise RunFolderError(f"{top}: no such directory; give directories of runs, or one above them")
         runs = sorted(path.parent for path in top.rglob(RECORDS))
         if not runs:
-            raise ValueError(f"{top}: no run in it; looked for files named {RECORDS} here and in all folders below")
+            raise RunFolderError(f"{top}: no run in it; looked for files named {RECORDS} here and in all folders below")
         found.update({run.resolve(): run for run in runs if run.resolve() not in found})
     if not found:
-        raise ValueError(f"no directory given; give directories with runs: folders that hold {RECORDS}")
+        raise RunFolderError(f"no directory given; give directories with runs: folders that hold {RECORDS}")
     return list(found.values())
+
+
+def _read(path: Path) -> bytes:
+    if not os.path.lexists(path):
+        raise RunFolderError(f"{path}: missing; a run's directory holds {RUN} and {RECORDS}")
+    return read_bytes(path, limit=_MOST_BYTES, raising=RunFolderError)
 
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_bytes().decode()
-    except FileNotFoundError:
-        raise ValueError(f"missing; a run's directory holds {RUN} and {RECORDS}") from None
-    except OSError as error:
-        raise ValueError(f"cannot be read: {error.strerror}") from None
+        return _read(path).decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8: {error.reason} at byte {error.start}") from None
+        raise RunFolderError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from None
 
 
 def _read_records(path: Path) -> tuple[tuple[Record, ...], tuple[str, ...]]:
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        raise ValueError(f"{path}: missing; a run's directory holds {RUN} and {RECORDS}") from None
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+    lines = _read(path).split(b"\n")
     notes: tuple[str, ...] = ()
     if _is_cut_off(lines[-1]):  # whole lines end with a newline, so that the last piece is empty
         notes = (f"{RECORDS}, line {len(lines)}: the record is cut off and left out; the runner was killed",)
@@ -123,11 +135,12 @@ def _read_records(path: Path) -> tuple[tuple[Record, ...], tuple[str, ...]]:
             record = Record.parse(line.decode())
             _check(record, texts=_RECORD_TEXTS, lists=_RECORD_LISTS, maps=_RECORD_MAPS)
             _check_number(record, "code")
+            _check_flags(record)
             _check_seconds(record.seconds)
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path}, line {number}: not UTF-8: {error.reason} at byte {error.start}") from None
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{path}, line {number}: {error}") from None
+            raise RunFolderError(f"{path}, line {number}: not UTF-8: {error.reason} at byte {error.start}") from None
+        except ValueError as error:
+            raise RunFolderError(f"{path}, line {number}: {error}") from None
         records[record.step] = record
     return tuple(records.values()), notes
 
@@ -136,9 +149,9 @@ def _is_cut_off(line: bytes) -> bool:
     if not line.strip():
         return False
     try:
-        json.loads(line)
-    except ValueError:  # a character cut in two is one, too
-        return True
+        parse_json(line)
+    except ValueError as error:  # a character may be cut in two; brackets or numbers beyond the limits are not cut off
+        return isinstance(error.__cause__, (json.JSONDecodeError, UnicodeDecodeError))
     return False
 
 
@@ -146,7 +159,7 @@ def _check(read: Record | RunInfo, *, texts: Iterable[str], lists: Iterable[str]
     """Raise ValueError for a value of another type; JSON has no types to hold it."""
     for name in texts:
         if not isinstance(value := getattr(read, name), str):
-            raise ValueError(f"'{name}' is {value!r}, not a text")
+            raise ValueError(f"'{name}' is {short(value)}, not a text")
     for name in lists:
         value = getattr(read, name)
         if not all(isinstance(each, str) for each in value):
@@ -160,25 +173,31 @@ def _check(read: Record | RunInfo, *, texts: Iterable[str], lists: Iterable[str]
 def _check_number(read: Record | RunInfo, name: str) -> None:
     value = getattr(read, name)
     if value is not None and type(value) is not int:
-        raise ValueError(f"'{name}' is {value!r}, not a whole number")
+        raise ValueError(f"'{name}' is {short(value)}, not a whole number")
+
+
+def _check_flags(record: Record) -> None:
+    if not isinstance(record.resumed, bool) or record.old_verdict not in (None, True, False):
+        raise ValueError("'resumed' and 'old_verdict' must be true or false")
 
 
 def _check_seconds(seconds: Any) -> None:
-    if type(seconds) not in (int, float) or not math.isfinite(seconds):
-        raise ValueError(f"'seconds' is {seconds!r}, not a number")
+    if type(seconds) not in (int, float) or not 0 <= seconds < MOST_SECONDS:
+        raise ValueError(f"'seconds' is {short(seconds)}, not a number from 0 to {MOST_SECONDS:.0e}")
 
 
 def _read_checks(directory: Path) -> tuple[Check, ...]:
     path = directory / CERTIFICATE
-    if not path.exists():
+    if not os.path.lexists(path):
         return ()
+    text = _read_text(path)
     try:
-        values = json.loads(_read_text(path))
+        values = parse_json(text)
         if not isinstance(values, dict) or not isinstance(values.get("checks"), list):
             raise ValueError("a certificate needs a list of checks")
         return tuple(_check_of(each) for each in values["checks"])
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise RunFolderError(f"{path}: {error}") from None
 
 
 def _check_of(values: Any) -> Check:
@@ -186,7 +205,7 @@ def _check_of(values: Any) -> Check:
         raise ValueError("a check needs a name")
     passed = values.get("passed")
     if passed is not None and not isinstance(passed, bool):
-        raise ValueError(f"check '{values['name']}': passed is {passed!r}, neither true, false nor null")
+        raise ValueError(f"check '{values['name']}': passed is {short(passed)}, neither true, false nor null")
     measured, limit, text = (_shown(values.get(name)) for name in ("measured", "limit", "text"))
     return Check(name=values["name"], passed=passed, measured=measured, limit=limit, text=text)
 
@@ -204,8 +223,5 @@ def _part_below(recorded: Path, directory: Path) -> list[Path]:
     return [directory.joinpath(*parts[place + 1 :]) for place in reversed(at)]
 
 
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # a name too long, a folder that may not be read
-        return False
+def _is_file_below(path: Path, directory: Path) -> bool:
+    return is_regular(path) and path.resolve().is_relative_to(directory)
