@@ -4,6 +4,7 @@ import hashlib
 import http.server
 import io
 import json
+import os
 import re
 import shutil
 import stat
@@ -797,6 +798,42 @@ def test_smaller_recipe_is_written_without_gpu_in_lite_modes_alone(tmp_path, run
         "no GPU here: configs/lite_cpu.yml builds on net.yml with crops of 128x64, so that a run takes minutes"
     )
     assert run(mode=LITE, has_gpu=False).files == (file,)
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link", "pipe"])
+def test_smaller_recipe_of_somebody_else_is_not_overwritten(tmp_path, run, kind):
+    file, outside = tmp_path / "configs/lite_cpu.yml", tmp_path.parent / f"{tmp_path.name}_outside"
+    (tmp_path / "configs").mkdir()
+    outside.write_text("precious")
+    make = {"file": lambda: file.write_text("# my own\n"), "folder": file.mkdir}
+    make |= {"link": lambda: file.symlink_to(outside), "pipe": lambda: os.mkfifo(file)}
+    make[kind]()
+    with pytest.raises(DataError, match="outside" if kind == "link" else "not made by this command"):
+        run(has_gpu=False)
+    assert outside.read_text() == "precious"
+    assert kind != "file" or file.read_text() == "# my own\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["configs"]  # looked at before data are made
+
+
+def test_recipe_outside_of_the_repository_gets_no_smaller_one_beside_it(tmp_path, run):
+    run()
+    outside = tmp_path.parent / f"{tmp_path.name}_recipes"
+    outside.mkdir()
+    (tmp_path / "configs/net.yml").rename(outside / "net.yml")
+    text = tmp_path / "configs/text.txt"
+    text.write_text(text.read_text().replace("configs/net.yml", f"../{outside.name}/net.yml"))
+    with pytest.raises(DataError, match="outside"):
+        prepare(Path("configs/text.txt"), LITE, root=tmp_path, has_gpu=False, profile="mezzo")
+    assert [path.name for path in outside.iterdir()] == ["net.yml"]
+
+
+def test_the_repository_itself_is_no_place_for_data(tmp_path):
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "x.txt").write_text(TUTORIAL.replace("./lite_data", "."))
+    with pytest.raises(DataError, match="repository itself"):
+        prepare(Path("x.txt"), LITE, root=root, has_gpu=False, profile="mezzo-tutorial")
+    assert [path.name for path in tmp_path.iterdir()] == ["root"]
 
 
 def test_smaller_recipe_changes_sizes_and_nothing_else(run, tmp_path):

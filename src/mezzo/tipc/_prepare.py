@@ -18,7 +18,7 @@ from mezzo.data import IMAGE_SUFFIXES, TRAIN, DataError, has_split
 from mezzo.data import prepare as generate
 from mezzo.data._lite import MARKER as GENERATED
 from mezzo.fetch import check_request, download
-from mezzo.files import Bounds, explained, locked, unpack, write_file, write_text
+from mezzo.files import Bounds, explained, is_regular, locked, one_line, open_regular, unpack, write_file, write_text
 from mezzo.tipc._config import LITE_CPU, LITE_MODES, choose_profile, parse, read_config
 from mezzo.tipc._datasets import CLASSIFICATION, DataSet, first_image
 from mezzo.tipc._plan import Plan
@@ -32,6 +32,9 @@ LITE_SIZE = (128, 64)
 
 TAKEN = ".mezzo-source.json"
 """Says that a folder was made here from a real set, and which."""
+
+LITE_MARK = "# Made by `mezzo tipc prepare`"
+"""The first words of a recipe that was made here, and may be made anew."""
 
 WHOLE_TRAIN = "whole_train"
 _INFER_MODES = ("whole_infer", "klquant_whole_infer")
@@ -121,6 +124,9 @@ def prepare(
     chosen, _ = choose_profile(profile, text, root)
     plan, config = make_plan(text, mode, chosen, str(root)), parse(text, chosen)
     made = _Made(report)
+    recipes = _lite_recipes(all_recipes(plan)) if not has_gpu and mode in LITE_MODES else {}
+    for file in recipes:  # before anything is made
+        _check_ours(root, file)
     wanted = data_of(plan, config, root)
     if not wanted:
         raise DataError(
@@ -133,8 +139,8 @@ def prepare(
             _link_default(root, each.folder, made)
     for name in images_of(plan, config):
         _put_image(root, name, wanted, made)
-    if not has_gpu and mode in LITE_MODES:
-        _write_lite_recipes(root, all_recipes(plan), made)
+    for file, name in recipes.items():
+        _write_lite_cpu(root, name, file, made)
     if mode in _INFER_MODES:
         _look_for_weights(root, plan, made)
     else:
@@ -235,7 +241,8 @@ class _Place:
         if self._is_foreign() and not self._source and self._wanted.lacks(self._root) is None:
             self._made.notice(f"{self._shown}: the set that is there is used")  # its folder may be read-only
             return
-        inside(self._root, self._shown)
+        if inside(self._root, self._shown).resolve() == self._root.resolve():
+            raise DataError(f"{self._shown} ({self._wanted.source}): is the repository itself; name a folder in it")
         with explained(self._folder.parent):
             self._folder.parent.mkdir(parents=True, exist_ok=True)
             with locked(self._folder.with_name(f".{self._folder.name}.lock")):
@@ -345,15 +352,30 @@ class _Place:
         self._made.folders.append(self._folder)
 
 
-def _write_lite_recipes(root: Path, recipes: list[str], made: _Made) -> None:
-    """Write a recipe with small crops on top of each documented one; the second of a folder has its own name."""
-    used: set[Path] = set()
+def _lite_recipes(recipes: list[str]) -> dict[Path, Path]:
+    """Return a recipe with small crops for each documented one; the second of a folder has its own name."""
+    files: dict[Path, Path] = {}
     for name in map(Path, recipes):
         file = name.with_name(LITE_CPU)
-        if file in used:
+        if file in files:
             file = name.with_name(f"{Path(LITE_CPU).stem}_{name.stem}.yml")
-        used.add(file)
-        _write_lite_cpu(root, name, file, made)
+        files[file] = name
+    return files
+
+
+def _check_ours(root: Path, file: Path) -> None:
+    """Raise DataError unless a file may be written: inside of the root, and not there or made by this command."""
+    path = inside(root, str(file))
+    if os.path.lexists(path) and not (is_regular(path) and _starts_with(path, LITE_MARK)):
+        raise DataError(
+            f"{file}: was not made by this command, and is not overwritten (its first line does not begin with "
+            f"'{LITE_MARK}'); move it away"
+        )
+
+
+def _starts_with(path: Path, words: str) -> bool:
+    with open_regular(path, raising=DataError) as file:
+        return file.read(len(words)) == words.encode()
 
 
 def _write_lite_cpu(root: Path, name: Path, file: Path, made: _Made) -> None:
@@ -365,9 +387,10 @@ def _write_lite_cpu(root: Path, name: Path, file: Path, made: _Made) -> None:
         if changed != transforms:
             smaller[split] = {"transforms": changed}
     width, height = LITE_SIZE
-    head = f"# Made by `mezzo tipc prepare` on a machine without GPU: {name.name} with images of {width}x{height}.\n"
+    head = f"{LITE_MARK} on a machine without GPU: {one_line(name.name)} with images of {width}x{height}.\n"
     body = yaml.safe_dump(smaller, sort_keys=False, default_flow_style=None)
-    write_text(inside(root, str(file)), head + body)
+    _check_ours(root, file)
+    write_text(root / file, head + body)
     made.files.append(root / file)
     made.notice(
         f"no GPU here: {file} builds on {name.name} with crops of {width}x{height}, so that a run takes minutes; "
