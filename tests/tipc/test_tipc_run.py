@@ -208,6 +208,18 @@ def test_resuming_runs_again_what_follows_a_step_that_ran_again(tmp_path):
     assert [record.resumed for record in records.values()] == [True, False]
 
 
+def test_of_an_earlier_record_only_the_outcome_is_taken_over(tmp_path):
+    plan = plan_of(step("train-1", "echo one"))
+    run_here(tmp_path, plan)
+    path = tmp_path / "run/steps.jsonl"
+    earlier = json.loads(path.read_text())
+    path.write_text(json.dumps({**earlier, "command": "x --save_dir=/", "argv": ["x"], "cwd": "/"}) + "\n")
+    _, records, _ = run_here(tmp_path, plan, resume=True)
+    found = records["train-1"]
+    assert found.resumed
+    assert (found.command, found.argv, found.cwd) == ("echo one", ("echo", "one"), str(tmp_path))
+
+
 def test_a_resumed_run_that_is_ended_loses_nothing_of_the_runs_before(tmp_path):
     """The first run passed all; the second is ended at its first step; the third takes over the rest of the first."""
     begun = plan_of(step("train-1", "sleep 0.1"), step("train-2", "echo x >> two"))

@@ -206,7 +206,9 @@ class _Runner:
         if known is not None and unchanged and self._results_exist(step, known):
             if step.kind == "train":
                 self._look_elsewhere(step)
-            return replace(known, step=step.name, resumed=True)
+            # Only the outcome is taken over: what is run and where comes from the plan, not from a file.
+            place = {"command": step.text, "argv": words(step.bare), "cwd": str(self._folder(step))}
+            return replace(known, step=step.name, resumed=True, **place)
         return None
 
     def _results_exist(self, step: Step, known: Record) -> bool:
