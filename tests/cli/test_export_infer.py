@@ -185,7 +185,7 @@ def test_export_of_a_classifier_by_the_documents_line(tmp_path: Path, monkeypatc
         (["--model", "mobilenet_v3_small", "--precision", "fp8"], "unknown precision 'fp8'; allowed: fp32, fp16"),
         (
             ["--model", "mobilenet_v3_small", "--class-names", "none.txt"],
-            "--class-names none.txt: cannot be read as text",
+            "--class-names: none.txt: no such file",
         ),
         (["--model", "mobilenet_v3_small", "--precision", "int8"], "int8 takes the ranges of its activations from"),
         (["--model", "mobilenet_v3_smal"], "mobilenet_v3_small"),

@@ -281,3 +281,20 @@ def test_download_with_a_checksum_obeys_the_offline_switch(server, tmp_path, mon
     (tmp_path / "local").write_bytes(DATA)
     download((tmp_path / "local").as_uri(), hashlib.sha256(DATA).hexdigest(), tmp_path / "b", Bounds())
     assert (tmp_path / "b").read_bytes() == DATA
+
+
+def test_a_pipe_or_device_behind_a_file_url_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path, word in ((tmp_path / "pipe", "named pipe"), ("/dev/zero", "device")):
+        with pytest.raises(FetchError, match=word):
+            download(f"file://{path}", "0" * 64, tmp_path / "a", Bounds())
+
+
+@pytest.mark.parametrize("state", ["[" * 200_000, '{"url": 1' + "0" * 400 + "}", "3"])
+def test_a_damaged_note_about_a_part_counts_as_none(server, state):
+    url = server.serve("/a.pt", DATA)
+    place = place_of(url)
+    place.parent.mkdir(parents=True)
+    place.with_name("a.pt.part").write_bytes(b"x" * 10)
+    place.with_name("a.pt.part.json").write_text(state)
+    assert fetch(url).read_bytes() == DATA

@@ -79,3 +79,21 @@ def test_the_recipe_is_part_of_a_policy_and_of_its_digest() -> None:
     assert plain.in_float32().fp8 is None
     with pytest.raises(ValueError, match=r"fp8 with level='O2': FP8 products are level O3's; say level='O3'"):
         Policy.create("O2", fp8=Fp8Recipe())
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("[" * 200_000, "deep"),
+        ('{"history": 1' + "0" * 400 + "}", "too large"),
+        ('{"history": 1000000000000}', "at most 65536"),
+        ('{"history": 1e400}', "too large"),
+        ('{"gradient": ["e5m2"]}', "unknown gradient"),
+        ('{"__class__": 1}', "unknown setting"),
+        ("3", "object of settings"),
+    ],
+)
+def test_a_recipe_of_a_saved_program_that_is_none_is_one_line(text: str, word: str) -> None:
+    with pytest.raises(ValueError, match=word) as caught:
+        recipe_of(text)
+    assert "\n" not in str(caught.value)

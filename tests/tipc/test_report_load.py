@@ -6,7 +6,7 @@ import re
 import pytest
 from report_runs import info, record, write_run
 
-from mezzo.tipc._load import find_runs, load_run
+from mezzo.tipc._load import RunFolderError, find_runs, load_run
 from mezzo.tipc._record import RECORDS, RUN
 from mezzo.tipc._report import merge
 
@@ -61,7 +61,12 @@ def changed(**values: object) -> str:
         (changed(notices=[1]), "'notices' is not a list of texts"),
         (changed(code="1"), "'code' is '1', not a whole number"),
         (changed(seconds="long"), "'seconds' is 'long', not a number"),
-        (changed(seconds=float("nan")), "'seconds' is nan, not a number"),
+        (changed(seconds=float("nan")), "not a line of JSON: NaN"),
+        (changed(seconds=-1), "'seconds' is -1, not a number from 0"),
+        (changed(seconds=1e300), "'seconds' is 1e+300, not a number from 0"),
+        (changed(seconds=10**400), "not a line of JSON: the number 1000"),
+        ("[" * 200_000, "not a line of JSON: nested more than 200 levels deep"),
+        (changed(resumed=3), "'resumed' and 'old_verdict' must be true or false"),
     ],
 )
 def test_a_damaged_record_is_named_by_file_and_line(tmp_path, line, message):
@@ -87,7 +92,7 @@ def test_a_record_that_is_not_utf_8(tmp_path):
         (info(machine=["x"]).text(), "'machine' is not an object of texts"),
         (info(versions={"cuda": None}).text(), "'versions' is not an object of texts"),
         (info(result="0").text(), "'result' is '0', not a whole number"),
-        (info().text().replace('"notices": []', '"notices": 3'), "'int' object is not iterable"),
+        (info().text().replace('"notices": []', '"notices": 3'), "'notices' is no list"),
         (b"\xff", "not UTF-8: invalid start byte at byte 0"),
     ],
 )
@@ -113,7 +118,7 @@ def test_what_cannot_be_read_is_named(tmp_path, name):
     path = write_run(tmp_path, []) / name
     path.unlink()
     path.mkdir()
-    with pytest.raises(ValueError, match=re.escape(f"{path}: cannot be read: Is a directory")):
+    with pytest.raises(ValueError, match=re.escape(f"{path}: is a folder, not a file")):
         load_run(tmp_path)
 
 
@@ -128,7 +133,7 @@ def test_checks_of_a_certificate(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "Expecting property name"),
+        ("{", "not JSON: Expecting property name"),
         ("[]", "a certificate needs a list of checks"),
         ('{"checks": [{}]}', "a check needs a name"),
         ('{"checks": [{"name": "x", "passed": 1}]}', "check 'x': passed is 1, neither true, false nor null"),
@@ -211,3 +216,12 @@ def test_a_log_outside_of_the_run_is_not_read(tmp_path):
         assert "PRIVATE" not in written
         assert written.count("is not in the folder of the run") == len(places)
         assert str(secret) in written  # named, not read
+
+
+@pytest.mark.parametrize("name", [RUN, RECORDS, "certificate.json"])
+def test_a_pipe_in_a_run_folder_is_refused_at_once(tmp_path, name):
+    write_run(tmp_path, [record("train-1")])
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(RunFolderError, match=f"{name}: is a named pipe"):
+        load_run(tmp_path)

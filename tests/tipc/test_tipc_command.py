@@ -95,7 +95,7 @@ def test_a_script_that_ends_by_itself_is_one(here, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run", "none.txt", MODE], "cannot read configuration 'none.txt': No such file or directory"),
+        (["run", "none.txt", MODE], "cannot read configuration: none.txt: no such file"),
         (["run", "c.txt", "lite"], "unknown mode 'lite'"),
         (["run", "c.txt", MODE, "--jobs", "0"], "--jobs 0: must be at least 1"),
         (["run", "c.txt", MODE, "--step-limit", "0"], "--step-limit 0: must be more than 0 seconds"),

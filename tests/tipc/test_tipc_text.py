@@ -1,6 +1,7 @@
 """From text to fields to a plan: the shell's rules against bash itself, and properties over any text."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -128,13 +129,13 @@ def test_texts_without_profile_are_refused(text, message, tmp_path):
 def test_unknown_profiles_and_files_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"unknown profile 'sge'; did you mean 'seg'\?"):
         choose_profile("sge", "", tmp_path)
-    with pytest.raises(ConfigError, match=r"cannot read configuration '.*nowhere.txt': No such file or directory"):
+    with pytest.raises(ConfigError, match=r"cannot read configuration: .*nowhere.txt: no such file"):
         read_config(tmp_path / "nowhere.txt")
     (tmp_path / "nul").write_bytes(b"a\0b")
     with pytest.raises(ConfigError, match="holds a NUL byte: it is no text"):
         read_config(tmp_path / "nul")
     (tmp_path / "big").write_bytes(b"x" * (1 << 20) + b"y")
-    with pytest.raises(ConfigError, match="larger than 1 MiB"):
+    with pytest.raises(ConfigError, match="larger than 1048576 bytes"):
         read_config(tmp_path / "big")
 
 
@@ -213,3 +214,28 @@ def test_dangerous_characters_count_outside_of_quotes_only():
     assert dangerous("cat <(b) >(c)") == ["<(", ">("]
     assert words("a 'b c' \"d\"") == ("a", "b c", "d")
     assert words("a 'b") == ()
+
+
+def test_a_pipe_in_place_of_a_text_or_a_script_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "text.txt")
+    with pytest.raises(ConfigError, match=r"text\.txt: is a named pipe"):
+        read_config(tmp_path / "text.txt")
+    (tmp_path / "test_tipc").mkdir()
+    os.mkfifo(tmp_path / "test_tipc" / "test_train_inference_python.sh")
+    with pytest.raises(ConfigError, match="name one with --profile"):
+        choose_profile(None, "", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"steps": [{"name": 3, "kind": "x", "text": "y"}]}, "'name' is 3, not a text"),
+        ({"steps": [{"name": "a", "kind": "x", "text": "y", "needs": 3}]}, "'needs' is not a list of texts"),
+        ({"left_out": [[]]}, "'left_out' is not a list of texts"),
+        ({"model": 10**400}, "too large"),
+    ],
+)
+def test_a_plan_with_values_of_other_types_is_refused(changes, word):
+    plan = Plan(model="m", mode="x", profile="seg", log_dir="log", status_file="s", banner=False, steps=())
+    with pytest.raises(ValueError, match=word):
+        Plan.from_json(json.dumps(json.loads(plan.as_json()) | changes))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from mezzo._extras import require
 from mezzo.cli._flags import NO, Flag, switch
 from mezzo.cli._options import UsageError, option
-from mezzo.files import say
+from mezzo.files import FileError, MiB, read_text, say
 
 SWITCHES = "--without-argmax --with-softmax --no-onnx".split()
 """Options that take True or False, or stand alone."""
@@ -95,9 +95,10 @@ def _names(path: Path | None) -> list[str]:
     if path is None:
         return []
     try:
-        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--class-names {path}: cannot be read as text: {error}") from error
+        text = read_text(path, limit=16 * MiB)
+    except FileError as error:
+        raise UsageError(f"--class-names: {error}") from error
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def _classifier(name: str, num_classes: int | None, weights: str | None) -> tuple[Any, int]:

@@ -14,7 +14,9 @@ from mezzo._errors import RunError
 from mezzo.fetch._download import Progress, Received, finish, transfer
 from mezzo.fetch._errors import FetchError, Unreachable
 from mezzo.fetch._place import PART, RECORD, is_offline, place_of, split
-from mezzo.files import WEIGHTS, Bounds, locked, write_text
+from mezzo.files import WEIGHTS, Bounds, FileError, MiB, locked, open_regular, read_json, write_text
+
+_ADVICE = "delete it and {place} to fetch the file again"
 
 
 def cached(url: str, *, record: bool = True) -> Path | None:
@@ -74,19 +76,22 @@ def recorded(place: Path) -> dict[str, Any] | None:
         FetchError: The record is damaged.
     """
     path = _record_of(place)
-    try:
-        found = json.loads(path.read_bytes())
-        return {**found, "size": int(found["size"]), "sha256": str(found["sha256"])}
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return None
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise FetchError(f"{path}: cannot be read; delete it and {place} to fetch the file again") from error
+    try:
+        found = read_json(path, limit=MiB)
+    except FileError as error:
+        raise FetchError(f"{error}; {_ADVICE.format(place=place)}") from error
+    known = found if isinstance(found, dict) else {}
+    if type(known.get("size")) is not int or not isinstance(known.get("sha256"), str):
+        raise FetchError(f"{path}: has no size or no checksum; {_ADVICE.format(place=place)}")
+    return known
 
 
 def _check(url: str, place: Path, record: bool) -> None:
     known = recorded(place)
     try:
-        with place.open("rb") as file:
+        with open_regular(place, raising=FetchError) as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             size = file.tell()
     except OSError as error:

@@ -20,8 +20,19 @@ from urllib.parse import urlsplit
 
 from mezzo._version import version_of
 from mezzo.fetch._errors import FetchError, Unreachable
-from mezzo.fetch._place import PART, RECORD, is_offline, split
-from mezzo.files import Bounds, explained, flush, say, write_text
+from mezzo.fetch._place import PART, RECORD, is_offline, place_of, split
+from mezzo.files import (
+    Bounds,
+    FileError,
+    MiB,
+    check_regular,
+    explained,
+    flush,
+    open_regular,
+    read_json,
+    say,
+    write_text,
+)
 
 TIMEOUT_S = 15.0
 """Of a connection, and of each wait for bytes."""
@@ -169,7 +180,7 @@ def _total(response: Any, offset: int) -> int | None:
 
 
 def _digest(path: Path) -> Any:
-    with explained(path), path.open("rb") as file:
+    with explained(path), open_regular(path, raising=FetchError) as file:
         return hashlib.file_digest(file, "sha256")
 
 
@@ -179,11 +190,11 @@ def _digest(path: Path) -> Any:
 def _kept(url: str, part: Path) -> tuple[int, str]:
     """Return how many bytes are there and which version they are of; 0 if they cannot be continued."""
     try:
-        state = json.loads(_state_of(part).read_bytes())
+        state = read_json(_state_of(part), limit=MiB)
         if state["url"] == url and isinstance(state["validator"], str):
             return part.stat().st_size, state["validator"]
-    except (OSError, ValueError, LookupError, TypeError):
-        pass
+    except (FileError, OSError, LookupError, TypeError):
+        pass  # what came is fetched again
     return 0, ""
 
 
@@ -242,6 +253,8 @@ _REMOTE: tuple[type[urllib.request.BaseHandler], ...] = (
 
 def _open(url: str, headers: dict[str, str]) -> Any:
     """Return the answer to a request. A remote URL cannot lead to a local file: that opener has no handler for it."""
+    if split(url).scheme == "file":
+        check_regular(place_of(url), raising=FetchError)  # a pipe would block, and a device would never end
     opener = urllib.request.OpenerDirector()
     for handler in (urllib.request.FileHandler,) if split(url).scheme == "file" else _REMOTE:
         opener.add_handler(handler())

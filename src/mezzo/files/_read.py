@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import os
 import stat
-from typing import BinaryIO
+from io import BufferedReader
 
 from mezzo._errors import MezzoError
 from mezzo.files._errors import FileError
@@ -22,7 +22,7 @@ MAX_BYTES = 64 << 30
 """Default limit for other files. A sparse file can claim any size without taking space on the disk."""
 
 
-def open_regular(path: str | os.PathLike[str], *, raising: type[MezzoError] = FileError) -> BinaryIO:
+def open_regular(path: str | os.PathLike[str], *, raising: type[MezzoError] = FileError) -> BufferedReader:
     """Open a regular file for reading; links are followed.
 
     Args:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from mezzo._errors import unknown_choice
+from mezzo.files import parse_json, short
 
 GRADIENT_FORMATS = ("e5m2", "e4m3")
 SCALINGS = ("current", "delayed")
@@ -25,6 +26,7 @@ _CHOICES = {
     "fast_accumulation": FAST_ACCUMULATION,
 }
 _LEAST = {"history": 1, "min_width": 0, "min_size": 0}
+_MOST = {"history": 1 << 16}  # it is the size of a tensor per layer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +68,9 @@ class Fp8Recipe:
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"Fp8Recipe: {name}={value!r}: must be a whole number, {least} or more")
+                raise ValueError(f"Fp8Recipe: {name}={short(value)}: must be a whole number, {least} or more")
+            if value > _MOST.get(name, value):
+                raise ValueError(f"Fp8Recipe: {name}={short(value)}: must be at most {_MOST[name]}")
         if not isinstance(self.emulate, bool):
             raise ValueError(f"Fp8Recipe: emulate={self.emulate!r}: must be True or False")
         if self.granularity == "row" and self.scaling == "delayed":
@@ -134,5 +138,12 @@ def text_of(recipe: Fp8Recipe) -> str:
 
 @functools.cache
 def recipe_of(text: str) -> Fp8Recipe:
-    """Return the recipe of `text_of`."""
-    return Fp8Recipe(**json.loads(text))
+    """Return the recipe of `text_of`; the text may come from a saved program.
+
+    Raises:
+        ValueError: It is no recipe.
+    """
+    settings = parse_json(text)
+    if not isinstance(settings, dict):
+        raise ValueError(f"Fp8Recipe: {short(text)}: must be an object of settings")
+    return Fp8Recipe.of(settings)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mezzo._errors import MezzoError, unknown_choice
+from mezzo.files import FileError, open_regular, read_bytes
 from mezzo.tipc._layouts import LAYOUTS
 from mezzo.tipc._profiles import PROFILES, Profile
 from mezzo.tipc._text import after_first_colon, kept_lines, key_of, second_piece
@@ -52,11 +53,9 @@ class Config:
 def read_config(path: Path) -> str:
     """Return the text of a configuration file; raises ConfigError."""
     try:
-        data = path.read_bytes()[: _MOST_BYTES + 1]
-    except OSError as error:
-        raise ConfigError(f"cannot read configuration '{path}': {error.strerror}") from None
-    if len(data) > _MOST_BYTES:
-        raise ConfigError(f"configuration '{path}' is larger than 1 MiB; a TIPC text has some fifty lines")
+        data = read_bytes(path, limit=_MOST_BYTES)
+    except FileError as error:
+        raise ConfigError(f"cannot read configuration: {error}") from None
     if b"\0" in data:
         raise ConfigError(f"configuration '{path}' holds a NUL byte: it is no text")
     return data.decode("utf-8", "replace")
@@ -186,7 +185,8 @@ def _of_repository(root: Path) -> str | None:
     script = root / "test_tipc" / "test_train_inference_python.sh"
     if not script.is_file():
         return None
-    text = script.read_text("utf-8", "replace")[:_MOST_BYTES]
+    with open_regular(script, raising=ConfigError) as file:
+        text = file.read(_MOST_BYTES).decode(errors="replace")
     if "mezzo" in text:
         return None
     if (root / "test_tipc" / "utils_func.sh").is_file():

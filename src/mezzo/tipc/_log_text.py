@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from mezzo.files import plain
+from mezzo.files import FileError, open_regular, plain
 
 READ_BYTES = 4 * 2**20
 """Of a longer log, half of this is read from each end."""
@@ -20,11 +20,9 @@ _RAISED = re.compile(r"(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt)\b: ")
 def read_log(path: Path) -> str | None:
     """Return what a log says, plain; of a long one the two ends. None if there is no such file to read."""
     try:
-        if not path.is_file():  # a pipe or a device would never end
-            return None
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return _shortened(plain(_read_ends(file.fileno()).decode(errors="replace")))
-    except OSError:
+    except (FileError, OSError):
         return None
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mezzo._version import version_of
+from mezzo.files import open_regular
 
 _SKIPPED = {"node_modules", "build", "output", "extra_output", "log", "data", "site-packages", "__pycache__"}
 _HASHED = {".py", ".yml", ".yaml", ".sh", ".txt", ".cpp", ".cu"}
@@ -68,7 +69,8 @@ def code_hash(root: Path) -> str:
     total = hashlib.sha256()
     for path in sorted(_sources(root)):
         total.update(str(path.relative_to(root)).encode())
-        total.update(hashlib.sha256(path.read_bytes()).digest())
+        with open_regular(path) as file:
+            total.update(hashlib.file_digest(file, "sha256").digest())
     return total.hexdigest()
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from posixpath import basename, normpath, relpath
 
+from mezzo.files import FileError, MiB, read_bytes
 from mezzo.tipc._config import LITE_CPU, LITE_MODES, MODES, ConfigError
 from mezzo.tipc._plan import CVD, Plan, Step
 from mezzo.tipc._profiles import PROFILES, Profile
@@ -91,7 +92,7 @@ def mend(
 
 def _placed(step: Step, steps: Sequence[Step], index: int) -> Step:
     """Return a step that stands for itself: folder and log from the root, no bars, no limit of the script's."""
-    enter, log = _folder(steps, index), step.log
+    enter, log = folder_of(steps, index), step.log
     if enter and log and not log.startswith("/"):
         log = normpath(f"{enter[0]}/{log}")
         step = step.reworded(step.log, relpath(log, enter[0]))
@@ -191,9 +192,10 @@ def _small_crops(step: Step, root: Path) -> Step:
 def _base_of(path: Path) -> str | None:
     """Return the recipe that a small variant builds on, None if there is no such file."""
     try:
-        found = re.search(r"^\{?_base_: ([^\s,}]+)", path.read_text("utf-8", "replace"), re.MULTILINE)
-    except OSError:
+        text = read_bytes(path, limit=MiB).decode(errors="replace")
+    except FileError:
         return None
+    found = re.search(r"^\{?_base_: ([^\s,}]+)", text, re.MULTILINE)
     return found[1].strip("'\"") if found is not None else None
 
 
@@ -218,7 +220,7 @@ def _from(path: str, step: Step) -> str:
     return relpath(path, step.enter[0]) if step.enter and not path.startswith("/") else path
 
 
-def _folder(steps: Sequence[Step], index: int) -> tuple[str, ...]:
+def folder_of(steps: Sequence[Step], index: int) -> tuple[str, ...]:
     """Return the folder a step runs in as one change from the root: the scripts' changes follow one another."""
     path: list[str] = []
     for step in steps[: index + 1]:

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from mezzo.files import parse_json, short
+
 CVD = "CUDA_VISIBLE_DEVICES"
 
 
@@ -72,9 +74,9 @@ class Plan:
     def from_json(text: str) -> "Plan":
         """Read a plan back; raises ValueError that names what is wrong."""
         try:
-            values = json.loads(text)
+            values = parse_json(text)
         except ValueError as error:
-            raise ValueError(f"not JSON: {error}") from None
+            raise ValueError(f"not JSON: {str(error).removeprefix('not JSON: ')}") from None
         plan: Plan = _made(Plan, values, ("left_out", "lacks"), "plan")
         steps = values["steps"]
         if not isinstance(steps, list):
@@ -88,7 +90,14 @@ def _made(kind: Any, values: Any, tuples: tuple[str, ...], what: str) -> Any:
     names = {each.name for each in fields(kind)}
     if not isinstance(values, dict) or not set(values) <= names:
         unknown = sorted(set(values) - names) if isinstance(values, dict) else [type(values).__name__]
-        raise ValueError(f"a {what} has no {', '.join(unknown)}")
+        raise ValueError(f"a {what} has no {', '.join(unknown)[:200]}")
+    for each in fields(kind):
+        value = values.get(each.name, "")
+        if each.type is str and not isinstance(value, str):
+            raise ValueError(f"'{each.name}' is {short(value)}, not a text")
+    for name in (name for name in tuples if name in values):
+        if not isinstance(values[name], list) or not all(isinstance(item, str) for item in values[name]):
+            raise ValueError(f"'{name}' is not a list of texts")
     kept = {name: tuple(value) if name in tuples else value for name, value in values.items()}
     try:
         return kind(**kept)

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
+from mezzo.files import parse_json, short
+
 Status = Literal["passed", "failed", "timeout", "skipped", "interrupted"]
 STATUSES: tuple[str, ...] = get_args(Status)
 
@@ -46,9 +48,9 @@ class Record:
     def parse(line: str) -> "Record":
         """Read a line back; raises ValueError that names what is wrong."""
         try:
-            values = json.loads(line)
+            values = parse_json(line)
         except ValueError as error:
-            raise ValueError(f"not a line of JSON: {error}") from None
+            raise ValueError(f"not a line of JSON: {str(error).removeprefix('not JSON: ')}") from None
         return record_of(values)
 
 
@@ -60,7 +62,7 @@ def record_of(values: Any) -> Record:
     ):
         raise ValueError("a record needs step, kind, model, mode, labels, command and status")
     if values["status"] not in STATUSES:
-        raise ValueError(f"status '{values['status']}' is none of {', '.join(STATUSES)}")
+        raise ValueError(f"status {short(values['status'])} is none of {', '.join(STATUSES)}")
     kept = {name: value for name, value in values.items() if name in known}  # a newer mezzo may write more
     for name in ("labels", "env", "hashes"):
         if not isinstance(kept.get(name, {}), dict):
@@ -99,14 +101,16 @@ class RunInfo:
     def parse(text: str) -> "RunInfo":
         """Read it back; raises ValueError that names what is wrong."""
         try:
-            values = json.loads(text)
+            values = parse_json(text)
         except ValueError as error:
-            raise ValueError(f"not JSON: {error}") from None
+            raise ValueError(f"not JSON: {str(error).removeprefix('not JSON: ')}") from None
         names = {each.name for each in fields(RunInfo)}
         needed = names - {"notices", "skipped_combinations"}
         if not isinstance(values, dict) or not needed <= set(values):
             raise ValueError(f"a run needs {', '.join(sorted(needed))}")
         kept = {name: value for name, value in values.items() if name in names}
         for name in ("command_line", "notices", "skipped_combinations"):
+            if not isinstance(kept.get(name, []), list):
+                raise ValueError(f"'{name}' is no list")
             kept[name] = tuple(kept.get(name, ()))
         return RunInfo(**kept)

@@ -11,8 +11,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from mezzo.files import FileError, open_regular, plain, say
 from mezzo.files import one_line as in_one_line
-from mezzo.files import plain, say
 from mezzo.tipc._log_text import NOTICE
 from mezzo.tipc._plan import Step
 from mezzo.tipc._record import Record
@@ -168,12 +168,10 @@ class Board(Lines):
 def last_lines(log: Path, count: int) -> list[str]:
     """Return the last lines of a log that is being written; none if there is nothing yet."""
     try:
-        if not log.is_file():  # a device would never end
-            return []
-        with log.open("rb") as file:
+        with open_regular(log) as file:
             file.seek(max(0, file.seek(0, 2) - 4000))
             text = file.read(4000).decode("utf-8", "replace")
-    except OSError:
+    except (FileError, OSError):
         return []
     shown = ["".join(char for char in line if char.isprintable()) for line in text.splitlines()]
     return [line for line in shown if line.strip()][-count:]
