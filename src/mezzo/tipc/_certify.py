@@ -10,6 +10,7 @@ from mezzo.tipc._config import ConfigError, choose_profile, read_config
 from mezzo.tipc._lint import lint
 from mezzo.tipc._machine import this_machine
 from mezzo.tipc._mend import Allowances, mend
+from mezzo.tipc._places import check_names, check_places
 from mezzo.tipc._plan import CVD, Plan
 from mezzo.tipc._planner import make_plan
 from mezzo.tipc._presence import missing_scripts
@@ -42,7 +43,11 @@ def run_folder(plan: Plan, config: Path) -> str:
 
 
 def run_compat(config: Path, mode: str, profile: str | None, gpu_id: str) -> int:
-    """Run exactly the commands of the shell script, and return 0 all passed, 1 one failed, 3 there was none."""
+    """Run exactly the commands of the shell script, and return 0 all passed, 1 one failed, 3 there was none.
+
+    Raises:
+        ConfigError: The configuration cannot be read, or names places outside of the output folder.
+    """
     root = Path.cwd()
     text = read_config(config)
     chosen, _ = choose_profile(profile, text, root)
@@ -51,6 +56,7 @@ def run_compat(config: Path, mode: str, profile: str | None, gpu_id: str) -> int
         return make_plan(text, mode, chosen, str(root), gpu_id, missing_after)
 
     plan = planned()
+    check_places(plan, root)
     stop = Stop(None)
     with stop.on_signals():
         done = run_as_scripts(plan, root, planned, stop)
@@ -82,6 +88,8 @@ def certify(
     profile, why = choose_profile(request.profile, text, root)
     machine = this_machine()
     plan = make_plan(text, request.mode, profile, str(root), request.gpu_id)
+    check_names(plan)
+    check_places(plan, root)
     found = lint(text, request.mode, profile, plan, root, machine.gpus)
     findings = [str(finding) for finding in found if finding.serious]
     if request.strict and findings:

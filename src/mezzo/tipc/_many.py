@@ -12,6 +12,7 @@ from mezzo._extras import require
 from mezzo.tipc._certify import Request, certify, run_folder
 from mezzo.tipc._config import choose_profile, read_config
 from mezzo.tipc._machine import this_machine
+from mezzo.tipc._places import check_names, check_places
 from mezzo.tipc._planner import make_plan
 from mezzo.tipc._record import RECORDS
 from mezzo.tipc._report import merge
@@ -76,9 +77,12 @@ def _report(many: Many, root: Path, say: Say) -> None:
         try:
             text = read_config(config)
             profile, _ = choose_profile(None, text, root)
+            plan = make_plan(text, many.mode, profile, str(root))
+            check_names(plan)
+            check_places(plan, root)
         except MezzoError:
             continue  # said when it was its turn
-        folder = root / run_folder(make_plan(text, many.mode, profile, str(root)), config)
+        folder = root / run_folder(plan, config)
         if (folder / RECORDS).is_file():
             folders.append(folder)
     if folders:
