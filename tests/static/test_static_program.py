@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import gc
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,17 +141,103 @@ def test_each_thread_has_its_own_default_program_and_mode() -> None:
     assert not static.in_static_mode()
 
 
-def test_modules_look_for_variables_from_the_first_input_until_static_mode_is_left() -> None:
-    plain = nn.Module.__call__
+# What modules are called by, outside of everything
+PLAIN_CALL = nn.Module.__call__
+
+
+def is_watched() -> bool:
+    return nn.Module.__call__ is not PLAIN_CALL
+
+
+def test_modules_look_for_variables_inside_of_a_guard_only() -> None:
+    with program_guard(new_program()):
+        assert is_watched()
+        x = data("x", [None, 4])
+        assert nn.Linear(4, 2)(x).name == "linear_0"
+        run(x._program, ["linear_0"], x=np.ones((1, 4)))
+        assert is_watched()
+    assert not is_watched()
+    run(x._program, ["linear_0"], x=np.ones((1, 4)))
+    assert not is_watched()
+    assert nn.Linear(4, 2)(torch.ones(1, 4)).shape == (1, 2)
+
+
+@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt, GeneratorExit])
+def test_a_guard_that_raises_leaves_modules_as_they_were(error: type[BaseException]) -> None:
+    def write() -> None:
+        with program_guard(new_program()):
+            with contextlib.suppress(ProgramError), program_guard(new_program()):
+                data("x", [1])
+                data("x", [1])
+            assert is_watched()
+            raise error
+
+    with pytest.raises(error):
+        write()
+    assert not is_watched()
+    with program_guard(new_program()), contextlib.suppress(ValueError, RuntimeError, ProgramError):
+        nn.Linear(4, 2)(data("x", [None, 5]))
+    assert not is_watched()
+
+
+def test_static_mode_and_inputs_without_a_guard_are_ended_by_disable_static() -> None:
+    static.enable_static()
     with program_guard(new_program()):
         x = data("x", [None, 4])
-        assert nn.Module.__call__ is not plain
-        assert nn.Linear(4, 2)(x).name == "linear_0"
-    run(x._program, ["linear_0"], x=np.ones((1, 4)))
-    assert nn.Module.__call__ is not plain
+    assert is_watched()
+    assert nn.Linear(4, 2)(x).name == "linear_0"
     static.disable_static()
-    assert nn.Module.__call__ is plain
-    assert nn.Linear(4, 2)(torch.ones(1, 4)).shape == (1, 2)
+    assert not is_watched()
+    y = Program().data("y", [None, 4])
+    assert nn.Linear(4, 2)(y).name == "linear_0"
+    static.disable_static()
+    assert not is_watched()
+    with program_guard(new_program()):
+        static.disable_static()  # of nothing: the guard goes on
+        assert nn.Linear(4, 2)(data("x", [None, 4])).name == "linear_0"
+    assert not is_watched()
+
+
+def test_threads_do_not_end_each_other_s_writing_and_leave_nothing_behind() -> None:
+    def write(barrier: threading.Barrier) -> None:
+        data("x", [1])  # without a guard, and never ended
+        static.enable_static()
+        barrier.wait()
+
+    barrier = threading.Barrier(2)
+    thread = threading.Thread(target=write, args=(barrier,))
+    with program_guard(new_program()):
+        thread.start()
+        barrier.wait()
+        thread.join()
+        static.disable_static()
+        assert is_watched()
+    gc.collect()
+    assert not is_watched()
+
+
+def test_a_module_called_with_a_variable_outside_of_the_guard_is_refused() -> None:
+    net = Net()
+    with program_guard(new_program()):
+        x = data("x", [None, 4])
+    with pytest.raises(ProgramError, match=r"called with a variable.*program_guard"):
+        net(x)
+    assert net.norm.num_batches_tracked.item() == 0
+    assert (x * 2).name  # functions know the program by their variables
+
+
+def test_what_others_put_in_place_of_the_call_of_modules_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counted(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        calls.append(type(self))
+        return PLAIN_CALL(self, *args, **kwargs)
+
+    monkeypatch.setattr(nn.Module, "__call__", counted)
+    with program_guard(new_program()):
+        nn.ReLU()(torch.ones(1))
+    assert nn.Module.__call__ is counted
+    assert calls == [nn.ReLU]
 
 
 def test_writing_a_program_counts_no_batch() -> None:

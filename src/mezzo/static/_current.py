@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from mezzo.static._program import Program, Training
 from mezzo.static._region import Precision
-from mezzo.static._variables import Variable, watch_modules
+from mezzo.static._variables import Variable, begin_writing, end_writing, writing_inside
 
 
 @dataclass(slots=True)
@@ -43,23 +43,31 @@ def default_startup_program() -> Program:
 
 @contextmanager
 def program_guard(main_program: Program, startup_program: Program | None = None) -> Iterator[None]:
-    """Write what follows into another program."""
+    """Write what follows into another program.
+
+    Modules look for variables only inside (`nn.Module.__call__` is replaced for that), unless static mode is enabled.
+    """
     _current.stack.append(_Pair(main_program, startup_program or Program()))
     try:
-        yield
+        with writing_inside():
+            yield
     finally:
         _current.stack.pop()
 
 
 def enable_static() -> None:
-    """Say that programs are written from here on; `data` does not need it."""
+    """Say that programs are written from here on: modules look for variables until `disable_static`.
+
+    `data` does not need it: outside of `program_guard` it begins the same.
+    """
     _current.is_static = True
+    begin_writing()
 
 
 def disable_static() -> None:
-    """Say that no more calls are written: modules do not look for variables any more."""
+    """Say that this thread writes no more calls: its modules do not look for variables any more."""
     _current.is_static = False
-    watch_modules(False)
+    end_writing()
 
 
 def in_static_mode() -> bool:

@@ -30,7 +30,7 @@ from mezzo.static._program_graph import by_name, evaluate_functions, mark, neede
 from mezzo.static._region import Precision, enter_guard, is_inside_guard, leave_guard, refuse_missing_guard
 from mezzo.static._save import load_forward, save_forward
 from mezzo.static._trial import Trials
-from mezzo.static._variables import InputSpec, ProgramError, Variable, modules_unwatched, watch_modules
+from mezzo.static._variables import InputSpec, ProgramError, Variable, begin_writing_without_guard, modules_unwatched
 
 _KEPT = 8
 """Combinations of fetched variables that are kept compiled."""
@@ -91,7 +91,7 @@ class Program:
             if node.name != node.target:  # a word that the generated code needs for itself, or of another node
                 self._graph.erase_node(node)
                 node = self._graph.placeholder(escaped(name))
-        watch_modules(True)
+        begin_writing_without_guard()
         return self._new(node, trials, name, spec)
 
     def _record(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import difflib
 import functools
 import operator
+import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -193,6 +195,7 @@ def is_variable(value: Any) -> bool:
 
 def record(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Write a call into the program of its variables; return the variables of its results."""
+    _refuse_unwatched_module()
     programs = {id(v._program): v._program for v in tree_leaves((args, kwargs)) if isinstance(v, Variable)}
     if len(programs) != 1:
         raise ProgramError("a call takes variables of two programs: build both of its inputs in one")
@@ -207,46 +210,111 @@ def values_of(arguments: Any, trial: int) -> Any:
 
 # ---------------------------------------------------------------------------------------------- calls of modules
 
-_module_call = nn.Module.__call__
-
 
 def _call_or_record(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    if tree_any(is_variable, (args, kwargs)):
+    if _watch.is_on and tree_any(is_variable, (args, kwargs)):
         return record(self, args, kwargs)
-    return _module_call(self, *args, **kwargs)
+    return _watch.call(self, *args, **kwargs)
 
 
 class _Watch:
-    """Whether modules are watched, by the whole process: Dynamo must find the call of modules as it knows it."""
+    """Whether modules are watched, by the whole process: Dynamo must find the call of modules as it knows it.
+
+    `nn.Module.__call__` is ours while somebody writes a program and nobody runs one. Otherwise it is what it was before.
+    """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.is_wanted = False
-        self.runs = 0
+        self._lock = threading.RLock()  # a thread that ends may give up its writing while the lock is held here
+        self._writers = self._runs = 0
+        self.is_on = False
+        self.call: Callable[..., Any] = nn.Module.__call__
+        """What the call of modules was before."""
 
-    def apply(self) -> None:
-        nn.Module.__call__ = _call_or_record if self.is_wanted and not self.runs else _module_call  # type: ignore[method-assign]
+    def change(self, *, writers: int = 0, runs: int = 0) -> None:
+        with self._lock:
+            self._writers += writers
+            self._runs += runs
+            self.is_on = self._writers > 0 and not self._runs
+            is_ours = nn.Module.__call__ is _call_or_record
+            if self.is_on and not is_ours:
+                self.call = nn.Module.__call__
+                nn.Module.__call__ = _call_or_record  # type: ignore[method-assign]
+            elif not self.is_on and is_ours:
+                nn.Module.__call__ = self.call  # type: ignore[method-assign]
 
 
 _watch = _Watch()
 
 
-def watch_modules(on: bool) -> None:
-    """Let modules look whether they are called with a variable, or not any more."""
-    with _watch.lock:
-        _watch.is_wanted = on
-        _watch.apply()
+class _Writing:
+    """Somebody writes a program: until `end`, or until nobody holds this any more, as when its thread has ended."""
+
+    def __init__(self) -> None:
+        _watch.change(writers=1)
+        self.end = weakref.finalize(self, _watch.change, writers=-1)
+        self.end.atexit = False
+
+
+class _Here(threading.local):
+    guards = 0
+    writing: _Writing | None = None
+
+
+_here = _Here()
+
+
+@contextmanager
+def writing_inside() -> Iterator[None]:
+    """Inside, modules look whether they are called with a variable; afterwards, whatever happens, they do not."""
+    _here.guards += 1
+    writing = _Writing()
+    try:
+        yield
+    finally:
+        writing.end()
+        _here.guards -= 1
+
+
+def begin_writing() -> None:
+    """Let modules look whether they are called with a variable until this thread calls `end_writing`, or ends."""
+    if _here.writing is None:
+        _here.writing = _Writing()
+
+
+def begin_writing_without_guard() -> None:
+    """Do the same as `begin_writing`, unless the thread is inside a `program_guard`, which begins and ends it."""
+    if not _here.guards:
+        begin_writing()
+
+
+def end_writing() -> None:
+    """End what `begin_writing` began in this thread; a `program_guard` around ends by itself."""
+    if _here.writing is not None:
+        _here.writing.end()
+        _here.writing = None
 
 
 @contextmanager
 def modules_unwatched() -> Iterator[None]:
     """Inside, modules are called as ever, in every thread: nothing is written, and Dynamo sees what it knows."""
-    with _watch.lock:
-        _watch.runs += 1
-        _watch.apply()
+    _watch.change(runs=1)
     try:
         yield
     finally:
-        with _watch.lock:
-            _watch.runs -= 1
-            _watch.apply()
+        _watch.change(runs=-1)
+
+
+def _refuse_unwatched_module() -> None:
+    """Raise ProgramError if a variable came into a module that is not watched: its parts would be written one by one."""
+    frame = sys._getframe(1)
+    while frame is not None and not _watch.is_on:
+        if frame.f_code is _MODULE_CODE:
+            kind = type(frame.f_locals.get("self")).__name__
+            raise ProgramError(
+                f"{kind} is called with a variable while no program is written here: call it inside "
+                "`with program_guard(program):` or after enable_static(), and not while another thread runs a program"
+            )
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+_MODULE_CODE = nn.Module._call_impl.__code__
