@@ -139,8 +139,8 @@ def prepare(
             _link_default(root, each.folder, made)
     for name in images_of(plan, config):
         _put_image(root, name, wanted, made)
-    for file, name in recipes.items():
-        _write_lite_cpu(root, name, file, made)
+    for file, recipe in recipes.items():
+        _write_lite_cpu(root, recipe, file, made)
     if mode in _INFER_MODES:
         _look_for_weights(root, plan, made)
     else:
