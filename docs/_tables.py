@@ -172,9 +172,11 @@ def scale_over_time() -> str:
     for step in range(96):
         scales.append(round(math.log2(scaler.get_scale())))
         limit = 2.0**13 if step < 48 else 2.0**11
-        weight.grad = torch.tensor(math.inf if scaler.get_scale() > limit else 1.0)
+        loss = weight * (math.inf if scaler.get_scale() > limit else 1.0)
+        scaler.scale(loss).backward()
         before = scaler.skipped_steps
         scaler.minimize(optimizer)
+        optimizer.zero_grad()
         is_skipped.append(scaler.skipped_steps > before)
     lines = []
     for power in range(max(scales), min(scales) - 1, -1):

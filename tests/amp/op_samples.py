@@ -232,6 +232,8 @@ SAMPLES: dict[str, Callable[[Maker], Any]] = {
     "linalg_vecdot": lambda t: torch.linalg.vecdot(t(3, 4), t(3, 4)),
     "bilinear": lambda t: F.bilinear(t(3, 4), t(3, 5), t(2, 4, 5)),
     "cross": lambda t: torch.cross(t(2, 3), t(2, 3), dim=1),
+    "linalg_cross": lambda t: torch.linalg.cross(t(2, 3), t(2, 3)),
+    "masked_scatter": lambda t: torch.masked_scatter(t(3, 4), torch.ones(3, 4, dtype=torch.bool), t(3, 4)),
     "matrix_exp": lambda t: torch.matrix_exp(t(3, 3)),
     "linalg_matrix_exp": lambda t: aten.linalg_matrix_exp(t(3, 3)),
     "grid_sampler": lambda t: F.grid_sample(t(1, 2, 4, 4), t(1, 3, 3, 2), align_corners=False),

@@ -8,13 +8,14 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
-from mezzo.amp import Policy, _marker, auto_cast, bind_policy, current_policy, debugging, decorate
+from mezzo.amp import GradScaler, Policy, _marker, auto_cast, bind_policy, current_policy, debugging, decorate
 from mezzo.amp._recompute import run_in_state, with_policy_in_replicas
 from mezzo.amp._state import here, set_policy, state_of
 
@@ -480,3 +481,12 @@ def test_recurrent_layers_are_half_at_o2_whatever_comes_in(kind: type[torch.nn.M
     with auto_cast(level="O2", dtype="bfloat16"):
         assert layer(torch.randn(3, 2, 4))[0].dtype is torch.bfloat16
         assert layer(torch.randn(3, 2, 4).bfloat16())[0].dtype is torch.bfloat16
+
+
+def test_a_string_as_use_promote_is_refused_and_numpy_bools_are_taken() -> None:
+    with pytest.raises(TypeError, match="use_promote='False'"):
+        auto_cast(level="O2", use_promote="False")
+    with auto_cast(enable=False, dtype="float32"):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.float32
+    assert GradScaler(np.True_).is_enable()
+    assert not GradScaler(np.False_).is_enable()

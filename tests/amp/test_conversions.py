@@ -246,3 +246,27 @@ def test_a_decorated_model_is_watched_in_a_process_that_loads_it(tmp_path: Path)
         "assert average.module[0].weight.dtype is torch.float32\n"
     )
     subprocess.run([sys.executable, "-c", script, tmp_path / "model.pt"], check=True)
+
+
+def test_a_half_layer_put_in_after_decorate_gets_one_warning() -> None:
+    model = decorate(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), level="O2")
+    model[1] = nn.Linear(8, 2).half()
+    optimizer, scaler = torch.optim.Adam(model.parameters()), GradScaler(init_loss_scaling=8.0)
+    with auto_cast(level="O2"):
+        loss = model(torch.ones(3, 4)).float().sum()
+    scaler.scale(loss).backward()
+    with pytest.warns(UserWarning, match=r"without float32 masters, the first is .*decorate\(model, optimizer\)"):
+        scaler.step(optimizer)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop])
+def test_an_eps_that_is_zero_in_float16_warns_without_masters(kind) -> None:
+    model = nn.Linear(4, 2)
+    with pytest.warns(UserWarning, match=r"eps=1e-08 of this \w+ is 0 in float16"):
+        decorate(model, kind(model.parameters()), level="O2", master_weight=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        other = nn.Linear(4, 2)
+        decorate(other, kind(other.parameters(), eps=1e-4), level="O2", master_weight=False)
+        third = nn.Linear(4, 2)
+        decorate(third, kind(third.parameters()), level="O2", dtype="bfloat16", master_weight=False)

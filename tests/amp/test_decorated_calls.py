@@ -40,6 +40,33 @@ def test_a_call_outside_of_a_region_names_auto_cast_and_the_parameter(make: Call
     assert "\n" not in note
 
 
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.rnn = kind(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.rnn(x)[0]
+
+
+class Learned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.PReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(x)
+
+
+@pytest.mark.parametrize("make", [lambda: Recurrent(nn.LSTM), lambda: Recurrent(nn.GRU), Learned])
+def test_recurrent_layers_and_prelu_get_the_note_too(make: Callable[[], nn.Module]) -> None:
+    model = decorate(make(), level="O2")
+    with pytest.raises((RuntimeError, ValueError)) as caught:
+        model(torch.ones(2, 4))
+    (note,) = caught.value.__notes__
+    assert "auto_cast(level='O2', dtype='float16')" in note
+
+
 def test_the_note_is_given_once_for_models_inside_each_other() -> None:
     inner = decorate(Block(), level="O2")
     outer = decorate(nn.Sequential(inner), level="O2")

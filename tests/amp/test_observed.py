@@ -4,10 +4,13 @@ With mezzo's kernels uninstalled these tests fail (see `test_without_our_kernels
 """
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_samples import NOT_CALLABLE_HERE, SAMPLES, Maker
@@ -355,3 +358,38 @@ def test_each_overload_is_judged_by_its_own_native_kernel() -> None:
             torch.ops.aten._convolution.default(x, weight, *rest, False, False, False, False).dtype,
         ]
     assert seen == [torch.bfloat16] * 2
+
+
+_ROWS = torch.zeros(1, 4, dtype=torch.long)
+_MIXED: dict[str, Any] = {
+    "scatter_add": lambda wide, half: torch.scatter_add(wide(3, 4), 0, _ROWS, half(1, 4)),
+    "scatter": lambda wide, half: torch.scatter(wide(3, 4), 0, _ROWS, half(1, 4)),
+    "scatter_reduce": lambda wide, half: torch.scatter_reduce(wide(3, 4), 0, _ROWS, half(1, 4), "sum"),
+    "index_add": lambda wide, half: torch.index_add(wide(3, 4), 0, _ROWS[0, :2], half(2, 4)),
+    "index_copy": lambda wide, half: torch.index_copy(wide(3, 4), 0, _ROWS[0, :1], half(1, 4)),
+    "masked_scatter": lambda wide, half: torch.masked_scatter(wide(3, 4), torch.ones(3, 4).bool(), half(3, 4)),
+    "linalg_cross": lambda wide, half: torch.linalg.cross(wide(2, 3), half(2, 3)),
+    "embedding_bag": lambda wide, half: F.embedding_bag(
+        _ROWS, wide(3, 4), per_sample_weights=half(1, 4), mode="sum"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", _MIXED)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_operators_that_torch_refuses_with_mixed_dtypes_are_promoted(name: str, half: str, level: str, swapped: bool):
+    """A half result of a layer is scattered into a float32 buffer, or the other way round."""
+
+    def make(dtype: torch.dtype) -> Any:
+        return lambda *shape: (
+            torch.linspace(0.1, 1.0, math.prod(shape)).reshape(shape).to(getattr(torch, half)).to(dtype)
+        )
+
+    sides = (make(torch.float32), make(getattr(torch, half)))
+    expected = _MIXED[name](sides[0], sides[0])
+    with auto_cast(level=level, dtype=half):
+        found = _MIXED[name](*(reversed(sides) if swapped else sides))
+    assert found.dtype is torch.float32
+    torch.testing.assert_close(found, expected)

@@ -11,6 +11,9 @@ from torch.optim import SGD, Adam, AdamW, RMSprop
 from mezzo.amp._scaler import GradScaler, LossScaleFloorError
 from mezzo.optim import attach, master_of
 
+# Gradients are made by hand here, without a loss.
+pytestmark = pytest.mark.filterwarnings("ignore:.*before any scale")
+
 # scale()
 
 

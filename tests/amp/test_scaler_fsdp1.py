@@ -13,7 +13,11 @@ from free_port import free_port
 from mezzo.amp import GradScaler
 from mezzo.optim import attach
 
-pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no distributed package")
+# Gradients are made by hand here, without a loss.
+pytestmark = [
+    pytest.mark.skipif(not dist.is_available(), reason="this torch has no distributed package"),
+    pytest.mark.filterwarnings("ignore:.*before any scale"),
+]
 
 REFUSAL = r"FullyShardedDataParallel \(FSDP1\).*torch.distributed.fsdp.fully_shard \(FSDP2\), which mezzo supports"
 

@@ -421,6 +421,29 @@ def test_float32_losses_half_maps_and_evaluation_do_not_warn() -> None:
         scaler.scale(nn.functional.cross_entropy(weight[None], torch.tensor([0])))
 
 
+@pytest.mark.parametrize("call", ["step", "unscale_", "clip"])
+def test_a_step_without_any_scaled_loss_warns_once_and_names_scale(call: str) -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer, scaler = torch.optim.SGD([weight], lr=0.1), GradScaler()
+    calls = {
+        "step": lambda: None,
+        "unscale_": lambda: scaler.unscale_(optimizer),
+        "clip": lambda: scaler.clip_grad_norm_(optimizer, 1.0),
+    }
+
+    def step() -> None:
+        weight.sum().backward()
+        calls[call]()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    with pytest.warns(UserWarning, match=r"before any scale.*scaler\.scale\(loss\)\.backward") as caught:
+        step()
+    step()  # without a second warning, which would be an error
+    assert [warning.filename for warning in caught] == [__file__]
+
+
 def test_after_a_hundred_losses_nobody_looks_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mezzo.amp._scaler_watch._LOOKS", 3)
     weight = torch.nn.Parameter(torch.ones(2))

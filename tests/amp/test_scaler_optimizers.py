@@ -14,6 +14,9 @@ from torch.optim.lr_scheduler import StepLR
 from mezzo.amp import GradScaler, decorate
 from mezzo.optim import attach, master_of
 
+# Gradients are made by hand here, without a loss.
+pytestmark = pytest.mark.filterwarnings("ignore:.*before any scale")
+
 MAKES = {
     "sgd": lambda p: SGD(p, lr=0.1, momentum=0.9),
     "adamw": lambda p: AdamW(p, lr=0.01),
@@ -335,6 +338,7 @@ def test_an_undecorated_optimizer_inside_a_wrapper_is_named_as_such_at_the_users
     model = nn.Linear(4, 2)
     larc, scaler = Larc(SGD(model.parameters(), lr=0.1)), GradScaler(init_loss_scaling=8.0)
     decorate(model, level="O2")
+    scaler.scale(torch.zeros(()))
     set_grads(model.parameters(), 8.0, seed=0)
     with pytest.warns(
         UserWarning, match=r"Larc steps an optimizer that .*pass that inner optimizer to mezzo"

@@ -12,7 +12,25 @@ from torch.optim import LBFGS, SGD, AdamW, Optimizer, RMSprop
 from mezzo.amp import GradScaler, auto_cast, decorate
 from mezzo.optim import outside_autocast
 
+# Gradients are made by hand here, without a loss.
+pytestmark = pytest.mark.filterwarnings("ignore:.*before any scale")
+
+
+class Products(Optimizer):
+    """Its rule has matrix products, as Muon's and Shampoo's; a policy would compute them in half."""
+
+    def __init__(self, params) -> None:
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        for param in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            grad = param.grad.reshape(param.shape[0], -1)
+            param.add_((grad @ (grad.T @ grad) + grad).reshape(param.shape).to(param.dtype), alpha=-0.1)
+
+
 OPTIMIZERS = {
+    "products": Products,
     "sgd": lambda p: SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
     "adamw": lambda p: AdamW(p, lr=0.01),
     "amsgrad": lambda p: AdamW(p, lr=0.01, amsgrad=True),

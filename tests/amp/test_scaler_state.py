@@ -14,6 +14,9 @@ from torch import nn
 
 from mezzo.amp._scaler import GradScaler
 
+# Gradients are made by hand here, without a loss.
+pytestmark = pytest.mark.filterwarnings("ignore:.*before any scale")
+
 
 @dataclasses.dataclass
 class Model:
@@ -251,10 +254,12 @@ def test_a_torch_scalers_state_is_understood() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"scale": math.nan}, "scale=nan would skip every step; must be finite and at least 0"),
+        ({"scale": math.nan}, "scale=nan would skip every step; must be positive and finite"),
         ({"scale": math.inf}, "scale=inf would skip every step"),
         ({"scale": torch.tensor(1e39, dtype=torch.float64)}, r"scale=1e\+39 would skip every step"),
         ({"scale": -2.0}, "scale=-2.0 would skip every step"),
+        ({"scale": 0.0}, "scale=0.0 would skip every step"),
+        ({"scale": 1e-46}, "scale=1e-46 would skip every step"),
         ({"scale": "big"}, "scale='big': must be a number, not str"),
         ({"scale": np.ones(2)}, "scale has 2 elements; must be one number"),
         ({"scale": torch.ones(0)}, "scale has 0 elements; must be one number"),

@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from mezzo.cli._app import run
 from mezzo.proof import advise, bisect, compare_accuracy, run_at
-from mezzo.proof._inputs import arguments_of, batch_size_of
+from mezzo.proof._inputs import arguments_of, batch_size_of, call_model
 from mezzo.proof._time_rules import takes_tensors
 from mezzo.proof._trial import Setup, Task, Trainer
 
@@ -131,6 +131,16 @@ def test_the_size_of_a_batch_is_not_told_where_the_targets_have_another() -> Non
     assert batch_size_of(torch.tensor(1.0), torch.ones(4)) is None
     task = Task(nn.Identity(), sequence_first, None, mse_loss, samples=6)
     assert task.batch_size == task.copied(torch.device("cpu")).batch_size == 6
+
+
+def test_an_error_names_the_dict_where_several_inputs_were_one_argument() -> None:
+    class Plain(nn.Module):
+        def forward(self, x, mask=None):
+            return nn.functional.linear(x, torch.ones(8, 8)) * mask
+
+    with pytest.raises(TypeError) as caught:
+        call_model(Plain(), (A, B))
+    assert any("dict of named arguments" in note for note in caught.value.__notes__)
 
 
 @pytest.mark.parametrize("kind", [tuple, list])

@@ -145,7 +145,7 @@ class auto_cast:  # the documents' name, used like a function
                 f"auto_cast(..., {custom_white_list}): the second argument is `custom_white_list`; write dtype="
             )
         if policy is None:
-            if not enable and dtype is torch.float32:
+            if not enable and dtype in (torch.float32, "float32"):
                 dtype = "float16"  # as torch.autocast(enabled=False): nothing is cast, so the dtype does not matter
             policy = _policy_of(level, dtype, custom_white_list, custom_black_list, use_promote, cpu_compute, fp8)
         elif not isinstance(policy, Policy):

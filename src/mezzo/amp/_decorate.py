@@ -37,6 +37,7 @@ from mezzo.optim import (
     remember_names,
 )
 
+_SMALLEST_HALF = 2.0**-25  # half of the smallest float16: below, it rounds to 0
 T = TypeVar("T")
 Models = TypeVar("Models", bound=nn.Module | Sequence[nn.Module])
 Optimizers = TypeVar("Optimizers", bound=Optimizer | Sequence[Optimizer])
@@ -145,6 +146,8 @@ def decorate(
         raise RuntimeError("master_grad=True needs Tensor.grad_dtype, which this torch does not have")
 
     _warn_about_strangers(model_list, optimizer_list)
+    if masters == "none" and half is torch.float16:
+        _warn_about_vanishing_eps(optimizer_list)
     if torch.cuda.is_initialized():
         warn_if_unsupported(half)
     widened: list[nn.Parameter] = []
@@ -374,6 +377,19 @@ def _cast_parameter(param: nn.Parameter, half: torch.dtype, masters: str, master
         expect_no_master(param)
     if master_grad:
         param.grad_dtype = torch.float32
+
+
+def _warn_about_vanishing_eps(optimizers: Iterable[Optimizer]) -> None:
+    """Warn if an optimizer's `eps` is 0 in float16: without float32 masters it divides by it."""
+    for optimizer in optimizers:
+        eps = {group["eps"] for group in optimizer.param_groups if isinstance(group.get("eps"), float)}
+        if any(0 < value < _SMALLEST_HALF for value in eps):
+            warnings.warn(
+                f"decorate(master_weight=False): eps={min(eps)} of this {type(optimizer).__name__} is 0 in float16, so its "
+                "updates become NaN; keep the float32 masters, use bfloat16, or give eps=1e-4",
+                UserWarning,
+                stacklevel=3,
+            )
 
 
 def _warn_about_strangers(models: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> None:

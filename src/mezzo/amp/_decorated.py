@@ -16,11 +16,12 @@ from torch import nn
 
 from mezzo.amp._dtypes import HALF_DTYPES, dtype_name
 from mezzo.amp._policy import Policy
+from mezzo.amp._seen import level_of_user
 from mezzo.amp._state import here
 
 _HOME = "_mezzo_decoration"
 _OURS = "_mezzo_looks_at_calls"
-_ABOUT_DTYPES = ("dtype", "scalar type", "Input type", "same type", "data type")
+_ABOUT_DTYPES = ("dtype", "scalar type", "Input type", "same type", "data type", "Type promoting")
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -59,7 +60,7 @@ class Decoration:
             f"decorate(level={self.level!r}, dtype={dtype_name(self.half)!r}) but auto_cast(level={policy.level!r}, "
             f"dtype={dtype_name(policy.dtype)!r}): give both the same level and dtype",
             UserWarning,
-            stacklevel=4,
+            stacklevel=level_of_user(),
         )
 
 
@@ -106,7 +107,7 @@ def _look_at_calls(kind: type[nn.Module]) -> None:
                 decoration.compare(policy, module)
         try:
             return call(module, *args, **kwargs)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:  # ValueError: recurrent layers
             if policy is None and _HOME in module.__dict__:
                 _add_note(module, error)
             raise
@@ -115,7 +116,7 @@ def _look_at_calls(kind: type[nn.Module]) -> None:
     kind._call_impl = look_and_call  # type: ignore[method-assign, assignment]
 
 
-def _add_note(model: nn.Module, error: RuntimeError) -> None:
+def _add_note(model: nn.Module, error: Exception) -> None:
     decoration = decoration_of(model)
     halves = [(name, param.dtype) for name, param in model.named_parameters() if param.dtype in HALF_DTYPES.values()]
     if decoration is None or not halves or torch._C._is_any_autocast_enabled():

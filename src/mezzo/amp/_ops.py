@@ -149,7 +149,7 @@ UPSAMPLING = _plain(
 GRIDS = _plain("affine_grid_generator")
 GRID_SAMPLING = _plain("grid_sampler", weights="follow", opaque=True)
 EMBEDDINGS = _plain("embedding", opaque=True)
-SCATTERING = _plain("scatter index_copy scatter_add")
+SCATTERING = _plain("scatter index_copy scatter_add", opaque=True)
 
 GRAY = [
     *_plain("add sub rsub mul div maximum minimum remainder fmod atan2 where addcmul addcdiv"),
@@ -163,7 +163,7 @@ GRAY = [
         "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d max_pool1d max_pool2d max_pool3d", opaque=True
     ),
     *_plain("prelu lerp", opaque=True),
-    *_plain("embedding_bag index_add scatter_reduce"),
+    *_plain("embedding_bag index_add scatter_reduce masked_scatter linalg_cross", opaque=True),
     *_plain("tensordot dot vdot addr bilinear cross index_put linalg_vecdot", opaque=True),
     *_plain("batch_norm", weights="stay"),
     *_plain("instance_norm", weights="follow", opaque=True),

@@ -110,6 +110,8 @@ class Policy:
         different names overlap, black wins. At O0 the lists are checked and ignored. `fp8` is O3's alone.
         """
         level, half = parse_level(level), parse_half_dtype(dtype)
+        if not isinstance(use_promote, (bool, int)):
+            raise TypeError(f"use_promote={use_promote!r}: must be True or False, not {type(use_promote).__name__}")
         if cpu_compute not in _CPU_COMPUTE:
             raise ValueError(f"cpu_compute={cpu_compute!r}: must be one of {', '.join(_CPU_COMPUTE)}")
         to_white = resolve_list(custom_white_list, "custom_white_list")

@@ -249,7 +249,7 @@ class GradScaler(ScalerSettings):
             raise RuntimeError("unscale_() was already called on this optimizer since the last update()")
         if progress.stage is _Stage.STEPPED:
             raise RuntimeError("unscale_() is called after step(): call update() before the next step begins")
-        scale = self._scale_for(engine)
+        scale = self._scale_for(engine, "unscale_")
         self._watch.note_optimizer(optimizer)
         progress.verdict = _merge(progress.verdict, engine.check(scale))
         engine.unscale_grads_(scale)
@@ -274,7 +274,7 @@ class GradScaler(ScalerSettings):
         progress = self._progress_of(engine)
         if progress.stage is _Stage.STEPPED:
             raise RuntimeError("clip_grad_norm_() is called after step(): call it between backward() and step()")
-        scale = self._scale_for(engine) if progress.stage is _Stage.INIT else None
+        scale = self._scale_for(engine, "clip_grad_norm_") if progress.stage is _Stage.INIT else None
         verdict = engine.check(scale, max_norm)
         progress.verdict = _merge(progress.verdict, verdict)
         progress.clip_coef = verdict.clip_coef
@@ -331,7 +331,7 @@ class GradScaler(ScalerSettings):
         self, engine: StepEngine, progress: _Progress, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Verdict]:
         optimizer: Any = engine.optimizer
-        scale = self._scale_for(engine) if progress.stage is _Stage.INIT else None
+        scale = self._scale_for(engine, "step") if progress.stage is _Stage.INIT else None
         if getattr(optimizer, "_step_supports_amp_scaling", False):
             if engine.takes_grad_scaler:
                 return self._step_with_scaler(engine, progress, scale, args, kwargs)
@@ -522,7 +522,7 @@ class GradScaler(ScalerSettings):
         engine = _checked_engine(optimizer)
         progress = self._progress_of(engine)
         if progress.verdict is None:
-            progress.verdict = engine.check(self._scale_for(engine))
+            progress.verdict = engine.check(self._scale_for(engine, "step"))
         found_inf = progress.verdict.found_inf
         return {found_inf.device: found_inf}
 
@@ -562,10 +562,16 @@ class GradScaler(ScalerSettings):
         engine.refuse_fsdp1()
         return self._progress.setdefault(engine.optimizer, _Progress())
 
-    def _scale_for(self, engine: StepEngine) -> Tensor:
-        device = engine.device
-        self._state.place(device)
-        return self._state.scale_on(device)
+    def _scale_for(self, engine: StepEngine, call: str) -> Tensor:
+        """Return the scale that the gradients carry, on their device."""
+        if not self._state.is_placed:
+            self._state.place(engine.device)
+            self._watch.warn_once(
+                "unscaled loss",
+                f"{call}() before any scale(): the gradients carry no loss scale and are divided by it all the same, so "
+                "nothing is learned; call scaler.scale(loss).backward() instead of loss.backward()",
+            )
+        return self._state.scale_on(engine.device)
 
 
 _HALF = tuple(HALF_DTYPES.values())

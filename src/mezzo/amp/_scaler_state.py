@@ -13,6 +13,7 @@ from torch import Tensor
 from mezzo.optim import COUNTERS, Verdict, rescale
 
 _INT32_MAX = 2**31 - 1
+_SMALLEST = 2.0**-149  # positive in float32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,8 +43,8 @@ def check_enable(enable: Any) -> bool:
     Raises:
         TypeError: It is neither a bool nor a device.
     """
-    if isinstance(enable, bool):
-        return enable
+    if isinstance(enable, bool) or (type(enable).__module__ == "numpy" and type(enable).__name__.startswith("bool")):
+        return bool(enable)
     if isinstance(enable, torch.device) or (isinstance(enable, str) and enable.partition(":")[0] in ("cuda", "cpu")):
         return True
     if isinstance(enable, (int, float)):
@@ -134,14 +135,14 @@ def check_values(values: Mapping[str, Any]) -> dict[str, float]:
     """Return the scale and the counters of a saved state; a counter that is missing is 0.
 
     Raises:
-        ValueError: A value is out of range. A scale of 0, to which one without a floor falls, is a state like any other.
+        ValueError: A value is out of range.
     """
     scale = values["scale"]
     _check_number("scale", scale)
-    if not 0 <= scale <= torch.finfo(torch.float32).max:
+    if not _SMALLEST <= scale <= torch.finfo(torch.float32).max:
         raise ValueError(
-            f"the state of the scaler: scale={scale!r} would skip every step; must be finite and at least 0: load another "
-            "checkpoint, or start with a new GradScaler"
+            f"the state of the scaler: scale={scale!r} would skip every step; must be positive and finite in float32: load "
+            "another checkpoint, or start with a new GradScaler"
         )
     counts: dict[str, float] = {}
     for name in COUNTERS:

@@ -94,7 +94,7 @@ def _warn_if_masters_are_missing(optimizer: Optimizer, _args: Any, _kwargs: Any)
     elif any(has_master(param) for param in params):
         if is_called_by_scaler and not is_attached:
             return  # a plain step may follow
-        advice = "" if is_attached else _bypassed()
+        advice = _without_master(optimizer, bare) if is_attached else _bypassed()
     elif bare:
         if not is_called_by_scaler and not is_attached:
             _without_masters.add(optimizer)
@@ -122,5 +122,5 @@ def _without_master(optimizer: Optimizer, bare: list[Tensor]) -> str:
     return (
         "scaler.step(optimizer) updates float16 parameters without float32 masters, the first is "
         f"{describe_parameter(optimizer, index)}: small updates are lost, and those of Adam become NaN; leave the model in "
-        "float32 and call mezzo.amp.decorate(model, optimizer)"
+        "float32 and call mezzo.amp.decorate(model, optimizer), after the last layer was put in"
     )

@@ -18,7 +18,15 @@ _BESIDE_TENSOR = {"torch", "typing", "Optional", "Union", "None", "NoneType"}
 def call_model(model: nn.Module, inputs: Any) -> Any:
     """Call a model with a batch as `arguments_of` decides."""
     args, kwargs = arguments_of(model, inputs)
-    return model(*args, **kwargs)
+    try:
+        return model(*args, **kwargs)
+    except (TypeError, AttributeError) as error:
+        if len(args) == 1 and isinstance(args[0], (tuple, list)):
+            error.add_note(
+                f"mezzo: the model was called with the {type(inputs).__name__} of {len(inputs)} inputs as one argument; give "
+                "a dict of named arguments if it takes several"
+            )
+        raise
 
 
 def arguments_of(model: nn.Module, inputs: Any) -> Arguments:
