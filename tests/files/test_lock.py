@@ -47,8 +47,9 @@ def test_a_killed_owner_does_not_block(tmp_path, holder):
     with take(tmp_path) as notice:
         assert str(holder.pid) in str(notice)
         assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
+    assert not (tmp_path / LOCK).exists()  # a released lock is gone
     with take(tmp_path) as notice:
-        assert notice is None  # a released lock says nothing
+        assert notice is None
 
 
 def write_owner(folder, age_s):
@@ -127,3 +128,36 @@ def test_a_forked_child_that_leaves_the_region_does_not_release_the_lock(tmp_pat
         assert (tmp_path / LOCK).read_text() == content
         with pytest.raises(FolderInUse), take(tmp_path):
             pass
+
+
+RACE = (
+    "import sys; from pathlib import Path; from mezzo.files import FolderInUse, folder_lock\n"
+    "done = 0\n"
+    "while done < 150:\n"
+    "    try:\n"
+    "        with folder_lock(Path(sys.argv[1]) / 'run', purpose='a', advice='b'):\n"
+    "            with open(sys.argv[1] + '/alone', 'x'): pass\n"
+    "            Path(sys.argv[1], 'alone').unlink()\n"
+    "            done += 1\n"
+    "    except FolderInUse:\n"
+    "        pass\n"
+)
+
+
+def test_only_one_of_many_holds_the_lock_while_others_make_and_remove_it(tmp_path):
+    processes = [subprocess.Popen([sys.executable, "-c", RACE, str(tmp_path)]) for _ in range(3)]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    assert not (tmp_path / "run" / LOCK).exists()
+
+
+def test_an_empty_folder_that_was_made_for_the_lock_is_removed_and_a_used_one_stays(tmp_path):
+    with take(tmp_path / "new"):
+        pass
+    assert not (tmp_path / "new").exists()
+    with take(tmp_path / "new"):
+        (tmp_path / "new" / "result").touch()
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["result"]
+    (tmp_path / "old").mkdir()
+    with take(tmp_path / "old"):
+        pass
+    assert (tmp_path / "old").is_dir()

@@ -52,7 +52,7 @@ def locked(path: Path) -> Iterator[None]:
     """Wait until no other process holds a lock, and hold it; the system releases it when a process dies."""
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
+        file = path.open("a")  # not "w": where somebody put a link, the file behind it keeps its content
     with file:
         with explained(path):
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -61,14 +61,14 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def folder_lock(folder: Path, *, purpose: str, advice: str, force: bool = False) -> Iterator[str | None]:
-    """Hold the lock of a folder, `.mezzo.lock`, which names the owner's process, host and start.
+    """Hold the lock of a folder, `.mezzo.lock`, which names the owner's process, host and start; it is removed at the end.
 
     The system's own lock (`flock`) decides: it ends with its process, whatever killed it. Some network file systems keep
     such locks per host; for those, a lock file that another host wrote counts too until it is five minutes old. The owner
     touches it every 30 seconds.
 
     Args:
-        folder: Made if it is not there.
+        folder: Made if it is not there, and removed at the end if it was made here and is empty.
         purpose: What the owner does, as in "a training".
         advice: Completes the refusal: what to do instead.
         force: Take the lock over from another host at once. A living process on this host is refused all the same.
@@ -80,14 +80,16 @@ def folder_lock(folder: Path, *, purpose: str, advice: str, force: bool = False)
         FolderInUse: Another process holds it.
         RunError: The system refuses to write.
     """
-    path = folder / LOCK
-    with explained(path):
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), 0o644)
-    _held.add(descriptor)
+    path, is_new = folder / LOCK, not folder.exists()
+    descriptor = _open(path)
     try:
         owner = _owner(path)
         _take(descriptor, folder, owner, purpose, advice)
+        while not _is_ours(descriptor, path):  # its last owner removed it a moment ago
+            _close(descriptor)
+            descriptor = _open(path)
+            owner = _owner(path)
+            _take(descriptor, folder, owner, purpose, advice)
         notice = _check_host(path, folder, owner, purpose, advice, force=force)
         with explained(path):
             os.ftruncate(descriptor, 0)
@@ -99,12 +101,47 @@ def folder_lock(folder: Path, *, purpose: str, advice: str, force: bool = False)
         finally:
             stop.set()
             if descriptor in _held:  # not in a forked child that unwinds
-                with suppress(OSError):  # the folder may be gone
-                    os.ftruncate(descriptor, 0)  # the file stays: removing it would race with a process that opens it
+                _remove(descriptor, path, with_folder=is_new)
     finally:
-        if descriptor in _held:
-            _held.discard(descriptor)
-            os.close(descriptor)
+        _close(descriptor)
+
+
+def _open(path: Path) -> int:
+    with explained(path):
+        for tries_left in reversed(range(100)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+                descriptor = os.open(path, flags, 0o644)
+                break
+            except FileNotFoundError:  # the last owner removed the empty folder a moment ago
+                if not tries_left:
+                    raise
+    _held.add(descriptor)
+    return descriptor
+
+
+def _is_ours(descriptor: int, path: Path) -> bool:
+    """Whether the file that is locked still has its name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _remove(descriptor: int, path: Path, *, with_folder: bool) -> None:
+    """Remove a lock while it is held: who waits for it finds that the name is gone, and begins again."""
+    with suppress(OSError):  # the folder may be gone
+        if _is_ours(descriptor, path):
+            path.unlink()
+            if with_folder:
+                path.parent.rmdir()  # if nothing was put into it
+
+
+def _close(descriptor: int) -> None:
+    if descriptor in _held:
+        _held.discard(descriptor)
+        os.close(descriptor)
 
 
 def _take(descriptor: int, folder: Path, owner: dict[str, Any], purpose: str, advice: str) -> None:
