@@ -213,7 +213,7 @@ def test_tensors_of_another_moment_are_refused(folder):
 def test_a_state_without_its_manifest_is_refused(folder):
     (folder / "manifest.json").unlink()
     assert complaint(folder) == "manifest.json: no such file, so damage could not be noticed" + DAMAGED
-    with pytest.raises(CheckpointError, match="manifest.json: no such file"):
+    with pytest.raises(CheckpointError, match=r"manifest\.json: no such file"):
         verify(folder)
 
 

@@ -1,8 +1,8 @@
 """The checkpoints of a run: folders in a directory, each there whole or not at all, each with a manifest of its files.
 
-What happens when the process is killed, step by step: a folder is filled under `.tmp-NAME-PID`, listed, flushed to the disk, and
-only then gets its name. An older one of that name is moved to `.old-NAME-PID` first and deleted last. So at every moment
-the old or the new one is there, whole; `clean` puts back an `.old-` one whose successor did not arrive.
+What happens when the process is killed, step by step: a folder is filled under `.tmp-NAME-PID`, listed, flushed to the
+disk, and only then gets its name. An older one of that name is moved to `.old-NAME-PID` first and deleted last. So at
+every moment the old or the new one is there, whole; `clean` puts back an `.old-` one whose successor did not arrive.
 """
 
 from __future__ import annotations
