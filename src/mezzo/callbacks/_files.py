@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
-from typing import Any
 
 from mezzo._extras import require
 from mezzo.callbacks._bar import is_shown
 from mezzo.callbacks._callback import Callback, Logs
+from mezzo.callbacks._events import EventWriter
 
 
 class ModelCheckpoint(Callback):
@@ -22,6 +23,11 @@ class ModelCheckpoint(Callback):
         if save_freq < 1:
             raise ValueError(f"save_freq={save_freq}: must be at least 1")
         self._every, self._directory = save_freq, None if save_dir is None else Path(save_dir)
+
+    @property
+    def save_dir(self) -> Path | None:
+        """Where checkpoints go, if this callback was given it."""
+        return self._directory
 
     @property
     def _target(self) -> Path | None:
@@ -39,7 +45,7 @@ class ModelCheckpoint(Callback):
 
 
 class TensorBoard(Callback):
-    """Writes loss, metrics, learning rate and loss scale for TensorBoard.
+    """Writes loss, metrics, learning rate and loss scale for TensorBoard. If it cannot write, it warns and stops writing.
 
     Args:
         log_dir: Where the files go.
@@ -51,7 +57,7 @@ class TensorBoard(Callback):
             raise ValueError(f"log_freq={log_freq}: must be at least 1")
         require("tensorboard", extra="vision")
         self._directory, self._every = Path(log_dir), log_freq
-        self._writer: Any = None
+        self._writer: EventWriter | None = None
         self._steps = 0
 
     def on_train_batch_end(self, step: int, logs: Logs) -> None:
@@ -78,9 +84,7 @@ class TensorBoard(Callback):
         if not self.model.world.is_first:
             return
         if self._writer is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(str(self._directory))
+            self._writer = EventWriter(self._directory, notice=lambda line: warnings.warn(line, stacklevel=2))
         for name, value in logs.items():
             if is_shown(name, value):
-                self._writer.add_scalar(f"{kind}/{name}", float(value), self._steps)
+                self._writer.add(f"{kind}/{name}", float(value), self._steps)

@@ -52,8 +52,10 @@ def train(
     resize_size: Annotated[_Int, option("Short side before the evaluation's crop [256].", "--resize-size")] = None,
     save_dir: Annotated[_Path, option("Results go there [output].", "--save-dir", "--output-dir")] = None,
     resume: Annotated[
-        _Path, option("Checkpoint, or folder of a run, to go on from.", "--resume", "--resume-model")
+        _Text,
+        option("Checkpoint or run to go on from; auto: the newest whole one.", "--resume", "--resume-model"),
     ] = None,
+    force: Annotated[bool, option("Take over the lock of a run that died on another host.", "--force")] = False,
     pretrained: Annotated[_Text, option("Weights to start from: file, archive, folder or URL.", "--pretrained")] = None,
     start_epoch: Annotated[_Int, option("Count epochs from there.", "--start-epoch")] = None,
     device: Annotated[str, option("auto, cpu, gpu or gpu:N.", "--device")] = "auto",
@@ -65,6 +67,7 @@ def train(
     early_stop_after: Annotated[
         _Int, option("Evaluations without gain before the end.", "--early-stop-intervals")
     ] = None,
+    dist_timeout: Annotated[_Float, option("Seconds to wait for other processes [1800].", "--dist-timeout")] = None,
     data_format: Annotated[_Text, option("NCHW or NHWC (channels-last).", "--data-format")] = None,
     do_eval: Annotated[bool, option("Evaluate at each checkpoint.", "--do-eval")] = False,
     use_ema: Annotated[bool, option("Keep a moving average of the weights.", "--use-ema")] = False,
@@ -88,7 +91,8 @@ def train(
         opts=(*(opts or ()), *_extra(opts, more_opts)),
     )  # fmt: skip
     options = given.options(
-        save_dir=save_dir, resume=resume, pretrained=pretrained, device=device, seed=seed, workers=workers,
+        save_dir=save_dir, resume=Path(resume) if resume not in (None, "auto") else resume, force=force,
+        dist_timeout=dist_timeout, pretrained=pretrained, device=device, seed=seed, workers=workers,
         log_every=log_every, save_every=save_every, keep_checkpoints=keep_checkpoints, early_stop_after=early_stop_after,
         data_format=data_format, do_eval=do_eval or given.has_validation(), use_ema=use_ema, sync_bn=sync_bn, fsdp=fsdp,
         log_ops=log_ops, to_static=to_static, amp_lists=amp_lists, fp8=read_fp8(fp8),

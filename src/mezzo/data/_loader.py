@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import data
 
-from mezzo._errors import MezzoError
+from mezzo._errors import MezzoError, RunError
 from mezzo.data._errors import DataError
 from mezzo.data._sample import Dataset, Sample
 from mezzo.data._stream import Key, Shard, Stream
@@ -87,6 +89,12 @@ def _start_worker(_number: int) -> None:
     torch.set_num_threads(1)
 
 
+#: Of torch's error: the number of the process, then its end.
+_DEATH = re.compile(
+    r"DataLoader worker \(pid\(?s?\)? ?([\d, ]+)\) (is killed by signal: [^.]*|exited unexpectedly[^.]*)"
+)
+
+
 class _Gated:
     """A batch sampler that has no batches until it is opened."""
 
@@ -95,6 +103,21 @@ class _Gated:
 
     def __iter__(self) -> Iterator[list[Key]]:
         return iter(self._batches) if self.is_open else iter(())
+
+
+@contextmanager
+def explained_workers() -> Iterator[None]:
+    """Turn the death of a worker into one line. torch raises it wherever the training process is at that moment."""
+    try:
+        yield
+    except RuntimeError as error:
+        death = _DEATH.search(str(error))
+        if death is None:
+            raise
+        raise RunError(
+            f"a process that reads data (pid {death[1]}) {death[2]}: often the memory was used up; use fewer --workers, and "
+            "go on from the last checkpoint with --resume auto"
+        ) from error
 
 
 class Loader:
@@ -152,7 +175,12 @@ class Loader:
             self._loader._iterator = None
 
     def __iter__(self) -> Iterator[Batch]:
-        for batch in self._loader:
+        batches = iter(self._loader)
+        while True:
+            with explained_workers():
+                batch = next(batches, None)
+            if batch is None:
+                return
             if isinstance(batch, MezzoError):
                 raise batch
             yield batch

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import atexit
+import itertools
+import json
 import os
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mezzo._errors import MezzoError
+from mezzo._errors import MezzoError, RunError
 from mezzo.fp8 import renew_copies
 from mezzo.optim import master_of, publish
+from mezzo.train._watch import explained_start, explained_waiting, is_timeout, start_watch, stop_watch
 
-_TIMEOUT = timedelta(minutes=30)
+DIST_TIMEOUT_S = 1800.0
+"""How long a process waits for the others unless an option says otherwise."""
+_NCCL_AFTER_S = 60.0  # later than our own limit, which names who is missing
+
+T = TypeVar("T")
+_decisions = itertools.count()
+
+
+class FirstProcessFailed(MezzoError):
+    """The first process cannot begin, so no other can."""
 
 
 class DeviceError(MezzoError):
@@ -55,11 +68,13 @@ _wrapped: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
 @contextmanager
-def join_world(device: str = "auto") -> Iterator[World]:
+def join_world(device: str = "auto", timeout_s: float = DIST_TIMEOUT_S) -> Iterator[World]:
     """Yield this process's place; leave the process group at the end. See `enter_world`."""
-    world = enter_world(device)
-    yield world
+    world = enter_world(device, timeout_s=timeout_s)
+    with explained_waiting():
+        yield world
     if world.size > 1:
+        stop_watch()
         dist.destroy_process_group()  # not after an error: others may wait in it, and the launcher ends them
 
 
@@ -72,10 +87,17 @@ def _leave_at_exit() -> None:
         for name in ("reducer", "logger", "process_group"):
             vars(wrapper).pop(name, None)
     if dist.is_initialized():
+        stop_watch()
         dist.destroy_process_group()
 
 
-def enter_world(device: str = "auto", setting: str = "--device {}", *, leave_at_exit: bool = False) -> World:
+def enter_world(
+    device: str = "auto",
+    setting: str = "--device {}",
+    *,
+    leave_at_exit: bool = False,
+    timeout_s: float = DIST_TIMEOUT_S,
+) -> World:
     """Return this process's place; processes that `torchrun` started are connected, GPUs by NCCL and CPUs by gloo.
 
     Without `torchrun` the world is this process; a process group that is there already is used.
@@ -84,9 +106,11 @@ def enter_world(device: str = "auto", setting: str = "--device {}", *, leave_at_
         device: `auto` (the GPU if there is one), `cpu`, `gpu`, `cuda` or `gpu:1`.
         setting: How messages write the choice of a device.
         leave_at_exit: A group that is made here is left when the process ends, unless an error ended it.
+        timeout_s: How long a process waits for the others, in seconds; of a group that is made here.
 
     Raises:
         DeviceError: There is no such device.
+        RunError: Not all processes started in time.
     """
     size, local_rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
     chosen = choose_device(device, local_rank if size > 1 else None, setting)
@@ -96,14 +120,58 @@ def enter_world(device: str = "auto", setting: str = "--device {}", *, leave_at_
         return World(dist.get_rank(), dist.get_world_size(), chosen)
     if size == 1:
         return World(0, 1, chosen)
-    if chosen.type == "cuda":
-        dist.init_process_group("nccl", timeout=_TIMEOUT, device_id=chosen)
-    else:
-        dist.init_process_group("gloo", timeout=_TIMEOUT)
+    is_nccl = chosen.type == "cuda"
+    with explained_start(size, timeout_s, speaks=os.environ.get("RANK") == "0"):
+        if is_nccl:
+            timeout = timedelta(seconds=timeout_s + _NCCL_AFTER_S)
+            dist.init_process_group("nccl", timeout=timeout, device_id=chosen)
+        else:
+            dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
     _left.append(dist.group.WORLD)
     if leave_at_exit:
         atexit.register(_leave_at_exit)
-    return World(dist.get_rank(), dist.get_world_size(), chosen)
+    world = World(dist.get_rank(), dist.get_world_size(), chosen)
+    start_watch(_store(), world.rank, world.size, timeout_s, ends_process=is_nccl)
+    return world
+
+
+def _store() -> Any:
+    return dist.distributed_c10d._get_default_store()
+
+
+def decide_first(world: World, decide: Callable[[], T]) -> T:
+    """Return, in all processes, what the first one decides; a refusal there is one in all of them. All call it.
+
+    Args:
+        world: The processes.
+        decide: Called in the first process; returns what JSON can hold.
+
+    Raises:
+        MezzoError: Whatever `decide` raises; in other processes FirstProcessFailed, with its message.
+    """
+    if world.size == 1:
+        return decide()
+    store, key = _store(), f"mezzo/decision/{next(_decisions)}"
+    if world.is_first:
+        try:
+            decision = decide()
+        except MezzoError as error:
+            store.set(key, json.dumps({"refused": str(error), "exit_code": error.exit_code}))
+            raise
+        store.set(key, json.dumps({"decision": decision}))
+        return decision
+    try:
+        found = json.loads(store.get(key))
+    except RuntimeError as error:
+        if is_timeout(error):
+            raise
+        raise RunError("the first process ended before it began; its message says why") from error
+    if "refused" in found:
+        failure = FirstProcessFailed(f"the first process cannot begin: {found['refused']}")
+        failure.exit_code = found["exit_code"]
+        raise failure
+    decided: T = found["decision"]
+    return decided
 
 
 def choose_device(name: str, local_rank: int | None = None, setting: str = "--device {}") -> torch.device:

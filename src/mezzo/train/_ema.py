@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mezzo.optim import agree, copy_all, kept_of, master_of, publish
+from mezzo.train._saved import check_tensors, mapping, part, whole_number
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -93,25 +94,24 @@ class Ema:
         """Return what a checkpoint keeps; the tensors are those that go on changing."""
         return {"updates": self.updates, "values": dict(self._shadows)}
 
+    def check_state_dict(self, state: Any) -> None:
+        """Raise ValueError unless a state is one of this model: names, shapes, dtypes, the number of updates."""
+        with part("the EMA does not fit the model"):
+            values = mapping(state)
+            check_tensors(values["values"], self._shadows, lambda shadow: shadow.dtype)
+            whole_number("updates", values["updates"], 2**62)
+
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint; nothing changes if it does not fit.
 
         Raises:
-            ValueError: Names or shapes are not those of the model.
+            ValueError: Names, shapes or dtypes are not those of the model.
         """
-        values: Mapping[str, Tensor] = state["values"]
-        if strange := sorted(set(values) ^ set(self._shadows)):
-            raise ValueError(f"the EMA does not fit the model: {strange[0]!r} is in one of them alone; same model?")
+        self.check_state_dict(state)
         for name, shadow in self._shadows.items():
-            if values[name].shape != shadow.shape:
-                raise ValueError(
-                    f"the EMA does not fit the model: {name!r} is {tuple(values[name].shape)} in the checkpoint, "
-                    f"{tuple(shadow.shape)} in the model"
-                )
-        for name, shadow in self._shadows.items():
-            shadow.copy_(values[name])
-        self.updates = int(state["updates"])
+            shadow.copy_(state["values"][name])
+        self.updates = state["updates"]
 
 
 def _source(tensor: Tensor) -> Tensor:

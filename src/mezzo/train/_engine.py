@@ -21,6 +21,7 @@ from mezzo.train._meter import Meter, Window
 from mezzo.train._reporter import Reporter
 from mezzo.train._session import Session
 from mezzo.train._tasks import Scores
+from mezzo.train._watch import begin_step
 
 _NAMED_FILES = 4  # of a bad batch, in the message
 
@@ -105,6 +106,7 @@ class Engine:
         return progress
 
     def _begin(self, step: int) -> None:
+        begin_step(step)
         self._rate = self._session.set_learning_rate(step)
 
     def _train(self, step: int, batch: DeviceBatch) -> StepResult:

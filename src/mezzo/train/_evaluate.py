@@ -13,6 +13,7 @@ from mezzo.train._options import RunOptions
 from mezzo.train._precision import Precision
 from mezzo.train._session import is_channels_last
 from mezzo.train._tasks import Scores, Task
+from mezzo.train._watch import EVALUATED, enter
 
 
 class Evaluator:
@@ -51,4 +52,5 @@ class Evaluator:
                     self._task.measure(model, batch)
         finally:
             model.train(was_training)
+        enter(EVALUATED)
         return self._task.finish_evaluation(self._images)

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from mezzo.train._meter import Meter
 from mezzo.train._precision import Precision
+from mezzo.train._watch import FORWARD_DONE, enter
 
 B = TypeVar("B")
 
@@ -43,6 +44,7 @@ def take_step(
     """
     with precision.autocast():
         outputs, loss = forward()
+    enter(FORWARD_DONE)
     precision.backward(loss)
     if update:
         precision.step(optimizer, max_norm)

@@ -9,6 +9,7 @@ from typing import Any
 
 from mezzo._errors import MezzoError, unknown_choice
 from mezzo.amp.debugging import glog_asks_for_operators
+from mezzo.train._distributed import DIST_TIMEOUT_S
 
 _LAYOUTS = ("NCHW", "NHWC")
 
@@ -63,8 +64,15 @@ class RunOptions:
     early_stop_after: int | None = None
     """Stop after so many evaluations in a row without a better result."""
 
-    resume: Path | None = None
-    """A checkpoint folder, or a run's folder, whose newest checkpoint is then taken."""
+    resume: Path | str | None = None
+    """A checkpoint folder, or a run's folder, whose newest checkpoint is then taken. `auto`: the newest whole checkpoint
+    of `save_dir`; if there is none, the run begins anew."""
+
+    force: bool = False
+    """Take over the lock of `save_dir` from a process of another host that is dead, without waiting five minutes."""
+
+    dist_timeout: float = DIST_TIMEOUT_S
+    """How long a process waits for the others, in seconds."""
 
     start_epoch: int = 0
     """Begin counting there, without a checkpoint."""
@@ -99,6 +107,8 @@ class RunOptions:
         for name in ("save_every", "early_stop_after", "eval_batch_size"):
             if getattr(self, name) is not None:
                 _check_number(name, getattr(self, name), 1)
+        if not 1 <= self.dist_timeout <= 1e8:
+            raise OptionError(f"dist_timeout={self.dist_timeout}: must be from 1 to 1e8 seconds")
         if self.seed >= 2**63:
             raise OptionError(f"seed={self.seed}: must be below 2**63")
         if self.fsdp and self.use_ema:

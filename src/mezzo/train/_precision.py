@@ -207,15 +207,18 @@ class MixedPrecision:
         """Go on with the scales; a checkpoint without one (fp32, bf16) leaves the first scale.
 
         Raises:
-            ValueError: The FP8 scales are not those of this model.
+            ValueError: The FP8 scales are not those of this model, or the loss scale is none. Nothing was changed then.
         """
         state = dict(state)
         of_fp8 = state.pop(_FP8_SCALES, {})
-        if state and self.scaler is not None:
-            self._scaler.load_state_dict(state)
+        loads_scale = bool(state) and self.scaler is not None
+        if loads_scale:
+            GradScaler().load_state_dict(state)  # finds what is wrong with it, before the FP8 scales change
         if self._has_delayed_scales:
             assert self._model is not None
             load_fp8_scales(self._model, of_fp8)
+        if loads_scale:
+            self._scaler.load_state_dict(state)
 
 
 def make_precision(

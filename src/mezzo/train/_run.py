@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from mezzo.checkpoint import BEST, CheckpointStore, find_weights
 from mezzo.config import Recipe
-from mezzo.files import say
+from mezzo.data._loader import explained_workers
+from mezzo.files import folder_lock, say
 from mezzo.models import load_trained
-from mezzo.train._checkpoints import Progress, put_aside, resume
-from mezzo.train._distributed import World, join_world
+from mezzo.train._checkpoints import Progress, put_aside
+from mezzo.train._distributed import World, decide_first, join_world
 from mezzo.train._engine import Engine
 from mezzo.train._evaluate import Evaluator
 from mezzo.train._notices import find_notices
 from mezzo.train._options import RunOptions
 from mezzo.train._record import write_record
 from mezzo.train._reporter import Reporter, eval_lines
+from mezzo.train._resume import AUTO, find_checkpoint, resume
 from mezzo.train._scalars import ScalarLog
 from mezzo.train._session import RecipeError, Session, open_precision, open_session
 from mezzo.train._tasks import Scores, Task, make_task
@@ -42,13 +44,16 @@ def train(recipe: Recipe, options: RunOptions) -> TrainResult:
     Under `torchrun` every process calls this.
 
     Raises:
-        MezzoError: Something is wrong with recipe, options, data or checkpoint; nothing was lost.
+        MezzoError: Something is wrong with recipe, options, data or checkpoint, or another training works in the folder;
+            nothing was lost.
     """
-    with join_world(options.device) as world, ExitStack() as closing:
+    with join_world(options.device, options.dist_timeout) as world, explained_workers(), ExitStack() as closing:
+        store = CheckpointStore(options.save_dir, keep=options.keep_checkpoints)
+        checkpoint, lines = decide_first(world, lambda: _open_folder(store, options, closing))
+        options = replace(options, resume=None if checkpoint is None else Path(checkpoint))
         session = open_session(recipe, options, world)
         closing.callback(session.loader.close)
-        session.notices[:0] = find_notices(recipe, options, world)
-        store = CheckpointStore(options.save_dir, keep=options.keep_checkpoints)
+        session.notices[:0] = [*lines, *find_notices(recipe, options, world)]
         evaluator = None
         if options.do_eval:
             evaluator = _evaluator(recipe, options, world, session.task)
@@ -70,19 +75,31 @@ def train(recipe: Recipe, options: RunOptions) -> TrainResult:
         return TrainResult(options.save_dir, progress.step, progress.best, progress.best_step)
 
 
+def _open_folder(store: CheckpointStore, options: RunOptions, closing: ExitStack) -> tuple[str | None, list[str]]:
+    """Take the lock of the run's folder, for as long as `closing` is open, and choose the checkpoint to go on from.
+
+    This comes before anything is read or written: a second training in the folder must not disturb the first.
+    """
+    lock = folder_lock(
+        store.directory, purpose="a training", advice="wait for it, or choose another --save_dir", force=options.force
+    )
+    notice = closing.enter_context(lock)
+    store.clean()
+    checkpoint, lines = find_checkpoint(store, options.resume)
+    return None if checkpoint is None else str(checkpoint), [*([] if notice is None else [notice]), *lines]
+
+
 def _begin(session: Session, store: CheckpointStore) -> Progress:
     """Return where the run begins: at a checkpoint, or at the start in a folder of its own."""
     options = session.options
     if options.resume is not None:
-        progress = resume(session, store.resume_from(options.resume))
+        progress = resume(session, Path(options.resume))
         if progress.best is not None and not (store.directory / BEST).exists():
             session.notices.append(f"{store.directory} has no {BEST} yet: the next evaluation makes it")
             progress.best, progress.evaluations_without_gain = None, 0
     else:
         progress = Progress(step=options.start_epoch * session.steps_per_epoch)
-    if session.world.is_first:
-        store.clean()
-        if options.resume is None and (moved := put_aside(store.directory)) is not None:
+        if session.world.is_first and (moved := put_aside(store.directory)) is not None:
             session.notices.append(f"results of an earlier run are now in {moved}")
     session.world.barrier()
     return progress
@@ -90,7 +107,7 @@ def _begin(session: Session, store: CheckpointStore) -> Progress:
 
 def evaluate(recipe: Recipe, options: RunOptions) -> Scores:
     """Evaluate weights (`options.pretrained`, or the checkpoint `options.resume`) and print the documented lines."""
-    with join_world(options.device) as world:
+    with join_world(options.device, options.dist_timeout) as world, explained_workers():
         precision = open_precision(recipe, options, world.device)
         model = recipe.create_model()
         precision.keep_float32(model)
@@ -108,7 +125,7 @@ def evaluate(recipe: Recipe, options: RunOptions) -> Scores:
 
 
 def _weights(options: RunOptions, recipe: Recipe) -> Path:
-    given = options.pretrained or options.resume or recipe.pretrained
+    given = options.pretrained or (options.save_dir if options.resume == AUTO else options.resume) or recipe.pretrained
     if given is None:
         raise RecipeError("no weights to evaluate: give --model_path (or --pretrained) FILE or a checkpoint's folder")
     return find_weights(given)

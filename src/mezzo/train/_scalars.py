@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mezzo._errors import MezzoError
-from mezzo.files import explained, say, write_file
+from mezzo._errors import MezzoError, RunError
+from mezzo.callbacks._events import EventWriter
+from mezzo.files import MiB, explained, parse_json, read_bytes, say, short, write_file
 
 SCALARS = "scalars.jsonl"
 EVENTS = "tensorboard"
 Point = dict[str, Any]
 """`step`, an int, and the numbers that were logged at it, floats by name."""
+_MOST_BYTES = 4096 * MiB
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # JSON has no word for them
 
 
@@ -31,7 +34,7 @@ class ScalarLog:
         resume_at: The step that the run goes on with, 0 for a new one: points of this step and later are dropped, so that
             no step is there twice. None keeps all.
         with_tensorboard: False writes the file alone.
-        notice: Called with one line where TensorBoard is not installed.
+        notice: Called with one line where TensorBoard is not installed, and where it cannot write.
     """
 
     def __init__(
@@ -46,7 +49,7 @@ class ScalarLog:
         with explained(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             _drop_from(self.path, resume_at)
-            self._file = self.path.open("a", encoding="utf-8")
+            self._file = self.path.open("ab", buffering=0)  # nothing is left to write when it is closed
         self._events = _event_writer(self.path.parent / EVENTS, resume_at, notice) if with_tensorboard else None
 
     def add(self, step: int, **values: float) -> None:
@@ -54,7 +57,8 @@ class ScalarLog:
 
         Raises:
             ValueError: The step is no whole number from 0, or the log is closed.
-            RunError: The system refuses to write.
+            RunError: The system refuses to write, or the file was removed. TensorBoard's failures are notices: the same
+                numbers are in the file.
         """
         if type(step) is not int or step < 0:
             raise ValueError(f"step={step!r}: must be a whole number, 0 or more")
@@ -62,11 +66,18 @@ class ScalarLog:
             raise ValueError(f"{self.path}: is closed; numbers are added before close()")
         numbers = {name: float(value) for name, value in values.items()}
         with explained(self.path):
-            self._file.write(_line({"step": step, **numbers}))
-            self._file.flush()
+            left = memoryview(_line({"step": step, **numbers}).encode())
+            while left:  # a disk that fills up takes a part
+                left = left[self._file.write(left) :]
+            is_removed = os.fstat(self._file.fileno()).st_nlink == 0
+        if is_removed:
+            raise RunError(
+                f"{self.path}: was removed while the run writes to it; go on from a checkpoint, if there is one left, with "
+                "--resume auto"
+            )
         if self._events is not None:
             for name, number in numbers.items():
-                self._events.add_scalar(name, number, step)
+                self._events.add(name, number, step)
 
     def read(self) -> list[Point]:
         """Return all points of the file, in the order in which they were added."""
@@ -80,7 +91,7 @@ class ScalarLog:
     @property
     def is_empty(self) -> bool:
         """Whether nothing was logged yet."""
-        return self.path.stat().st_size == 0
+        return not self.path.exists() or self.path.stat().st_size == 0
 
     def close(self) -> None:
         """Finish both files; may be called again."""
@@ -105,21 +116,21 @@ def read_scalars(path: Path) -> list[Point]:
         ScalarLogError: It cannot be read, or another line is no point; the message names file and line.
     """
     try:
-        text = path.read_bytes().decode("utf-8", "replace")
-    except OSError as error:
-        raise ScalarLogError(f"{path}: cannot be read: {error.strerror or error}; give the file of a run") from error
+        text = read_bytes(path, limit=_MOST_BYTES, raising=ScalarLogError).decode("utf-8", "replace")
+    except ScalarLogError as error:
+        raise ScalarLogError(f"{error}; give the file of a run") from error
     *lines, _cut = text.split("\n")
     return [_point(line, path, number) for number, line in enumerate(lines, start=1)]
 
 
 def _point(line: str, path: Path, number: int) -> Point:
     try:
-        content = json.loads(line)
+        content = parse_json(line)
         step, values = content["step"], {name: _value(x) for name, x in content.items() if name != "step"}
         if type(step) is not int or step < 0:
             raise ValueError("a point has a step")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ScalarLogError(f"{path}:{number}: {line[:40]!r} is no logged point; delete this line") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ScalarLogError(f"{path}:{number}: {short(line, 40)} is no logged point; delete this line") from error
     return {"step": step, **values}
 
 
@@ -148,11 +159,10 @@ def _drop_from(path: Path, step: int | None) -> None:
         write_file(path, content)
 
 
-def _event_writer(directory: Path, resume_at: int | None, notice: Callable[[str], object]) -> Any:
+def _event_writer(directory: Path, resume_at: int | None, notice: Callable[[str], object]) -> EventWriter | None:
     """Return TensorBoard's writer, or None and a notice where it is not installed."""
     try:
-        from torch.utils.tensorboard import SummaryWriter
+        return EventWriter(directory, resume_at, notice)
     except ImportError:
         notice(f"TensorBoard is not installed: scalars go to {SCALARS} alone (pip install 'mezzo[vision]')")
         return None
-    return SummaryWriter(str(directory), purge_step=resume_at)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from mezzo.models import WeightsError, load_weights
 from mezzo.static import InputSpec, save_forward
 from mezzo.train._precision import Precision
 from mezzo.train._rules import describe_new_rules, rules_of
+from mezzo.train._saved import WRONG, check_optimizer, mapping
 
 _KIND = "mezzo.Model"
 #: Of the largest output: torch.export runs the same kernels, so what is left is the order of sums.
@@ -37,7 +38,7 @@ def save_training(path: Path, network: nn.Module, optimizer: Optimizer | None, p
         "precision": precision.state_dict(),
         "rules": rules_of(precision),
     }
-    return CheckpointStore(path.parent).save(path.name, lambda folder: write_state(folder, state))
+    return CheckpointStore(path.parent).save(path.name, lambda folder: write_state(folder, state, with_manifest=False))
 
 
 def load_training(
@@ -72,11 +73,39 @@ def load_training(
         if optimizer is not None and not reset_optimizer:
             optimizer.state.clear()  # what it knows is of other weights
     elif optimizer is not None and of_optimizer is not None and not reset_optimizer:
-        _load_optimizer(path, optimizer, of_optimizer, state.get("optimizer_kind"))
-        _load_precision(path, precision, state.get("precision") or {})
+        with _refusing(path, "the optimizer's state"):
+            if (kind := state.get("optimizer_kind")) != type(optimizer).__name__:
+                raise ValueError(f"it is that of {str(kind)[:60]}, this is {type(optimizer).__name__}")
+            check_optimizer(optimizer, of_optimizer)
         if (line := describe_new_rules(state, precision, "amp_configs with 'use_promote': {}")) is not None:
-            warnings.warn(one_line(f"{path} was {line}"), UserWarning, stacklevel=3)
+            warnings.warn(f"{path} was {line}", UserWarning, stacklevel=3)  # before changes: it may be made an error
+        _take(path, optimizer, of_optimizer, precision, state.get("precision"))
     network.load_state_dict(fitting, strict=False)
+
+
+def _take(path: Path, optimizer: Optimizer, of_optimizer: Any, precision: Precision, of_precision: Any) -> None:
+    """Load the state of a precision, then that of an optimizer; if either refuses, both are as they were."""
+    before = optimizer.state_dict(), precision.state_dict()
+    with _refusing(path, "the state of its precision"):
+        precision.load_state_dict(mapping({} if of_precision is None else of_precision))  # or nothing of it
+    try:
+        with _refusing(path, "the optimizer's state"):
+            optimizer.load_state_dict(of_optimizer)
+    except CheckpointError:  # of an optimizer whose state only it knows
+        optimizer.load_state_dict(before[0])
+        precision.load_state_dict(before[1])
+        raise
+
+
+@contextmanager
+def _refusing(path: Path, what: str) -> Iterator[None]:
+    try:
+        yield
+    except WRONG as error:
+        reason = f"has no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:300]
+        raise CheckpointError(
+            f"{path}: {what} does not fit ({reason}); load(..., reset_optimizer=True) takes only the weights"
+        ) from error
 
 
 def _load_file(path: Path, network: nn.Module, skip_mismatch: bool) -> list[str]:
@@ -91,41 +120,28 @@ def _load_file(path: Path, network: nn.Module, skip_mismatch: bool) -> list[str]
     return faults + [f"{name} has another shape" for name in report.mismatched]
 
 
-def _load_optimizer(path: Path, optimizer: Optimizer, state: Any, kind: Any) -> None:
-    before = copy.deepcopy(optimizer.state_dict())
-    try:
-        if kind != type(optimizer).__name__:
-            raise ValueError(f"it is that of {kind}, this is {type(optimizer).__name__}")
-        optimizer.load_state_dict(state)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        optimizer.load_state_dict(before)
-        raise CheckpointError(
-            f"{path}: the optimizer's state does not fit ({error}); load(..., reset_optimizer=True) takes the weights alone"
-        ) from error
-
-
-def _load_precision(path: Path, precision: Precision, state: Any) -> None:
-    try:
-        precision.load_state_dict(state)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"{path}: the state of its precision does not fit ({error}); load(..., reset_optimizer=True) takes the weights "
-            "alone"
-        ) from error
-
-
 def _compare(network: nn.Module, saved: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
     """Return the weights that fit, and a line for each that does not."""
     own = network.state_dict()
-    fits = {name: value for name, value in saved.items() if name in own and own[name].shape == value.shape}
+    fits = {name: value for name, value in saved.items() if name in own and _can_take(own[name], value)}
     faults = [f"{name} is missing" for name in own if name not in saved]
     faults += [f"{name} is not in the network" for name in saved if name not in own]
     faults += [
-        f"{name} is {tuple(saved[name].shape)} on disk, {tuple(own[name].shape)} in the network"
+        f"{name} is {_described(saved[name], own[name])} on disk, {_described(own[name], saved[name])} in the network"
         for name in own
         if name in saved and name not in fits
     ]
     return fits, faults
+
+
+def _can_take(own: Tensor, saved: Tensor) -> bool:
+    """Whether values can be copied without a loss of kind: whole numbers to whole numbers, complex to complex."""
+    kinds = (own.is_floating_point(), own.is_complex()) == (saved.is_floating_point(), saved.is_complex())
+    return kinds and own.shape == saved.shape
+
+
+def _described(tensor: Tensor, other: Tensor) -> str:
+    return f"{tuple(tensor.shape)}" if tensor.shape != other.shape else f"of {tensor.dtype}"
 
 
 def _tell(path: Path, faults: Sequence[str], skip_mismatch: bool, done: str) -> None:

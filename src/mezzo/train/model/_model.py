@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,11 @@ from mezzo.amp import GradScaler
 from mezzo.amp._dtypes import HALF_DTYPES
 from mezzo.amp.debugging import operator_log
 from mezzo.callbacks import Callback, CallbackList, ModelCheckpoint, ProgBarLogger
-from mezzo.files import say
+from mezzo.data._loader import explained_workers
+from mezzo.files import folder_lock, say
 from mezzo.metric import Metric
 from mezzo.static import InputSpec
-from mezzo.train._distributed import enter_world, share_buffers, share_state, wrap
+from mezzo.train._distributed import decide_first, enter_world, share_buffers, share_state, wrap
 from mezzo.train._precision import FullPrecision
 from mezzo.train.model._amp_configs import make_precision_of
 from mezzo.train.model._data import (
@@ -263,6 +266,7 @@ class Model:
 
         Raises:
             NonFiniteLoss: The loss became inf or nan, and there is no loss scale to mend it.
+            FolderInUse: Another training writes to `save_dir`.
         """
         prepared = self._prepared
         optimizer: Optimizer = prepared.need("optimizer", "fit")
@@ -296,7 +300,7 @@ class Model:
         history: list[dict[str, float]] = []
         self.stop_training, left = False, num_iters
         optimizer.zero_grad(set_to_none=True)
-        with told.closing():
+        with told.closing(), explained_workers(), self._folders(save_dir, callbacks):
             told.begin("train")
             for number in range(epochs):
                 begin_epoch(loader, number)
@@ -455,6 +459,23 @@ class Model:
         first = [one for one in missing if isinstance(one, ProgBarLogger)]
         return CallbackList([*first, *given, *(one for one in missing if one not in first)], self, {**known, **params})
 
+    @contextmanager
+    def _folders(self, save_dir: str | Path | None, callbacks: Callbacks) -> Iterator[None]:
+        """Hold the locks of the folders that a training writes to; the first process takes them."""
+        given = [] if callbacks is None else as_list(callbacks)
+        own = [callback.save_dir for callback in given if isinstance(callback, ModelCheckpoint)]
+        folders = {Path(path).resolve() for path in (save_dir, *own) if path is not None}
+
+        def take(locks: ExitStack) -> list[str]:
+            found = [locks.enter_context(_lock(folder)) for folder in sorted(folders)]
+            return [line for line in found if line is not None]
+
+        with ExitStack() as locks:
+            for line in decide_first(self.world, lambda: take(locks)) if folders else ():
+                if self.world.is_first:
+                    warnings.warn(line, UserWarning, stacklevel=4)
+            yield
+
     def _for_evaluation(self) -> Prepared:
         """Return what evaluates: in the middle of an epoch with metrics of its own, since those of training go on counting."""
         if not self._is_in_epoch:
@@ -466,6 +487,10 @@ class Model:
 
     def _as_tensors(self, values: Any) -> list[Tensor]:
         return as_tensors(values, self.world.device, double=self._prepared.is_double)
+
+
+def _lock(folder: Path) -> AbstractContextManager[str | None]:
+    return folder_lock(folder, purpose="a training", advice="wait for it, or choose another save_dir")
 
 
 def _with_metrics(prepared: Prepared, loss: Tensor | None) -> Any:

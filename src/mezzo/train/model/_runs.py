@@ -15,6 +15,7 @@ from mezzo.train._distributed import share_buffers
 from mezzo.train._engine import NonFiniteLoss
 from mezzo.train._loop import StepResult, run_steps
 from mezzo.train._meter import Meter
+from mezzo.train._watch import EVALUATED, begin_step, enter
 from mezzo.train.model._data import count_samples, length_of, with_last
 from mezzo.train.model._prepared import Prepared
 
@@ -63,6 +64,7 @@ class Epoch:
         return logs
 
     def _train(self, step: int, item: tuple[Any, bool]) -> StepResult:
+        begin_step()
         batch, is_last = item
         parts = self._prepared.split(batch)
         result = self._prepared.train(parts, update=is_last or (step + 1) % self._accumulate == 0)
@@ -115,6 +117,7 @@ def run_evaluation(
             samples.update(float(count_samples(parts[0])), 1)
             with LateLogs(partial(_read, loss, prepared)) as logs:
                 told.end_batch("eval", step, logs)
+    enter(EVALUATED)
     mean.reduce()
     samples.reduce()
     count = round(samples.sum())
