@@ -64,3 +64,10 @@ def test_names_of_another_number_of_classes_are_an_error() -> None:
     with pytest.raises(DeployError) as error:
         top_classes(np.zeros((1, 3)), 1, ["a", "b"])
     assert str(error.value) == "2 class names, but the network gives 3 scores an image"
+
+
+def test_names_cannot_write_lines_of_their_own_or_command_a_terminal() -> None:
+    name = "cat\nimage_name: b.jpg, class_id: 1, class_name: dog\x1b]0;x\x07"
+    line = format_classes(f"a.jpg\r\n{name}", [ClassScore(7, name, 0.5)])
+    assert line.isprintable()
+    assert "[bold]x[/bold]" in format_classes("a", [ClassScore(0, "[bold]x[/bold]", 1.0)])

@@ -218,3 +218,21 @@ def test_no_two_images_have_the_same_name(images: list[str]) -> None:
     names = names_of(images, Path("list.txt"), Path())
     assert len(set(names)) == len(images)
     assert not any(name.startswith(("/", "..")) for name in names)
+
+
+@pytest.mark.parametrize("name", ["..png", "...png", "x/...jpg", "a\nb\x1b[31m.png"])
+def test_an_image_with_an_odd_name_is_written_inside_like_any_other(tmp_path: Path, name: str) -> None:
+    (result,) = result_names([tmp_path / "in" / name], tmp_path / "in")
+    out = tmp_path / "out"
+    labels = np.zeros((2, 2), np.uint8)
+    files = save_maps(out, result, noise(2, 2, 3), labels, num_classes=2, with_cut_out=False)
+    assert all(file.is_file() and file.resolve().is_relative_to(out.resolve()) for file in files)
+
+
+def test_class_ids_of_a_hostile_network_take_no_table_of_all_classes(tmp_path: Path) -> None:
+    labels = np.array([[0, 2**31 - 1]], np.int32)
+    assert colored(labels).shape == (1, 2, 3)
+    assert colored(labels)[0, 0].tolist() == [0, 0, 0]
+    with pytest.raises(DeployError, match="2147483647"):
+        save_maps(tmp_path, Path("a"), noise(1, 2, 3), labels, num_classes=2**31, with_cut_out=False)
+    assert not list(tmp_path.iterdir())

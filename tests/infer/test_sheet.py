@@ -111,3 +111,14 @@ def test_entries_of_the_legend_do_not_overlap_and_leave_the_line_only_when_alone
 def test_sheet_of_nothing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"sheet\.png: no result to show on a sheet$"):
         contact_sheet([], tmp_path / "sheet.png", num_classes=2)
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "\x1b[31mred\r\x00", "\ud800", "x" * 300_000])
+def test_odd_names_are_drawn_on_one_line(tmp_path: Path, name: str) -> None:
+    sheet(tmp_path, [result(f"{name}.png")], 3, ("a", name, name))
+
+
+def test_legend_of_very_many_classes_is_cut(tmp_path: Path) -> None:
+    labels = np.arange(100_000, dtype=np.int32).reshape(250, 400)
+    pixels = sheet(tmp_path, [("a", np.zeros((250, 400, 3), np.uint8), labels)], 2**31)
+    assert pixels.shape[0] < 5_000

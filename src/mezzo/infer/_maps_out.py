@@ -28,6 +28,7 @@ Labels = NDArray[np.uint8] | NDArray[np.int32]
 _Resize = Callable[[NDArray[Any], int, int], NDArray[Any]]
 _JPEG_QUALITY = 92
 _PALETTE = 256  # colours of a PNG file at most
+_HIGHEST_ID = 2**16 - 1  # of a grey PNG file
 
 
 def to_labels(
@@ -75,17 +76,24 @@ def class_colors(count: int) -> NDArray[np.uint8]:
     >>> class_colors(3).tolist()
     [[0, 0, 0], [128, 0, 0], [0, 128, 0]]
     """
-    ids = np.arange(count)[:, None]
-    colours = np.zeros((count, 3), np.uint8)
+    return colors_of(np.arange(count))
+
+
+def colors_of(ids: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return the colours of some classes, (number of ids, 3); see `class_colors`."""
+    colours = np.zeros((len(ids), 3), np.uint8)
     for place in range(8):
-        colours |= ((ids >> (3 * place + np.arange(3)) & 1) << (7 - place)).astype(np.uint8)
+        colours |= ((ids[:, None] >> (3 * place + np.arange(3)) & 1) << (7 - place)).astype(np.uint8)
     return colours
 
 
 def colored(labels: Labels) -> NDArray[np.uint8]:
     """Return class ids as colours, (H, W, 3) RGB."""
-    colours: NDArray[np.uint8] = class_colors(int(labels.max()) + 1)[labels]
-    return colours
+    if (highest := int(labels.max())) <= _HIGHEST_ID:
+        colours: NDArray[np.uint8] = class_colors(highest + 1)[labels]
+        return colours
+    ids, places = np.unique(labels, return_inverse=True)  # a table of 2**31 colours would not fit into memory
+    return np.asarray(colors_of(ids)[places.reshape(labels.shape)])
 
 
 def overlay(image: NDArray[np.uint8], labels: Labels, *, num_classes: int, alpha: float = 0.6) -> NDArray[np.uint8]:
@@ -112,7 +120,8 @@ def result_names(images: Sequence[Path], source: Path) -> list[Path]:
     """Return under which name, without suffix, the results of each image are kept: different ones for different images.
 
     Folders below the source stay. Where a list names images outside of its folder, those below the folder that they
-    have in common. A suffix stays where the name would be that of another image without it.
+    have in common. A suffix stays where the name would be that of another image without it,
+    or no name at all.
 
     Args:
         images: Of `find_images`.
@@ -129,7 +138,15 @@ def result_names(images: Sequence[Path], source: Path) -> list[Path]:
     names = [Path(os.path.relpath(place, root)) for place in places]
     different = set(names)
     short = Counter(name.with_suffix("") for name in different)
-    return [name if short[bare := name.with_suffix("")] > 1 or bare in different else bare for name in names]
+    return [
+        name if short[bare := name.with_suffix("")] > 1 or bare in different or _is_dots(bare) else bare
+        for name in names
+    ]
+
+
+def _is_dots(name: Path) -> bool:
+    """Whether a name without its suffix is no name: that of the image `...png` is `..`."""
+    return not name.name.strip(".")
 
 
 def save_maps(
@@ -149,8 +166,11 @@ def save_maps(
         with_cut_out: Write the last one too.
 
     Raises:
+        DeployError: A class id does not fit into a PNG file.
         RunError: A file cannot be encoded or written.
     """
+    if (highest := int(labels.max())) > _HIGHEST_ID:
+        raise DeployError(f"{relative}: the network gives class {highest}, but a label map holds up to {_HIGHEST_ID}")
     if relative.is_absolute() or ".." in relative.parts:
         raise ValueError(f"{relative}: results are named by a path inside of their folder")
     shown = overlay(image, labels, num_classes=num_classes)

@@ -12,11 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from mezzo.files import write_file
-from mezzo.infer._maps_out import Labels, class_colors, overlay
+from mezzo.files import one_line, write_file
+from mezzo.infer._maps_out import Labels, colors_of, overlay
 
 SHOWN = 12
 """Results on a sheet at most."""
+
+LEGEND = 200
+"""Classes in the legend at most."""
 
 CELL = 240
 """Longest side of a picture on the sheet, in pixels."""
@@ -62,7 +65,7 @@ def _cell(row: Row, num_classes: int) -> Image.Image:
     name, image, labels = row
     pair = [_fitted(picture) for picture in (image, overlay(image, labels, num_classes=num_classes))]
     cell = Image.new("RGB", (2 * (CELL + _GAP), pair[0].height + _LINE + _GAP), "white")
-    _write(ImageDraw.Draw(cell), (0, 0), _shortened(name, 2 * CELL))
+    _write(ImageDraw.Draw(cell), (0, 0), _shortened(one_line(name), 2 * CELL))
     for place, picture in enumerate(pair):
         cell.paste(picture, (place * (picture.width + _GAP // 2), _LINE))
     return cell
@@ -107,14 +110,17 @@ def _occurring(rows: Sequence[Row]) -> list[int]:
 
 def _legend(classes: Sequence[int], num_classes: int, names: Sequence[str], width: int) -> Image.Image:
     """Return a square of the colour and the name of each class, in as many lines as they need."""
+    left_out, classes = len(classes) - LEGEND, classes[:LEGEND]
     texts = [_class_text(index, num_classes, names) for index in classes]
+    if left_out > 0:
+        texts[-1] += f" and {left_out} more"
     places = list(_places([_text_width(text) + _LINE + _GAP for text in texts], width))
     legend = Image.new("RGB", (width, (places[-1][1] + 1) * _LINE + _GAP), "white")
     draw = ImageDraw.Draw(legend)
-    colours = class_colors(num_classes)
-    for index, text, (left, line) in zip(classes, texts, places, strict=True):
+    colours = colors_of(np.array(classes))
+    for index, colour, text, (left, line) in zip(classes, colours, texts, places, strict=True):
         top = line * _LINE
-        fill = "white" if _is_untouched(index, num_classes) else tuple(colours[index].tolist())
+        fill = "white" if _is_untouched(index, num_classes) else tuple(colour.tolist())
         draw.rectangle((left, top + 3, left + 12, top + 15), fill=fill, outline=_INK)
         _write(draw, (left + _LINE, top), text)
     return legend
@@ -131,7 +137,7 @@ def _places(widths: Sequence[int], width: int) -> Iterator[tuple[int, int]]:
 
 
 def _class_text(index: int, num_classes: int, names: Sequence[str]) -> str:
-    name = f"{index} {names[index]}" if index < len(names) else f"class {index}"
+    name = f"{index} {one_line(names[index])}" if index < len(names) else f"class {index}"
     return _shortened(f"{name} (left as it is)" if _is_untouched(index, num_classes) else name, CELL)
 
 
@@ -142,8 +148,9 @@ def _is_untouched(index: int, num_classes: int) -> bool:
 
 def _shortened(text: str, width: int) -> str:
     """Return a text that fits; of one that does not the end, which tells files apart."""
-    if _text_width(text) <= width:
+    if len(text) <= width and _text_width(text) <= width:
         return text
+    text = text[-width:]  # measuring takes time: a name may have a million characters
     while text and _text_width(f"...{text}") > width:
         text = text[1:]
     return f"...{text}"
