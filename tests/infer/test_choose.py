@@ -248,3 +248,13 @@ def test_half_without_a_half_export_runs_under_auto_cast(classifier: Deployed) -
         output = engine.run(images)
         assert output.dtype == np.float32
         assert 0 < np.abs(output - right).max() < 5e-3  # in half, and near
+
+
+def test_a_memory_that_is_a_link_is_not_written_through(copied: Deployed, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("not JSON")
+    (copied.folder / chooser.FILE).unlink(missing_ok=True)
+    (copied.folder / chooser.FILE).symlink_to(precious)
+    _, choice = load_engine(copied, EngineOptions(threads=1), "auto", SHAPE)
+    assert choice.engine in ENGINES
+    assert precious.read_text() == "not JSON"

@@ -185,6 +185,8 @@ def _recall(path: Path, key: str) -> Choice | None:
 
 
 def _remember(path: Path, key: str, choice: Choice) -> None:
+    if path.is_symlink():  # in somebody else's model it may lead to any file of this machine
+        return
     try:
         stored = read_json(path, limit=MiB)
     except FileError:
