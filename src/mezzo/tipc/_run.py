@@ -120,7 +120,7 @@ def _only_one(folder: Path) -> Iterator[None]:
     """Hold a folder for one runner; raises RunError if there is another."""
     with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
+        lock = (folder / ".lock").open("a")
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
