@@ -40,7 +40,7 @@ def test_every_value_has_the_line_of_its_key() -> None:
 
 # 5e-4 without quotes is a number here and text in YAML 1.1, which safe_dump writes.
 TEXTS = st.text(max_size=8).filter(lambda text: re.fullmatch(r"[-+]?[0-9]+[eE][-+]?[0-9]+", text) is None)
-SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), TEXTS)
+SCALARS = st.one_of(st.none(), st.booleans(), st.integers(-(2**64) + 1, 2**64 - 1), st.floats(allow_nan=False), TEXTS)
 TREES = st.recursive(
     SCALARS,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
@@ -97,6 +97,10 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         (
             "a: 1\nb: " + "9" * 5000,
             "f.yml:2: '99999999999999999999999999999999999999999999999999999999... cannot be read as int",
+        ),
+        (
+            "a: 1" + "0" * 400,
+            "f.yml:1: the number '10000000000000000000000000000000000000000000000000000000... is too large",
         ),
         ("a: !!int ''", "f.yml:1: '' cannot be read as int"),
         ("a: !!bool maybe", "f.yml:1: 'maybe' cannot be read as bool"),

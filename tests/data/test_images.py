@@ -215,3 +215,11 @@ def test_a_jpeg_of_thousands_of_scans_is_not_decoded(tmp_path: Path, reader: Cal
         reader(tmp_path / "a.jpg")
     (tmp_path / "a.jpg").write_bytes(data)
     reader(tmp_path / "a.jpg")
+
+
+def test_a_damaged_tiff_is_one_line_without_warnings() -> None:
+    data = bytearray(encoded("TIFF"))
+    place = struct.unpack_from("<I", data, 4)[0] + 2  # of the first tag: 2 bytes of name, 2 of type, 4 of count
+    struct.pack_into("<I", data, place + 4, 2**31)
+    with pytest.raises(DataError, match="damaged"):
+        decode_image(bytes(data), "a.tif")

@@ -117,3 +117,9 @@ def test_wrong_argument_is_one_line_with_transform_and_value(make, message: str)
 def test_defaults_are_those_of_paddleseg(name: str, defaults: dict) -> None:
     parameters = inspect.signature(t.TRANSFORMS[name]).parameters
     assert {key: parameters[key].default for key in defaults} == defaults
+
+
+def test_a_number_that_no_float_holds_is_refused_in_one_line() -> None:
+    for value in (10**400, 10**5000):
+        with pytest.raises(ValueError, match="Normalize: std="):
+            t.Normalize(std=value)

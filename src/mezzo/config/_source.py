@@ -57,7 +57,7 @@ class _Files:
 
     def _bases(self, node: Node) -> list[Node]:
         names = node.value if isinstance(node.value, list) else [node]
-        good = [name for name in names if isinstance(name.value, str) and name.value and "\0" not in name.value]
+        good = [name for name in names if isinstance(name.value, str) and _is_file_name(name.value)]
         if len(good) < len(names) or not names:
             self._faults.add(
                 node.mark, f"{BASE}: {short(node.plain())}: must be the name of a file, or a list of names"
@@ -88,6 +88,14 @@ class _Files:
         except UnicodeDecodeError as error:
             self._faults.add(Mark(str(path), data.count(b"\n", 0, error.start) + 1), "not UTF-8 text")
             return None
+
+
+def _is_file_name(text: str) -> bool:
+    """Return whether the operating system takes a text as a name; it takes neither zero bytes nor half characters."""
+    try:
+        return bool(text) and b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def merge(base: Node, over: Node) -> Node:

@@ -221,7 +221,7 @@ def _check_unsupported(edge: bool, img_channels: int = 3) -> None:
 def _list_file(given: str, root: str) -> Path:
     """Return a list file as given, or else under the root."""
     inside_root = Path(root, given)
-    return inside_root if inside_root.is_file() and not os.path.isfile(given) else Path(given)
+    return inside_root if os.path.isfile(inside_root) and not os.path.isfile(given) else Path(given)
 
 
 def _read_pairs(path: Path, root: str, separator: str, *, label_required: bool) -> list[Pair]:

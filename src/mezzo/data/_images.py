@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import warnings
 from pathlib import Path
 
 import cv2
@@ -44,7 +45,7 @@ _REFUSED = (
     TypeError,
     RuntimeError,
     Image.DecompressionBombError,
-    Image.DecompressionBombWarning,
+    Warning,
 )
 """What Pillow raises for a damaged file."""
 
@@ -109,7 +110,11 @@ def _check_header(data: bytes, name: str, formats: tuple[str, ...]) -> str:
 def _open(data: bytes, name: str, formats: tuple[str, ...]) -> Image.Image:
     """Return the image with only its header read."""
     try:
-        return Image.open(io.BytesIO(data), formats=formats)
+        if kind_of(data) != "TIFF":
+            return Image.open(io.BytesIO(data), formats=formats)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # Pillow only warns of damage to a TIFF
+            return Image.open(io.BytesIO(data), formats=formats)
     except _REFUSED as error:  # an OSError if it is none of the formats
         raise DataError(f"{name}: the image cannot be opened; it is damaged") from error
 

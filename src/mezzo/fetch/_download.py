@@ -254,7 +254,10 @@ _REMOTE: tuple[type[urllib.request.BaseHandler], ...] = (
 def _open(url: str, headers: dict[str, str]) -> Any:
     """Return the answer to a request. A remote URL cannot lead to a local file: that opener has no handler for it."""
     if split(url).scheme == "file":
-        check_regular(place_of(url), raising=FetchError)  # a pipe would block, and a device would never end
+        try:
+            check_regular(place_of(url))  # a pipe would block, and a device would never end
+        except FileError as error:
+            raise FetchError(f"{url}: cannot be fetched: {error}") from error
     opener = urllib.request.OpenerDirector()
     for handler in (urllib.request.FileHandler,) if split(url).scheme == "file" else _REMOTE:
         opener.add_handler(handler())

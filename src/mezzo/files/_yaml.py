@@ -18,6 +18,8 @@ _FAST_FROM = 64 * 1024  # characters; below, PyYAML's own messages are worth its
 MAX_DEPTH = 48
 MAX_VALUES = 20_000
 """Values after aliases are written out; the largest public recipe has some 300."""
+_INT_BITS = 64
+"""Whole numbers of more bits are refused: as floats they would overflow somewhere later."""
 _PREFIX = "tag:yaml.org,2002:"
 _MERGE = "tag:yaml.org,2002:merge"
 _TEXT = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value")
@@ -192,6 +194,9 @@ class _Reader:
             value: Any = self._constructor.construct_object(node)
         except (ValueError, LookupError, ArithmeticError, AttributeError, yaml.constructor.ConstructorError):
             self._faults.add(mark, f"{short(node.value)} cannot be read as {node.tag.removeprefix(_PREFIX)}")
+            return None
+        if isinstance(value, int) and value.bit_length() > _INT_BITS:
+            self._faults.add(mark, f"the number {short(node.value)} is too large")
             return None
         if value is None or isinstance(value, (bool, int, float)):
             return value

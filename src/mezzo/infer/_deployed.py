@@ -140,7 +140,7 @@ def read_deployed(place: Path) -> Deployed:
     Raises:
         DeployError: There is none, or the file is not as it should be.
     """
-    path = place / FILE if place.is_dir() else place
+    path = place / FILE if os.path.isdir(place) else place
     entries = _entries(path)
     try:
         return Deployed(

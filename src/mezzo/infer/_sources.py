@@ -66,9 +66,9 @@ def find_images(source: Path) -> list[Path]:
         DataError: There is no such path, no image in it, or a line names a file that is not there; or one of them is a
             pipe, a socket or a device.
     """
-    if source.is_dir():
+    if os.path.isdir(source):
         return _images_below(source)
-    if not source.exists():
+    if not os.path.exists(source):
         raise DataError(f"{shown_path(source)}: no such file or folder")
     check_regular(source, raising=DataError)
     return _listed_images(source) if source.suffix.lower() in LISTS else [source]

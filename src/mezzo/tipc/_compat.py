@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from mezzo.files import FileError, read_bytes
 from mezzo.tipc._plan import Plan, Step
 from mezzo.tipc._process import Ended, environment, run_command, training_logs
 from mezzo.tipc._status import append_line, banner, print_status, status_line
@@ -81,8 +82,8 @@ def _run(step: Step, folder: Path, stop: Callable[[], str]) -> Ended:
 def _show(log: Path) -> None:
     """Print a log, as the scripts do after the command."""
     try:
-        data = log.read_bytes()
-    except OSError:
+        data = read_bytes(log)
+    except FileError:
         return  # the command has written none; the scripts' `cat` fails too
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
@@ -94,10 +95,10 @@ def _judged(step: Step, ended: Ended, folder: Path) -> bool:
     if found is None:
         return ended.code == 0
     try:
-        text = b"".join(path.read_bytes() for path in found)
+        text = b"".join(read_bytes(path) for path in found)
         if found and step.copied_to:
             with (folder / step.copied_to).open("ab") as file:
                 file.write(text)
-    except OSError:
+    except (FileError, OSError):
         return False
     return bool(found)

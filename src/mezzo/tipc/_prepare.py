@@ -18,7 +18,21 @@ from mezzo.data import IMAGE_SUFFIXES, TRAIN, DataError, has_split
 from mezzo.data import prepare as generate
 from mezzo.data._lite import MARKER as GENERATED
 from mezzo.fetch import check_request, download
-from mezzo.files import Bounds, explained, is_regular, locked, one_line, open_regular, unpack, write_file, write_text
+from mezzo.files import (
+    Bounds,
+    FileError,
+    MiB,
+    explained,
+    is_regular,
+    locked,
+    one_line,
+    open_regular,
+    read_bytes,
+    read_json,
+    unpack,
+    write_file,
+    write_text,
+)
 from mezzo.tipc._config import LITE_CPU, LITE_MODES, choose_profile, parse, read_config
 from mezzo.tipc._datasets import CLASSIFICATION, DataSet, first_image
 from mezzo.tipc._plan import Plan
@@ -204,7 +218,7 @@ def _put_image(root: Path, name: str, wanted: list[WantedData], made: _Made) -> 
         made.notice(f"{name}: named for inference, and not there: put it in place")
         return
     target = inside(root, name)
-    write_file(target, first_image(root / sets[0].folder).read_bytes())
+    write_file(target, read_bytes(first_image(root / sets[0].folder)))
     made.files.append(target)
     made.notice(f"{name}: an image of {sets[0].folder}, since there was none")
 
@@ -418,6 +432,6 @@ def _look_for_weights(root: Path, plan: Plan, made: _Made) -> None:
 def _read_marker(path: Path) -> Any:
     """Return what a marker says; None if there is none that can be read: then the folder is not ours."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json(path, limit=MiB)
+    except FileError:
         return None

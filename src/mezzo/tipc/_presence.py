@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +29,7 @@ def missing_scripts(plan: Plan, root: Path) -> list[str]:
     found = []
     for step, folder in _with_folders(plan, root):
         script = next((word for word in words(evaluated(step.bare)) if word.endswith(".py")), None)
-        if script is not None and not (folder / script).is_file():
+        if script is not None and not os.path.isfile(folder / script):
             found.append(f"{script}: no such script, {step.name} calls it")
     return list(dict.fromkeys(found))
 
@@ -57,7 +58,7 @@ def lacks(plan: Plan, text: str, root: Path, gpus: int) -> Iterator[tuple[bool, 
 def _recipes(plan: Plan, root: Path, ours: bool) -> Iterator[tuple[bool, str]]:
     for step, folder in _with_folders(plan, root):
         for name in recipes_of(step):
-            if not (folder / name).is_file():
+            if not os.path.isfile(folder / name):
                 yield True, f"{name}: no such file, {step.name} reads it"
             elif ours:
                 try:
@@ -76,7 +77,7 @@ def _data(plan: Plan, config: Config, root: Path) -> Iterator[tuple[bool, str]]:
             then = "`mezzo tipc prepare` makes it" if each.dataset is not None else "put the data in place"
             yield each.dataset is None, f"{each.folder}: no {missing} ({each.source} names the folder): {then}"
     for name in images_of(plan, config):
-        if not (root / name).exists():
+        if not os.path.exists(root / name):
             then = "`mezzo tipc prepare` makes it" if _is_made(name, wanted) else "put it in place"
             yield False, f"{name}: no such image, folder or list for inference: {then}"
 
@@ -104,7 +105,7 @@ def _weights(plan: Plan, root: Path) -> Iterator[tuple[bool, str]]:
 def _trained(step: Step, folder: Path) -> Iterator[tuple[bool, str]]:
     if step.kind == "export" and not step.needs:
         for name in option_values(step.bare, "--model-path", "--pretrained"):
-            if not (folder / name).exists():
+            if not os.path.exists(folder / name):
                 yield True, f"{name}: no such weights, {step.name} reads them and nothing in this mode trains them"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,7 +44,7 @@ class WantedData:
             folder: Where the data lie now, if not in their place yet.
         """
         there = folder or root / self.folder
-        if not there.is_dir():
+        if not os.path.isdir(there):
             return self.folder
         if self.lists:
             return next((name for name in self.lists if not self._has(name, root, there)), None)
@@ -52,7 +53,7 @@ class WantedData:
     def _has(self, name: str, root: Path, there: Path) -> bool:
         inside = relpath(name, self.folder)
         place = root / name if inside.startswith("..") else there / inside
-        return place.is_file() or (there / name).is_file()
+        return os.path.isfile(place) or os.path.isfile(there / name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ def weights_of(step: Step, root: Path) -> Iterator[WantedWeights]:
     if step.kind != "train" or option_values(command, "--pretrained", "--resume", "--resume-model"):
         return
     for name in recipes_of(step):
-        if not (root / name).is_file():
+        if not os.path.isfile(root / name):
             continue  # its command says so
         recipe = load_recipe(root / name, opts=_changes(command))
         if recipe.pretrained is not None:

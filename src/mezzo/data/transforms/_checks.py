@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Sequence
 from typing import Any
+
+from mezzo.files import short
 
 
 def probability(owner: object, name: str) -> None:
@@ -64,12 +66,12 @@ def label_value(owner: object, name: str) -> None:
 
 def fault(owner: object, name: str, rule: str) -> ValueError:
     """Return the error that says which argument of which transform breaks a rule."""
-    return ValueError(f"{type(owner).__name__}: {name}={getattr(owner, name)!r} {rule}")
+    return ValueError(f"{type(owner).__name__}: {name}={short(getattr(owner, name), 200)} {rule}")
 
 
 def is_number(value: Any) -> bool:
     """Return whether a value is a finite number; True and False are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def is_sequence(value: Any, length: int) -> bool:
