@@ -9,6 +9,7 @@ import torch
 from mezzo._errors import MezzoError, RunError
 from mezzo.cli import _app, _check
 from mezzo.cli._app import run
+from mezzo.cli._show import table
 
 
 def run_failing(monkeypatch, error):
@@ -119,3 +120,39 @@ def test_interrupt_is_130_without_a_traceback(capsys, monkeypatch):
 def test_a_defect_of_ours_keeps_its_traceback(monkeypatch):
     with pytest.raises(ZeroDivisionError):
         run_failing(monkeypatch, ZeroDivisionError())
+
+
+HOSTILE = "x\x1b]0;title\x07\x1b[2J\x9b31m\r[bold]y[/bold]"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["infer", "--model", HOSTILE, "--image-path", HOSTILE],
+        ["convert", HOSTILE, f"{HOSTILE}.safetensors"],
+        ["tipc", "report", HOSTILE],
+        ["tipc", "run", HOSTILE, "lite_train_lite_infer"],
+        ["train", "--config", HOSTILE],
+        [HOSTILE],
+        ["check", f"--{HOSTILE}"],
+    ],
+    ids=lambda arguments: " ".join(arguments[:1]).split("x")[0],
+)
+def test_names_do_not_command_the_terminal(capsys, arguments):
+    assert run(arguments) == 2
+    line = capsys.readouterr().err
+    assert line.endswith("\n")
+    assert line[:-1].isprintable()
+    assert "[bold]y[/bold]" in line
+
+
+def test_tables_show_names_as_they_are(capsys, monkeypatch):
+    monkeypatch.setattr(_check.Console, "is_terminal", True)
+    _check._print_rows([("[bold]GPU[/bold]", "a\x1b[31mb\x1b]0;title\x07")])
+    shown = capsys.readouterr().out
+    assert "[bold]GPU[/bold]" in shown
+    assert "ab" in shown
+    assert "title" not in shown
+    rows = table([["name"], ["a\nb\x1b[31m"]])
+    assert rows.count("\n") == 2
+    assert "\x1b" not in rows
