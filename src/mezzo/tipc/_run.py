@@ -207,8 +207,8 @@ class _Runner:
             if step.kind == "train":
                 self._look_elsewhere(step)
             # Only the outcome is taken over: what is run and where comes from the plan, not from a file.
-            place = {"command": step.text, "argv": words(step.bare), "cwd": str(self._folder(step))}
-            return replace(known, step=step.name, resumed=True, **place)
+            own = replace(known, command=step.text, argv=words(step.bare), cwd=str(self._folder(step)))
+            return replace(own, step=step.name, resumed=True)
         return None
 
     def _results_exist(self, step: Step, known: Record) -> bool:
