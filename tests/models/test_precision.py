@@ -9,7 +9,7 @@ from everyone import MODELS, QUICK, train_logits, with_rule
 from reference import images, outputs_of
 from torch import Tensor
 
-from mezzo.amp import auto_cast, decorate
+from mezzo.amp import auto_cast, debugging, decorate
 from mezzo.models import load_pdparams, save_pdparams
 from mezzo.models.losses import CrossEntropyLoss
 
@@ -49,6 +49,17 @@ def test_half_precision_stays_near_float32(name: str, level: str, dtype: str) ->
     for out, right in zip(outputs, expected, strict=True):
         assert (out.float() - right).std() < limit * right.std()
     assert loss.item() == pytest.approx(loss_of(name, expected[0]).item(), rel=LOSS_LIMITS[dtype])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_leaks_to_float32_at_o2(name: str) -> None:
+    model = decorate(with_rule(name), level="O2", dtype="bfloat16")
+    with (
+        debugging.collect_operator_stats(print_table=False, leaks=True) as stats,
+        auto_cast(level="O2", dtype="bfloat16"),
+    ):
+        train_logits(model)
+    assert not stats.leaks, "\n".join(map(str, stats.leaks))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -139,7 +139,10 @@ class _Fusion(nn.Module):
             y.amax(dim=1, keepdim=True),
         )
         share = torch.sigmoid(self.conv_xy_atten(planes))
-        fused: Tensor = self.conv_out(x * share + y * (self._scale - share))
+        rest = (
+            self._scale.to(share.dtype) - share
+        )  # a float32 tensor of one element would make all that follows float32
+        fused: Tensor = self.conv_out(x * share + y * rest)
         return fused
 
 
