@@ -101,7 +101,7 @@ def _crc32(path: Path, raising: type[MezzoError]) -> str:
     view = memoryview(buffer)
     with open_regular(path, raising=raising) as file:
         try:
-            while count := file.readinto(buffer):  # type: ignore[attr-defined]  # BufferedReader has it
+            while count := file.readinto(buffer):
                 value = zlib.crc32(view[:count], value)
         except OSError as error:
             raise raising(f"{path}: cannot be read: {error.strerror or error}") from error
