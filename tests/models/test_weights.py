@@ -1,5 +1,7 @@
 """Weights in and out of the formats."""
 
+import errno
+import json
 import os
 import pickle
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from mezzo._errors import RunError
 from mezzo.cli._app import run
 from mezzo.models import (
     WeightsError,
@@ -279,3 +282,57 @@ def test_convert_says_what_it_did(model: nn.Module, tmp_path: Path, capsys: pyte
     assert run(["convert", str(tmp_path / "a.pdparams"), str(tmp_path / "b.pt")]) == 0
     assert "210 entries written to" in capsys.readouterr().out
     load_pdparams(fresh(), tmp_path / "a.pdparams")
+
+
+@pytest.mark.parametrize("suffix", ["pdparams", "safetensors", "pt"])
+def test_a_tensor_of_stride_0_is_converted_within_the_limit_and_refused_above(suffix: str, tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(1).expand(1000)}, tmp_path / "x.pt")
+    assert convert(tmp_path / "x.pt", tmp_path / f"y.{suffix}") == 1
+    assert convert(tmp_path / f"y.{suffix}", tmp_path / "z.pt") == 1
+    assert torch.load(tmp_path / "z.pt")["a"].sum() == 1000
+    torch.save({"a": torch.ones(1).expand(10**12)}, tmp_path / "x.pt")
+    with pytest.raises(WeightsError, match="MEZZO_MAX_UNPACKED"):
+        convert(tmp_path / "x.pt", tmp_path / f"y.{suffix}")
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_full_disk_is_a_run_that_failed(
+    code: int, model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    save_pdparams(model, tmp_path / "a.pdparams")
+
+    def full(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    for target in ("b.pdparams", "b.pt", "b.safetensors"):
+        assert run(["convert", str(tmp_path / "a.pdparams"), str(tmp_path / target)]) == 1
+        assert os.strerror(code) in capsys.readouterr().err
+    with pytest.raises(RunError, match="cannot be written"):
+        save_pdparams(model, tmp_path / "b.pdparams")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"a": {"dtype": "F32", "shape": [2**62, 2**62], "data_offsets": [0, 8]}},
+        {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 2**62]}},
+        {name: {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} for name in ("a", "b")},
+        {"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 8]}},
+        None,
+    ],
+)
+def test_safetensors_with_an_impossible_header_are_one_line(header: object, tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    text = json.dumps(header).encode()
+    length = len(text) if header else 2**40
+    (tmp_path / "x.safetensors").write_bytes(length.to_bytes(8, "little") + text + bytes(8))
+    with pytest.raises(WeightsError, match="is no file of weights alone") as error:
+        load_weights(fresh(), tmp_path / "x.safetensors")
+    assert "\n" not in str(error.value)
+
+
+def test_a_pipe_in_place_of_weights_does_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.pt")
+    with pytest.raises(WeightsError, match="a named pipe, not a file"):
+        load_weights(fresh(), tmp_path / "x.pt")

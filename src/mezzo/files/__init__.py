@@ -3,12 +3,13 @@
 Every other package opens, parses, unpacks and prints foreign data through this one.
 """
 
-from mezzo.files._archive import Entry, read_entry, unpack
-from mezzo.files._bounds import WEIGHTS, Bounds
+from mezzo.files._archive import Entry, read_entry, stored_parts, unpack
+from mezzo.files._bounds import MAX_UNPACKED, WEIGHTS, Bounds, too_large, unpacked_limit
 from mezzo.files._errors import FileError
 from mezzo.files._json import parse_json, read_json
 from mezzo.files._lock import LOCK, FolderInUse, folder_lock, locked
 from mezzo.files._manifest import MANIFEST, check_manifest, write_manifest
+from mezzo.files._pickles import PlainUnpickler, UnsafePickle, encode, explained_pickle, no_items, rebuilt
 from mezzo.files._plain import one_line, plain, say
 from mezzo.files._read import MiB, check_regular, is_regular, open_regular, read_bytes, read_text, shown_path
 from mezzo.files._tree import Mark, Node, Scalar, mark_all, short
@@ -38,9 +39,20 @@ __all__ = [
     # Archives
     "unpack",
     "read_entry",
+    "stored_parts",
     "Entry",
     "Bounds",
     "WEIGHTS",
+    "MAX_UNPACKED",
+    "unpacked_limit",
+    "too_large",
+    # Pickles
+    "PlainUnpickler",
+    "UnsafePickle",
+    "rebuilt",
+    "explained_pickle",
+    "encode",
+    "no_items",
     # Writing
     "write_file",
     "write_text",

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from mezzo.files._bounds import WEIGHTS, Bounds
+from mezzo.files._bounds import MAX_UNPACKED, WEIGHTS, Bounds
 from mezzo.files._errors import FileError
 
 _CHUNK = 1 << 20
@@ -145,7 +145,8 @@ def _counted(entries: Iterable[Entry], archive: Path, bounds: Bounds, room: int)
         size += entry.size
         if size > room or number > bounds.files:
             limit = f"{room} bytes" if size > room else f"{bounds.files} files"
-            raise FileError(f"{archive}: unpacks to more than {limit}; unpack it yourself and {bounds.advice}")
+            raised = f", or set {MAX_UNPACKED} to a larger size" if size > room else ""
+            raise FileError(f"{archive}: unpacks to more than {limit}; unpack it yourself and {bounds.advice}{raised}")
         yield entry
 
 
@@ -174,7 +175,9 @@ class _Metered:
 def _of_zip(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Entry:
     kind = stat.S_IFMT(info.external_attr >> 16)  # 0 where the archive was not made on Unix
     trouble = None if kind in (0, stat.S_IFREG, stat.S_IFDIR) else _trouble(kind == stat.S_IFLNK)
-    return Entry(info.filename, info.file_size, info.is_dir(), trouble, lambda: archive.open(info))
+    if not info.filename:  # zipfile cuts a name at a zero byte, and fails for an empty one
+        trouble = "has no name"
+    return Entry(info.filename, info.file_size, info.filename.endswith("/"), trouble, lambda: archive.open(info))
 
 
 def _of_tar(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Entry:
@@ -187,6 +190,27 @@ def _of_tar(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Entry:
 
 def _trouble(is_link: bool) -> str:
     return "is a link" if is_link else "is a device or a pipe"
+
+
+def stored_parts(archive: zipfile.ZipFile, size: int) -> list[zipfile.ZipInfo]:
+    """Return the files of a zip file that torch wrote: it compresses nothing, so they are no larger than the file.
+
+    Args:
+        archive: Its list of files has been read, nothing else.
+        size: Of the zip file in bytes.
+
+    Raises:
+        ValueError: A file is compressed, encrypted or there twice, or they are larger than the zip file. One line.
+    """
+    infos = archive.infolist()
+    for info in infos:
+        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
+            raise ValueError(f"its part {info.filename[:80]!r} is compressed or encrypted; torch writes no such files")
+    if len({info.filename for info in infos}) < len(infos):
+        raise ValueError("it has two parts of one name")
+    if sum(info.file_size for info in infos) > size:
+        raise ValueError("its parts are larger than the file")
+    return infos
 
 
 def _inside(entry: Entry, archive: Path) -> PurePosixPath:

@@ -1,7 +1,17 @@
 """How much is accepted from elsewhere."""
 
+from __future__ import annotations
+
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
+
+from mezzo.files._errors import FileError
+
+MAX_UNPACKED = "MEZZO_MAX_UNPACKED"
+"""Environment variable that raises the limits of this file, in bytes; `8G` is 8 GiB."""
+_ALWAYS_FITS = 256 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,12 +28,53 @@ class Bounds:
 
     def room_for(self, archive: Path) -> int:
         """Return the number of bytes that an archive may unpack to."""
-        if self.ratio is None:
-            return self.unpacked_bytes
-        return min(self.unpacked_bytes, max(256 << 20, self.ratio * archive.stat().st_size))
+        room = self.unpacked_bytes
+        if self.ratio is not None:
+            room = min(room, max(_ALWAYS_FITS, self.ratio * archive.stat().st_size))
+        return max(room, raised_limit())
 
 
 #: Trained weights compress by less than 2, pruned ones by 20; zeros by 1000.
 WEIGHTS = Bounds(
     archive_bytes=8 << 30, unpacked_bytes=8 << 30, files=10_000, ratio=100, advice="give the file of weights"
 )
+
+
+def unpacked_limit(packed: int) -> int:
+    """Return how many bytes the arrays of a file of weights may have together.
+
+    Files hold arrays as they are, so a few times the size of the file is generous: a file can name one array twice.
+
+    Args:
+        packed: Size of the file.
+
+    Raises:
+        FileError: The environment variable MEZZO_MAX_UNPACKED is no size.
+
+    >>> unpacked_limit(1000) == 256 << 20
+    True
+    >>> unpacked_limit(1 << 30) == 4 << 30
+    True
+    """
+    return max(_ALWAYS_FITS, 4 * packed, raised_limit())
+
+
+def raised_limit() -> int:
+    """Return the limit that the environment variable MEZZO_MAX_UNPACKED sets, 0 if it is not set.
+
+    Raises:
+        FileError: It is no size.
+    """
+    text = os.environ.get(MAX_UNPACKED, "").strip()
+    found = re.fullmatch(r"([0-9]{1,18})([KMG]?)", text.upper())
+    if text and not found:
+        raise FileError(
+            f"{MAX_UNPACKED}={text[:40]!r}: must be a number of bytes, with K, M or G behind it if you like"
+        )
+    return int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[found[2]] if found else 0
+
+
+def too_large(size: int, limit: int) -> str:
+    """Return why a file is refused: what it unpacks to, and how to raise the limit."""
+    needed = -(-size >> 20)
+    return f"unpacks to {size} bytes, the limit is {limit}; if you trust the file, set {MAX_UNPACKED}={needed}M"

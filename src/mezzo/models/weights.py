@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import math
 import os
@@ -16,13 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from mezzo._errors import MezzoError, RunError
-from mezzo.files import FileError, write_file
+from mezzo._torch_file import read_torch_file
+from mezzo.files import FileError, UnsafePickle, read_bytes, write_file
 from mezzo.models._archives import ARCHIVES, FORMATS, is_archive, read_weights_entry
-from mezzo.models._pickles import UnsafePickle, read_arrays
+from mezzo.models._pickles import read_arrays
 from mezzo.models._registry import model_info
 
 #: Entries of a `.pdparams` file that are no weights.
 _NAMES, _SLICES = "StructuredToParameterName@@", "UnpackBigParamInfor@@"
+#: The place of a file is wrong; anything else that the system refuses, as a full disk, is a run that failed.
+_BAD_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS)
 _TO_PADDLE = {"running_mean": "_mean", "running_var": "_variance"}
 _BACKBONE = "backbone."
 _TO_TORCH = {paddle: ours for ours, paddle in _TO_PADDLE.items()}
@@ -221,7 +225,12 @@ def load_pdparams(model: nn.Module, path: str | os.PathLike[str], *, strict: boo
 
 
 def save_pdparams(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Write the weights of a model (float32; masters of a decorated one) as a `.pdparams` file, whole or not at all."""
+    """Write the weights of a model (float32; masters of a decorated one) as a `.pdparams` file, whole or not at all.
+
+    Raises:
+        WeightsError: No file can be written at that place.
+        RunError: The disk is full, or fails.
+    """
     _write_pdparams(paddle_state(model), Path(path))
 
 
@@ -234,7 +243,9 @@ def _write(path: Path, data: bytes) -> None:
     try:
         write_file(path, data)
     except RunError as error:
-        raise WeightsError(str(error)) from error
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in _BAD_PLACE:
+            raise WeightsError(str(error)) from error
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,10 +276,7 @@ def _read_archive(path: Path) -> _File:
 
 
 def _bytes_of(path: str | os.PathLike[str]) -> bytes:
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise WeightsError(f"{path}: cannot be read: {error.strerror or error}") from error
+    data = read_bytes(path, raising=WeightsError)
     if not data:
         raise WeightsError(f"{path}: is empty")
     return data
@@ -283,7 +291,8 @@ def convert(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> i
     Names and layouts change with it: `.pdparams` has Paddle's, the others have torch's.
 
     Raises:
-        WeightsError: A format is unknown or a file cannot be read or written.
+        WeightsError: A format is unknown, or a file cannot be read or not be written at its place.
+        RunError: The disk is full, or fails.
     """
     state = _read_torch_state(Path(source))
     path = Path(target)
@@ -365,7 +374,7 @@ def _load_other(file: _File) -> Any:
     try:
         if library is not None:
             return library.load(file.data)
-        return torch.load(io.BytesIO(file.data), map_location="cpu", weights_only=True)
+        return read_torch_file(file.data)
     except Exception as error:  # a damaged or hostile file fails in as many ways as there are
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise WeightsError(f"{file.shown}: is no file of weights alone: {reason}") from error

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from mezzo.files import plain, write_file
+from mezzo._torch_file import read_torch_file
+from mezzo.files import FileError, plain, read_bytes, write_file
 
 T = TypeVar("T")
 
@@ -182,14 +183,13 @@ def load_run(path: str | os.PathLike[str]) -> Run:
         ValueError: The file cannot be read, or is no such run.
     """
     try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from error
+        data = read_bytes(path)
+    except FileError as error:
+        raise ValueError(str(error)) from error
     try:
-        payload = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-        return _Unpacker(payload).run()
+        return _Unpacker(read_torch_file(data)).run()
     except Exception as error:  # whatever a damaged or hostile file makes torch or us raise is one line
-        reason = plain(str(error)).split("\n")[0][:120]
+        reason = plain(str(error)).split("\n")[0][:200]
         raise ValueError(f"{path}: no run that Run.save wrote: {reason or type(error).__name__}") from error
 
 
