@@ -2,15 +2,17 @@
 
 `torch.export.load` trusts its file: it unpickles what the file marks as pickled, loads compiled libraries, imports what the
 specification of inputs names, and turns names, shape expressions and guards into Python that it runs. So the archive is looked
-through first, and only what was looked at is given to torch: tensors, operators of aten, and arithmetic on sizes.
+through first, and only what was looked at is given to torch: tensors, the operators of `_program_operators`, and
+arithmetic on sizes. Loading takes a few times as much memory as the file has bytes. Running a program takes the time
+and memory that its operators need for the input: nothing here limits that.
 """
 
 from __future__ import annotations
 
-import ast
 import io
 import json
 import logging
+import math
 import re
 import warnings
 import zipfile
@@ -20,7 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mezzo._errors import DeployError
-from mezzo.files import write_file
+from mezzo._program_operators import problem_with_nodes, problem_with_target
+from mezzo._program_sizes import is_arithmetic
+from mezzo.files import UnsafePickle, open_regular, parse_json, stored_parts, too_large, unpacked_limit, write_file
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -35,37 +39,15 @@ _KNOWN = re.compile(
 _GRAPH = re.compile(r"models/\w+\.json")
 #: What a text of the graph may be, by its key; the rest are names with dots.
 _TEXTS = {
-    # from_file opens what it is told to; of the operators of Python those that call others are left out
-    "target": re.compile(
-        r"torch\.ops\.aten\.(?!from_file)\w+(\.\w+)?|torch\.sym_\w+|math\.(trunc|floor|ceil|sqrt)"
-        r"|_operator\.(add|sub|mul|floordiv|truediv|mod|pow|neg|pos|eq|ne|lt|le|gt|ge|and_|or_|not_|getitem)"
-    ),
     "torch_version": re.compile(r"[\w.+]*"),
     "path_name": re.compile(r"(weight|tensor)_\d+"),
-    "as_string": re.compile(r"[\w ]*"),
+    "as_string": re.compile(r"[\w ,.>-]{0,500}", re.ASCII),  # an option, or the equation of einsum
 }
 _NAME = re.compile(r"[\w.]*", re.ASCII)
-#: What may be called or named in an expression: sympy's arithmetic, torch's whole-number functions, attributes of symbols.
-_FUNCTIONS = frozenset(
-    "Symbol Integer Float Rational Add Mul Pow Mod Max Min FloorDiv CleanDiv CeilDiv PythonMod Where TruncToInt FloorToInt"
-    " CeilToInt RoundToInt IntTrueDiv FloatTrueDiv ToFloat Identity ModularIndexing Eq Ne Equality Unequality"
-    " StrictLessThan StrictGreaterThan LessThan GreaterThan And Or Not int_oo min max abs".split()
-)
-_METHODS = frozenset({"size", "stride", "storage_offset"})
-_ALLOWED = (
-    ast.Expression,
-    ast.BinOp,
-    ast.UnaryOp,
-    ast.BoolOp,
-    ast.Compare,
-    ast.Constant,
-    ast.Load,
-    ast.operator,
-    ast.unaryop,
-    ast.boolop,
-    ast.cmpop,
-    ast.keyword,
-)
+_DUNDER = re.compile(r"(^|\.)__\w*__($|\.)")
+_STRIDED = 7  # of torch's schema: an ordinary, dense tensor
+#: Bytes of a number, by the dtypes of torch's schema; the largest for those that are not here.
+_ITEM_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 2, 7: 4, 8: 8, 9: 4, 10: 8, 11: 16, 12: 1, 13: 2, 28: 2}
 _CONTAINERS = (None, "builtins.tuple", "builtins.list", "builtins.dict")
 
 
@@ -95,10 +77,23 @@ def write_program(program: ExportedProgram, path: Path) -> None:
     """Write a program, whole or not at all."""
     import torch
 
+    for node in program.graph.nodes:
+        problem = _problem_with_function(node.target) if node.op == "call_function" else None
+        if problem is not None:
+            warnings.warn(f"{path}: mezzo will not load this program: {problem}", stacklevel=2)
+            break
     buffer = io.BytesIO()
     with quietly():
         torch.export.save(program, buffer)
     write_file(path, buffer.getvalue())
+
+
+def _problem_with_function(function: Any) -> str | None:
+    """Return why a program with an operator would not be loaded; arithmetic on sizes always is."""
+    module = getattr(function, "__module__", "")
+    if module in ("_operator", "math", "torch"):
+        return None
+    return problem_with_target(f"torch.ops.{function}")
 
 
 def load_program(path: Path, *, keep_sizes: bool = False) -> ExportedProgram:
@@ -116,9 +111,8 @@ def load_program(path: Path, *, keep_sizes: bool = False) -> ExportedProgram:
 
     archive = checked_archive(path, keep_sizes=keep_sizes)
     try:
-        with warnings.catch_warnings():
-            # torch 2.11 reads weights in place, from bytes that no one writes to
-            warnings.filterwarnings("ignore", "The given buffer is not writable")
+        # torch 2.11 reads weights in place, from bytes that no one writes to, and warns; 2.13 logs a traceback of every error
+        with quietly():
             return torch.export.load(archive)
     except Exception as error:  # whatever a damaged file makes of torch's own assumptions
         reason = " ".join(str(error).split())[:300]
@@ -135,9 +129,16 @@ def checked_archive(path: Path, *, keep_sizes: bool = True) -> io.BytesIO:
     """
     copied = io.BytesIO()
     try:
-        with zipfile.ZipFile(path) as archive, zipfile.ZipFile(copied, "w", zipfile.ZIP_STORED) as kept:
-            for info in archive.infolist():
-                kept.writestr(info.filename, _checked(archive.read(info), info, path, keep_sizes))
+        with open_regular(path, raising=DeployError) as file, zipfile.ZipFile(file) as archive:
+            size = path.stat().st_size
+            parts = stored_parts(archive, size)
+            for info in parts:
+                _check_name(info, path)
+            with zipfile.ZipFile(copied, "w", zipfile.ZIP_STORED) as kept:
+                for info in parts:
+                    kept.writestr(info.filename, _checked(archive.read(info), info, path, keep_sizes))
+        with zipfile.ZipFile(copied) as kept:
+            _check_weights(kept, size, path)
     except DeployError:
         raise
     except Exception as error:  # a damaged archive raises what its damage leads to
@@ -147,26 +148,52 @@ def checked_archive(path: Path, *, keep_sizes: bool = True) -> io.BytesIO:
     return copied
 
 
-def _checked(data: bytes, info: zipfile.ZipInfo, path: Path, keep_sizes: bool) -> bytes:
-    """Return a part of an archive as it may be loaded."""
+def _check_name(info: zipfile.ZipInfo, path: Path) -> None:
     top, _, part = info.filename.partition("/")
     if not _KNOWN.fullmatch(part) or not _NAME.fullmatch(top):
         raise DeployError(
-            f"{path}: holds {part!r}, which a program of tensors and operators has no need of; not loaded"
+            f"{path}: holds {part[:80]!r}, which a program of tensors and operators has no need of; not loaded"
         )
+    if part.endswith(".json") and info.file_size > MAX_TEXT:
+        raise DeployError(f"{path}: {part!r} is larger than the {MAX_TEXT} bytes that are read")
+
+
+def _checked(data: bytes, info: zipfile.ZipInfo, path: Path, keep_sizes: bool) -> bytes:
+    """Return a part of an archive as it may be loaded."""
+    part = info.filename.partition("/")[2]
     if part.startswith("data/sample_inputs/"):
-        _check_samples(data, path)
-    elif part.endswith(".json"):
-        if info.file_size > MAX_TEXT:
-            raise DeployError(f"{path}: {part!r} is larger than the {MAX_TEXT} bytes that are read")
-        tree = json.loads(data)
-        if _GRAPH.fullmatch(part):
-            _forget_metadata(tree)
-            if not keep_sizes:
-                _forget_sizes(tree["graph_module"]["graph"])
-        _check_json(tree, path)
-        return json.dumps(tree).encode()
-    return data
+        return _checked_samples(data, path) if keep_sizes else b""  # only those who compile the program need them
+    if not part.endswith(".json"):
+        return data
+    tree = parse_json(data)
+    if _GRAPH.fullmatch(part):
+        graph = tree["graph_module"]["graph"]
+        _forget_metadata(tree)
+        if not keep_sizes:
+            _forget_sizes(graph)
+        if problem := problem_with_nodes(graph["nodes"]):
+            raise DeployError(f"{path}: {problem}; not loaded")
+        guard_attention(graph)
+    _check_json(tree, path)
+    return json.dumps(tree).encode()
+
+
+def _check_weights(archive: zipfile.ZipFile, size: int, path: Path) -> None:
+    """Add up the sizes that tensors claim: strides of 0, and files without bytes, let them claim any."""
+    lengths = {info.filename.partition("/")[2]: info.file_size for info in archive.infolist()}
+    total = 0
+    for info in archive.infolist():
+        if not info.filename.endswith("_config.json"):
+            continue
+        folder = info.filename.partition("/")[2].rpartition("/")[0]
+        for entry in parse_json(archive.read(info))["config"].values():
+            meta = entry["tensor_meta"]
+            claimed = math.prod(length["as_int"] for length in meta["sizes"]) * _ITEM_SIZES.get(meta["dtype"], 16)
+            total += claimed
+            if claimed and not lengths.get(f"{folder}/{entry['path_name']}"):
+                raise DeployError(f"{path}: {str(entry['path_name'])[:40]!r} has no numbers; not loaded")
+    if total > (limit := unpacked_limit(size)):
+        raise DeployError(f"{path}: {too_large(total, limit)}")
 
 
 def _forget_metadata(tree: Any) -> None:
@@ -189,23 +216,82 @@ def _as_traced(size: Any) -> Any:
     return hint or size
 
 
-def _check_samples(data: bytes, path: Path) -> None:
-    """Refuse samples that need more than torch's restricted unpickler: torch would fall back to the other one."""
+def _checked_samples(data: bytes, path: Path) -> bytes:
+    """Return sample inputs as tensors that were written here: torch would unpickle any object."""
     import torch
 
+    from mezzo._torch_file import read_torch_file
+
+    if not data:
+        return data
     try:
-        if data:
-            torch.load(io.BytesIO(data), weights_only=True)
-    except Exception as error:  # whatever it is, torch would try again without restrictions
-        raise DeployError(f"{path}: its sample inputs are pickled objects, not tensors; not loaded") from error
+        samples = read_torch_file(data)
+    except UnsafePickle as error:
+        raise DeployError(f"{path}: its sample inputs are not tensors alone: {error}; not loaded") from error
+    buffer = io.BytesIO()
+    torch.save(samples, buffer)
+    return buffer.getvalue()
+
+
+def guard_attention(graph: Any) -> None:
+    """Cut the values of every attention to the number of its keys: torch 2.13 reads beyond values that are fewer.
+
+    `narrow` raises where there are fewer, and costs nothing where there are as many.
+    """
+    nodes: list[Any] = []
+    for number, node in enumerate(graph["nodes"]):
+        if node["target"] == "torch.ops.aten.scaled_dot_product_attention.default":
+            arguments = {entry["name"]: entry["arg"] for entry in node["inputs"]}
+            key, value = arguments["key"]["as_tensor"], arguments["value"]["as_tensor"]
+            count, cut = f"attention_keys_{number}", f"attention_values_{number}"
+            if count in graph["sym_int_values"] or cut in graph["tensor_values"]:
+                raise ValueError(f"a value is called {cut}")
+            graph["sym_int_values"][count] = graph["tensor_values"][key["name"]]["sizes"][-2]
+            graph["tensor_values"][cut] = graph["tensor_values"][value["name"]]
+            minus_two = {"name": "dim", "arg": {"as_int": -2}, "kind": 1}
+            length = {"name": "length", "arg": {"as_sym_int": {"as_name": count}}, "kind": 1}
+            start = {"name": "start", "arg": {"as_int": 0}, "kind": 1}
+            nodes.append(
+                _node("sym_size.int", [_tensor("self", key), minus_two], {"as_sym_int": {"as_name": count}}, count)
+            )
+            nodes.append(
+                _node(
+                    "narrow.default",
+                    [_tensor("self", value), minus_two, start, length],
+                    {"as_tensor": {"name": cut}},
+                    cut,
+                )
+            )
+            for entry in node["inputs"]:
+                if entry["name"] == "value":
+                    entry["arg"] = {"as_tensor": {"name": cut}}
+        nodes.append(node)
+    graph["nodes"] = nodes
+
+
+def _tensor(name: str, tensor: Any) -> dict[str, Any]:
+    return {"name": name, "arg": {"as_tensor": tensor}, "kind": 1}
+
+
+def _node(operator: str, inputs: list[Any], output: Any, name: str) -> dict[str, Any]:
+    return {
+        "target": f"torch.ops.aten.{operator}",
+        "inputs": inputs,
+        "outputs": [output],
+        "metadata": {},
+        "is_hop_single_tensor_return": None,
+        "name": name,
+    }
 
 
 def _check_json(tree: Any, path: Path) -> None:
     for key, value in _pairs(tree):
-        if not _NAME.fullmatch(key):
+        if not _NAME.fullmatch(key) or _DUNDER.search(key):
             raise DeployError(f"{path}: {key[:80]!r} is no name; not loaded")
         if key == "use_pickle" and value is not False:
             raise DeployError(f"{path}: holds pickled objects; not loaded")
+        if key in ("layout", "as_layout") and value not in (_STRIDED, None):
+            raise DeployError(f"{path}: holds sparse tensors; not loaded")
         if key == "guards_code" and not isinstance(value, list):
             raise DeployError(f"{path}: guards_code is no list; not loaded")
         for text in value if isinstance(value, list) else [value]:
@@ -220,7 +306,10 @@ def _check_text(key: str, text: str, path: Path) -> None:
     elif key in ("in_spec", "out_spec"):
         if text and not _is_plain_spec(json.loads(text)):
             raise DeployError(f"{path}: inputs or outputs are more than tensors in tuples, lists and dicts; not loaded")
-    elif not _TEXTS.get(key, _NAME).fullmatch(text):
+    elif key == "target":
+        if problem := problem_with_target(text):
+            raise DeployError(f"{path}: {problem}; not loaded")
+    elif not _TEXTS.get(key, _NAME).fullmatch(text) or _DUNDER.search(text):
         raise DeployError(f"{path}: {key} {text[:80]!r} is no name of a tensor or an operator; not loaded")
 
 
@@ -248,37 +337,3 @@ def _pairs(tree: Any) -> Iterator[tuple[str, Any]]:
             waiting += node.values()
         elif isinstance(node, list):
             waiting += node
-
-
-def is_arithmetic(text: object) -> bool:
-    """Return whether a text only computes with sizes: no attribute, call or name but those that torch writes.
-
-    >>> is_arithmetic("FloorDiv(Add(Symbol('s0', positive=True, integer=True), Integer(-1)), Integer(32))")
-    True
-    >>> is_arithmetic("1 + (((-1) + L['x'].size()[2]) // 32) >= 2")
-    True
-    >>> is_arithmetic("__import__('os').system('true')")
-    False
-    """
-    if not isinstance(text, str) or re.search(r"[#\\\r\n]", text):
-        return False
-    try:
-        tree = ast.parse(text.strip(), mode="eval")
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return False
-    return all(_is_harmless(node) for node in ast.walk(tree))
-
-
-def _is_harmless(node: ast.AST) -> bool:
-    if isinstance(node, ast.Call):
-        is_method = isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS
-        return is_method or (isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS)
-    if isinstance(node, ast.Attribute):
-        return node.attr in _METHODS
-    if isinstance(node, ast.Subscript):
-        return isinstance(node.slice, ast.Constant)
-    if isinstance(node, ast.Name):
-        return node.id in _FUNCTIONS or node.id == "L" or re.fullmatch(r"[su]\d+|oo|int_oo", node.id) is not None
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return re.fullmatch(r"[A-Za-z_]\w*", node.value) is not None and "__" not in node.value
-    return isinstance(node, _ALLOWED)

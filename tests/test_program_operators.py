@@ -1,0 +1,173 @@
+"""The list of operators fits what exports use, and holds nothing that a wrong argument makes unsafe."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mezzo._exported import load_program, write_program
+from mezzo._program_operators import MAX_ELEMENTS, OPERATORS, problem_with_nodes, problem_with_target
+from mezzo.export._files import trace
+from mezzo.export._network import Deployable
+from mezzo.infer import DeployError
+from mezzo.models import create_model, list_models
+
+LARGE = ("fcn_hrnet_w18", "ocrnet_hrnetw18", "ocrnet_hrnetw48")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in list_models()]
+)
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("fp16", marks=pytest.mark.slow)])
+def test_every_network_is_within_the_list(name: str, precision: str, tmp_path: Path) -> None:
+    network = Deployable(create_model(name), "softmax", precision)
+    program = trace(network, (1, 3, 64, 64))
+    targets = {f"torch.ops.{node.target}" for node in program.graph.nodes if "aten." in str(node.target)}
+    assert len(targets) > 3
+    assert [target for target in targets if problem_with_target(target)] == []
+
+
+def test_every_operator_of_the_list_is_there() -> None:
+    for entry in OPERATORS:
+        name, overload = entry.split(".")
+        getattr(getattr(torch.ops.aten, name), overload)
+
+
+def test_no_operator_of_the_list_writes_to_outputs_or_is_known_to_be_unsafe() -> None:
+    assert not [
+        entry for entry in OPERATORS if entry.endswith((".out", "_out")) or "backward" in entry or "sparse" in entry
+    ]
+    words = {"as_strided", "set_", "resize_", "empty", "lstm", "manual_seed", "_print", "from_file", "set_data"}
+    assert words.isdisjoint(entry.split(".")[0] for entry in OPERATORS)
+
+
+class Layers(nn.Module):
+    """What users' networks have besides convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.norm = nn.LayerNorm(8)
+        self.gru = nn.GRU(8, 8, batch_first=True)
+        self.act = nn.Sequential(nn.Hardswish(inplace=True), nn.SiLU(), nn.GELU(), nn.Dropout())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, _ = self.gru(self.act(self.norm(self.block(x))))
+        y[:, 0] = 1.0
+        mask = (y > 0) & (y < 0.5)
+        return torch.einsum("bij,bkj->bik", torch.where(mask, y, 0.0), y).clamp(0, 1) + torch.arange(x.shape[1])
+
+
+def saved(module: nn.Module, sample: Tensor, path: Path) -> Path:
+    free = ({0: torch.export.Dim.DYNAMIC},)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # of torch, about the weights of a GRU
+        program = torch.export.export(module.eval(), (sample,), dynamic_shapes=free, strict=False)
+    write_program(program, path)
+    return path
+
+
+@pytest.mark.parametrize("keep_sizes", [False, True])
+def test_ordinary_layers_give_the_same_numbers_from_a_file(keep_sizes: bool, tmp_path: Path) -> None:
+    module = Layers()
+    path = saved(module, torch.randn(2, 5, 8), tmp_path / "a.pt2")
+    x = torch.randn(3, 5, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            load_program(path, keep_sizes=keep_sizes).module()(x), module(x), rtol=0, atol=1e-6
+        )  # eager: fused block
+
+
+class Attention(nn.Module):
+    def __init__(self, values: int) -> None:
+        super().__init__()
+        self.register_buffer("values", torch.ones(2, 2, values, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(x, x, self.values)
+
+
+def test_attention_with_fewer_values_than_keys_does_not_read_beyond_them(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt2"
+    with torch.no_grad():
+        program = torch.export.export(Attention(16), (torch.ones(2, 2, 16, 8),), strict=False)
+    write_program(program, path)
+    module = load_program(path).module()
+    assert torch.equal(module(torch.ones(2, 2, 16, 8)), torch.ones(2, 2, 16, 8))
+    module.values = torch.ones(2, 2, 4, 8)
+    with pytest.raises((RuntimeError, IndexError)):
+        module(torch.ones(2, 2, 16, 8))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 8, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.lstm(x)[0]
+        return output
+
+
+def test_a_program_that_cannot_be_loaded_again_warns_when_it_is_written(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"will not load this program: the operator 'lstm\.input'"):
+        path = saved(Recurrent(), torch.randn(2, 5, 8), tmp_path / "a.pt2")
+    with pytest.raises(DeployError, match=r"the operator 'lstm\.input' is not among .*torch\.export\.load"):
+        load_program(path)
+
+
+def node(name: str, **arguments: Any) -> dict[str, Any]:
+    inputs = [{"name": key, "arg": value, "kind": 1} for key, value in arguments.items()]
+    target = name if name.startswith("_operator") else f"torch.ops.aten.{name}"
+    return {"target": target, "inputs": inputs, "outputs": [{"as_sym_int": {"as_name": arguments.get("to", "n")}}]}
+
+
+@pytest.mark.parametrize(
+    ("refused", "word"),
+    [
+        (node("full.default", size={"as_ints": [2**20, 2**20]}, fill_value={"as_float": 1.0}), "makes a tensor"),
+        (node("zeros.default", size={"as_sym_ints": [{"as_int": 2**40}, {"as_name": "s0"}]}), "makes a tensor"),
+        (node("arange.default", end={"as_int": 2**40}), "makes a tensor"),
+        (node("arange.start_step", start={"as_int": 0}, end={"as_int": 9}, step={"as_float": 1e-12}), "makes a tensor"),
+        (node("repeat.default", repeats={"as_ints": [2**15, 2**15]}), "makes a tensor"),
+        (node("upsample_bilinear2d.vec", scale_factors={"as_floats": [1e6, 1e6]}), "makes a tensor"),
+        (node("pad.default", pad={"as_ints": [2**40, 1]}), "makes a tensor"),
+        (node("zeros.default", size={"as_ints": [1]}, layout={"as_layout": 1}), "sparse"),
+        (node("div.Tensor_mode", other={"as_tensor": {"name": "x"}}, rounding_mode={"as_string": "trunc"}), "trunc"),
+        (node("div.Tensor_mode", other={"as_int": -1}, rounding_mode={"as_string": "trunc"}), "trunc"),
+        (node("grid_sampler.default", interpolation_mode={"as_int": 7}), "mode"),
+        (node("relu.default", self={"as_custom_obj": {"name": "x"}}), "tensors and numbers"),
+        (node("_operator.pow", a={"as_int": 9}, b={"as_int": 10**9}), "power"),
+        (node("_operator.pow", a={"as_int": 9}, b={"as_sym_int": {"as_name": "s0"}}), "power"),
+    ],
+)
+def test_arguments_that_crash_or_fill_the_machine_are_refused(refused: dict[str, Any], word: str) -> None:
+    assert word in str(problem_with_nodes([refused]))
+
+
+@pytest.mark.parametrize(
+    "accepted",
+    [
+        node("full.default", size={"as_ints": [2**14, 2**14]}, fill_value={"as_float": 1e300}),
+        node("slice.Tensor", dim={"as_int": 0}, start={"as_int": 0}, end={"as_int": 2**63 - 1}),
+        node("div.Tensor_mode", other={"as_int": 2}, rounding_mode={"as_string": "trunc"}),
+        node("div.Tensor_mode", other={"as_tensor": {"name": "x"}}, rounding_mode={"as_string": "floor"}),
+        node("_operator.pow", a={"as_sym_int": {"as_name": "s0"}}, b={"as_int": 2}),
+    ],
+)
+def test_ordinary_arguments_are_not(accepted: dict[str, Any]) -> None:
+    assert problem_with_nodes([accepted]) is None
+    assert MAX_ELEMENTS == 2**28
+
+
+def test_squares_of_squares_are_refused() -> None:
+    squares = []
+    for number in range(8):
+        last = {"as_sym_int": {"as_name": f"n{number}"}}
+        squares.append(node("_operator.mul", a=last, b=last))
+        squares[-1]["outputs"] = [{"as_sym_int": {"as_name": f"n{number + 1}"}}]
+    assert problem_with_nodes(squares[:5]) is None
+    assert "factors" in str(problem_with_nodes(squares))
