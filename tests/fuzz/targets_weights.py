@@ -295,7 +295,10 @@ def make_run(rng: random.Random, folder: Path) -> Path:
     if isinstance(content, dict):
         content["values"] = values
     buffer = io.BytesIO()
-    torch.save(content, buffer)
+    try:
+        torch.save(content, buffer)
+    except RecursionError:  # nested too deep for the pickler
+        buffer = io.BytesIO(pickle.dumps(payload))
     path = folder / "a.run"
     path.write_bytes(mutate_bytes(rng, buffer.getvalue()) if rng.random() < 0.4 else buffer.getvalue())
     return path
