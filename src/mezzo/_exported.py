@@ -54,7 +54,8 @@ _CONTAINERS = (None, "builtins.tuple", "builtins.list", "builtins.dict")
 @contextmanager
 def quietly() -> Iterator[None]:
     """Keep the exporters' own talk away from users: it is about packages that they have no need of."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    names = ("torch.onnx", "torch.export", "torch.fx.experimental.symbolic_shapes", "onnxscript", "onnx_ir")
+    loggers = [logging.getLogger(name) for name in names]
     before = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
