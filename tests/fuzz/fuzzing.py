@@ -73,7 +73,10 @@ def try_input(target: Target, number: int) -> tuple[str, str, float]:
     """Return 'accepted', 'refused' or 'defect', the reason, and the seconds that reading took."""
     folder = Path(tempfile.mkdtemp(prefix="mezzo-fuzz-"))
     try:
-        path = target.make(generator(target, number), folder)
+        try:
+            path = target.make(generator(target, number), folder)
+        except Exception as error:  # noqa: BLE001  a generator that fails is a defect of the tests
+            return "defect", f"the generator raised {type(error).__name__}: {error}"[:500], 0.0
         return judge(target, path)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -151,7 +154,10 @@ def _run_child(target: Target, first: int, last: int | None, seconds: float | No
     pid = os.fork()
     if pid == 0:
         receiver.close()
-        _child(target, first, last, seconds, shared, sender)
+        try:
+            _child(target, first, last, seconds, shared, sender)
+        finally:
+            os._exit(1)  # the child must never return into the tests of its parent
     sender.close()
     seen, since, status = first, time.monotonic(), None
     reason = ""

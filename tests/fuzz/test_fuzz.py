@@ -43,6 +43,12 @@ def leak(path: Path) -> None:
     raise KeyError("a traceback")
 
 
+def test_a_generator_that_raises_is_named():
+    result = run(Target("x", lambda rng, folder: folder / 1, leak), count=1)
+    (defect,) = result.defects
+    assert "the generator raised TypeError" in defect
+
+
 @pytest.mark.parametrize(("read", "word"), [(crash, "died"), (hoard, "MiB"), (hang, "more than"), (leak, "KeyError")])
 def test_the_harness_notices_every_kind_of_defect(read, word):
     target = Target("x", lambda rng, folder: folder, read, seconds=0.3, megabytes=64)
