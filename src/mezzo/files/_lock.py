@@ -107,14 +107,14 @@ def folder_lock(folder: Path, *, purpose: str, advice: str, force: bool = False)
 
 
 def _open(path: Path) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
     with explained(path):
         for tries_left in reversed(range(100)):
-            path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+                path.parent.mkdir(parents=True, exist_ok=True)
                 descriptor = os.open(path, flags, 0o644)
                 break
-            except FileNotFoundError:  # the last owner removed the empty folder a moment ago
+            except (FileNotFoundError, FileExistsError):  # the last owner removed the empty folder a moment ago
                 if not tries_left:
                     raise
     _held.add(descriptor)
