@@ -245,7 +245,9 @@ def test_images_of_another_size_than_the_export_are_refused(tmp_path: Path, pict
 def test_a_damaged_calibration_image_is_named(tmp_path: Path) -> None:
     broken = tmp_path / "x.png"
     broken.write_bytes(b"no image")
-    with pytest.raises(RunError, match=r"x.png: not an image file \(.*\); verification and calibration need images that can"):
+    with pytest.raises(
+        RunError, match=r"x.png: not an image file \(.*\); verification and calibration need images that can"
+    ):
         export_model(Net(), DESCRIBED, ExportOptions(save_dir=tmp_path / "out"), images=[broken])
 
 
