@@ -323,3 +323,41 @@ def test_what_torch_refuses_is_one_line_without_a_traceback(
     with pytest.raises(DeployError, match="torch cannot load the program"):
         load_program(path).module()(torch.zeros(1, 3, 16, 16))
     assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("ending", ["models/model.json", "weights_config.json"])
+@pytest.mark.parametrize("device", [{"type": "meta", "index": None}, {"type": "privateuseone"}, "meta", {}])
+def test_devices_without_numbers_are_refused(device: object, ending: str, segmenter: Deployed, tmp_path: Path) -> None:
+    def change(tree: Any) -> None:
+        tensors = tree["config"] if "config" in tree else tree["graph_module"]["graph"]["tensor_values"]
+        entry = next(iter(tensors.values()))
+        entry.get("tensor_meta", entry)["device"] = device
+
+    path = changed(segmenter.folder / "model.pt2", tmp_path / "x.pt2", edited_json(ending, change))
+    with pytest.raises(DeployError, match="neither cpu nor cuda"):
+        load_program(path)
+
+
+@pytest.mark.parametrize("text", ["1e999", "5", "-NaN", "infinity"])
+def test_other_texts_are_no_numbers(text: str, segmenter: Deployed, tmp_path: Path) -> None:
+    def change(tree: Any) -> None:
+        nodes = tree["graph_module"]["graph"]["nodes"]
+        nodes[-1]["inputs"].append({"name": "x", "arg": {"as_float": text}, "kind": 2})
+
+    path = changed(segmenter.folder / "model.pt2", tmp_path / "x.pt2", edited_json("models/model.json", change))
+    with pytest.raises(DeployError, match="as_float"):
+        load_program(path)
+
+
+@pytest.mark.parametrize("text", ["[1" + "0" * 4000 + ", {}]", "[" * 300 + "]" * 300, "[NaN, {}]"])
+def test_a_specification_is_read_within_the_bounds_of_other_texts(
+    text: str, segmenter: Deployed, tmp_path: Path
+) -> None:
+    def put(tree: Any) -> None:
+        for call in tree["graph_module"]["module_call_graph"]:
+            if call["signature"]:
+                call["signature"]["in_spec"] = text
+
+    path = changed(segmenter.folder / "model.pt2", tmp_path / "x.pt2", edited_json("models/model.json", put))
+    with pytest.raises(DeployError, match=r"too large|nested|NaN"):
+        load_program(path)

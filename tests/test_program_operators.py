@@ -119,6 +119,19 @@ def test_a_program_that_cannot_be_loaded_again_warns_when_it_is_written(tmp_path
         load_program(path)
 
 
+class Masked(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        worst = torch.full_like(x, float("nan")).nan_to_num(0.0, float("inf"), -1.0)
+        return x.masked_fill(x > 0, float("-inf")).softmax(-1).clamp(max=float("inf")) + worst
+
+
+@pytest.mark.parametrize("keep_sizes", [False, True])
+def test_numbers_without_end_are_read(keep_sizes: bool, tmp_path: Path) -> None:
+    x = torch.randn(2, 5, 8)
+    path = saved(Masked(), x, tmp_path / "a.pt2")  # without a warning
+    torch.testing.assert_close(load_program(path, keep_sizes=keep_sizes).module()(x), Masked()(x), equal_nan=True)
+
+
 def node(name: str, **arguments: Any) -> dict[str, Any]:
     inputs = [{"name": key, "arg": value, "kind": 1} for key, value in arguments.items()]
     target = name if name.startswith("_operator") else f"torch.ops.aten.{name}"
@@ -138,6 +151,22 @@ def node(name: str, **arguments: Any) -> dict[str, Any]:
         (node("zeros.default", size={"as_ints": [1]}, layout={"as_layout": 1}), "sparse"),
         (node("div.Tensor_mode", other={"as_tensor": {"name": "x"}}, rounding_mode={"as_string": "trunc"}), "trunc"),
         (node("div.Tensor_mode", other={"as_int": -1}, rounding_mode={"as_string": "trunc"}), "trunc"),
+        (node("div.Tensor_mode", other={"as_int": 2**32 - 1}, rounding_mode={"as_string": "trunc"}), "trunc"),
+        (node("div_.Tensor_mode", other={"as_float": 2**64 - 1}, rounding_mode={"as_string": "trunc"}), "trunc"),
+        (node("div.Scalar_mode", other={"as_int": 2**31}, rounding_mode={"as_string": "trunc"}), "trunc"),
+        (node("div.Scalar_mode", other={"as_float": 0.5}, rounding_mode={"as_string": "trunc"}), "trunc"),
+        (node("repeat_interleave.Tensor", output_size={"as_int": 3}), "repeat_interleave.Tensor"),
+        (node("upsample_bicubic2d.default", scales_h={"as_float": 1e-30}), "scale"),
+        (node("upsample_nearest1d.default", scales={"as_float": 5000.0}), "scale"),
+        (node("upsample_nearest3d.default", scales_h={"as_none": True}, scales_d={"as_float": "NaN"}), "scale"),
+        (node("upsample_bilinear2d.vec", scale_factors={"as_floats": [2.0, 1e-30]}), "scale"),
+        (node("_upsample_bicubic2d_aa.vec", scale_factors={"as_floats": [-2.0, 2.0]}), "scale"),
+        (node("upsample_nearest2d.default", scales_w={"as_sym_float": {"as_name": "s"}}), "scale"),
+        (node("_upsample_nearest_exact2d.vec", scale_factors={"as_float_lists": [[1e-30]]}), "scale"),
+        (node("_to_copy.default", device={"as_device": {"type": "meta", "index": None}}), "device"),
+        (node("_to_copy.default", device={"as_string": "meta"}), "device"),
+        (node("relu.default", self={"as_none": True, "as_tensor": {"name": "x"}}), "tensors and numbers"),
+        (node("relu.default", self={"as_string_to_argument": {}}), "tensors and numbers"),
         (node("grid_sampler.default", interpolation_mode={"as_int": 7}), "mode"),
         (node("relu.default", self={"as_custom_obj": {"name": "x"}}), "tensors and numbers"),
         (node("_operator.pow", a={"as_int": 9}, b={"as_int": 10**9}), "power"),
@@ -154,7 +183,14 @@ def test_arguments_that_crash_or_fill_the_machine_are_refused(refused: dict[str,
         node("full.default", size={"as_ints": [2**14, 2**14]}, fill_value={"as_float": 1e300}),
         node("slice.Tensor", dim={"as_int": 0}, start={"as_int": 0}, end={"as_int": 2**63 - 1}),
         node("div.Tensor_mode", other={"as_int": 2}, rounding_mode={"as_string": "trunc"}),
+        node("div.Tensor_mode", other={"as_int": -(2**31) + 1}, rounding_mode={"as_string": "trunc"}),
+        node("div.Tensor_mode", other={"as_float": 1.5}, rounding_mode={"as_string": "trunc"}),
         node("div.Tensor_mode", other={"as_tensor": {"name": "x"}}, rounding_mode={"as_string": "floor"}),
+        node("upsample_bicubic2d.default", scales_h={"as_none": True}, scales_w={"as_float": 0.5}),
+        node("upsample_bilinear2d.vec", scale_factors={"as_floats": [2.0, 1 / 4096]}),
+        node("repeat_interleave.self_int", repeats={"as_int": 2}),
+        node("_to_copy.default", device={"as_device": {"type": "cuda", "index": 0}}),
+        node("_to_copy.default", device={"as_none": True}),
         node("_operator.pow", a={"as_sym_int": {"as_name": "s0"}}, b={"as_int": 2}),
     ],
 )

@@ -13,16 +13,17 @@ import io
 import json
 import logging
 import math
+import os
 import re
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from mezzo._errors import DeployError
-from mezzo._program_operators import problem_with_nodes, problem_with_target
+from mezzo._program_operators import DEVICES, problem_with_nodes, problem_with_target
 from mezzo._program_sizes import is_arithmetic
 from mezzo.files import UnsafePickle, open_regular, parse_json, stored_parts, too_large, unpacked_limit, write_file
 
@@ -42,6 +43,7 @@ _TEXTS = {
     "torch_version": re.compile(r"[\w.+]*"),
     "path_name": re.compile(r"(weight|tensor)_\d+"),
     "as_string": re.compile(r"[\w ,.>-]{0,500}", re.ASCII),  # an option, or the equation of einsum
+    **dict.fromkeys(("as_float", "as_floats"), re.compile(r"-?Infinity|NaN")),  # JSON has no number for them
 }
 _NAME = re.compile(r"[\w.]*", re.ASCII)
 _DUNDER = re.compile(r"(^|\.)__\w*__($|\.)")
@@ -74,27 +76,36 @@ def forget_places(program: ExportedProgram) -> None:
         node.meta.pop("stack_trace", None)
 
 
-def write_program(program: ExportedProgram, path: Path) -> None:
-    """Write a program, whole or not at all."""
+def write_program(program: ExportedProgram, path: Path, *, shown: Path | None = None) -> None:
+    """Write a program, whole or not at all; warns if `load_program` will refuse it.
+
+    Args:
+        program: Of this process.
+        path: The file.
+        shown: The name of the file in a warning, where `path` is that of a part.
+    """
     import torch
 
-    for node in program.graph.nodes:
-        problem = _problem_with_function(node.target) if node.op == "call_function" else None
-        if problem is not None:
-            warnings.warn(f"{path}: mezzo will not load this program: {problem}", stacklevel=2)
-            break
     buffer = io.BytesIO()
     with quietly():
         torch.export.save(program, buffer)
-    write_file(path, buffer.getvalue())
+    data = buffer.getvalue()
+    place = shown or path
+    try:
+        _checked_copy(buffer, len(data), place, keep_sizes=True)
+    except DeployError as error:
+        reason = str(error).removeprefix(f"{place}: ").removesuffix("; not loaded")
+        warnings.warn(f"{place}: mezzo will not load this program: {reason}", stacklevel=2)
+    write_file(path, data)
 
 
-def _problem_with_function(function: Any) -> str | None:
-    """Return why a program with an operator would not be loaded; arithmetic on sizes always is."""
-    module = getattr(function, "__module__", "")
-    if module in ("_operator", "math", "torch"):
-        return None
-    return problem_with_target(f"torch.ops.{function}")
+def run_again(path: Path, inputs: Sequence[Any]) -> Any:
+    """Return what a program gives that this process has just written: it is ours, so nothing of it is refused."""
+    import torch
+
+    with quietly():
+        program = torch.export.load(io.BytesIO(path.read_bytes()))
+    return program.module()(*inputs)
 
 
 def load_program(path: Path, *, keep_sizes: bool = False) -> ExportedProgram:
@@ -128,10 +139,14 @@ def checked_archive(path: Path, *, keep_sizes: bool = True) -> io.BytesIO:
     Raises:
         DeployError: The first thing that is not tensors, operators or arithmetic.
     """
+    with open_regular(path, raising=DeployError) as file:
+        return _checked_copy(file, os.fstat(file.fileno()).st_size, path, keep_sizes)
+
+
+def _checked_copy(file: IO[bytes], size: int, path: Path, keep_sizes: bool) -> io.BytesIO:
     copied = io.BytesIO()
     try:
-        with open_regular(path, raising=DeployError) as file, zipfile.ZipFile(file) as archive:
-            size = path.stat().st_size
+        with zipfile.ZipFile(file) as archive:
             parts = stored_parts(archive, size)
             for info in parts:
                 _check_name(info, path)
@@ -293,6 +308,8 @@ def _check_json(tree: Any, path: Path) -> None:
             raise DeployError(f"{path}: holds pickled objects; not loaded")
         if key in ("layout", "as_layout") and value not in (_STRIDED, None):
             raise DeployError(f"{path}: holds sparse tensors; not loaded")
+        if key in ("device", "as_device") and not _is_usable_device(value):
+            raise DeployError(f"{path}: holds tensors on a device that is neither cpu nor cuda; not loaded")
         if key == "guards_code" and not isinstance(value, list):
             raise DeployError(f"{path}: guards_code is no list; not loaded")
         for text in value if isinstance(value, list) else [value]:
@@ -300,12 +317,16 @@ def _check_json(tree: Any, path: Path) -> None:
                 _check_text(key, text, path)
 
 
+def _is_usable_device(value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and value.get("type") in DEVICES)
+
+
 def _check_text(key: str, text: str, path: Path) -> None:
     if key in ("expr_str", "guards_code"):
         if not is_arithmetic(text):
             raise DeployError(f"{path}: {text[:80]!r} is no arithmetic on sizes; not loaded")
     elif key in ("in_spec", "out_spec"):
-        if text and not _is_plain_spec(json.loads(text)):
+        if text and not _is_plain_spec(parse_json(text)):
             raise DeployError(f"{path}: inputs or outputs are more than tensors in tuples, lists and dicts; not loaded")
     elif key == "target":
         if problem := problem_with_target(text):
@@ -320,7 +341,7 @@ def _is_plain_spec(spec: Any) -> bool:
     waiting = [root]
     while waiting:
         node = waiting.pop()
-        context = json.loads(node["context"]) if node["context"] is not None else None
+        context = parse_json(node["context"]) if node["context"] is not None else None
         is_plain = context is None or (isinstance(context, list) and all(isinstance(key, str) for key in context))
         if node["type"] not in _CONTAINERS or not is_plain:
             return False

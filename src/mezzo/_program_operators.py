@@ -58,7 +58,7 @@ nll_loss nll_loss2d nll_loss_nd nonzero norm.Scalar/ScalarOpt_dim not_equal.Tens
 ones_like outer pad pairwise_distance permute pixel_shuffle pixel_unshuffle poisson_nll_loss polar polygamma
 positive pow.Scalar/Tensor_Scalar/Tensor_Tensor prelu prod.default/dim_int quantile.scalar rad2deg rand
 rand_like randint.low randn randn_like ravel real reciprocal reflection_pad1d reflection_pad2d reflection_pad3d
-relu remainder.Scalar/Tensor repeat repeat_interleave.Tensor/self_int replication_pad1d replication_pad2d
+relu remainder.Scalar/Tensor repeat repeat_interleave.self_int replication_pad1d replication_pad2d
 replication_pad3d reshape reshape_as rms_norm rnn_relu.input rnn_relu_cell rnn_tanh.input rnn_tanh_cell roll
 rot90 round.decimals/default row_stack rrelu rsqrt rsub.Scalar/Tensor scalar_tensor scaled_dot_product_attention
 scatter.reduce/src/value scatter_add scatter_reduce.two searchsorted.Tensor select.int select_scatter selu sgn
@@ -110,6 +110,10 @@ _ADVICE = (
 
 MAX_ELEMENTS = 1 << 28
 """Of a tensor whose size stands in the program; 1 GiB of float32. Sizes that follow from the input are not looked at."""
+DEVICES = ("cpu", "cuda")
+"""Tensors of others have no numbers: torch reads whatever lies where they would be."""
+_MOST_DIVISOR = 1 << 31
+_MOST_SCALE = 4096  # of an upsampling
 _MOST_FACTORS = 64  # of a product of sizes: more make numbers of millions of digits
 _MAKES = frozenset(
     "zeros ones full eye rand randn randint arange linspace new_zeros new_ones new_full repeat tile repeat_interleave one_hot"
@@ -121,7 +125,7 @@ _MAKES = frozenset(
 _VALUES = frozenset({"fill_value", "value", "start", "end", "low", "high"})  # arguments of these that are no sizes
 _STRIDED = 7  # of torch's schema: an ordinary, dense tensor
 #: Arguments that are more than tensors, numbers and options.
-_FOREIGN = frozenset({"as_operator", "as_graph", "as_custom_obj", "custom_obj", "as_opaque"})
+_FOREIGN = frozenset({"as_operator", "as_graph", "as_custom_obj", "custom_obj", "as_opaque", "as_string_to_argument"})
 
 
 def problem_with_target(target: object) -> str | None:
@@ -160,7 +164,7 @@ def problem_with_nodes(nodes: list[Any]) -> str | None:
 def _problem_with_arguments(node: Any) -> str | None:
     name = node["target"].removeprefix(_ATEN).partition(".")[0]
     arguments = {entry["name"]: _constant(entry["arg"]) for entry in node["inputs"]}
-    if any(key in _FOREIGN for entry in node["inputs"] for key in entry["arg"]):
+    if any(len(entry["arg"]) != 1 or not _FOREIGN.isdisjoint(entry["arg"]) for entry in node["inputs"]):
         return f"{name} takes more than tensors and numbers"
     if any(entry["arg"].get("as_layout", _STRIDED) not in (_STRIDED, None) for entry in node["inputs"]):
         return f"{name} asks for a sparse tensor; only dense ones are used here"
@@ -168,7 +172,11 @@ def _problem_with_arguments(node: Any) -> str | None:
         return f"{name} makes a tensor of more than {MAX_ELEMENTS} elements"
     # The smallest whole number divided by -1 ends the process, which only a divisor that is known excludes.
     if name in ("div", "div_", "divide") and arguments.get("rounding_mode") == "trunc" and not _is_divisor(arguments):
-        return "div with rounding_mode 'trunc' needs a number as divisor; use 'floor'"
+        return f"div with rounding_mode 'trunc' needs a number below {_MOST_DIVISOR} and not -1 as divisor; use 'floor'"
+    if "upsample" in name and not all(_is_scale(entry["arg"]) for entry in node["inputs"] if "scale" in entry["name"]):
+        return f"{name} has a scale that is no number from 1/{_MOST_SCALE} to {_MOST_SCALE}"
+    if any(entry["name"] == "device" and not _is_device(entry["arg"]) for entry in node["inputs"]):
+        return f"{name} asks for a device that is neither cpu nor cuda"
     if name.startswith("grid_sampler") and not all(
         arguments.get(key, 0) in (0, 1, 2) for key in ("interpolation_mode", "padding_mode")
     ):
@@ -177,7 +185,26 @@ def _problem_with_arguments(node: Any) -> str | None:
 
 
 def _is_divisor(arguments: dict[str, Any]) -> bool:
-    return isinstance(arguments.get("other"), int | float) and arguments["other"] != -1
+    """Whether a divisor is a number that no whole-number type turns into 0 or -1."""
+    other = arguments.get("other")
+    return isinstance(other, int | float) and 1 <= abs(other) < _MOST_DIVISOR and other != -1
+
+
+def _is_scale(argument: Any) -> bool:
+    """Whether a scale is left out or ordinary: places computed by others do not fit a whole number, and are read."""
+    if argument.get("as_none"):
+        return True
+    given = _constant(argument)
+    return all(
+        isinstance(scale, int | float) and 1 / _MOST_SCALE <= scale <= _MOST_SCALE
+        for scale in (given if isinstance(given, list) else [given])
+    )
+
+
+def _is_device(argument: Any) -> bool:
+    if argument.get("as_none"):
+        return True
+    return isinstance(argument.get("as_device"), dict) and argument["as_device"].get("type") in DEVICES
 
 
 def _constant(argument: Any) -> Any:

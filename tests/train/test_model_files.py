@@ -701,3 +701,22 @@ def test_batches_seen_first_are_what_an_exported_file_is_tried_on() -> None:
     model.predict_batch(torch.zeros(3, 6))
     assert model._prepared.sample is not None
     assert torch.equal(model._prepared.sample[0], first[0][:2])
+
+
+class Strided(nn.Module):
+    """Uses an operator that programs from anyone may not use."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.as_strided((2, 2), (1, 1)) + x.sum()
+
+
+def test_a_network_whose_file_mezzo_refuses_is_written_with_one_warning(tmp_path: Path) -> None:
+    model = mezzo.Model(Strided(), InputSpec([2, 4], "float32", "x"))
+    with pytest.warns(UserWarning, match="will not load") as seen:
+        path = model.save(tmp_path / "net", training=False)
+    (warning,) = [str(one.message) for one in seen]
+    assert warning.startswith(f"{tmp_path / 'net.pt2'}: mezzo will not load this program: the operator 'as_strided.def")
+    assert "ONNX" in warning
+    assert ".part" not in warning
+    x = torch.randn(2, 4)
+    assert torch.equal(torch.export.load(path).module()(x), Strided()(x))

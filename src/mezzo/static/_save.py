@@ -23,13 +23,14 @@ _SAMPLES = (2, 64, 96, 128, 160)
 """Of a free size, by its place: not 0 or 1, which torch would take for fixed, unequal, and large enough for a network."""
 
 
-def save_forward(module: nn.Module, inputs: Sequence[InputSpec], path: Path) -> None:
-    """Write a forward, in evaluation and float32, as a `torch.export` file.
+def save_forward(module: nn.Module, inputs: Sequence[InputSpec], path: Path, *, shown: Path | None = None) -> None:
+    """Write a forward, in evaluation and float32, as a `torch.export` file; warns if `load_forward` will refuse it.
 
     Args:
         module: Takes the inputs in this order.
         inputs: What it takes, in order.
         path: Usually ends in .pt2.
+        shown: The name of the file in a warning, where `path` is that of a part.
 
     Raises:
         RunError: torch cannot export it.
@@ -42,7 +43,7 @@ def save_forward(module: nn.Module, inputs: Sequence[InputSpec], path: Path) -> 
     except Exception as error:  # whatever a user's network raises is a network that is not exported
         raise RunError(f"the program cannot be exported: {' '.join(str(error).split())[:400]}") from error
     forget_places(exported)
-    write_program(exported, path)
+    write_program(exported, path, shown=shown)
 
 
 def _sample_shape(shape: Sequence[int]) -> list[int]:
