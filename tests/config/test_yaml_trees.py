@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -96,7 +98,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("? [a, b]\n: c", "f.yml:1: the key (a list or block) is no text; keys are names"),
         (
             "a: 1\nb: " + "9" * 5000,
-            "f.yml:2: '99999999999999999999999999999999999999999999999999999999... cannot be read as int",
+            "f.yml:2: the number '99999999999999999999999999999999999999999999999999999999... is too large",
         ),
         (
             "a: 1" + "0" * 400,
@@ -141,3 +143,20 @@ def test_any_text_gives_a_tree_or_faults(text: str) -> None:
     tree = parse_yaml(text, "f.yml", faults)
     if tree is not None:
         yaml.safe_dump(tree.plain())
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("a: 1" + ":1" * 400_000, "too large"),  # a number in base 60, for which PyYAML takes quadratic time
+        ("k: &a {" + ", ".join(f"k{i}: 1" for i in range(8000)) + "}\n<<: [*a" + ", {}" * 8000 + "]", ""),
+        ("%TAG !a! b\n" * 60_000 + "--- 1", "directives"),
+    ],
+)
+def test_what_takes_quadratic_time_is_refused_or_read_at_once(text: str, word: str) -> None:
+    started = time.perf_counter()
+    faults = Faults()
+    parse_yaml(text, "f.yml", faults, max_values=200_000)
+    assert time.perf_counter() - started < 20  # minutes before; seconds on a slow machine
+    with pytest.raises(ConfigError, match=word) if word else nullcontext():
+        faults.raise_if_any()

@@ -9,7 +9,6 @@ import time
 
 import pytest
 
-from mezzo._errors import RunError
 from mezzo.files import LOCK, FolderInUse, folder_lock
 
 HOLD = (
@@ -60,13 +59,29 @@ def write_owner(folder, age_s):
 
 def test_another_host_is_believed_for_five_minutes_or_until_force(tmp_path):
     write_owner(tmp_path, 100)
-    with pytest.raises(FolderInUse, match=r"process 1 on elsewhere, since then.*--force"), take(tmp_path):
-        pass
+    with pytest.raises(FolderInUse, match=r"process 1 on elsewhere, since then.*add --force"):
+        take(tmp_path, force_by="--force").__enter__()
+    with pytest.raises(FolderInUse) as caught:  # where there is no such option, none is named
+        take(tmp_path).__enter__()
+    assert "--force" not in str(caught.value)
     with take(tmp_path, force=True) as notice:
         assert "elsewhere" in str(notice)
     write_owner(tmp_path, 400)
     with take(tmp_path) as notice:
         assert "no sign of life for 400 s" in str(notice)
+    write_owner(tmp_path, -10_000)  # a host whose clock is wrong
+    with take(tmp_path) as notice:
+        assert "taken over" in str(notice)
+
+
+def test_the_owner_gives_signs_of_life(tmp_path, monkeypatch):
+    monkeypatch.setattr("mezzo.files._lock.SIGN_OF_LIFE_S", 0.02)
+    with take(tmp_path):
+        os.utime(tmp_path / LOCK, (1, 1))
+        end = time.monotonic() + 5
+        while (tmp_path / LOCK).stat().st_mtime < 1000 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert (tmp_path / LOCK).stat().st_mtime > time.time() - 60
 
 
 @pytest.mark.parametrize("content", ["", "nonsense", "[" * 9000, "[1]", "{}"])
@@ -78,12 +93,17 @@ def test_a_lock_that_says_nothing_is_free_unless_it_is_held(tmp_path, content):
             pass
 
 
-def test_a_lock_that_is_a_link_or_a_folder_is_not_written_through(tmp_path):
-    (tmp_path / "victim").write_text("mine")
-    (tmp_path / LOCK).symlink_to(tmp_path / "victim")
-    with pytest.raises(RunError), take(tmp_path):
+def make_link(folder):
+    (folder / "victim").write_text("mine")
+    (folder / LOCK).symlink_to(folder / "victim")
+
+
+@pytest.mark.parametrize("make", [make_link, lambda f: os.mkfifo(f / LOCK), lambda f: (f / LOCK).mkdir()])
+def test_a_lock_that_is_a_link_a_pipe_or_a_folder_is_named_and_not_written_through(tmp_path, make):
+    make(tmp_path)
+    with pytest.raises(FolderInUse, match=r"\.mezzo\.lock: is not a lock that mezzo wrote"), take(tmp_path):
         pass
-    assert (tmp_path / "victim").read_text() == "mine"
+    assert not (tmp_path / "victim").exists() or (tmp_path / "victim").read_text() == "mine"
 
 
 FORK = (

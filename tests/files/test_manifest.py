@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mezzo.files import MANIFEST, FileError, check_manifest, write_manifest
+from mezzo.files import MANIFEST, FileError, _manifest, check_manifest, write_manifest
 
 
 @pytest.fixture
@@ -73,3 +73,17 @@ def test_a_manifest_that_is_none_is_one_line(folder, text):
     (folder / MANIFEST).write_text(text)
     with pytest.raises(FileError, match=MANIFEST):
         check_manifest(folder)
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "deep/../../secret", "."])
+def test_a_name_that_leads_out_is_refused_before_the_file_is_opened(folder, name):
+    (folder.parent / "secret").write_bytes(b"x" * 1234)
+    write_text(folder, {name: [1234, "00000000"]})
+    with pytest.raises(FileError, match="leads out of the folder") as caught:
+        check_manifest(folder)
+    assert "1234" not in str(caught.value)
+
+
+def write_text(folder, files):
+    """Write a manifest whose own checksum fits."""
+    (folder / MANIFEST).write_bytes(_manifest._text({"format": "mezzo.manifest", "version": 1, "files": files}))

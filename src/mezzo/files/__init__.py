@@ -7,7 +7,7 @@ from mezzo.files._archive import Entry, read_entry, stored_parts, unpack
 from mezzo.files._bounds import MAX_UNPACKED, WEIGHTS, Bounds, too_large, unpacked_limit
 from mezzo.files._errors import FileError
 from mezzo.files._json import parse_json, read_json
-from mezzo.files._lock import LOCK, FolderInUse, folder_lock, locked
+from mezzo.files._lock import LOCK, FolderInUse, folder_lock, is_alive, locked
 from mezzo.files._manifest import MANIFEST, check_manifest, write_manifest
 from mezzo.files._pickles import PlainUnpickler, UnsafePickle, encode, explained_pickle, no_items, rebuilt
 from mezzo.files._plain import one_line, plain, say
@@ -63,6 +63,7 @@ __all__ = [
     "locked",
     "folder_lock",
     "FolderInUse",
+    "is_alive",
     "LOCK",
     "write_manifest",
     "check_manifest",

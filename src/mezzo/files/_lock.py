@@ -19,6 +19,7 @@ from mezzo._errors import MezzoError
 from mezzo.files._errors import FileError
 from mezzo.files._json import read_json
 from mezzo.files._plain import plain
+from mezzo.files._read import is_regular
 from mezzo.files._write import explained
 
 LOCK = ".mezzo.lock"
@@ -60,7 +61,9 @@ def locked(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def folder_lock(folder: Path, *, purpose: str, advice: str, force: bool = False) -> Iterator[str | None]:
+def folder_lock(
+    folder: Path, *, purpose: str, advice: str, force: bool = False, force_by: str | None = None
+) -> Iterator[str | None]:
     """Hold the lock of a folder, `.mezzo.lock`, which names the owner's process, host and start; it is removed at the end.
 
     The system's own lock (`flock`) decides: it ends with its process, whatever killed it. Some network file systems keep
@@ -72,6 +75,7 @@ def folder_lock(folder: Path, *, purpose: str, advice: str, force: bool = False)
         purpose: What the owner does, as in "a training".
         advice: Completes the refusal: what to do instead.
         force: Take the lock over from another host at once. A living process on this host is refused all the same.
+        force_by: How a user asks for `force`, for the refusal; None: there is no way.
 
     Yields:
         One line about a lock that was taken over; None if there was none.
@@ -90,7 +94,7 @@ def folder_lock(folder: Path, *, purpose: str, advice: str, force: bool = False)
             descriptor = _open(path)
             owner = _owner(path)
             _take(descriptor, folder, owner, purpose, advice)
-        notice = _check_host(path, folder, owner, purpose, advice, force=force)
+        notice = _check_host(path, folder, owner, purpose, advice, force=force, force_by=force_by)
         with explained(path):
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, _content(purpose), 0)
@@ -107,6 +111,8 @@ def folder_lock(folder: Path, *, purpose: str, advice: str, force: bool = False)
 
 
 def _open(path: Path) -> int:
+    if path.is_symlink() or (path.exists() and not is_regular(path)):
+        raise FolderInUse(f"{path}: is not a lock that mezzo wrote; look at it and delete it")
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
     with explained(path):
         for tries_left in reversed(range(100)):
@@ -150,12 +156,12 @@ def _take(descriptor: int, folder: Path, owner: dict[str, Any], purpose: str, ad
     except BlockingIOError as error:
         raise FolderInUse(f"{folder}: {_described(owner, purpose)} works here; {advice}") from error
     except OSError:  # a file system without locks: the content of the file is all there is
-        if owner.get("host") == socket.gethostname() and _is_alive(owner.get("pid")):
+        if owner.get("host") == socket.gethostname() and is_alive(owner.get("pid")):
             raise FolderInUse(f"{folder}: {_described(owner, purpose)} works here; {advice}") from None
 
 
 def _check_host(
-    path: Path, folder: Path, owner: dict[str, Any], purpose: str, advice: str, *, force: bool
+    path: Path, folder: Path, owner: dict[str, Any], purpose: str, advice: str, *, force: bool, force_by: str | None
 ) -> str | None:
     """Return a line about the lock that is taken over; raise if another host may still hold it."""
     if not owner:
@@ -163,12 +169,16 @@ def _check_host(
     described = _described(owner, purpose)
     if owner.get("host") == socket.gethostname():
         return f"{folder}: {described} ended without a goodbye; its lock is taken over"
-    silent_s = time.time() - path.stat().st_mtime
-    if not force and silent_s < STALE_AFTER_S:
+    silent_s = abs(time.time() - path.stat().st_mtime)  # hosts have clocks of their own, and some are wrong by years
+    if force:
+        return f"{folder}: the lock of {described} is taken over, as asked for"
+    if silent_s < STALE_AFTER_S:
+        hint = f", or add {force_by} if you know that it is dead" if force_by else ""
         raise FolderInUse(
-            f"{folder}: {described} worked here {max(0, silent_s):.0f} s ago; {advice}; if it is dead, add --force"
+            f"{folder}: {described} gave a sign of life {silent_s:.0f} s ago; {advice}; a dead one is taken over after "
+            f"{STALE_AFTER_S:.0f} s{hint}"
         )
-    return f"{folder}: the lock of {described} is taken over: no sign of life for {max(0, silent_s):.0f} s"
+    return f"{folder}: the lock of {described} is taken over: no sign of life for {silent_s:.0f} s"
 
 
 def _owner(path: Path) -> dict[str, Any]:
@@ -204,7 +214,8 @@ def _touch(descriptor: int, stop: threading.Event) -> None:
             os.utime(descriptor)
 
 
-def _is_alive(pid: object) -> bool:
+def is_alive(pid: object) -> bool:
+    """Return whether there is a process of this number on this machine."""
     if not isinstance(pid, int) or not 0 < pid < 2**31:
         return False
     try:

@@ -9,7 +9,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from mezzo._errors import MezzoError
 from mezzo.files._errors import FileError
@@ -70,6 +70,8 @@ def _listed(path: Path, raising: type[MezzoError]) -> dict[str, tuple[int, str]]
     try:
         content = parse_json(data)
         files = {str(name): (int(size), str(crc32)) for name, (size, crc32) in content["files"].items()}
+        if outside := next((name for name in files if not _is_inside(name)), None):
+            raise ValueError(f"{outside[:80]!r} leads out of the folder")
         if content["format"] != _FORMAT or content["version"] != _VERSION:
             raise ValueError("of another kind")
         if data != _text({key: content[key] for key in ("format", "version", "files")}):
@@ -77,6 +79,11 @@ def _listed(path: Path, raising: type[MezzoError]) -> dict[str, tuple[int, str]]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise raising(f"{path}: is damaged ({error}); resume from another checkpoint") from error
     return files
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 
 
 def _text(content: dict[str, object]) -> bytes:

@@ -24,18 +24,18 @@ def explained(path: Path) -> Iterator[None]:
 def write_file(path: Path, data: bytes) -> None:
     """Write a file whole or not at all; an older one stays until the new one is on the disk. Its folder is made.
 
-    A link is followed: what it points to is replaced. An older file keeps its permissions.
+    A link in the place of the file is replaced, not followed: in a folder from somebody else it could lead anywhere. An
+    older file keeps its permissions.
 
     Raises:
         RunError: The system refuses.
     """
-    path = Path(os.path.realpath(path))
     part = path.with_name(f".tmp-{path.name[:100]}-{os.getpid()}")
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             part.write_bytes(data)
-            if path.exists():
+            if path.exists() and not path.is_symlink():
                 part.chmod(stat.S_IMODE(path.stat().st_mode))
             flush(part)
             os.replace(part, path)

@@ -20,6 +20,8 @@ MAX_VALUES = 20_000
 """Values after aliases are written out; the largest public recipe has some 300."""
 _INT_BITS = 64
 """Whole numbers of more bits are refused: as floats they would overflow somewhere later."""
+_NUMBER_LETTERS = 400  # of a number, a truth value or null; the largest float has 309 digits
+_DIRECTIVES = 8
 _PREFIX = "tag:yaml.org,2002:"
 _MERGE = "tag:yaml.org,2002:merge"
 _TEXT = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value")
@@ -111,6 +113,8 @@ def parse_yaml(
 
 def _refuse_large(text: str, loader: Any, max_values: int) -> None:
     """Raise if blocks are nested too deep for the reader, which calls itself once a level, or if there are too many."""
+    if text.count("\n%") > _DIRECTIVES:
+        raise _Refused(None, f"more than {_DIRECTIVES} directives (%)")
     depth = 0
     for count, event in enumerate(yaml.parse(text, Loader=loader)):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -158,7 +162,8 @@ class _Reader:
         for key_node, value_node in node.value:
             mark = self.mark(key_node)
             if key_node.tag == _MERGE:
-                merged = {**self._merged(value_node, depth), **merged}  # the first that has a key wins
+                for name, value in self._merged(value_node, depth).items():
+                    merged.setdefault(name, value)  # the first that has a key wins
                 continue
             key = self._key(key_node, mark)
             if key in own:
@@ -182,7 +187,8 @@ class _Reader:
             self._faults.add(tree.mark, "'<<' needs a block, or a list of blocks")
         found: dict[str, Node] = {}
         for item in blocks:
-            found = {**item.block, **found}
+            for name, value in item.block.items():
+                found.setdefault(name, value)
         return found
 
     def _scalar(self, node: yaml.ScalarNode, mark: Mark) -> Scalar:
@@ -190,6 +196,9 @@ class _Reader:
             text = str(node.value)
             plain = node.style is None and _NUMBER_WITHOUT_POINT.fullmatch(text)
             return float(text) if plain else text
+        if len(node.value) > _NUMBER_LETTERS:  # PyYAML takes quadratic time for 1:1:1:..., a number in base 60
+            self._faults.add(mark, f"the number {short(node.value)} is too large")
+            return None
         try:
             value: Any = self._constructor.construct_object(node)
         except (ValueError, LookupError, ArithmeticError, AttributeError, yaml.constructor.ConstructorError):

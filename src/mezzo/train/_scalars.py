@@ -49,6 +49,8 @@ class ScalarLog:
         with explained(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             _drop_from(self.path, resume_at)
+            if self.path.is_symlink():
+                self.path.unlink()  # of a folder from somebody else; it could lead anywhere
             self._file = self.path.open("ab", buffering=0)  # nothing is left to write when it is closed
         self._events = _event_writer(self.path.parent / EVENTS, resume_at, notice) if with_tensorboard else None
 
