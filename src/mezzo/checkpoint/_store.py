@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import overload
 
 from mezzo.checkpoint._errors import CheckpointError
-from mezzo.files import MiB, explained, flush, flush_tree, read_bytes, write_manifest, write_text
+from mezzo.files import MiB, explained, flush, flush_tree, is_alive, read_bytes, write_manifest, write_text
 
 LATEST = "latest"
 _LEFTOVER = re.compile(r"\.(tmp|old)-(.+)-(\d+)", re.ASCII)
@@ -124,7 +124,7 @@ class CheckpointStore:
             with explained(path):
                 if kind == "old" and not (self.directory / name).exists():
                     self._put_back(name)
-                elif pid == os.getpid() or not _is_alive(pid):
+                elif pid == os.getpid() or not is_alive(pid):
                     _delete(path)
 
     # Reading
@@ -255,13 +255,3 @@ def _delete(path: Path) -> None:
         path.unlink()
     elif path.exists():
         shutil.rmtree(path)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:  # it lives, and is somebody else's
-        return True
-    return True

@@ -1,7 +1,6 @@
 """A mended plan run: what is ready starts as soon as its devices are free, and every end leaves a record at once."""
 
 import datetime
-import fcntl
 import os
 import queue
 import signal
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mezzo._errors import MezzoError, RunError
-from mezzo.files import explained, plain, write_text
+from mezzo.files import FolderInUse, folder_lock, plain, write_text
 from mezzo.tipc._load import load_run
 from mezzo.tipc._log_text import NOTICE, read_log, why
 from mezzo.tipc._machine import Machine, code_hash, text_hash
@@ -118,15 +117,11 @@ def run_plan(
 @contextmanager
 def _only_one(folder: Path) -> Iterator[None]:
     """Hold a folder for one runner; raises RunError if there is another."""
-    with explained(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("a")
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(f"another run is writing to {folder}; wait for its end, or end it") from None
-        yield
+    try:
+        with folder_lock(folder, purpose="a certification", advice="wait for its end, or end it"):
+            yield
+    except FolderInUse as error:
+        raise RunError(str(error)) from error
 
 
 def _now() -> str:

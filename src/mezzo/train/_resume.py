@@ -34,6 +34,7 @@ from mezzo.train._sharded import load_whole_states
 AUTO = "auto"
 _WEIGHTS = "model.safetensors"
 _HALF = (torch.float16, torch.bfloat16)
+_MOST_STEPS = 2**53  # more is damage, not progress
 
 
 def find_checkpoint(store: CheckpointStore, given: Path | str | None) -> tuple[Path | None, list[str]]:
@@ -114,7 +115,12 @@ def resume(session: Session, folder: Path) -> Progress:
     state = read_state(folder)
     try:
         _refuse_another_run(session, folder, state)
-        progress = _progress(state, session.steps)
+        progress = _progress(state)
+        if progress.step > session.steps:
+            raise CheckpointError(
+                f"{folder}: has {progress.step} steps done, this run has {session.steps} in all; give a larger --iters "
+                "(or --epochs), or evaluate the weights"
+            )
         model = session.recipe.create_model() if session.options.fsdp else session.model
         weights = _weights(model, folder)
         _check_rest(session, model, state)
@@ -148,12 +154,12 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _progress(state: dict[str, Any], steps: int) -> Progress:
+def _progress(state: dict[str, Any]) -> Progress:
     with part("progress"):
         values = mapping(state["progress"])
         if strange := sorted(map(str, set(values) ^ set(Progress.__slots__))):
             raise ValueError(f"{strange[0][:40]!r} is missing or unknown")
-        step = whole_number("step", values["step"], steps)
+        step = whole_number("step", values["step"], _MOST_STEPS)
         return Progress(
             step=step,
             best=score("best", values["best"]),

@@ -81,7 +81,11 @@ def _open_folder(store: CheckpointStore, options: RunOptions, closing: ExitStack
     This comes before anything is read or written: a second training in the folder must not disturb the first.
     """
     lock = folder_lock(
-        store.directory, purpose="a training", advice="wait for it, or choose another --save_dir", force=options.force
+        store.directory,
+        purpose="a training",
+        advice="wait for it, or choose another --save_dir",
+        force=options.force,
+        force_by="--force",
     )
     notice = closing.enter_context(lock)
     store.clean()
