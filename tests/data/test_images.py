@@ -5,6 +5,7 @@ import os
 import struct
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import cv2
@@ -223,3 +224,31 @@ def test_a_damaged_tiff_is_one_line_without_warnings() -> None:
     struct.pack_into("<I", data, place + 4, 2**31)
     with pytest.raises(DataError, match="damaged"):
         decode_image(bytes(data), "a.tif")
+
+
+def test_names_of_colour_profiles_do_not_reach_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    """Libpng prints the name of a damaged profile as it is."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    profile = b"a\x1b]0;title\x07\x1b[31mred\0\0" + zlib.compress(bytes(range(250)) * 20)
+    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 10, 10, 8, 0, 0, 0, 0))
+    data += 2 * chunk(b"iCCP", profile) + chunk(b"IDAT", zlib.compress(bytes(110))) + chunk(b"IEND", b"")
+    assert decode_image(data, "x.png").shape == (10, 10, 3)
+    assert "".join(capfd.readouterr()) == ""
+
+
+def test_a_damaged_image_prints_nothing_by_itself(capfd: pytest.CaptureFixture[str]) -> None:
+    good = cv2.imencode(".png", np.zeros((40, 40, 3), np.uint8))[1].tobytes()
+    with suppress(DataError):
+        decode_image(good.replace(b"IDAT", b"IDAU", 1), "x.png")
+    assert "ERROR" not in capfd.readouterr().err
+
+
+def test_an_image_of_too_many_pixels_is_not_called_damaged() -> None:
+    bitmap = (
+        b"BM" + struct.pack("<IHHI", 1000, 0, 0, 54) + struct.pack("<IiiHHIIiiII", 40, 30000, -30000, 1, 24, *[0] * 6)
+    )
+    with pytest.raises(DataError, match="cut it into tiles"):
+        decode_image(bitmap, "x.bmp")

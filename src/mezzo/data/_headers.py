@@ -53,3 +53,13 @@ def _read_jpeg(data: bytes) -> tuple[int, int] | None:
         else:
             at += 2 + struct.unpack_from(">H", data, at + 2)[0]
     return None
+
+
+def without_profile(data: bytes) -> bytes:
+    """Return a PNG file without its colour profiles, which OpenCV ignores: libpng prints the name of a damaged one raw."""
+    end = data.find(b"IDAT")
+    while (at := data.find(b"iCCP", 0, end) - 4) >= 0:
+        size = 12 + int.from_bytes(data[at : at + 4])
+        data = data[:at] + data[at + size :]
+        end = data.find(b"IDAT")
+    return data

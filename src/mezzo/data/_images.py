@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mezzo.data._errors import DataError
-from mezzo.data._headers import kind_of, read_header
+from mezzo.data._headers import kind_of, read_header, without_profile
 from mezzo.files import plain, read_bytes, shown_path
 
 MAX_PIXELS = 1 << 26
@@ -35,6 +35,7 @@ MAX_SCANS = 100
 """Of a progressive JPEG. Encoders write about 10; each takes as long as an image, and thousands fit into 30 kB."""
 
 _SCAN = b"\xff\xda"
+_set_log_level = cv2.utils.logging.setLogLevel  # returns the level before
 _REFUSED = (
     OSError,
     ValueError,
@@ -64,10 +65,15 @@ def decode_image(data: bytes, name: str) -> NDArray[np.uint8]:
     kind = _check_header(data, name, IMAGE_FORMATS)
     if _is_cut_off(data, kind):
         raise DataError(f"{name}: the image is cut off; copy or download the file again")
+    if kind == "PNG":
+        data = without_profile(data)
+    level = _set_log_level(0)  # OpenCV prints lines of its own for a damaged file; ours names the file
     try:
         image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
     except cv2.error as error:
         raise DataError(f"{name}: OpenCV cannot decode the image ({error.err})") from error
+    finally:
+        _set_log_level(level)
     if image is None:
         raise DataError(f"{name}: OpenCV cannot decode the image; it is damaged or of an unknown kind")
     return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)  # type: ignore[return-value]  # the flag above makes it 8 bit
@@ -115,6 +121,8 @@ def _open(data: bytes, name: str, formats: tuple[str, ...]) -> Image.Image:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # Pillow only warns of damage to a TIFF
             return Image.open(io.BytesIO(data), formats=formats)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise DataError(f"{name}: has more than the {MAX_PIXELS} pixels that are read; cut it into tiles") from error
     except _REFUSED as error:  # an OSError if it is none of the formats
         raise DataError(f"{name}: the image cannot be opened; it is damaged") from error
 
