@@ -377,7 +377,7 @@ def test_a_killed_runner_is_resumed(tmp_path):
 def test_two_runners_do_not_share_a_folder(tmp_path):
     process = _runner(tmp_path, 618)
     _wait_for(tmp_path / "begun")
-    with pytest.raises(RunError, match=r"another run is writing to .*run; wait for its end"):
+    with pytest.raises(RunError, match=r"run: a certification .process \d+ .*wait for its end"):
         run_here(tmp_path, plan_of(step("train-1", "true")))
     process.terminate()
     assert process.wait(20) == 143
