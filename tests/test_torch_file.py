@@ -92,7 +92,8 @@ DOUBLED = b"N" + b"".join(b"q%c0h%ch%c\x86" % (i, i, i) for i in range(60))
         (saved(nn.Linear(2, 2)), "Linear"),
         (saved({"a": torch.zeros(2, 2).to_sparse()}), "sparse"),
         (saved({"a": torch.zeros(2, device="meta")}), "meta"),
-        (saved({"a": torch.zeros(2, dtype=torch.cfloat).conj()}), "without its numbers"),
+        (saved({"a": torch.zeros(2, dtype=torch.cfloat).conj()}), r"conjugated tensor; call resolve_conj\(\)"),
+        (saved({"a": torch.zeros(2, dtype=torch.cfloat).conj().imag}), r"negated tensor; call resolve_neg\(\)"),
         (repacked(saved({"a": torch.zeros(4)}), lambda p: p.replace(b"K\x04\x85", b"K\x09\x85")), "tensor of shape"),
         (repacked(saved({"a": torch.zeros(4)}), lambda p: p.replace(b"K\x04tq", b"K\x09tq")), "announces"),
         (with_pickle(b"\x80\x02}" + DOUBLED + b"Ns."), "names are text"),
@@ -121,3 +122,29 @@ def test_texts_that_are_encoded_again_and_again_are_counted() -> None:
 def test_nothing_is_left_out_of_a_protocol_4_file() -> None:
     data = saved({"a": torch.ones(3), "b": b"x"}, pickle_protocol=pickle.HIGHEST_PROTOCOL)
     assert read_torch_file(data)["a"].tolist() == [1, 1, 1]
+
+
+def as_dtypes(names: list[str], length: int) -> bytes:
+    """Return a file whose tensors are one storage, each of another dtype."""
+
+    def text(value: str) -> bytes:
+        return b"X" + len(value).to_bytes(4, "little") + value.encode()
+
+    pickled = b"\x80\x02}("
+    for name in names:
+        pickled += text(name) + b"ctorch._utils\n_rebuild_tensor_v3\n((" + text("storage")
+        pickled += b"ctorch.storage\nUntypedStorage\n" + text("0") + text("cpu") + b"J" + length.to_bytes(4, "little")
+        pickled += b"tQK\x00K\x01\x85K\x01\x85\x89ccollections\nOrderedDict\n)R" + f"ctorch\n{name}\n".encode() + b"tR"
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("a/data.pkl", pickled + b"u.")
+        archive.writestr("a/data/0", bytes(range(256)) * (length // 256))
+    return buffer.getvalue()
+
+
+def test_a_storage_is_copied_once_for_all_dtypes() -> None:
+    names = ["float32", "float16", "int64", "uint8", "bfloat16", "int16"]
+    read = read_torch_file(as_dtypes(names, 512))
+    assert [value.dtype for value in read.values()] == [getattr(torch, name) for name in names]
+    assert len({value.data_ptr() for value in read.values()}) == 1
+    assert read["int16"].tolist() == [256]

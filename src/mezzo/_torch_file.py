@@ -92,6 +92,9 @@ def _is_counts(value: Any) -> bool:
 def _tensor(
     storage: Any, offset: Any, size: Any, stride: Any, *rest: Any, dtype: torch.dtype | None = None, bits: Any = None
 ) -> _Tensor:
+    if isinstance(bits, dict) and (bits.get("conj") or bits.get("neg")):
+        kind, call = ("conjugated", "resolve_conj") if bits.get("conj") else ("negated", "resolve_neg")
+        raise UnsafePickle(f"a {kind} tensor; call {call}() before saving")
     if not isinstance(storage, _Storage) or (dtype is None) != (storage.dtype is not None) or bits:
         raise UnsafePickle("a tensor without its numbers")
     if not _is_counts((offset,)) or not _is_counts(size) or not _is_counts(stride) or len(size) != len(stride):
@@ -258,14 +261,21 @@ def _storages(tree: Any, entries: int) -> list[_Storage]:
 
 
 def _with_tensors(tree: Any, numbers: Callable[[str], bytes | memoryview], entries: int, packed: int) -> Any:
+    stored: dict[str, bytearray] = {}  # copied once, however many tensors and dtypes look at it
     made: dict[tuple[str, torch.dtype], Tensor] = {}
 
     def make(said: Any) -> Any:
         if not isinstance(said, _Tensor):
             return said.dtype if isinstance(said, _Dtype) else None
-        flat = made.get((said.storage.key, said.dtype))
+        key = said.storage.key
+        if key not in stored:
+            stored[key] = bytearray(numbers(key))  # tensors may be written to, bytes may not
+        _check_length(stored[key], said)
+        flat = made.get((key, said.dtype))
         if flat is None:
-            flat = made[said.storage.key, said.dtype] = _flat(numbers(said.storage.key), said)
+            data = stored[key]
+            flat = torch.frombuffer(data, dtype=said.dtype) if data else torch.empty(0, dtype=said.dtype)
+            made[key, said.dtype] = flat
         if said.needs() > flat.numel():
             raise UnsafePickle(f"a tensor of shape {said.size} with {flat.numel()} numbers")
         return flat.as_strided(said.size, said.stride, said.offset)
@@ -274,16 +284,12 @@ def _with_tensors(tree: Any, numbers: Callable[[str], bytes | memoryview], entri
     return rebuilt(tree, make, _size_of, most_entries=entries + 1000, limit=unpacked_limit(packed))
 
 
-def _flat(data: bytes | memoryview, said: _Tensor) -> Tensor:
-    if (
-        len(data) != said.storage.count * (said.storage.dtype or torch.uint8).itemsize
-        or len(data) % said.dtype.itemsize
-    ):
+def _check_length(data: bytearray, said: _Tensor) -> None:
+    announced = said.storage.count * (said.storage.dtype or torch.uint8).itemsize
+    if len(data) != announced or len(data) % said.dtype.itemsize:
         raise UnsafePickle(
             f"the numbers {said.storage.key[:40]!r} have {len(data)} bytes, not those that the file announces"
         )
-    # A copy: tensors may be written to, bytes may not.
-    return torch.frombuffer(bytearray(data), dtype=said.dtype) if data else torch.empty(0, dtype=said.dtype)
 
 
 def _size_of(value: Any) -> int | None:
