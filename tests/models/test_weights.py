@@ -336,3 +336,61 @@ def test_a_pipe_in_place_of_weights_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.pt")
     with pytest.raises(WeightsError, match="a named pipe, not a file"):
         load_weights(fresh(), tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("shape", [[2**63, 0], [2**62, 2**62, 0]])
+def test_pieces_of_an_impossible_shape_name_the_file(shape: list[int], tmp_path: Path) -> None:
+    table = {"a": {"slices": ["a@1"], "OriginShape": shape}}
+    content = {"a@1": np.ones(0, np.float32), "UnpackBigParamInfor@@": table}
+    (tmp_path / "a.pdparams").write_bytes(pickle.dumps(content, protocol=4))
+    with pytest.raises(WeightsError, match=r"a\.pdparams: a: its pieces"):
+        read_pdparams(tmp_path / "a.pdparams")
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pdparams", ".pt"])
+@pytest.mark.parametrize("dtype", ["complex128", "complex32", "uint3", "int4", "float4_e2m1fn_x2", "float8_e8m0fnu"])
+def test_numbers_that_a_format_does_not_hold_are_one_line(dtype: str, suffix: str, tmp_path: Path) -> None:
+    kind = getattr(torch, dtype)
+    state = {"part.w": torch.frombuffer(bytearray(32), dtype=kind)}
+    fits = {".pt": ("complex128", "complex32", "float8_e8m0fnu"), ".pdparams": ("complex128",)}
+    if dtype in fits.get(suffix, ()):
+        assert _convert(state, tmp_path / f"b{suffix}") == 1
+        return
+    with pytest.raises(WeightsError, match=rf"a\.pt: 'part\.w' is of torch\.{dtype}, which a {suffix} file"):
+        _convert(state, tmp_path / f"b{suffix}")
+    assert not (tmp_path / f"b{suffix}").exists()
+
+
+def _convert(state: dict[str, torch.Tensor], target: Path) -> int:
+    """Convert a state dict from a torch file; torch itself does not write every kind of numbers."""
+    (target.parent / "a.pt").write_bytes(b"x")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mezzo.models.weights.read_torch_file", lambda _: state)
+        return convert(target.parent / "a.pt", target)
+
+
+def test_numbers_that_no_model_has_do_not_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.Module()
+    module.w = nn.Parameter(torch.zeros(32))
+    (tmp_path / "a.pt").write_bytes(b"x")
+    packed = {"w": torch.frombuffer(bytearray(32), dtype=torch.float4_e2m1fn_x2)}
+    monkeypatch.setattr("mezzo.models.weights.read_torch_file", lambda _: packed)
+    with pytest.raises(WeightsError, match="float4"):
+        load_weights(module, tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("name", ["__metadata__", "a\ud800"])
+def test_names_that_a_safetensors_file_cannot_have_name_the_file(name: str, tmp_path: Path) -> None:
+    torch.save({name: torch.ones(2)}, tmp_path / "a.pt")
+    with pytest.raises(WeightsError, match=r"a\.pt: a \.safetensors file can have no entry") as error:
+        convert(tmp_path / "a.pt", tmp_path / "b.safetensors")
+    assert ascii(name) in str(error.value)
+    assert convert(tmp_path / "a.pt", tmp_path / "b.pdparams") == 1
+
+
+def test_entries_that_read_the_same_bytes_as_two_kinds_are_converted(tmp_path: Path) -> None:
+    base = torch.arange(4, dtype=torch.int32)
+    state = {"a": base, "b": base.view(torch.float32), "c": base[1:]}
+    assert _convert(state, tmp_path / "b.pt") == 3
+    read = torch.load(tmp_path / "b.pt", weights_only=True)
+    assert all(torch.equal(read[name], value) for name, value in state.items())

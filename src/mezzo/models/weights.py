@@ -27,6 +27,15 @@ from mezzo.models._registry import model_info
 _NAMES, _SLICES = "StructuredToParameterName@@", "UnpackBigParamInfor@@"
 #: The place of a file is wrong; anything else that the system refuses, as a full disk, is a run that failed.
 _BAD_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS)
+#: Kinds of numbers that a format holds, and that torch can copy. Paddle's uint16 is bfloat16.
+_COMMON = frozenset({
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint32, torch.uint64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,
+    torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz,
+})  # fmt: skip
+_WRITABLE = {".safetensors": _COMMON | {torch.uint16}, ".pdparams": _COMMON | {torch.complex128}}
+_WRITABLE_BY_TORCH = _COMMON | {torch.uint16, torch.complex32, torch.complex128, torch.float8_e8m0fnu}
+_METADATA = "__metadata__"  # what a safetensors file says of itself
 _TO_PADDLE = {"running_mean": "_mean", "running_var": "_variance"}
 _BACKBONE = "backbone."
 _TO_TORCH = {paddle: ours for ours, paddle in _TO_PADDLE.items()}
@@ -136,7 +145,8 @@ def _as_tensor(name: str, value: Any) -> Tensor:
     """Return an entry as a tensor of floating numbers; bfloat16 comes from Paddle as uint16."""
     if isinstance(value, Tensor):
         tensor = value.detach().cpu()
-        if tensor.is_floating_point() and tensor.layout == torch.strided:
+        is_plain = tensor.dtype in _WRITABLE_BY_TORCH and tensor.layout == torch.strided
+        if tensor.is_floating_point() and is_plain:
             return tensor
         raise WeightsError(f"{name}: is a {tensor.layout} tensor of {tensor.dtype}; weights are dense floating numbers")
     array = np.asarray(value)
@@ -213,10 +223,13 @@ def _join_slices(name: str, how: Any, entries: dict[str, Any], path: Any) -> np.
     pieces = [entries.pop(part, None) for part in parts]
     if not all(isinstance(piece, np.ndarray) for piece in pieces) or not all(type(n) is int for n in shape):
         raise WeightsError(f"{path}: {name}: a piece of it is missing")
-    joined = np.concatenate([np.ravel(piece) for piece in pieces])
-    if any(n < 0 for n in shape) or math.prod(shape) != joined.size:
-        raise WeightsError(f"{path}: {name}: its pieces have {joined.size} numbers, not those of its shape")
-    return joined.reshape(shape)
+    try:
+        joined = np.concatenate([np.ravel(piece) for piece in pieces])
+        if any(n < 0 for n in shape) or math.prod(shape) != joined.size:
+            raise WeightsError(f"{path}: {name}: its pieces have {joined.size} numbers, not those of its shape")
+        return joined.reshape(shape)
+    except (TypeError, ValueError) as error:  # numpy refuses long axes, even of an empty array
+        raise WeightsError(f"{path}: {name}: its pieces do not fit together: {error}") from error
 
 
 def load_pdparams(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True) -> LoadReport:
@@ -299,6 +312,9 @@ def convert(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> i
     if not path.parent.is_dir():
         raise WeightsError(f"{target}: there is no folder {str(path.parent)!r}")
     suffix = _format_of(path)
+    for key, value in state.items():
+        if value.dtype not in _WRITABLE.get(suffix, _WRITABLE_BY_TORCH):
+            raise WeightsError(f"{source}: {key!a} is of {value.dtype}, which a {suffix} file does not hold")
     if suffix == ".pdparams":
         renamed = {_rename(key, _TO_PADDLE): key for key in state}
         reserved = {_NAMES, _SLICES} & set(renamed)
@@ -308,13 +324,35 @@ def convert(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> i
         _write_pdparams({name: np.ascontiguousarray(value) for name, value in arrays.items()}, path)
     elif suffix == ".safetensors":
         save = _safetensors().save
+        for key in state:
+            if key == _METADATA or not _is_unicode(key):
+                raise WeightsError(f"{source}: a .safetensors file can have no entry of the name {key!a}")
         own = {key: value.clone(memory_format=torch.contiguous_format) for key, value in state.items()}
         _write(path, save(own))
     else:
         buffer = io.BytesIO()
-        torch.save(state, buffer)
+        torch.save(_without_two_kinds(state), buffer)
         _write(path, buffer.getvalue())
     return len(state)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+    return True
+
+
+def _without_two_kinds(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return entries that `torch.save` takes: those that read the same bytes as another kind of numbers are copied."""
+    kinds: dict[int, torch.dtype] = {}
+    return {
+        key: value
+        if kinds.setdefault(value.untyped_storage().data_ptr(), value.dtype) == value.dtype
+        else value.clone()
+        for key, value in state.items()
+    }
 
 
 def _as_array(value: Tensor) -> np.ndarray[Any, Any]:
