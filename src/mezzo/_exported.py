@@ -24,6 +24,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from mezzo._errors import DeployError
 from mezzo._program_operators import DEVICES, problem_with_nodes, problem_with_target
+from mezzo._program_rewrites import rewrite
 from mezzo._program_sizes import is_arithmetic
 from mezzo.files import UnsafePickle, open_regular, parse_json, stored_parts, too_large, unpacked_limit, write_file
 
@@ -187,9 +188,8 @@ def _checked(data: bytes, info: zipfile.ZipInfo, path: Path, keep_sizes: bool) -
         _forget_metadata(tree)
         if not keep_sizes:
             _forget_sizes(graph)
-        if problem := problem_with_nodes(graph["nodes"]):
+        if problem := rewrite(graph) or problem_with_nodes(graph["nodes"]):
             raise DeployError(f"{path}: {problem}; not loaded")
-        guard_attention(graph)
     _check_json(tree, path)
     return json.dumps(tree).encode()
 
@@ -247,57 +247,6 @@ def _checked_samples(data: bytes, path: Path) -> bytes:
     buffer = io.BytesIO()
     torch.save(samples, buffer)
     return buffer.getvalue()
-
-
-def guard_attention(graph: Any) -> None:
-    """Cut the values of every attention to the number of its keys: torch 2.13 reads beyond values that are fewer.
-
-    `narrow` raises where there are fewer, and costs nothing where there are as many.
-    """
-    nodes: list[Any] = []
-    for number, node in enumerate(graph["nodes"]):
-        if node["target"] == "torch.ops.aten.scaled_dot_product_attention.default":
-            arguments = {entry["name"]: entry["arg"] for entry in node["inputs"]}
-            key, value = arguments["key"]["as_tensor"], arguments["value"]["as_tensor"]
-            count, cut = f"attention_keys_{number}", f"attention_values_{number}"
-            if count in graph["sym_int_values"] or cut in graph["tensor_values"]:
-                raise ValueError(f"a value is called {cut}")
-            graph["sym_int_values"][count] = graph["tensor_values"][key["name"]]["sizes"][-2]
-            graph["tensor_values"][cut] = graph["tensor_values"][value["name"]]
-            minus_two = {"name": "dim", "arg": {"as_int": -2}, "kind": 1}
-            length = {"name": "length", "arg": {"as_sym_int": {"as_name": count}}, "kind": 1}
-            start = {"name": "start", "arg": {"as_int": 0}, "kind": 1}
-            nodes.append(
-                _node("sym_size.int", [_tensor("self", key), minus_two], {"as_sym_int": {"as_name": count}}, count)
-            )
-            nodes.append(
-                _node(
-                    "narrow.default",
-                    [_tensor("self", value), minus_two, start, length],
-                    {"as_tensor": {"name": cut}},
-                    cut,
-                )
-            )
-            for entry in node["inputs"]:
-                if entry["name"] == "value":
-                    entry["arg"] = {"as_tensor": {"name": cut}}
-        nodes.append(node)
-    graph["nodes"] = nodes
-
-
-def _tensor(name: str, tensor: Any) -> dict[str, Any]:
-    return {"name": name, "arg": {"as_tensor": tensor}, "kind": 1}
-
-
-def _node(operator: str, inputs: list[Any], output: Any, name: str) -> dict[str, Any]:
-    return {
-        "target": f"torch.ops.aten.{operator}",
-        "inputs": inputs,
-        "outputs": [output],
-        "metadata": {},
-        "is_hop_single_tensor_return": None,
-        "name": name,
-    }
 
 
 def _check_json(tree: Any, path: Path) -> None:

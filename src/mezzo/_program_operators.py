@@ -1,10 +1,10 @@
 """The operators that a program from anyone may use, and what their arguments may be.
 
 aten has 3,700 operators. Some write wherever a number in the file says (`_sparse_coo_tensor_unsafe`), read beyond their
-input (`_native_batch_norm_legit`, `lstm` on the CPU), change the process (`set_grad_enabled`, `manual_seed`) or show memory
-that was never written (`empty`). So this is a list of what exports use: the core set of torch 2.13 and what
+input (`_native_batch_norm_legit`), change the process (`set_grad_enabled`, `manual_seed`) or show memory that was never
+written (`empty_strided`). So this is a list of what exports use: the core set of torch 2.13 and what
 `torch.export` writes for the layers of `torch.nn`, the functions of `torch` and the nine networks, less those that a wrong
-argument makes unsafe.
+argument makes unsafe. `_program_rewrites` has been over the program before, and put checks before some of them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ isposinf isreal item kl_div kron kthvalue l1_loss layer_norm ldexp.Tensor le.Sca
 lerp.Scalar/Tensor less.Scalar/Tensor less_equal.Tensor lgamma lift_fresh lift_fresh_copy linalg_cholesky
 linalg_cross linalg_det linalg_inv linalg_matrix_norm.str_ord linalg_multi_dot linalg_norm linalg_solve
 linalg_vector_norm linear linspace log log10 log1p log2 log_sigmoid log_softmax.int logaddexp logaddexp2
-logcumsumexp logical_and logical_not logical_or logical_xor logit logsumexp lstm_cell lt.Scalar/Tensor mH mT
+logcumsumexp logical_and logical_not logical_or logical_xor logit logsumexp lstm.input lstm_cell lt.Scalar/Tensor mH mT
 margin_ranking_loss masked_fill.Scalar/Tensor masked_scatter masked_select matmul matrix_H max.default/dim/other
 max_pool1d max_pool2d max_pool2d_with_indices max_pool3d max_pool3d_with_indices max_unpool2d maximum
 mean.default/dim median.default/dim meshgrid.indexing min.default/dim/other minimum mish mm mode moveaxis.int
