@@ -311,6 +311,7 @@ def test_the_history_of_the_users_scaler_counts_instead():
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     scaler = GradScaler(init_loss_scaling=2.0**10)
+    scaler.scale(torch.ones(()))
     for _ in range(5):
         weight.grad = torch.full((1,), float("inf"))
         scaler.step(optimizer)
@@ -324,6 +325,7 @@ def test_a_scaler_that_has_come_back_to_its_first_scale_is_left_in_peace():
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     scaler = GradScaler(init_loss_scaling=2.0**10, incr_every_n_steps=1, decr_every_n_nan_or_inf=1)
+    scaler.scale(torch.ones(()))
     for value in [float("inf"), 0.0] * 5:
         weight.grad = torch.full((1,), value)
         scaler.step(optimizer)
