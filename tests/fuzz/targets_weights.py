@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from fuzzing import Target
 from mutate import NUMBERS, TEXTS, mutate_bytes, mutate_tree
+from operator_programs import hostile, programs
 
 from mezzo._errors import MezzoError
 from mezzo._exported import load_program
@@ -89,6 +90,8 @@ def make_pt2(rng: random.Random, folder: Path) -> Path:
 
 def make_pt2_run(rng: random.Random, folder: Path) -> Path:
     """Change constants and tensors of nodes: whatever is loaded is run."""
+    if rng.random() < 0.7:
+        return _stored(hostile(rng), folder / "a.pt2")
     parts = dict(_parts())
     name = next(each for each in parts if each.endswith("models/model.json"))
     tree = json.loads(parts[name])
@@ -108,7 +111,10 @@ def make_pt2_run(rng: random.Random, folder: Path) -> Path:
     if rng.random() < 0.3:
         weights = rng.choice([each for each in parts if "/weight_" in each or "/tensor_" in each])
         parts[weights] = bytes(rng.randrange(256) for _ in range(len(parts[weights])))
-    path = folder / "a.pt2"
+    return _stored(parts, folder / "a.pt2")
+
+
+def _stored(parts: dict[str, bytes], path: Path) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         for each, data in parts.items():
             archive.writestr(each, data)
@@ -117,6 +123,8 @@ def make_pt2_run(rng: random.Random, folder: Path) -> Path:
 
 def run_pt2(path: Path) -> None:
     program = load_program(path)
+    devices = {str(node.kwargs.get("device", "cpu")).split(":")[0] for node in program.graph.nodes}
+    assert devices <= {"cpu", "cuda", "None"}, f"{devices}: shows memory that is not its own"  # which no crash tells
     try:
         with torch.inference_mode():
             program.module()(torch.zeros(2, 3, 8, 8))
@@ -311,6 +319,7 @@ def read_run(path: Path) -> None:
         raise FileError(str(error)) from error
 
 
+programs()  # before there are children: each would make them again
 load_program(_PROGRAM)  # torch imports what it needs for it once, before there are limits
 
 TARGETS = [
