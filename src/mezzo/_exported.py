@@ -17,7 +17,7 @@ import os
 import re
 import warnings
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -100,13 +100,12 @@ def write_program(program: ExportedProgram, path: Path, *, shown: Path | None = 
     write_file(path, data)
 
 
-def run_again(path: Path, inputs: Sequence[Any]) -> Any:
-    """Return what a program gives that this process has just written: it is ours, so nothing of it is refused."""
+def own_program(path: Path) -> Callable[..., Any]:
+    """Return a program that this process has just written: it is ours, so nothing of it is refused."""
     import torch
 
     with quietly():
-        program = torch.export.load(io.BytesIO(path.read_bytes()))
-    return program.module()(*inputs)
+        return torch.export.load(io.BytesIO(path.read_bytes())).module()
 
 
 def load_program(path: Path, *, keep_sizes: bool = False) -> ExportedProgram:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mezzo._errors import RunError
+from mezzo._errors import MezzoError, RunError
 from mezzo.export import Description, ExportError, ExportOptions, export_model
 from mezzo.export._network import Deployable
 from mezzo.export._verify import MAX_ERROR, distance, own_rounding, verify
@@ -352,3 +352,21 @@ def test_a_program_of_graph_mode_can_be_exported(tmp_path: Path) -> None:
     report = export_model(module, described, ExportOptions(save_dir=tmp_path, with_onnx=False))
     assert all(check.is_fine for check in report.checks)
     assert report.model.folder == tmp_path
+
+
+class Strided(Net):
+    """Has an operator that programs from anyone may not use."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x.as_strided((1,), (1,)) * 0
+
+
+def test_a_program_that_engines_refuse_is_verified_all_the_same_and_told(tmp_path: Path) -> None:
+    options = ExportOptions(save_dir=tmp_path / "out", with_onnx=False, input_shape=(1, 3, 16, 16))
+    with pytest.warns(UserWarning, match="will not load this program") as seen:
+        export_model(Strided(), DESCRIBED, options)
+    (warning,) = [str(one.message) for one in seen]
+    assert warning.startswith(f"{tmp_path / 'out' / 'model.pt2'}: ")
+    assert (tmp_path / "out" / "model.pt2").exists()
+    with pytest.raises(MezzoError, match="as_strided"):
+        load_engine(read_deployed(tmp_path / "out"), EngineOptions(), "torch")

@@ -247,7 +247,7 @@ def _write_variant(
         )
         return {"onnx": onnx}
     traced = trace(lowered, model.input_shape, takes_any_size=takes_any_size)
-    write_program(traced, model.folder / program)
+    write_program(traced, model.folder / program, shown=options.save_dir / program)
     if not options.with_onnx:
         return {"program": program}
     if precision == "bf16":

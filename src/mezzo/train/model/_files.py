@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mezzo._errors import RunError
-from mezzo._exported import run_again
+from mezzo._exported import own_program
 from mezzo.amp import float32_copy
 from mezzo.checkpoint import CheckpointError, CheckpointStore, read_state, write_state
 from mezzo.files import explained, one_line
@@ -172,7 +172,7 @@ def export_forward(target: Path, network: nn.Module, inputs: Sequence[InputSpec]
 @torch.no_grad()
 def _verify(network: nn.Module, path: Path, sample: Sequence[Tensor]) -> None:
     expected = _tensors(network(*sample))
-    seen = _tensors(run_again(path, sample))
+    seen = _tensors(own_program(path)(*sample))
     for want, got in zip(expected, seen, strict=True):
         if want.shape != got.shape or not torch.allclose(
             want, got, rtol=0, atol=_MOST_ERROR * max(1.0, want.abs().max().item()), equal_nan=True
