@@ -46,7 +46,7 @@ class _Lstm(nn.Module):
 
 
 def _modules() -> dict[str, nn.Module]:
-    whole, floats = torch.tensor([1, 2, 0, 3]), torch.zeros(64, 64)
+    whole, floats = torch.tensor([1, 2, 0, 3, 0]), torch.zeros(64, 64)
     least = -(2**31)
     calls: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Tensor]] = {
         "repeats": (lambda x, b: _aten.repeat_interleave.Tensor(b, output_size=6) + x.sum().long(), whole),
@@ -94,6 +94,8 @@ def hostile(rng: random.Random) -> dict[str, bytes]:
         if ("/weight_" in each or "/tensor_" in each) and rng.random() < 0.3:
             count = len(parts[each]) // 8
             numbers = [rng.choice([n for n in _WHOLE if -(2**63) <= n < 2**63]) for _ in range(count)]
+            if rng.random() < 0.5:  # a sum that begins again at 0
+                numbers = ([2**62] * 4 + [6] * count)[:count]
             parts[each] = struct.pack(f"<{count}q", *numbers) + parts[each][8 * count :]
         elif each.endswith("_config.json") and rng.random() < 0.2:
             parts[each] = _with_other_sizes(rng, parts[each])
