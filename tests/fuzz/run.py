@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 from fuzzing import Result, generator, judge, run
@@ -17,6 +19,8 @@ def main() -> int:
     """Run what the command line asks for; return 1 if there are defects."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0, help="of all targets together")
+    parser.add_argument("--count", type=int, help="inputs of each target, instead of --minutes")
+    parser.add_argument("--json", type=Path, help="write the results there too")
     parser.add_argument("--target", action="append", help="only this one; may be repeated")
     parser.add_argument("--first", type=int, default=1_000_000, help="number of the first input")
     parser.add_argument("--number", type=int, help="try one input and say what became of it")
@@ -37,9 +41,12 @@ def main() -> int:
             shutil.rmtree(folder)
         return 0
     seconds = 60 * options.minutes * min(options.jobs, len(chosen)) / len(chosen)
+    limits = {"seconds": seconds} if options.count is None else {"count": options.count, "seconds": 10.0}
     with ThreadPoolExecutor(options.jobs) as pool:
-        results = list(pool.map(lambda target: run(target, seconds=seconds, first=options.first), chosen))
+        results = list(pool.map(lambda target: run(target, first=options.first, **limits), chosen))
     report(results)
+    if options.json is not None:
+        options.json.write_text(json.dumps({result.target: asdict(result) for result in results}))
     return 1 if any(result.defects for result in results) else 0
 
 
