@@ -26,7 +26,16 @@ from mezzo._errors import DeployError
 from mezzo._program_operators import DEVICES, problem_with_nodes, problem_with_target
 from mezzo._program_rewrites import rewrite
 from mezzo._program_sizes import is_arithmetic
-from mezzo.files import UnsafePickle, open_regular, parse_json, stored_parts, too_large, unpacked_limit, write_file
+from mezzo.files import (
+    UnsafePickle,
+    open_regular,
+    parse_json,
+    read_bytes,
+    stored_parts,
+    too_large,
+    unpacked_limit,
+    write_file,
+)
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -105,7 +114,7 @@ def own_program(path: Path) -> Callable[..., Any]:
     import torch
 
     with quietly():
-        return torch.export.load(io.BytesIO(path.read_bytes())).module()
+        return torch.export.load(io.BytesIO(read_bytes(path, raising=DeployError))).module()
 
 
 def load_program(path: Path, *, keep_sizes: bool = False) -> ExportedProgram:
