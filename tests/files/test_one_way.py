@@ -17,8 +17,6 @@ SOURCES = Path(__file__).parents[2] / "src" / "mezzo"
 PARSERS = {"yaml.load", "yaml.safe_load", "yaml.full_load", "yaml.unsafe_load", "json.load", "json.loads"}
 #: File and call, with the reason why it need not go through `mezzo.files`.
 ALLOWED = {
-    ("_exported.py", "json.loads(text)"): "a text of an archive that was checked; load_program explains what it raises",
-    ("_exported.py", "json.loads(node['context'])"): "as above",
     ("_html.py", "files(package).joinpath(name).read_text('utf-8')"): "data of this package",
     ("amp/_compiled.py", "_SOURCE.read_bytes()"): "a source file of this package",
     ("amp/_hardware.py", "Path('/proc/cpuinfo').read_text(encoding='utf-8', errors='replace')"): "the kernel's",
