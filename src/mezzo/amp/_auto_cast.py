@@ -13,6 +13,7 @@ from torch.utils._contextlib import _wrap_generator
 
 from mezzo._dynamo import hide_from_dynamo
 from mezzo.amp._compile import tag_compile_caches
+from mezzo.amp._cpu import emulates
 from mezzo.amp._dtypes import SPELLINGS
 from mezzo.amp._foreign import CHECKS_ON_ENTRY, raise_if_replaced
 from mezzo.amp._hardware import warn_if_unsupported
@@ -158,6 +159,12 @@ class auto_cast:  # the documents' name, used like a function
         self.policy = policy
         self._only_on = only_on
         self._state = state_of(policy) if enable and policy.level != "O0" else state_without(policy.dtype)
+
+    def key(self) -> str:
+        """Return a text that names everything the casts of this region depend on; regions with the same text cast alike."""
+        policy = self._state.policy
+        how = "off" if policy is None else "emulated" if emulates(policy) else "native"
+        return f"{self.policy.digest} {how} {self._only_on}"
 
     @_hidden
     def __enter__(self) -> auto_cast:

@@ -528,35 +528,10 @@ class GradScaler(ScalerSettings):
 
     # Inside
 
-    @contextmanager
-    def _rehearsal(self) -> Iterator[None]:
-        """Inside, steps are tried: nobody is told of them, and the state is afterwards what it was."""
-        state, log = self._state.read(), self._log
-        self._log = OutcomeLog()
-        try:
-            yield
-        finally:
-            self._log = log
-            self._state.write(state)
-            self._has_idle_step = False
-            self._progress.clear()
-            self._stepped.clear()
-            for guard in self._norms:
-                guard.refresh()
-
     @property
-    def _settings(self) -> tuple[ScaleRule, bool]:
-        """What a captured update has built in."""
-        return self._rule, self._dynamic
-
-    def _take_captured(self) -> Any:
-        """Return what `_note_replay` needs of the update that was just captured."""
-        return self._log.take_captured()
-
-    def _note_replay(self, captured: Any) -> None:
-        """Learn, late, what became of a step in a CUDA graph; see `update` for what it raises."""
-        self._log.record(*captured)
-        self._log.process(self._rule.max_skips_at_floor)
+    def captured(self) -> CapturedScaling:
+        """What graph mode needs of a scaler whose steps it captures; training loops have no use for it."""
+        return CapturedScaling(self)
 
     def _progress_of(self, engine: StepEngine) -> _Progress:
         engine.refuse_fsdp1()
@@ -572,6 +547,45 @@ class GradScaler(ScalerSettings):
                 "nothing is learned; call scaler.scale(loss).backward() instead of loss.backward()",
             )
         return self._state.scale_on(engine.device)
+
+
+class CapturedScaling:
+    """A scaler as graph mode sees it: its `step` and `update` run inside a CUDA graph, and the host learns of it later."""
+
+    def __init__(self, scaler: GradScaler) -> None:
+        self._scaler = scaler
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Inside, steps are only tried: no outcome hook is called, and the scaler's state is put back afterwards."""
+        scaler = self._scaler
+        state, log = scaler._state.read(), scaler._log
+        scaler._log = OutcomeLog()
+        try:
+            yield
+        finally:
+            scaler._log = log
+            scaler._state.write(state)
+            scaler._has_idle_step = False
+            scaler._progress.clear()
+            scaler._stepped.clear()
+            for guard in scaler._norms:
+                guard.refresh()
+
+    @property
+    def settings(self) -> tuple[ScaleRule, bool]:
+        """What a captured update has built in; once it differs, the step must be captured again."""
+        return self._scaler._rule, self._scaler._dynamic
+
+    def take_outcome(self) -> Any:
+        """Return what `note_replay` needs of the update that was just captured."""
+        return self._scaler._log.take_captured()
+
+    def note_replay(self, outcome: Any) -> None:
+        """Learn, late, what became of a replayed step; raises what `GradScaler.update` raises."""
+        scaler = self._scaler
+        scaler._log.record(*outcome)
+        scaler._log.process(scaler._rule.max_skips_at_floor)
 
 
 _HALF = tuple(HALF_DTYPES.values())

@@ -71,6 +71,7 @@ class CapturedStep:
         self._results: tuple[Tensor, ...] = ()
         self._plan: Any = None
         self._copies: CopiesOfWeights | None = None
+        self._scaling: Any = None
         self._settings: Any = None
         self._outcome: Any = None
 
@@ -107,8 +108,8 @@ class CapturedStep:
         self._graph.replay()
         if self._copies is not None:
             self._copies.forget()
-        if self._step.scaler is not None:
-            self._step.scaler._note_replay(self._outcome)
+        if self._scaling is not None:
+            self._scaling.note_replay(self._outcome)
         return tuple(result.clone() for result in self._results)
 
     def takes(self, batch: Sequence[Tensor]) -> bool:
@@ -117,8 +118,7 @@ class CapturedStep:
         The device copies while the host looks.
         """
         torch._foreach_copy_(self._batch, list(batch), non_blocking=True)
-        scaler = self._step.scaler
-        are_same = scaler is None or scaler._settings == self._settings
+        are_same = self._scaling is None or self._scaling.settings == self._settings
         if self._copies is not None:
             self._copies.follow_edits()
         return are_same and self._modules_hold() and self._plan.holds()
@@ -137,7 +137,7 @@ class CapturedStep:
         Raises:
             ValueError: Some parameter or gradient cannot be part of a captured step.
         """
-        step, scaler = self._step, self._step.scaler
+        step = self._step
         self._batch = [tensor.clone() for tensor in batch]
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
@@ -161,8 +161,9 @@ class CapturedStep:
             torch.cuda.current_stream(device).wait_stream(stream)
             self._copies.forget()
         torch._foreach_copy_(self._batch, list(batch), non_blocking=True)  # a model may have written into it
-        if scaler is not None:
-            self._settings, self._outcome = scaler._settings, scaler._take_captured()
+        if step.scaler is not None:
+            self._scaling = step.scaler.captured
+            self._settings, self._outcome = self._scaling.settings, self._scaling.take_outcome()
         self._modules_hold = step.module_watch()
         self._graph = graph
 

@@ -163,7 +163,7 @@ class TrainingStep:
         values = [(tensor, tensor.clone()) for tensor in self._weights_and_buffers()]
         states = {param: _clones(state) for param, state in self.optimizer.state.items()}
         histories = {history: history.copy() for history in histories_of(self._weights()) if not history.is_empty}
-        with nullcontext() if self.scaler is None else self.scaler._rehearsal():
+        with nullcontext() if self.scaler is None else self.scaler.captured.rehearsal():
             try:
                 yield
             finally:

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from mezzo.amp import Policy, auto_cast
-from mezzo.amp._cpu import emulates
 from mezzo.static import _region
 
 _OWN = {name: getattr(auto_cast, name) for name in ("__init__", "__enter__", "__exit__")}
@@ -29,9 +28,7 @@ def _region_key(*args: Any, **kwargs: Any) -> str:
     """Return the key of the region that `auto_cast(*args, **kwargs)` is; Dynamo takes it as a constant."""
     region = object.__new__(auto_cast)
     _OWN["__init__"](region, *args, **kwargs)
-    policy = region._state.policy
-    off = "off" if policy is None else "emulated" if emulates(policy) else "native"
-    return _keep(f"{region.policy.digest} {off} {region._only_on}", region)
+    return _keep(region.key(), region)
 
 
 def _policy_key(fields: tuple[Any, ...], *args: Any, **kwargs: Any) -> str:
