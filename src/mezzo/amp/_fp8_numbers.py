@@ -18,6 +18,7 @@ from mezzo.fp8 import (
     FORMATS,
     FP8_LINEAR,
     HEADROOM,
+    INVERSE,
     LARGEST,
     Fp8Recipe,
     amax_of,
@@ -26,7 +27,6 @@ from mezzo.fp8 import (
     round_to,
     scale_for,
 )
-from mezzo.fp8._weights import INVERSE
 
 Role = Literal["input", "weight", "gradient"]
 

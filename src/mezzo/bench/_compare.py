@@ -9,18 +9,14 @@ import torch
 
 from mezzo._errors import MezzoError, RunError, unknown_choice
 from mezzo._timer import Timing, release_memory, time_calls, unsteady_note
-from mezzo.amp import Fp8Recipe, debugging, explain
-from mezzo.amp._cpu import has_half_units
-from mezzo.amp._dtypes import dtype_name, parse_half_dtype
+from mezzo.amp import Fp8Recipe, debugging, dtype_name, explain, has_half_units, parse_half_dtype
 from mezzo.amp.debugging import operator_log
 from mezzo.bench._clocks import Machine, read_machine
 from mezzo.bench._device import find_device
 from mezzo.bench._settings import refuse_below_one
 from mezzo.bench._task import SEED, find_place, load_task, simple_net_task
 from mezzo.fp8 import FP8_LINEAR, recipe_for, why_no_fp8
-from mezzo.proof._products import MATRIX_PRODUCTS
-from mezzo.proof._random import random_states_kept, seed_all, torch_state
-from mezzo.proof._trial import Setup, Task, Trainer
+from mezzo.proof import MATRIX_PRODUCTS, Setup, Task, Trainer, random_states_kept, seed_all, torch_state
 
 MODES = {"O0": "float32", "O1": "AMP-O1", "O2": "AMP-O2", "O3": "AMP-O3"}
 LEVELS = ("O1", "O2")

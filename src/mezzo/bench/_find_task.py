@@ -14,8 +14,7 @@ from mezzo._errors import MezzoError, RunError, unknown_choice
 from mezzo.bench._task import IMAGE_SIZE, SEED, ModelError, find_place, load_task
 from mezzo.models import create_model, model_info
 from mezzo.models._registry import names_and_aliases
-from mezzo.proof._random import random_states_kept
-from mezzo.proof._trial import Task
+from mezzo.proof import Task, random_states_kept
 
 
 def find_task(reference: str, batch_size: int, image_size: int = IMAGE_SIZE, *, is_chosen: bool = False) -> Task:

@@ -19,7 +19,7 @@ from mezzo.bench._device import find_device
 from mezzo.bench._settings import chosen, ratio, refuse_below_one
 from mezzo.bench._task import SEED, SimpleNet, simple_net_task
 from mezzo.models import create_model
-from mezzo.proof._trial import Task
+from mezzo.proof import Task
 
 WARMUP_STEPS = 5
 ROUNDS = 3

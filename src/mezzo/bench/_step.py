@@ -15,7 +15,7 @@ from mezzo.bench._clocks import Machine, read_machine
 from mezzo.bench._device import find_device
 from mezzo.bench._settings import chosen, ratio, refuse_below_one
 from mezzo.bench._task import SEED, simple_net_task
-from mezzo.proof._trial import Task
+from mezzo.proof import Task
 
 WARMUP_STEPS = 3
 SMALL_LAYERS, SMALL_SIZE, SMALL_BATCH = 71, 64, 64  # 142 tensors, as many as MobileNetV3-small has

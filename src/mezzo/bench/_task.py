@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from mezzo._errors import MezzoError, RunError, unknown_choice
-from mezzo.proof._trial import Task
+from mezzo.proof import Task
 
 SEED = 100  # the guide's
 IMAGE_SIZE = 64

@@ -5,7 +5,23 @@ from mezzo.fp8._numbers import E4M3, E5M2, FORMATS, LARGEST, amax_of, round_to, 
 from mezzo.fp8._operands import Operand, make_operand
 from mezzo.fp8._product import LEAST_CAPABILITY, multiply, recipe_for, refuse_without_fp8, why_no_fp8
 from mezzo.fp8._recipe import MULTIPLE, Fp8Recipe, recipe_of, text_of
-from mezzo.fp8._weights import HEADROOM, WeightCopies, copies_of, histories_of, keep_copies, renew_copies
+from mezzo.fp8._weights import (
+    AMAX,
+    HEADROOM,
+    INVERSE,
+    MASTER_HOME,
+    NEWEST,
+    UNKNOWN_AMAX,
+    WeightCopies,
+    capture_that_follows_weights,
+    copies_for_update,
+    copies_of,
+    count_of_copies,
+    drop_copies,
+    histories_of,
+    keep_copies,
+    renew_copies,
+)
 
 __all__ = [
     "Fp8Recipe",
@@ -35,4 +51,13 @@ __all__ = [
     "histories_of",
     "keep_copies",
     "renew_copies",
+    "drop_copies",
+    "copies_for_update",
+    "count_of_copies",
+    "capture_that_follows_weights",
+    "MASTER_HOME",
+    "UNKNOWN_AMAX",
+    "INVERSE",
+    "AMAX",
+    "NEWEST",
 ]

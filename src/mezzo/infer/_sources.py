@@ -16,8 +16,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from mezzo.data import IMAGE_SUFFIXES as SUFFIXES
 from mezzo.data import Compose, DataError, Normalize, Sample, read_image
-from mezzo.data._images import SUFFIXES
 from mezzo.data._lists import check_listed, file_under, list_lines
 from mezzo.files import check_regular, is_regular, shown_path
 

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mezzo.fp8 import renew_copies
-from mezzo.fp8._weights import MASTER_HOME, drop_copies
+from mezzo.fp8 import MASTER_HOME, drop_copies, renew_copies
 from mezzo.optim._compact import REST_DTYPE, join, split
 from mezzo.optim._shards import is_dtensor
 

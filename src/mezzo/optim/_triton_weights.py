@@ -3,9 +3,8 @@
 import triton
 import triton.language as tl
 
-from mezzo.fp8 import E4M3, HEADROOM, LARGEST
+from mezzo.fp8 import AMAX, E4M3, HEADROOM, INVERSE, LARGEST, NEWEST, UNKNOWN_AMAX
 from mezzo.fp8._kernels import raise_to, scale_for, to_fp8
-from mezzo.fp8._weights import AMAX, INVERSE, NEWEST, UNKNOWN_AMAX
 from mezzo.optim import _compact
 from mezzo.optim._triton_table import COLUMNS, COPY_STATE, HALF, TARGET, TRANSPOSED, VALUES, WIDTH, address, read, write
 

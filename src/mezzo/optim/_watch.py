@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mezzo.fp8._weights import MASTER_HOME, WeightCopies, copies_for_update, count_of_copies
+from mezzo.fp8 import MASTER_HOME, WeightCopies, copies_for_update, count_of_copies
 from mezzo.optim._grads import Slot
 from mezzo.optim._masters import kept_of, record_of
 

@@ -10,8 +10,16 @@ from mezzo.proof._bisect import Bisection, Evaluation, bisect, bisect_run
 from mezzo.proof._changes import Changes, ChangesError, apply_changes, read_changes
 from mezzo.proof._doctor import Report, advise
 from mezzo.proof._operator_page import write_operator_page
+from mezzo.proof._products import MATRIX_PRODUCTS as MATRIX_PRODUCTS
+from mezzo.proof._random import random_states_kept as random_states_kept
+from mezzo.proof._random import seed_all as seed_all
+from mezzo.proof._random import torch_state as torch_state
 from mezzo.proof._search import SearchResult, minimal_set
+from mezzo.proof._trial import Setup as Setup
+from mezzo.proof._trial import Task as Task
+from mezzo.proof._trial import Trainer as Trainer
 
+# What users call. The names imported `as` themselves above are for other packages of mezzo.
 __all__ = [
     "advise",
     "Report",

@@ -14,7 +14,7 @@ import yaml
 from torch import Tensor, nn
 
 from mezzo import amp
-from mezzo.amp._dtypes import dtype_name, parse_half_dtype
+from mezzo.amp import dtype_name, parse_half_dtype
 from mezzo.amp.debugging import operator_log
 from mezzo.files import write_text
 from mezzo.proof._bisect_candidates import Stages, check_candidates, module_stages, operator_stages

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
-from mezzo.amp._names import GROUPS, resolve_list, resolve_name
+from mezzo.amp import resolve_list, resolve_name
+from mezzo.amp._names import GROUPS
 from mezzo.amp._ops import OPS
 from mezzo.amp.debugging import OperatorRow
 from mezzo.fp8 import FP8_LINEAR

@@ -17,10 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from mezzo import amp
 from mezzo._errors import unknown_choice
-from mezzo.amp._dtypes import HALF_DTYPES, dtype_name, parse_half_dtype
-from mezzo.amp._exclude import is_excluded
-from mezzo.amp._fp8 import first_and_last
-from mezzo.amp._policy import parse_level
+from mezzo.amp import HALF_DTYPES, dtype_name, first_and_last, is_excluded, parse_half_dtype, parse_level
 from mezzo.amp.debugging import OperatorStats, collect_operator_stats
 from mezzo.fp8 import Fp8Recipe, recipe_for
 from mezzo.proof._inputs import call_model

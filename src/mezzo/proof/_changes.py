@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from mezzo._errors import MezzoError
-from mezzo.amp._exclude import is_excluded
-from mezzo.amp._names import resolve_list
+from mezzo.amp import is_excluded, resolve_list
 from mezzo.files import read_yaml, short, write_text
 
 _KEYS = ("channels_last", "pad_channels", "custom_white_list")

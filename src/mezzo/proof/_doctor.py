@@ -14,8 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from mezzo._timer import Timing, drift_note, unsteady_note
-from mezzo.amp import Fp8Recipe, GradScaler
-from mezzo.amp._dtypes import dtype_name, parse_half_dtype
+from mezzo.amp import Fp8Recipe, GradScaler, dtype_name, parse_half_dtype
 from mezzo.amp.debugging import operator_log
 from mezzo.proof._advice import Advice, time_text
 from mezzo.proof._changes import NO_CHANGES, Changes

@@ -5,9 +5,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from mezzo.amp import Fp8Recipe
-from mezzo.amp._exclude import is_excluded
-from mezzo.amp._fp8 import first_and_last
+from mezzo.amp import Fp8Recipe, first_and_last, is_excluded
 from mezzo.amp.debugging import Fp8Row
 from mezzo.fp8 import LEAST_CAPABILITY, MULTIPLE, recipe_for, why_no_fp8
 from mezzo.proof._advice import Advice

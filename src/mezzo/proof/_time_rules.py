@@ -7,7 +7,7 @@ from itertools import islice
 
 import torch
 
-from mezzo.amp._cpu import has_half_units
+from mezzo.amp import has_half_units
 from mezzo.amp._hardware import AMP_SINCE
 from mezzo.amp._kernel_times import FP8
 from mezzo.amp.debugging import CastRow

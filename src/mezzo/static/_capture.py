@@ -12,8 +12,7 @@ from torch.optim import Optimizer
 
 from mezzo._cuda_graph import capture_into
 from mezzo.amp import GradScaler, Policy
-from mezzo.fp8 import WeightCopies, copies_of
-from mezzo.fp8._weights import capture_that_follows_weights
+from mezzo.fp8 import WeightCopies, capture_that_follows_weights, copies_of
 from mezzo.optim import attach, engine_of
 from mezzo.static._region import Precision
 from mezzo.static._step import Loss, TrainingStep, check_optimizer, describe, device_of, forward_and_loss, policy_of

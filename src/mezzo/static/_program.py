@@ -18,8 +18,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map, tree_structure, tree_unflatten
 
 from mezzo._errors import unknown_choice
-from mezzo.amp import GradScaler, Policy, current_policy, float32_copy
-from mezzo.amp._dtypes import HALF_DTYPES
+from mezzo.amp import HALF_DTYPES, GradScaler, Policy, current_policy, float32_copy
 from mezzo.amp.debugging import OperatorStats
 from mezzo.files import say
 from mezzo.static._compile import CompiledStep

@@ -10,12 +10,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mezzo.amp import Fp8Recipe, GradScaler, Policy
+from mezzo.amp import Excluded, Fp8Recipe, GradScaler, Policy, parse_half_dtype, parse_level, parse_master_weight
 from mezzo.amp import decorate as decorate_model
-from mezzo.amp._decorate import parse_master_weight
-from mezzo.amp._dtypes import parse_half_dtype
-from mezzo.amp._exclude import Excluded
-from mezzo.amp._policy import parse_level
 from mezzo.static._current import check_minimize
 from mezzo.static._executor import Executor
 from mezzo.static._program import Program, Training
