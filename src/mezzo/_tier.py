@@ -59,7 +59,7 @@ def _works_on(device_type: str) -> str | None:
     if not interpreted and torch.cuda.get_device_capability() < (7, 0):
         return "Triton needs a GPU of compute capability 7.0 or above"
     try:
-        from mezzo._triton_probe import try_kernel
+        from mezzo._torch.triton_probe import try_kernel
 
         try_kernel(device_type)
     except Exception as error:  # noqa: BLE001  a broken Triton, no C compiler, an old driver: many kinds, all mean this

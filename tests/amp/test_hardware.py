@@ -216,7 +216,7 @@ def test_environment_of_a_cpu_prints_and_serialises():
 )
 def test_advice_on_a_cpu_follows_what_was_measured(monkeypatch, fast, advice, row):
     monkeypatch.setattr(_hardware, "has_half_units", lambda dtype: str(dtype).removeprefix("torch.") in fast)
-    monkeypatch.setattr(_hardware, "_cpu_computes_bfloat16", lambda: True)
+    monkeypatch.setattr(_hardware, "onednn_computes_bfloat16", lambda: True)
     environment = check_environment()
     assert environment.cpu.fast_dtypes == fast
     assert environment.advice.startswith(advice)

@@ -90,7 +90,7 @@ def test_what_a_library_does_not_do_is_said_in_one_line(
     def refuse(*args: Tensor, **options: object) -> Tensor:
         raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmulAlgoGetHeuristic(...`")
 
-    monkeypatch.setattr(torch, "_scaled_mm", refuse)
+    monkeypatch.setattr("mezzo.fp8._product.scaled_mm", refuse)
     with pytest.raises(
         RuntimeError, match=rf"do not multiply torch.float8_e5m2 by torch.float8_e4m3fn with {how} into"
     ):
@@ -101,6 +101,6 @@ def test_other_errors_of_a_product_stay_as_they_are(monkeypatch: pytest.MonkeyPa
     def run_out(*args: Tensor, **options: object) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(torch, "_scaled_mm", run_out)
+    monkeypatch.setattr("mezzo.fp8._product.scaled_mm", run_out)
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
         multiply(*operands(E4M3, torch.bfloat16, False), torch.bfloat16)

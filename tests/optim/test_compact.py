@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer, RMSprop
 
+from mezzo._torch.foreach import foreach_copy_
 from mezzo.amp import GradScaler, auto_cast, decorate, exclude_layers
 from mezzo.optim import attach, attach_master, kept_of, master_of, publish, refresh_master, step_tier
 from mezzo.optim._compact import join, split
@@ -437,13 +438,13 @@ def test_one_call_copies_into_tensors_of_one_dtype_alone(masters: bool, monkeypa
     model = nn.Sequential(nn.Linear(9, 5), nn.BatchNorm1d(5))
     decorate(model, level="O2", master_weight=masters)
     calls = []
-    copy_in_torch = torch._foreach_copy_
+    copy_in_torch = foreach_copy_
 
     def watched(targets: list[Tensor], sources: list[Tensor]) -> None:
         calls.append({target.dtype for target in targets})
         copy_in_torch(targets, sources)
 
-    monkeypatch.setattr(torch, "_foreach_copy_", watched)
+    monkeypatch.setattr("mezzo.optim._masters.foreach_copy_", watched)
     with Ema(model).applied():
         model.load_state_dict({name: torch.ones(value.shape) for name, value in model.state_dict().items()})
         assert (model[0].weight == 1).all()

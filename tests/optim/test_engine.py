@@ -364,11 +364,11 @@ def test_large_models_are_updated_part_by_part_with_the_same_result(
             attach_master(param, value.clone())
             param.grad = torch.ones_like(param)
         sizes: list[int] = []
-        name = "_fused_sgd_" if kind is SGD else "_fused_adamw_"
-        kernel = getattr(torch, name)
+        name = "fused_sgd_" if kind is SGD else "fused_adamw_"
+        kernel = getattr(_fused, name)
         with monkeypatch.context() as patch:
             patch.setattr(
-                torch, name, lambda targets, *a, **k: sizes.append(sum(map(len, targets))) or kernel(targets, *a, **k)
+                _fused, name, lambda targets, *a, **k: sizes.append(sum(map(len, targets))) or kernel(targets, *a, **k)
             )
             optimizer = kind(params, lr=0.1)
             attach(optimizer)

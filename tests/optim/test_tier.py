@@ -42,13 +42,13 @@ def test_where_triton_cannot_build_one_warning_says_why(
     error: Exception, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton")
-    from mezzo import _triton_probe
+    from mezzo._torch import triton_probe
 
     def fail(device_type: str) -> None:
         raise error
 
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(_triton_probe, "try_kernel", fail)
+    monkeypatch.setattr(triton_probe, "try_kernel", fail)
     with pytest.warns(
         UserWarning, match=rf"Triton cannot build a kernel here \({text}\); steps use torch's fused kernels"
     ):

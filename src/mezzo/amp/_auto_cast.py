@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 import torch
-from torch.utils._contextlib import _wrap_generator
 
-from mezzo._dynamo import hide_from_dynamo
+from mezzo._torch.dynamo import hide_from_dynamo
+from mezzo._torch.generators import generator_in_context
 from mezzo.amp._compile import tag_compile_caches
 from mezzo.amp._cpu import emulates
 from mezzo.amp._dtypes import SPELLINGS
@@ -230,7 +230,7 @@ class auto_cast:  # the documents' name, used like a function
         if inspect.isasyncgenfunction(function):
             raise TypeError("auto_cast() cannot decorate an async generator: open the region inside it")
         if inspect.isgeneratorfunction(function):  # in force while the generator runs, not while it waits
-            return _wrap_generator(lambda: self, function)  # type: ignore[no-any-return]
+            return generator_in_context(lambda: self, function)  # type: ignore[no-any-return]
 
         @functools.wraps(function)
         def in_region(*args: Any, **kwargs: Any) -> Any:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from mezzo._torch.averages import wrap_averages
 from mezzo.amp._decorated import decoration_of, forget_decoration
 from mezzo.optim import master_of
 
@@ -50,20 +51,21 @@ class _Masters:
 @functools.cache
 def average_masters() -> None:
     """Let torch's `AveragedModel` average masters, and keep averages of a decorated model in float32; once a process."""
-    # There is no hook: `avg_fn` sees tensors, but not whose they are. torchvision's and others' EMA are subclasses.
-    create: Callable[..., None] = AveragedModel.__init__
-    update: Callable[..., None] = AveragedModel.update_parameters
+    wrap_averages(_in_float32, _from_masters)
 
-    @functools.wraps(create)
+
+def _in_float32(create: Callable[..., None]) -> Callable[..., None]:
     def create_in_float32(average: AveragedModel, model: nn.Module, *args: Any, **kwargs: Any) -> None:
         create(average, model, *args, **kwargs)
         if any(decoration_of(module) is not None for module in average.module.modules()):
             average.module.float()
             forget_decoration(average.module)
 
-    @functools.wraps(update)
+    return create_in_float32
+
+
+def _from_masters(update: Callable[..., None]) -> Callable[..., None]:
     def update_from_masters(average: AveragedModel, model: nn.Module) -> None:
         update(average, _Masters(model))
 
-    AveragedModel.__init__ = create_in_float32  # type: ignore[method-assign, assignment]
-    AveragedModel.update_parameters = update_from_masters  # type: ignore[method-assign, assignment]
+    return update_from_masters

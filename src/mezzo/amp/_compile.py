@@ -12,11 +12,12 @@ compiled under a policy, the cache key carries the policy's digest.
 
 from __future__ import annotations
 
-import sys
+import functools
 from typing import Any
 
 import torch
 
+from mezzo._torch.dynamo import call_around_compilations
 from mezzo.amp._cpu import emulates
 from mezzo.amp._state import current_policy
 
@@ -37,10 +38,5 @@ def _tag_end(*_: Any) -> None:
         torch.compiler.config.cache_key_tag = _tags_before.pop()
 
 
-def tag_compile_caches() -> None:
-    """Let every compilation under a policy use cache keys of its own; asked at each region: `torch._dynamo.reset` forgets."""
-    # Another thread may be importing that module right now.
-    handler = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
-    if handler is not None and _tag_start not in handler.start_callbacks:
-        handler.register_start_callback(_tag_start)
-        handler.register_end_callback(_tag_end)
+tag_compile_caches = functools.partial(call_around_compilations, _tag_start, _tag_end)
+"""Let every compilation under a policy use cache keys of its own; called at each region, because a reset of Dynamo forgets."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mezzo._torch.module_calls import wrap_conversions
 from mezzo.amp._decorated import Decoration, decoration_of
 from mezzo.amp._dtypes import HALF_DTYPES, dtype_name
 from mezzo.amp._seen import level_of_user
@@ -29,10 +30,10 @@ class _Before(NamedTuple):
 @functools.cache
 def follow_conversions() -> None:
     """Let the modules of decorated models keep float32 values when their dtype is changed; once a process."""
-    # Every conversion of a module (`half`, `to`, `float`, `cuda`, ...) goes through this method, and torch has no hook for it.
-    apply: Callable[..., Any] = nn.Module._apply
+    wrap_conversions(_with_masters)
 
-    @functools.wraps(apply)
+
+def _with_masters(apply: Callable[..., Any]) -> Callable[..., Any]:
     def apply_with_masters(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         decoration = decoration_of(module)
         if decoration is None:
@@ -45,7 +46,7 @@ def follow_conversions() -> None:
                     _settle(module, decoration, tensor, before[key])
         return result
 
-    nn.Module._apply = apply_with_masters  # type: ignore[method-assign, assignment]
+    return apply_with_masters
 
 
 def _own(module: nn.Module) -> dict[tuple[str, str], Tensor]:

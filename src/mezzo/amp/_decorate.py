@@ -9,12 +9,10 @@ from typing import Any, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from mezzo._torch.layers import BatchNorm, ConvNd, InstanceNorm
 from mezzo.amp._averages import average_masters
 from mezzo.amp._checkpoint import keep_float32_checkpoints, parse_save_dtype
 from mezzo.amp._conversions import follow_conversions
@@ -292,14 +290,14 @@ def _refuse_other_dtype(model: nn.Module, half: torch.dtype) -> None:
 
 def _keeps_float32(module: nn.Module, half: torch.dtype) -> bool:
     """Whether a module's own tensors stay float32 at O2."""
-    if isinstance(module, _BatchNorm):
+    if isinstance(module, BatchNorm):
         return True
-    return half is torch.float16 and isinstance(module, (nn.LayerNorm, _InstanceNorm))
+    return half is torch.float16 and isinstance(module, (nn.LayerNorm, InstanceNorm))
 
 
 def _own_parameters(module: nn.Module, level: str) -> list[nn.Parameter]:
     """Return a module's own parameters that a level may cast."""
-    if level == "O1" and not isinstance(module, (nn.Linear, _ConvNd)):
+    if level == "O1" and not isinstance(module, (nn.Linear, ConvNd)):
         return []
     return [param for param in module._parameters.values() if param is not None]
 

@@ -6,7 +6,6 @@ region of another level or dtype than `decorate` was given.
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from mezzo._torch.autocast_state import is_any_autocast_enabled
+from mezzo._torch.module_calls import wrap_calls_of_class
 from mezzo.amp._dtypes import HALF_DTYPES, dtype_name
 from mezzo.amp._policy import Policy
 from mezzo.amp._seen import level_of_user
@@ -92,11 +93,10 @@ def _look_at_calls(kind: type[nn.Module]) -> None:
     them, and an attribute would be carried into shallow copies and replicas, which would then call the wrong module. Single
     layers of torch as models are left alone, because every other model has many of them.
     """
-    if hasattr(kind._call_impl, _OURS):
-        return
-    call: Callable[..., Any] = kind._call_impl
+    wrap_calls_of_class(kind, _looking, _OURS)
 
-    @functools.wraps(call)
+
+def _looking(call: Callable[..., Any]) -> Callable[..., Any]:
     def look_and_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if _is_compiling():
             return call(module, *args, **kwargs)
@@ -112,14 +112,13 @@ def _look_at_calls(kind: type[nn.Module]) -> None:
                 _add_note(module, error)
             raise
 
-    setattr(look_and_call, _OURS, True)
-    kind._call_impl = look_and_call  # type: ignore[method-assign, assignment]
+    return look_and_call
 
 
 def _add_note(model: nn.Module, error: Exception) -> None:
     decoration = decoration_of(model)
     halves = [(name, param.dtype) for name, param in model.named_parameters() if param.dtype in HALF_DTYPES.values()]
-    if decoration is None or not halves or torch._C._is_any_autocast_enabled():
+    if decoration is None or not halves or is_any_autocast_enabled():
         return
     if getattr(error, "__notes__", None) or not any(words in str(error) for words in _ABOUT_DTYPES):
         return

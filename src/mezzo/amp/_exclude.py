@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 
+from mezzo._torch.autocast_state import is_any_autocast_enabled
+from mezzo._torch.pytree import tree_map
 from mezzo.amp._dtypes import HALF_DTYPES, dtype_name
 from mezzo.optim import detach_master, kept_of, master_of
 
@@ -170,7 +171,7 @@ def is_excluded(module: nn.Module) -> bool:
 
 
 def _forward_in_float32(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    if not torch._C._is_any_autocast_enabled():
+    if not is_any_autocast_enabled():
         return _forward_before(module, *args, **kwargs)
     with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
         return _forward_before(module, *tree_map(_to_float32, args), **tree_map(_to_float32, kwargs))

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
+from mezzo._torch.pytree import tree_leaves, tree_map
 from mezzo.amp._dtypes import HALF_DTYPES, dtype_name
 from mezzo.amp._seen import Phase, Seen, floating
 from mezzo.amp._tensor_numbers import FLOAT16_MAX, TensorNumbers, measure

@@ -8,24 +8,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.autograd import forward_ad
-from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.rnn import RNNBase
 
+from mezzo._torch.autocast_state import HALF_LAYER_DEVICE, is_any_autocast_enabled
+from mezzo._torch.autograd_engine import has_forward_mode
+from mezzo._torch.fake_tensors import FakeTensor, FunctionalTensor
+from mezzo._torch.functorch import innermost_transform
+from mezzo._torch.layers import ConvNd
 from mezzo.amp._dtypes import CASTABLE
 from mezzo.amp._exclude import Excluded, ExclusionHandle, find_excluded, is_excluded, wrap_forward
 from mezzo.amp._policy import Policy
-from mezzo.amp._state import HALF_FLAG
 from mezzo.fp8 import fp8_linear, text_of
 
 _MARK = "_mezzo_forward_before_half"
-_transform = torch._C._functorch.peek_interpreter_stack
-"""What of torch.func is at work: its `grad` has no rule for an operator of ours, nor has a forward derivative."""
 _PLAIN = (Tensor, nn.Parameter)
 _TRACED = (FakeTensor, FunctionalTensor)
-_LAYERS = (nn.Linear, nn.Bilinear, nn.Embedding, nn.EmbeddingBag, nn.MultiheadAttention, _ConvNd, RNNBase)
+_LAYERS = (nn.Linear, nn.Bilinear, nn.Embedding, nn.EmbeddingBag, nn.MultiheadAttention, ConvNd, RNNBase)
 
 Product = tuple[Tensor, Tensor, Tensor | None]
 """Input [..., inputs], weight [outputs, inputs] and bias."""
@@ -66,7 +64,8 @@ def has_fp8(policy: Policy, op: str) -> bool:
 def fp8_call(policy: Policy, op: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
     """Return the result of a product made in FP8; None where it is to be made in half. Autocast is off around the call."""
     assert policy.fp8 is not None
-    if torch.is_autocast_enabled(HALF_FLAG) or _transform() is not None or forward_ad._current_level >= 0:
+    # torch.func has no rule for an operator of ours, nor has a forward derivative.
+    if torch.is_autocast_enabled(HALF_LAYER_DEVICE) or innermost_transform() is not None or has_forward_mode():
         return None
     product = PRODUCTS[op](args, kwargs)
     if product is None or not all(_is_plain(tensor) for tensor in product if tensor is not None):
@@ -127,7 +126,7 @@ def first_and_last(model: nn.Module) -> list[nn.Module]:
 def _forward_in_half(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     own = module.__dict__[_MARK]
     forward = functools.partial(type(module).forward, module) if own is None else own
-    if not torch._C._is_any_autocast_enabled():  # nothing is FP8 then, and what is exported stays free of regions
+    if not is_any_autocast_enabled():  # nothing is FP8 then, and what is exported stays free of regions
         return forward(*args, **kwargs)
-    with torch.autocast(HALF_FLAG, dtype=torch.bfloat16):
+    with torch.autocast(HALF_LAYER_DEVICE, dtype=torch.bfloat16):
         return forward(*args, **kwargs)

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
+from mezzo._torch.modes import no_dispatch_modes
 from mezzo.amp._recorder import listening
 from mezzo.amp._seen import Op, Seen
 from mezzo.amp._tensor_numbers import undisturbed
@@ -86,7 +86,7 @@ class Fp8Numbers:
     @property
     def rows(self) -> list[Fp8Row]:
         """One row a module and operand: where most is lost comes first."""
-        with self._lock, _disable_current_modes(), undisturbed():
+        with self._lock, no_dispatch_modes(), undisturbed():
             read = {key: (calls, counts.tolist()) for key, (calls, counts) in self._counts.items()}
         rows = [_row(key, calls, counts) for key, (calls, counts) in read.items()]
         return sorted(rows, key=lambda row: (-(row.to_zero_share + row.cut_share), row.module, row.role))

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from mezzo._errors import unknown_choice
+from mezzo._torch.cpu_features import onednn_computes_bfloat16
 from mezzo.amp._cpu import has_half_units
 from mezzo.amp._dtypes import HALF_DTYPES, dtype_name, parse_half_dtype
 from mezzo.fp8 import LEAST_CAPABILITY
@@ -204,7 +205,7 @@ def _too_old(half: torch.dtype, device_index: int) -> str:
 def _is_supported(half: torch.dtype, device: str | torch.device | None) -> bool:
     kind, index = parse_device(device)
     if kind == "cpu":
-        return half is torch.bfloat16 and _cpu_computes_bfloat16()
+        return half is torch.bfloat16 and onednn_computes_bfloat16()
     if kind == "cuda":
         return _gpu_computes(half, index)
     return dtype_name(half) in _backend_dtypes(kind)
@@ -284,17 +285,6 @@ def _probe_cpu() -> Cpu:
         half_instructions=tuple(name for name in _CPU_HALF_INSTRUCTIONS if name in _cpu_flags()),
         fast_dtypes=tuple(name for name, half in HALF_DTYPES.items() if has_half_units(half)),
     )
-
-
-def _cpu_computes_bfloat16() -> bool:
-    """Return whether oneDNN has bfloat16 kernels for this CPU: it wants AVX-512 or AMX (or bf16 on Arm)."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    probe = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
-    if probe is not None:
-        return bool(probe())
-    names = ("_is_avx512_supported", "_is_amx_tile_supported")
-    return any(getattr(torch.cpu, name)() for name in names if hasattr(torch.cpu, name))
 
 
 @cache

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._C._autograd import DeviceType
 
+from mezzo._torch.profiler import DeviceType
 from mezzo.amp._dtypes import dtype_name
 from mezzo.amp._seen import Op, Phase, Seen, floating
 

@@ -6,7 +6,6 @@ reads the policy of its thread. Without a policy (plain `torch.autocast`) it doe
 
 from __future__ import annotations
 
-import inspect
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,24 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from mezzo._dynamo import hide_from_dynamo
+from mezzo._torch.autograd_engine import graph_task_id
+from mezzo._torch.dispatcher import (
+    BINDINGS,
+    DispatchKey,
+    DispatchKeySet,
+    ExcludeKeys,
+    all_operator_names,
+    call_at_key,
+    exclude_key,
+    has_kernel,
+    is_key_excluded,
+    is_key_included,
+    keys_after,
+    keys_of,
+)
+from mezzo._torch.dynamo import hide_from_dynamo
+from mezzo._torch.kernel_library import OVERRIDE, remove_kernels
+from mezzo._torch.script import tracing_state
 from mezzo.amp import _cpu
 from mezzo.amp._compiled import load_kernels
 from mezzo.amp._dtypes import CASTABLE
@@ -27,22 +43,13 @@ from mezzo.amp._ops import HEAVY, NO_CPU_HALF_KERNEL, OPS, PIECES, VARIANTS, WIT
 from mezzo.amp._policy import Decision, Policy
 from mezzo.amp._state import current_policy, here, use_compiled, without_decisions
 
-_C = torch._C
-_ExcludeKeys, _autocast_dtype = _C._ExcludeDispatchKeyGuard, torch.get_autocast_dtype
-# torch keeps 'autocast is on' as 'its key is not excluded': inside a kernel of a key that key is known to be on.
-_exclude, _is_excluded = _C._dispatch_tls_set_dispatch_key_excluded, _C._dispatch_tls_is_dispatch_key_excluded
-_is_included, _TRANSFORMS = _C._dispatch_tls_is_dispatch_key_included, _C.DispatchKey.FuncTorchDynamicLayerBackMode
-_KEYS = {device: getattr(_C.DispatchKey, key) for device, key in AUTOCAST_KEYS.items()}
+_autocast_dtype = torch.get_autocast_dtype
+_TRANSFORMS = DispatchKey.FuncTorchDynamicLayerBackMode
+_KEYS = {device: getattr(DispatchKey, key) for device, key in AUTOCAST_KEYS.items()}
 #: Tensors that are never cast: statistics, which the operator writes in place, and what is never floating.
 _NOT_CAST = ("running_mean", "running_var", "index", "indices", "offsets", "mask", "condition")
 
-_graph_task = _C._current_graph_task_id
-
 Kernel = Callable[..., Any]
-
-#: Some releases refuse, unless told, to replace a kernel that another Python library put there.
-_TAKES_OVERRIDE = "allow_override" in inspect.signature(torch.library.Library.impl).parameters
-_OVERRIDE: dict[str, Any] = {"allow_override": True} if _TAKES_OVERRIDE else {}
 
 
 def overloads_of(op: Op) -> Iterator[Any]:
@@ -72,7 +79,7 @@ _names: set[str] = set()
 def _registered_names() -> set[str]:
     """Return the dispatcher's operators; some packets list overloads that exist for TorchScript alone."""
     if not _names:
-        _names.update(_C._dispatch_get_all_op_names())
+        _names.update(all_operator_names())
     return _names
 
 
@@ -172,7 +179,7 @@ def _cast_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
     whose copy was made without gradients, which torch forgets to do. A trace must see the weight itself.
     """
     is_kept = torch.is_autocast_cache_enabled() and here.regions and not weight.is_inference()
-    if not is_kept or _is_included(_TRANSFORMS) or _C._get_tracing_state() is not None:
+    if not is_kept or is_key_included(_TRANSFORMS) or tracing_state() is not None:
         return weight.to(dtype)
     key = (id(weight), dtype, torch.is_grad_enabled())
     state = (weight._version, weight.data_ptr())
@@ -195,15 +202,15 @@ def _cast_outputs(outputs: Any, dtype: torch.dtype, *, only_first: bool) -> Any:
 
 
 _OFF = {
-    **{device: _C.DispatchKeySet(key) for device, key in _KEYS.items()},
-    "both": _C.DispatchKeySet(_KEYS["cpu"]) | _C.DispatchKeySet(_KEYS["cuda"]),
+    **{device: DispatchKeySet(key) for device, key in _KEYS.items()},
+    "both": DispatchKeySet(_KEYS["cpu"]) | DispatchKeySet(_KEYS["cuda"]),
 }
 
 
 def _call_without_autocast(keys: Any, function: Kernel, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Call an operator with autocast off inside: what a composite consists of is not decided again."""
-    with _ExcludeKeys(keys):
-        if not _is_included(_TRANSFORMS):
+    with ExcludeKeys(keys):
+        if not is_key_included(_TRANSFORMS):
             return function(*args, **kwargs)
         # torch.func runs the pieces below autograd with the keys of its caller, autocast on: only the policy can be off.
         with without_decisions():
@@ -221,14 +228,13 @@ def make_native_call(overload: Any, device_type: str) -> Kernel:
     name = qualified(overload)
     if has_native_kernel(name, device_type):
         kernel = torch.library.get_kernel(overload, AUTOCAST_KEYS[device_type])
-        keys = _C._dispatch_keyset_full_after(_KEYS[device_type])
+        keys = keys_after(_KEYS[device_type])
         return lambda *args, **kwargs: kernel.call_boxed(keys, *args, **kwargs)
-    if _C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):
-        composite = _C.DispatchKey.CompositeImplicitAutograd
-        return lambda *args, **kwargs: overload._op_dk(composite, *args, **kwargs)  # its pieces still see autocast
+    if has_kernel(name, "CompositeImplicitAutograd"):
+        return call_at_key(overload, DispatchKey.CompositeImplicitAutograd)  # its pieces still see autocast
     if overload._schema.name in _CALLS_OTHERS:
-        below = _C._dispatch_keyset_full_after(_KEYS[device_type]) - _C.DispatchKeySet(_C.DispatchKey.ADInplaceOrView)
-        return lambda data, *args, **kwargs: overload.redispatch(_C._dispatch_keys(data) & below, data, *args, **kwargs)
+        below = keys_after(_KEYS[device_type]) - DispatchKeySet(DispatchKey.ADInplaceOrView)
+        return lambda data, *args, **kwargs: overload.redispatch(keys_of(data) & below, data, *args, **kwargs)
     return lambda *args, **kwargs: _call_without_autocast(_OFF[device_type], overload, args, kwargs)
 
 
@@ -269,7 +275,7 @@ def _callable_of(overload: Any, op: Op) -> Kernel:
     # The binding has `alpha` as a keyword only, and another default `reduction`.
     if "alpha" in names or "reduction" in names:
         return cast(Kernel, overload)
-    for home in (_C._VariableFunctions, _C._nn):
+    for home in BINDINGS:
         if hasattr(home, op.name):
             return cast(Kernel, getattr(home, op.name))
     return cast(Kernel, overload)
@@ -304,7 +310,7 @@ def make_kernel(overload: Any, op: Op, device_type: str) -> Kernel:
                 return native_call(*args, **kwargs)
         if _autocast_dtype(device_type) is not policy.dtype:  # torch.autocast in another dtype, inside our region
             return native_call(*args, **kwargs)
-        if _graph_task() != -1 and not here.is_replaying:  # a gradient, not a forward: its dtypes are settled
+        if graph_task_id() != -1 and not here.is_replaying:  # a gradient, not a forward: its dtypes are settled
             return _call_without_autocast(own_keys, overload, args, kwargs)
         if may_be_elsewhere and _is_elsewhere(args):
             return _call_without_autocast(own_keys, overload, args, kwargs)
@@ -335,19 +341,19 @@ def make_kernel(overload: Any, op: Op, device_type: str) -> Kernel:
             KERNELS.compiled.remember()  # the compiled kernel, which called this one, need not ask again
         if decision is not None and not (takes_dtype and signature.asks_for_dtype(args, kwargs)):
             return _carry_out(decision, plan, own_keys, function, op, signature, args, kwargs)
-        if is_composite and _is_included(_TRANSFORMS):
+        if is_composite and is_key_included(_TRANSFORMS):
             return _call_without_autocast(own_keys, function, args, kwargs)
         # The same as `_call_without_autocast`, spelled out: this is the way of a call that needs no cast.
-        other_is_on = with_numbers and not _is_excluded(other_key)
-        _exclude(own_key, True)
+        other_is_on = with_numbers and not is_key_excluded(other_key)
+        exclude_key(own_key, True)
         if other_is_on:
-            _exclude(other_key, True)
+            exclude_key(other_key, True)
         try:
             return function(*args, **kwargs)
         finally:
-            _exclude(own_key, False)
+            exclude_key(own_key, False)
             if other_is_on:
-                _exclude(other_key, False)
+                exclude_key(other_key, False)
 
     return kernel
 
@@ -473,7 +479,7 @@ class KernelTable:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Warning only once for all operators", category=UserWarning)
             kernel = make_kernel(overload, op, device_type)
-            self._library.impl(name.removeprefix("aten::"), kernel, AUTOCAST_KEYS[device_type], **_OVERRIDE)
+            self._library.impl(name.removeprefix("aten::"), kernel, AUTOCAST_KEYS[device_type], **OVERRIDE)
             if self.compiled is not None:
                 _cover(self.compiled, overload, op, device_type)
         self.installed[device_type, name] = op
@@ -484,7 +490,7 @@ class KernelTable:
             if self.compiled is not None:
                 self.compiled.uncover_all()
             if self._library is not None:
-                self._library._destroy()
+                remove_kernels(self._library)
             self._library = None
             self._policies.clear()
             self.installed.clear()

@@ -6,9 +6,9 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
+from mezzo._torch.modes import no_dispatch_modes
+from mezzo._torch.pytree import tree_leaves
 from mezzo.amp._findings import Finding, Kind, readable
 from mezzo.amp._recorder import node_origins
 from mezzo.amp._seen import floating
@@ -64,7 +64,7 @@ def _look_at_node(name: str, origin: tuple[str, str, str], grad_inputs: Any, gra
     given = [(f"out[{i}]", tensor) for i, tensor in enumerate(floating(grad_inputs)) if readable(tensor)]
     if not given:
         return
-    with _disable_current_modes(), undisturbed():
+    with no_dispatch_modes(), undisturbed():
         if extremes([tensor for _, tensor in given])[0]:
             return
         got = [(f"grad[{i}]", tensor) for i, tensor in enumerate(floating(grad_outputs)) if readable(tensor)]

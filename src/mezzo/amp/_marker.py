@@ -11,7 +11,10 @@ from collections.abc import Hashable
 
 import torch
 
-_FIRST, _SECOND = "maia", "ipu"
+from mezzo._torch.autocast_state import MARKER_DEVICES
+from mezzo._torch.dynamo import DYNAMO
+
+_FIRST, _SECOND = MARKER_DEVICES
 
 
 @functools.cache
@@ -25,7 +28,7 @@ _numbers: dict[Hashable, int] = {}
 
 def set_marker(policy: Hashable | None) -> None:
     """Write the number of a policy, or none; nothing happens while Dynamo is not loaded."""
-    if "torch._dynamo" not in sys.modules:
+    if DYNAMO not in sys.modules:
         return
     if policy is None:
         torch.set_autocast_enabled(_FIRST, False)

@@ -7,7 +7,7 @@ kernel does (cast to half, cast to float32, promote) does not change and is writ
 from enum import Enum
 from functools import cache
 
-import torch
+from mezzo._torch.dispatcher import has_kernel
 
 
 class Native(Enum):
@@ -47,7 +47,7 @@ def _table(device_type: str) -> dict[str, Native]:
 @cache
 def has_native_kernel(qualified_name: str, device_type: str) -> bool:
     """Whether torch registered an autocast kernel of its own for an overload. Asked before ours are installed."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(qualified_name, AUTOCAST_KEYS[device_type]))
+    return has_kernel(qualified_name, AUTOCAST_KEYS[device_type])
 
 
 @cache

@@ -6,7 +6,6 @@ region. The recorder does the work; this file decides when it runs, and keeps it
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import threading
@@ -17,6 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
+from mezzo._torch.dynamo import DYNAMO, is_frame_of_compiled_call, load_dynamo
+from mezzo._torch.script import tracing_state
 from mezzo.amp._operator_stats import OperatorStats
 from mezzo.amp._recorder import abandon, counts_operators, has_foreign_mode, listening
 from mezzo.files import say
@@ -108,7 +109,7 @@ class OperatorLog:
                 self._start(depth, heading)
 
     def _start(self, depth: int, heading: str) -> None:
-        importlib.import_module("torch._dynamo")  # the recorder tells Dynamo to stay out only if it is loaded
+        load_dynamo()  # the recorder tells Dynamo to stay out only if it is loaded
         stats, installed = OperatorStats(), ExitStack()
         installed.enter_context(listening(stats))
         self.recording = _Recording(stats, installed, heading, depth, threading.get_ident())
@@ -153,7 +154,7 @@ def _is_traced() -> bool:
     """Whether the code that runs here is being captured, or is part of compiled code: a recording would end up in the graph."""
     return (
         torch.compiler.is_compiling()
-        or torch._C._get_tracing_state() is not None
+        or tracing_state() is not None
         or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
         or has_foreign_mode()
         or _is_called_by_compiled_code()
@@ -166,9 +167,9 @@ def _is_called_by_compiled_code() -> bool:
     The code of `auto_cast` breaks its graph. The rest of the function is compiled when the region has been entered, and
     Dynamo gives up a function that it meets under a dispatch mode. Inside of the break only the stack shows it.
     """
-    frame = sys._getframe() if "torch._dynamo" in sys.modules else None
+    frame = sys._getframe() if DYNAMO in sys.modules else None
     while frame is not None:
-        if frame.f_code.co_name == "compile_wrapper" and frame.f_globals.get("__name__") == "torch._dynamo.eval_frame":
+        if is_frame_of_compiled_call(frame):
             return True
         frame = frame.f_back
     return False

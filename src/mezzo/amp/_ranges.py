@@ -13,8 +13,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import _disable_current_modes
 
+from mezzo._torch.modes import no_dispatch_modes
+from mezzo._torch.storages import storage_id
 from mezzo.amp._dtypes import dtype_name
 from mezzo.amp._findings import own_infinities, readable, results
 from mezzo.amp._recorder import listening
@@ -90,13 +91,13 @@ class _ForwardBorn:
 
     def add(self, tensors: Iterable[Tensor]) -> None:
         for storage in (tensor.untyped_storage() for tensor in tensors if readable(tensor)):
-            self._storages.setdefault(storage._cdata, StorageWeakRef(storage))
+            self._storages.setdefault(storage_id(storage), StorageWeakRef(storage))
         if len(self._storages) > self._limit:
             self._storages = {key: ref for key, ref in self._storages.items() if not ref.expired()}
             self._limit = max(self._limit, 2 * len(self._storages))
 
     def holds(self, tensor: Tensor) -> bool:
-        return readable(tensor) and tensor.untyped_storage()._cdata in self._storages
+        return readable(tensor) and storage_id(tensor.untyped_storage()) in self._storages
 
     def is_gradient(self, seen: Seen) -> bool:
         """Whether a kernel computes a gradient; notes what the forward, or a backward from the forward alone, has."""
@@ -158,7 +159,7 @@ class Ranges:
 
     def _totals(self) -> dict[_Key, _Counts]:
         """Read what was counted: one transfer a device."""
-        with self._lock, _disable_current_modes(), undisturbed():  # reading is not recorded
+        with self._lock, no_dispatch_modes(), undisturbed():  # reading is not recorded
             if self._read is None:
                 self._read = {}
                 for device in {device for _, device in self._counts}:

@@ -7,15 +7,16 @@ own autocast state there and knows nothing of a policy. A custom autograd Functi
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch.utils.checkpoint as torch_checkpoint
-from torch.autograd import function as torch_function
-from torch.utils._pytree import tree_map
 
+from mezzo._torch.autograd_functions import wrap_function_backwards
+from mezzo._torch.checkpointing import bind_checkpointed_functions
+from mezzo._torch.data_parallel import wrap_parallel_apply
+from mezzo._torch.pytree import tree_map
+from mezzo._torch.script import optimise_scripts, scripts_are_optimised, wrap_script_calls
 from mezzo.amp._dtypes import CASTABLE
 from mezzo.amp._exclude import rebind_forward
 from mezzo.amp._state import AutocastState, current_policy, here, read_state, state_without, write_state
@@ -70,25 +71,13 @@ def carry_policy_along() -> None:
 
     An autograd Function that fails gets a hint.
     """
-    reentrant = torch_checkpoint.CheckpointFunction
-    forward: Callable[..., Any] = reentrant.forward
+    bind_checkpointed_functions(bind_policy)
+    wrap_parallel_apply(with_policy_in_replicas)
+    wrap_function_backwards(_with_hint)
+    wrap_script_calls(_run_as_written)
 
-    def forward_with_policy(ctx: Any, run_function: Callable[..., Any], *args: Any) -> Any:
-        return forward(ctx, bind_policy(run_function), *args)
 
-    reentrant.forward = staticmethod(forward_with_policy)  # type: ignore[method-assign]
-    generator = torch_checkpoint._checkpoint_without_reentrant_generator
-
-    @functools.wraps(generator)
-    def generator_with_policy(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return generator(bind_policy(fn), *args, **kwargs)
-
-    torch_checkpoint._checkpoint_without_reentrant_generator = generator_with_policy
-    data_parallel: Any = importlib.import_module("torch.nn.parallel.data_parallel")  # a function has the same name
-    data_parallel.parallel_apply = with_policy_in_replicas(data_parallel.parallel_apply)
-    apply: Callable[..., Any] = torch_function.BackwardCFunction.apply
-
-    @functools.wraps(apply)
+def _with_hint(apply: Callable[..., Any]) -> Callable[..., Any]:
     def apply_with_hint(self: Any, *args: Any) -> Any:
         try:
             return apply(self, *args)
@@ -97,9 +86,7 @@ def carry_policy_along() -> None:
                 error.add_note(_HINT)
             raise
 
-    torch_function.BackwardCFunction.apply = apply_with_hint  # type: ignore[method-assign]
-    for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
-        kind.__call__ = _run_as_written(kind.__call__)  # type: ignore[method-assign]
+    return apply_with_hint
 
 
 def _run_as_written(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,16 +96,15 @@ def _run_as_written(call: Callable[..., Any]) -> Callable[..., Any]:
     backward of LayerNorm at O2 would meet dtypes that it does not expect, and GELU at O1 would return float32.
     """
 
-    @functools.wraps(call)
     def run(script: Any, *args: Any, **kwargs: Any) -> Any:
         if here.policy is None:
             return call(script, *args, **kwargs)
-        was_optimised = torch._C._get_graph_executor_optimize()  # of this thread
-        torch._C._set_graph_executor_optimize(False)
+        was_optimised = scripts_are_optimised()
+        optimise_scripts(False)
         try:
             return call(script, *args, **kwargs)
         finally:
-            torch._C._set_graph_executor_optimize(was_optimised)
+            optimise_scripts(was_optimised)
 
     return run
 

@@ -6,7 +6,6 @@ phase, exist only while at least one recording is on: off, nothing of this file 
 """
 
 import itertools
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,9 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.overrides import TorchFunctionMode, _get_current_function_mode
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.overrides import TorchFunctionMode
 
+from mezzo._torch.autograd_engine import current_node, graph_task_id, next_node_number, number_of_node
+from mezzo._torch.dispatcher import OpOverload, overload_binding
+from mezzo._torch.dynamo import kept_out
+from mezzo._torch.modes import UncompiledMode, current_dispatch_mode, current_function_mode, no_torch_function
 from mezzo.amp._exclude import is_excluded
 from mezzo.amp._kernel_times import RANGE, KernelTimes
 from mezzo.amp._leaks import LeakTracker
@@ -36,11 +38,8 @@ GRADIENT = "gradient: follows the dtype of the forward"
 
 _KEPT_NODES = 2**17  # of the forward, for their backward; a recording of many steps forgets the oldest
 
-_graph_task_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
-_current_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
-_next_node_number: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
 _dtype_of: Callable[[Tensor], torch.dtype] = attrgetter("dtype")
-_is_inference, _no_torch_function = torch.is_inference_mode_enabled, torch._C.DisableTorchFunction
+_is_inference = torch.is_inference_mode_enabled
 
 
 _Origin = tuple[str, str, str]
@@ -101,16 +100,15 @@ class _Recording:
                 register_optimizer_step_post_hook(self._leave_step),
             ):
                 stack.callback(handle.remove)
-            if "torch._dynamo" in sys.modules:
-                # Under a dispatch mode Dynamo gives up a frame for good, be it compiled already. Told to stay out, it
-                # comes back afterwards. Not loaded, it has nothing to lose, and loading it takes seconds.
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            # Under a dispatch mode Dynamo gives up a frame for good, be it compiled already. Told to stay out, it
+            # comes back afterwards. Not loaded, it has nothing to lose.
+            stack.enter_context(kept_out())
             stack.enter_context(self._dispatch_mode)
             stack.enter_context(self._function_mode)
             self._installed = stack.pop_all()
 
     def uninstall(self) -> None:
-        top = (_get_current_dispatch_mode(), _get_current_function_mode())
+        top = (current_dispatch_mode(), current_function_mode())
         for mode, ours in zip(top, (self._dispatch_mode, self._function_mode), strict=True):
             if mode is not ours:
                 raise RuntimeError(
@@ -139,12 +137,12 @@ class _Recording:
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run a kernel, and tell who listens. This is the hot path: what is known of an operator is kept."""
         op, run, sinks, _ = self._ops.get(id(func)) or self._learn(func)
-        with _no_torch_function():  # neither the kernel nor reading a dtype is a torch-level call
+        with no_torch_function():  # neither the kernel nor reading a dtype is a torch-level call
             if not sinks:
                 out = run(*args, **kwargs)
                 if op.range:
                     self._note_range(op.range)
-                elif op.has_tensors and _next_node_number() - 1 not in self._nodes:
+                elif op.has_tensors and next_node_number() - 1 not in self._nodes:
                     place = self._places.here
                     self._locate(place, place.call)  # a view, whose gradient may be a kernel to show
                 return out
@@ -166,7 +164,7 @@ class _Recording:
 
     def _learn(self, func: Any) -> tuple[Op, Callable[..., Any], list[Sink], Any]:
         op = describe_op(func)
-        run = getattr(func, "_op", func)  # what an operator's __call__ calls
+        run = overload_binding(func)
         known = self._ops[id(func)] = (op, run, [sink for sink in self.sinks if sink.wants(op)], func)
         return known
 
@@ -196,11 +194,11 @@ class _Recording:
 
     def _locate(self, place: _Place, call: Call | None) -> tuple[Phase, _Origin]:
         """Return the phase of the kernel that runs now, with its module, line and call; for a gradient those of its forward."""
-        if _graph_task_id() != -1 or (call is not None and call.in_backward):
+        if graph_task_id() != -1 or (call is not None and call.in_backward):
             phase: Phase = "backward"
-            node = _current_node()
+            node = current_node()
             if node is not None and not place.modules:
-                number = node._sequence_nr()
+                number = number_of_node(node)
                 return phase, place.nodes.get(number) or self._nodes.get(number) or _NOWHERE
             nodes = self._nodes if node is None else place.nodes
         else:
@@ -212,7 +210,7 @@ class _Recording:
             path = self._find_path(place)
         origin = (path, users_line() if self._wants_lines else "", call.name if call else "")
         # The first kernel after a node was made is the node's own: its forward. Later ones may make none.
-        if nodes.setdefault(_next_node_number() - 1, origin) is origin and len(nodes) > _KEPT_NODES:
+        if nodes.setdefault(next_node_number() - 1, origin) is origin and len(nodes) > _KEPT_NODES:
             for number in list(itertools.islice(nodes, _KEPT_NODES // 2)):
                 del nodes[number]
         return phase, origin
@@ -243,7 +241,7 @@ class _Recording:
     def _find_path(self, place: _Place) -> str:
         """Return the path of the innermost module that has one, and keep it."""
         # In backward (a checkpoint recomputes) the true root is not on the stack: the names of the forward stay.
-        if not place.is_root_named and _graph_task_id() == -1:
+        if not place.is_root_named and graph_task_id() == -1:
             self._paths.update((id(named[1]), named) for named in place.modules[0].named_modules())
             place.is_root_named = True
         path: str | None = None
@@ -289,16 +287,9 @@ class _Recording:
             place.steps.pop()
 
 
-class _DispatchMode(TorchDispatchMode):
-    supports_higher_order_operators = True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Leave out torch's guard against compiling this mode: Dynamo is told to stay out anyway, and it takes seconds."""
-        return False
-
+class _DispatchMode(UncompiledMode):
     def __init__(self, recording: _Recording) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._run = recording.run
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -316,7 +307,7 @@ def _are_plain(types: Iterable[type]) -> bool:
 
 def _in_parts(func: Any, args: Any, kwargs: Any) -> Any:
     """Run the parts of a composite operator; NotImplemented for one that has none."""
-    return func.decompose(*args, **kwargs) if isinstance(func, torch._ops.OpOverload) else NotImplemented
+    return func.decompose(*args, **kwargs) if isinstance(func, OpOverload) else NotImplemented
 
 
 class _FunctionMode(TorchFunctionMode):
@@ -388,7 +379,7 @@ def counts_operators() -> bool:
 
 def has_foreign_mode() -> bool:
     """Whether the innermost dispatch mode of this thread is not the recorder's: tracing, fake tensors, another tool."""
-    mode = _get_current_dispatch_mode()
+    mode = current_dispatch_mode()
     return mode is not None and not isinstance(mode, _DispatchMode)
 
 
@@ -420,7 +411,7 @@ def modules_in_progress() -> list[nn.Module]:
 def node_origins(nodes: Iterable[Any]) -> list[tuple[str, str, str]]:
     """Return module, line and torch-level call of autograd nodes that were made in this thread's recording."""
     known = {} if _active.recording is None else _active.recording._nodes
-    return [known.get(node._sequence_nr(), ("", "", "")) for node in nodes]
+    return [known.get(number_of_node(node), ("", "", "")) for node in nodes]
 
 
 @contextmanager

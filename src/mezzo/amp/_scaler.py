@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mezzo._torch.optimizers import SUPPORTS_SCALING
 from mezzo.amp._dtypes import HALF_DTYPES, dtype_name
 from mezzo.amp._scaler_norms import NormGuard
 from mezzo.amp._scaler_outcome import LossScaleFloorError, OutcomeHandle, OutcomeLog
@@ -332,7 +333,7 @@ class GradScaler(ScalerSettings):
     ) -> tuple[Any, Verdict]:
         optimizer: Any = engine.optimizer
         scale = self._scale_for(engine, "step") if progress.stage is _Stage.INIT else None
-        if getattr(optimizer, "_step_supports_amp_scaling", False):
+        if getattr(optimizer, SUPPORTS_SCALING, False):
             if engine.takes_grad_scaler:
                 return self._step_with_scaler(engine, progress, scale, args, kwargs)
             scale = _times(scale, optimizer.__dict__.pop("grad_scale", None))

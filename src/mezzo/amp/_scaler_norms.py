@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+
+from mezzo._torch.foreach import foreach_copy_
+from mezzo._torch.layers import NormBase
 
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -20,7 +22,7 @@ class NormGuard:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._modules = [m for m in model.modules() if isinstance(m, _NormBase) and m.track_running_stats]
+        self._modules = [m for m in model.modules() if isinstance(m, NormBase) and m.track_running_stats]
         self._kept: dict[_Kind, Tensor] = {}
         self._kinds: list[_Kind] = []
         self.refresh()
@@ -68,7 +70,7 @@ class NormGuard:
             right = torch.where(bad.to(kept.device, non_blocking=True), kept, _join(buffers))
             pieces = right.split([buffer.numel() for buffer in buffers])
             # Both in place, so that a captured step works on the same memory each time.
-            torch._foreach_copy_(buffers, [p.view_as(b) for p, b in zip(pieces, buffers, strict=True)])
+            foreach_copy_(buffers, [p.view_as(b) for p, b in zip(pieces, buffers, strict=True)])
             kept.copy_(right)
 
 

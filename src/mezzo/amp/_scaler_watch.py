@@ -6,21 +6,19 @@ import functools
 import sys
 import warnings
 import weakref
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, distributed
-from torch.autograd import Variable
 from torch.compiler import is_dynamo_compiling
-from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from mezzo._torch.autograd_engine import hook_only, queue_callback
+from mezzo._torch.clipping import wrap_grouping_of_gradients
 from mezzo.amp._seen import level_of_user
 
 _watches: list[weakref.ref[ScaleWatch]] = []
-_queue_callback = Variable._execution_engine.queue_callback
 _WALKS = 4
 """How many graphs are walked to find parameters while no optimizer is known: the first losses reach all of them."""
 _LOOKS = 100  # a mistake is in a training loop from its first step on, and a look takes 15 microseconds
@@ -61,11 +59,7 @@ class ScaleWatch:
             return
         if not self._known and not self._look_for_leaves(scaled):
             return
-        node = scaled.grad_fn
-        if node is not None and scaled._backward_hooks is None:
-            # Tensor.register_hook without its handle, which takes three times as long; handles count from 0
-            scaled._backward_hooks = OrderedDict(((-1, self._begin_backward),))
-            node._register_hook_dict(scaled)
+        hook_only(scaled, self._begin_backward)
 
     def _look_for_leaves(self, scaled: Tensor) -> bool:
         """Find parameters while no optimizer is known; return whether it makes sense to look at all."""
@@ -84,7 +78,7 @@ class ScaleWatch:
         end = functools.partial(self._end_backward, before)
         # after DDP's own callback, which writes the mean over the ranks into the gradients
         has_ranks = distributed.is_available() and distributed.is_initialized()
-        _queue_callback(functools.partial(_queue_callback, end) if has_ranks else end)
+        queue_callback(functools.partial(queue_callback, end) if has_ranks else end)
 
     def _end_backward(self, before: _Snapshot) -> None:
         self._scaled = {key: entry for key, entry in self._scaled.items() if entry[0]() is not None}
@@ -158,19 +152,16 @@ def _leaves(root: Any) -> Iterator[Tensor]:
 def _watch_torch() -> None:
     """Look at plain steps and at torch's clipping; once a process, when the first scaler is made."""
     register_optimizer_step_pre_hook(_look_at_step)
-    # Wrapped where the clipping functions look it up: users import those themselves by name, before or after this.
-    module: Any = clip_grad
-    group_tensors = getattr(module, "_group_tensors_by_device_and_dtype", None)
-    if group_tensors is None:  # another release of torch: clipping is not looked at
-        return
+    wrap_grouping_of_gradients(_looking)
 
-    @functools.wraps(group_tensors)
+
+def _looking(group_tensors: Callable[..., Any]) -> Callable[..., Any]:
     def look_and_group(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_dynamo_compiling():
             _look_at_clipping(sys._getframe(1).f_code.co_name, tensors[0])
         return group_tensors(tensors, *args, **kwargs)
 
-    module._group_tensors_by_device_and_dtype = look_and_group
+    return look_and_group
 
 
 def _watches_for(key: str) -> list[ScaleWatch]:

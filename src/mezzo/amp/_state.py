@@ -5,9 +5,7 @@ the threads that autograd starts for a backward pass. A thread of the user's sta
 loop, which share a thread, are kept apart by `_tasks`.
 """
 
-import ctypes
 import itertools
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,34 +13,19 @@ from typing import Any, NamedTuple
 
 import torch
 
+from mezzo._torch.autocast_state import HALF_LAYER_DEVICE
+from mezzo._torch.references import add_reference
+from mezzo._torch.thread_store import STASH_STEALS, is_stashed, stash, stashed
 from mezzo.amp._marker import set_marker
 from mezzo.amp._policy import Policy
 
 _KEY = "mezzo.amp.policy"
-_C = torch._C
 
 
 def current_policy() -> Policy | None:
     """Return the policy of the innermost `auto_cast` region of this thread, None outside of one."""
-    policy: Policy | None = _C._get_obj_in_tls(_KEY) if _C._is_key_in_tls(_KEY) else None
+    policy: Policy | None = stashed(_KEY) if is_stashed(_KEY) else None
     return policy
-
-
-_add_reference = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonapi))
-
-
-def _stash_steals_a_reference() -> bool:
-    """Whether torch's store takes a reference that it was not given (a fault of some releases: objects die too early)."""
-    probe = object()
-    _add_reference(probe)  # one to lose; otherwise this one object is never freed
-    before = sys.getrefcount(probe)
-    _C._stash_obj_in_tls("mezzo.amp.probe", probe)
-    stolen = sys.getrefcount(probe) == before
-    _C._stash_obj_in_tls("mezzo.amp.probe", None)  # None never dies
-    return stolen
-
-
-_GIVE_A_REFERENCE = _stash_steals_a_reference()
 
 
 class _Here(threading.local):
@@ -94,9 +77,9 @@ def set_policy(policy: Any) -> None:
     here.policy = policy
     if tell_compiled is not None:
         tell_compiled(_number_of(policy))
-    if _GIVE_A_REFERENCE:
-        _add_reference(policy)
-    _C._stash_obj_in_tls(_KEY, policy)
+    if STASH_STEALS:
+        add_reference(policy)
+    stash(_KEY, policy)
 
 
 class AutocastState(NamedTuple):
@@ -113,10 +96,6 @@ class AutocastState(NamedTuple):
     """Whether this is inside a layer whose products are not FP8; None: as it is around."""
 
 
-HALF_FLAG = "mtia"
-"""Autocast of this device type, which no machine here has, is on inside a layer whose products stay in half at O3: Dynamo
-traces and guards torch's own autocast, and nothing of ours."""
-
 _is_on, _dtype_of = torch.is_autocast_enabled, torch.get_autocast_dtype
 _switch, _set_dtype = torch.set_autocast_enabled, torch.set_autocast_dtype
 
@@ -126,7 +105,7 @@ def read_state() -> AutocastState:
     own = here.policy
     policy = current_policy() if own is None else own
     flags = _is_on("cuda"), _dtype_of("cuda"), _is_on("cpu"), _dtype_of("cpu")
-    return AutocastState(policy, own, *flags, _is_on(HALF_FLAG))
+    return AutocastState(policy, own, *flags, _is_on(HALF_LAYER_DEVICE))
 
 
 def write_state(state: AutocastState) -> None:
@@ -136,7 +115,7 @@ def write_state(state: AutocastState) -> None:
     _switch("cpu", state.cpu_is_on)
     _set_dtype("cpu", state.cpu_dtype)
     if state.stays_half is not None:
-        _switch(HALF_FLAG, state.stays_half)
+        _switch(HALF_LAYER_DEVICE, state.stays_half)
     set_marker(state.policy)
     set_policy(state.policy)
     if state.policy_here is not state.policy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
@@ -13,6 +14,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from mezzo._torch.optimizers import wrap_loading_of_state
 from mezzo.amp._dtypes import HALF_DTYPES
 from mezzo.amp._seen import level_of_user
 from mezzo.optim import (
@@ -64,13 +66,15 @@ def watch_optimizers() -> None:
     """Look after optimizers that `decorate` was not given; once a process."""
     register_optimizer_step_pre_hook(_warn_if_masters_are_missing)
     register_optimizer_step_post_hook(_forget_casts)
-    load_value = Optimizer._process_value_according_to_param_policy
+    wrap_loading_of_state(_for_master)
 
+
+def _for_master(load_value: Callable[..., Any]) -> Callable[..., Any]:
     def load_value_for_master(param: Tensor, *args: Any, **kwargs: Any) -> Any:
         kept = kept_of(param)  # its state is float32; torch would round it to the parameter's dtype
         return load_value(param if kept is None else float32_like(kept), *args, **kwargs)
 
-    Optimizer._process_value_according_to_param_policy = staticmethod(load_value_for_master)  # type: ignore[method-assign]
+    return load_value_for_master
 
 
 def _forget_casts(_optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from mezzo._errors import RunError
+from mezzo._torch.autocast_state import no_autocast
+from mezzo._torch.dispatcher import below_autograd
+from mezzo._torch.modes import no_dispatch_modes, no_torch_function
 from mezzo.amp._dtypes import dtype_name
 from mezzo.files import say
 
@@ -140,7 +142,7 @@ class TensorNumbers:
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Compute inside without autograd, and without a policy that would change the precision."""
-    with torch._C._DisableAutocast(), torch._C._AutoDispatchBelowAutograd(), torch._C.DisableTorchFunction():
+    with no_autocast(), below_autograd(), no_torch_function():
         yield
 
 
@@ -209,7 +211,7 @@ def check_numerics(
         came = f"a tensor of {dtype_name(tensor.dtype)}" if isinstance(tensor, Tensor) else type(tensor).__name__
         raise TypeError(f"check_numerics: {came}; only floating tensors hold NaN or inf: pass a floating tensor")
     mode = DebugMode(debug_mode)
-    with _disable_current_modes(), undisturbed():  # a recording has no part in it
+    with no_dispatch_modes(), undisturbed():  # a recording has no part in it
         vector = _vector(tensor.detach())
         numbers = _numbers(var_name, tensor, vector.tolist())
         counts = torch.stack([vector[0], vector[1] + vector[2], vector[3]]).long()

@@ -303,7 +303,7 @@ def bench_static(
         for model in settings.models:
             for recipe in _RECIPES[model]:
                 results.append(_measure(model, recipe, settings, place, progress))
-                torch._dynamo.reset()
+                torch.compiler.reset()
                 release_memory(place)
     finally:
         torch.backends.cudnn.benchmark = benchmark_before

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from mezzo._errors import MezzoError, RunError, unknown_choice
+from mezzo._torch.pytree import tree_leaves
 from mezzo.proof import Task
 
 SEED = 100  # the guide's

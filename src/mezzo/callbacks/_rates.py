@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from mezzo._torch.optimizers import STEP_WAS_CALLED
 from mezzo.callbacks._callback import Callback, Logs
 
 
@@ -32,7 +33,7 @@ class LRScheduler(Callback):
         if self._scheduler.optimizer is not self.model.optimizer:
             raise ValueError("LRScheduler: the scheduler's optimizer is not the one that prepare() got")
         # What torch looks for before it warns of a wrong order: a call of optimizer.step. A scaler's step is one too.
-        self._scheduler.optimizer._opt_called = True  # type: ignore[attr-defined]
+        setattr(self._scheduler.optimizer, STEP_WAS_CALLED, True)
 
     def on_train_batch_end(self, step: int, logs: Logs) -> None:
         """Step, if the weights were updated."""

@@ -15,6 +15,8 @@ from torch.export import ExportedProgram
 
 from mezzo._errors import RunError
 from mezzo._exported import forget_places, quietly
+from mezzo._torch.exported_programs import guards_of
+from mezzo._torch.operators import ASSERT_TENSOR_METADATA
 from mezzo.export._rewrites import rewrite
 from mezzo.files import write_file
 
@@ -55,7 +57,7 @@ def _drop_dtype_checks(program: ExportedProgram) -> None:
     """Take out the assertions that a cast met the dtype of the sample: under `auto_cast` it meets another one."""
     graph = program.graph_module.graph
     for node in list(graph.nodes):
-        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+        if node.target is ASSERT_TENSOR_METADATA:
             graph.erase_node(node)
     program.graph_module.recompile()
 
@@ -66,9 +68,8 @@ def _drop_remainder_guards(program: ExportedProgram) -> None:
     torch 2.11 rounds the output size of pooling with a branch on the remainder, and then insists on the sample's remainder
     although both branches give the same size.
     """
-    guards = getattr(program, "_guards_code", None)
-    if isinstance(guards, list):
-        guards[:] = [text for text in guards if not _REMAINDER.search(text)]
+    guards = guards_of(program)
+    guards[:] = [text for text in guards if not _REMAINDER.search(text)]
 
 
 def write_onnx(program: ExportedProgram, path: Path) -> None:
@@ -106,10 +107,7 @@ def to_onnx(program: ExportedProgram) -> Any:
 @contextlib.contextmanager
 def _without_guards(program: ExportedProgram) -> Iterator[None]:
     """Leave guards out while ONNX is written, which has none: for an HRNet they were half of the time."""
-    guards = getattr(program, "_guards_code", None)
-    if not isinstance(guards, list):
-        yield
-        return
+    guards = guards_of(program)
     kept = guards[:]
     guards.clear()
     try:

@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mezzo._torch.dispatcher import DispatchKey, DispatchKeySet, ExcludeKeys, call_below_autograd
+from mezzo._torch.modes import no_torch_function
+from mezzo._torch.operators import unsafe_view
 from mezzo.fp8._inputs import input_operand
 from mezzo.fp8._numbers import E4M3, FORMATS
 from mezzo.fp8._operands import make_operand
@@ -23,8 +26,7 @@ FP8_LINEAR, FP8_LINEAR_BACKWARD = "mezzo::fp8_linear", "mezzo::fp8_linear_backwa
 """What recordings and graphs call the operators."""
 
 _LIBRARY = torch.library.Library("mezzo", "FRAGMENT")
-_C = torch._C
-_AUTOCAST_KEYS = _C.DispatchKeySet(_C.DispatchKey.AutocastCPU) | _C.DispatchKeySet(_C.DispatchKey.AutocastCUDA)
+_AUTOCAST_KEYS = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.AutocastCUDA)
 
 
 def _register(name: str, function: Callable[..., Any], fake: Callable[..., Any], with_gradient: Any) -> None:
@@ -46,19 +48,14 @@ def _register(name: str, function: Callable[..., Any], fake: Callable[..., Any],
 
     def call(keys: Any, *args: Any) -> Any:
         wants_gradient = torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args)
-        return with_gradient.apply(keys, *args) if wants_gradient else _below_autograd(operator, keys, args)
+        return with_gradient.apply(keys, *args) if wants_gradient else call_below_autograd(operator, keys, args)
 
     _LIBRARY.impl(name, call, "Autograd", with_keyset=True)
 
 
-def _below_autograd(operator: Any, keys: Any, args: Sequence[Any]) -> Any:
-    with _C._AutoDispatchBelowAutograd():
-        return operator.redispatch(keys & _C._after_autograd_keyset, *args)
-
-
 def _in_shape(matrix: Tensor, shape: Sequence[int]) -> Tensor:
     """Return a matrix in another shape and no view of it: what an operator returns may be written in place by the next."""
-    result: Tensor = torch.ops.aten._unsafe_view(matrix, shape)
+    result: Tensor = unsafe_view(matrix, shape)
     return result
 
 
@@ -72,7 +69,7 @@ def _fp8_linear(
     rule = recipe_of(recipe)
     refuse_without_fp8(x.device, rule.emulate)
     by_row = rule.granularity == "row"
-    with _C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS):
+    with ExcludeKeys(_AUTOCAST_KEYS):
         history = history_of(weight, "input", rule) if keeps_input else None  # an evaluation teaches no scale
         if shares_input and history is None:
             operand = input_operand(x, by_row=by_row)
@@ -120,7 +117,7 @@ def _fp8_linear_backward(
     by_row = rule.granularity == "row"
     fast = rule.fast_accumulation == "always"
     of_input = of_weight = of_bias = None
-    with _C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS):
+    with ExcludeKeys(_AUTOCAST_KEYS):
         operand = make_operand(
             grad.reshape(-1, outputs).contiguous(),
             FORMATS[rule.gradient],
@@ -174,7 +171,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, keys: Any, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
         _, weight, bias, ctx.recipe, *_ = args
-        result, input_t, inverse = _below_autograd(torch.ops.mezzo.fp8_linear.default, keys, args)
+        result, input_t, inverse = call_below_autograd(torch.ops.mezzo.fp8_linear.default, keys, args)
         ctx.save_for_backward(weight, input_t, inverse)
         ctx.has_bias = bias is not None
         ctx.mark_non_differentiable(input_t, inverse)
@@ -188,7 +185,7 @@ class _Linear(torch.autograd.Function):
         weight, input_t, inverse = ctx.saved_tensors
         _, for_input, for_weight, for_bias = ctx.needs_input_grad[:4]
         for_bias = ctx.has_bias and for_bias
-        with _C.DisableTorchFunction():  # to a recording it is a gradient, as the kernels that autograd itself calls
+        with no_torch_function():  # to a recording it is a gradient, as the kernels that autograd itself calls
             found = torch.ops.mezzo.fp8_linear_backward(
                 grad, input_t, inverse, weight, ctx.recipe, for_input, for_weight, for_bias
             )
@@ -200,7 +197,9 @@ class _Linear(torch.autograd.Function):
 class _LinearBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, keys: Any, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
-        found: tuple[Tensor, Tensor, Tensor] = _below_autograd(torch.ops.mezzo.fp8_linear_backward.default, keys, args)
+        found: tuple[Tensor, Tensor, Tensor] = call_below_autograd(
+            torch.ops.mezzo.fp8_linear_backward.default, keys, args
+        )
         return found
 
     @staticmethod

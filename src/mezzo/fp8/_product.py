@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mezzo._torch.products import scaled_mm
 from mezzo.fp8._recipe import Fp8Recipe
 
 LEAST_CAPABILITY = (8, 9)
@@ -18,7 +19,7 @@ LEAST_CAPABILITY = (8, 9)
 
 @functools.cache
 def _of_gpu(index: int) -> str | None:
-    if not hasattr(torch, "_scaled_mm"):
+    if scaled_mm is None:
         return "this torch has no FP8 products"
     if torch.version.hip is not None:
         return "FP8 products of ROCm's GPUs have formats of their own, which mezzo does not know"
@@ -104,10 +105,9 @@ def multiply(
 def _scaled_mm(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, dtype: torch.dtype, bias: Tensor | None, fast: bool
 ) -> Tensor:
+    assert scaled_mm is not None, "refuse_without_fp8 was called before"
     try:
-        result: Tensor = torch._scaled_mm(
-            a, b, scale_a=scale_a, scale_b=scale_b, bias=bias, out_dtype=dtype, use_fast_accum=fast
-        )
+        result = scaled_mm(a, b, scale_a=scale_a, scale_b=scale_b, bias=bias, out_dtype=dtype, use_fast_accum=fast)
     except RuntimeError as error:
         if "NOT_SUPPORTED" not in str(error):
             raise

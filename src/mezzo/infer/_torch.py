@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mezzo._cuda_graph import capture_into
 from mezzo._exported import load_program
+from mezzo._torch.cuda_graphs import capture_into
 from mezzo.amp import auto_cast
 from mezzo.amp.debugging import operator_log
 from mezzo.infer._deployed import Deployed

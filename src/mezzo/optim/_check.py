@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mezzo._torch.foreach import foreach_norm, norm_takes_dtype
 from mezzo.optim._grads import Slot, buckets, inverse_of
 from mezzo.optim._shards import is_dtensor
 
@@ -83,7 +84,7 @@ def _kind(slot: Slot) -> tuple[Any, ...]:
 
 def _largest_values(batch: Sequence[Slot]) -> tuple[Tensor, ...] | list[Tensor]:
     """Return the largest magnitude of each gradient: unlike a sum of squares it cannot overflow."""
-    return torch._foreach_norm(_reals(batch), _INF)
+    return foreach_norm(_reals(batch), _INF)
 
 
 def _reals(batch: Sequence[Slot]) -> list[Tensor]:
@@ -143,14 +144,9 @@ def _l2_norms(batch: Sequence[Slot]) -> tuple[Tensor, ...] | list[Tensor]:
     values = _reals(batch)
     is_wide = values[0].device.type == "cpu" or values[0].dtype == torch.float64
     wide = torch.float64 if is_wide else torch.float32
-    if _norm_takes_dtype():
-        return torch._foreach_norm(values, 2, dtype=wide)
-    return torch._foreach_norm([v.to(wide) for v in values], 2)
-
-
-@functools.cache
-def _norm_takes_dtype() -> bool:
-    return "dtype" in str(torch.ops.aten._foreach_norm.Scalar._schema)
+    if norm_takes_dtype():
+        return foreach_norm(values, 2, dtype=wide)
+    return foreach_norm([v.to(wide) for v in values], 2)
 
 
 def _is_sharded(grad: Any) -> bool:

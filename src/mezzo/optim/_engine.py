@@ -15,14 +15,23 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from mezzo._dynamo import hide_from_dynamo
 from mezzo._tier import uses_triton
+from mezzo._torch.dynamo import hide_from_dynamo
+from mezzo._torch.modes import no_torch_function
+from mezzo._torch.optimizers import (
+    STATE_DICT_HOOKS,
+    STEP_WAS_CALLED,
+    SUPPORTS_SCALING,
+    is_wrapped_by_scheduler,
+    mark_as_wrapped,
+)
+from mezzo._torch.sharding import is_of_fsdp1
 from mezzo.optim import _fused
 from mezzo.optim._check import Verdict, check
 from mezzo.optim._grads import Slot, factor_of, gather, inverse_of
 from mezzo.optim._masters import attach_master, has_several_ranks, is_half, kept_of
 from mezzo.optim._outside import forget_casts, keep_autocast, outside_autocast
-from mezzo.optim._shards import is_dtensor, is_of_fsdp1
+from mezzo.optim._shards import is_dtensor
 from mezzo.optim._swap import on_masters, stand_ins, step_on_masters, step_with_closure
 from mezzo.optim._unscale import unscale_
 
@@ -30,7 +39,6 @@ if TYPE_CHECKING:
     from mezzo.optim._triton_step import StepPlan, TritonStep
 
 _HOME = "_mezzo_engine"
-_STATE_DICT_HOOKS = "_optimizer_state_dict_post_hooks"
 _Args = tuple[Any, ...]
 _Kwargs = dict[str, Any]
 
@@ -86,7 +94,7 @@ class StepEngine:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
-        self.is_duck = not isinstance(optimizer, Optimizer) or _STATE_DICT_HOOKS not in optimizer.__dict__
+        self.is_duck = not isinstance(optimizer, Optimizer) or STATE_DICT_HOOKS not in optimizer.__dict__
         """Whether it only looks like an optimizer: `param_groups`, `step` and `zero_grad`, as apex's LARC has.
 
         Also a wrapper that is of torch's class and never called its `__init__`, as accelerate's.
@@ -214,7 +222,7 @@ class StepEngine:
 
     def _takes_found_inf(self) -> bool:
         # Stock fused SGD leaves a first momentum buffer unwritten when it skips, and uses it in the next step.
-        return getattr(self.optimizer, "_step_supports_amp_scaling", False) and not isinstance(self.optimizer, SGD)
+        return getattr(self.optimizer, SUPPORTS_SCALING, False) and not isinstance(self.optimizer, SGD)
 
     def _step_with_found_inf(
         self, own_step: Callable[..., Any], slots: list[Slot], verdict: Verdict, factor: Tensor | None
@@ -318,7 +326,7 @@ class StepEngine:
         """The body of `optimizer.step()`: with its arguments, of which torch's own optimizers take a closure only."""
         request, self._request = self._request, None
         optimizer: Any = self.optimizer
-        optimizer._opt_called = True  # what LR schedulers look at
+        setattr(optimizer, STEP_WAS_CALLED, True)
         if args or kwargs:
             closure, args, kwargs = split_closure(args, kwargs)
             if closure is not None:
@@ -331,7 +339,7 @@ class StepEngine:
 
     def _run(self, request: StepRequest | None, args: _Args, kwargs: _Kwargs) -> Any:
         # Bookkeeping reads a thousand attributes, and a function mode (a recording) would be asked about each of them.
-        with torch._C.DisableTorchFunction():
+        with no_torch_function():
             plan = None if args or kwargs else self._plan()
         if request is None:
             request = StepRequest(clip_coef=self._take_clip(), checks=False)
@@ -340,7 +348,7 @@ class StepEngine:
         verdict = None if request.is_known_good else request.verdict
         self.last_plan = plan
         if plan is not None:
-            with torch._C.DisableTorchFunction():
+            with no_torch_function():
                 plan.update(None if verdict is None else verdict.found_inf, request.scale, request.clip_coef)
             return None
         return self._apply(verdict, factor_of(request.scale, request.clip_coef), args, kwargs)
@@ -477,7 +485,7 @@ def attach(optimizer: Optimizer, *, masters_for_new: bool = True, compact: bool 
 def _foreign_step(optimizer: Optimizer) -> Callable[..., Any] | None:
     """Return a step that somebody put on the instance; None for the class's own and an LR scheduler's wrapper of it."""
     step: Callable[..., Any] | None = optimizer.__dict__.get("step")
-    return None if step is None or hasattr(step, "_wrapped_by_lr_sched") else step
+    return None if step is None or is_wrapped_by_scheduler(step) else step
 
 
 def _plain_step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -497,14 +505,13 @@ def _add_param_group(optimizer: Optimizer, param_group: dict[str, Any]) -> None:
 def _zero_grad(optimizer: Optimizer, set_to_none: bool = True) -> None:
     """Do as the stock optimizer does, without a function mode (a recording) being asked about each gradient."""
     # zeros are kernels, which a recording names by their torch-level calls
-    with torch._C.DisableTorchFunction() if set_to_none else nullcontext():
+    with no_torch_function() if set_to_none else nullcontext():
         type(optimizer).zero_grad(optimizer, set_to_none)
 
 
 _hooked_step: Any = Optimizer.profile_hook_step(_plain_step)
-# LR schedulers wrap a step without this mark, and warn if the mark is gone later.
-_hooked_step._wrapped_by_lr_sched = True
-_plain_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+mark_as_wrapped(_hooked_step)
+mark_as_wrapped(_plain_step)
 
 
 def _widen_state(optimizer: Optimizer) -> None:

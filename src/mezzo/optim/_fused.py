@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from mezzo._torch.dispatcher import has_kernel
+from mezzo._torch.foreach import foreach_add_, fused_adam_, fused_adamw_, fused_sgd_
 from mezzo.optim._check import Verdict
 from mezzo.optim._grads import Slot, by_kind, true_grads
 from mezzo.optim._masters import master_of, publish
@@ -73,7 +75,6 @@ def knows_first_steps(optimizer: Optimizer, group: dict[str, Any], params: Seque
 
 @functools.cache
 def _has_kernels(names: tuple[str, ...], device_type: str) -> bool:
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return all(hasattr(torch, name) and has_kernel(f"aten::{name}", device_type.upper()) for name in names)
 
 
@@ -134,7 +135,7 @@ def _sgd(
     # A buffer of zeros gives the same first step as none at all (dampening is 0 or the buffer exists), and a skipped
     # first step needs no memory of it.
     buffers = [state_tensor(optimizer, slot, "momentum_buffer") for slot in batch] if momentum else []
-    torch._fused_sgd_(
+    fused_sgd_(
         targets,
         grads,
         buffers,
@@ -160,10 +161,8 @@ def _adam(
     steps = [step_count(optimizer, slot) for slot in batch]
     # By overload: torch._foreach_add_ would read the tensor as a number, on the host. A number would be wrapped per tensor.
     one = torch.ones((), device=steps[0].device) if found is None else 1 - found
-    torch.ops.aten._foreach_add_.Tensor(steps, one)
-    kernel = (
-        torch._fused_adamw_ if group.get("decoupled_weight_decay", type(optimizer) is AdamW) else torch._fused_adam_
-    )
+    foreach_add_(steps, one)
+    kernel = fused_adamw_ if group.get("decoupled_weight_decay", type(optimizer) is AdamW) else fused_adam_
     kernel(
         targets,
         grads,

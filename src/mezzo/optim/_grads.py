@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from mezzo._torch.foreach import foreach_copy_, foreach_mul, foreach_mul_
 from mezzo.optim._masters import is_half, kept_of
 from mezzo.optim._shards import is_dtensor, like_dtensor, local
 
@@ -114,16 +115,16 @@ def true_grads(grads: Sequence[Tensor], likes: Sequence[Tensor], factor: Tensor 
         factor = factor.to(grads[0].device, non_blocking=True)
         scaled = [i for i, fit in enumerate(fits) if fit]
         if scaled:
-            products = torch.ops.aten._foreach_mul.Tensor([grads[i] for i in scaled], factor)
+            products = foreach_mul([grads[i] for i in scaled], factor)
             for i, value in zip(scaled, products, strict=True):
                 out[i] = value
     copied = [i for i, fit in enumerate(fits) if not fit]
     if copied:
         # The product is made before the dtype narrows: a scaled gradient may not fit into half, the true one does.
         wide = [torch.empty_like(likes[i], dtype=compute_dtype(likes[i]), requires_grad=False) for i in copied]
-        torch._foreach_copy_(wide, [grads[i] for i in copied])
+        foreach_copy_(wide, [grads[i] for i in copied])
         if factor is not None:
-            torch.ops.aten._foreach_mul_.Tensor(wide, factor)
+            foreach_mul_(wide, factor)
         for i, value in zip(copied, wide, strict=True):
             out[i] = value if value.dtype == likes[i].dtype else value.to(likes[i].dtype)
     return out

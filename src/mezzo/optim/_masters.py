@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mezzo._torch.foreach import foreach_copy_
+from mezzo._torch.parameters import wrap_parameter_copies
 from mezzo.fp8 import MASTER_HOME, drop_copies, renew_copies
 from mezzo.optim._compact import REST_DTYPE, join, split
 from mezzo.optim._shards import is_dtensor
@@ -92,8 +94,10 @@ def attach_master(param: Tensor, fp32_tensor: Tensor | None = None, *, compact: 
 @functools.cache
 def copy_masters_with_parameters() -> None:
     """Let `copy.deepcopy` of a parameter copy its master; torch drops what is attached to one. Once a process."""
-    copy_parameter: Callable[..., Any] = nn.Parameter.__deepcopy__
+    wrap_parameter_copies(_with_master)
 
+
+def _with_master(copy_parameter: Callable[..., Any]) -> Callable[..., Any]:
     def copy_with_master(param: nn.Parameter, memo: dict[int, Any]) -> Any:
         is_new = id(param) not in memo
         kept = kept_of(param)  # first: the parameter may get bits back
@@ -103,7 +107,7 @@ def copy_masters_with_parameters() -> None:
             agree([result])
         return result
 
-    nn.Parameter.__deepcopy__ = copy_with_master  # type: ignore[method-assign, assignment]
+    return copy_with_master
 
 
 def record_of(param: Tensor) -> _Record | None:
@@ -245,7 +249,7 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         for column, tensor in zip(by_dtype[target.dtype], (target, source), strict=True):
             column.append(tensor)
     for columns in by_dtype.values():
-        torch._foreach_copy_(*columns)
+        foreach_copy_(*columns)
 
 
 def float32_like(kept: Tensor) -> Tensor:

@@ -1,7 +1,4 @@
-"""DTensors: whether a tensor is one, and the part of it on this rank. Never imports their module: without it there are none.
-
-Also knows the parameters of FSDP1, which are no DTensors and which the step does not support.
-"""
+"""DTensors: whether a tensor is one, and the part of it on this rank. Never imports their module: without it there are none."""
 
 from __future__ import annotations
 
@@ -10,6 +7,8 @@ from typing import Any
 
 from torch import Tensor
 from torch.nn import Parameter
+
+from mezzo._torch.sharding import local_shard
 
 
 def is_dtensor(tensor: Tensor) -> bool:
@@ -20,14 +19,9 @@ def is_dtensor(tensor: Tensor) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def is_of_fsdp1(param: Tensor) -> bool:
-    """Whether FullyShardedDataParallel made a parameter its own: a flat one, or one of those inside (`use_orig_params`)."""
-    return getattr(param, "_is_flat_param", False) or getattr(param, "_fsdp_flattened", False)
-
-
 def local(tensor: Any) -> Tensor:
     """Return the shard of a DTensor that is on this rank; other tensors as they are."""
-    shard: Tensor = tensor._local_tensor if is_dtensor(tensor) else tensor
+    shard: Tensor = local_shard(tensor) if is_dtensor(tensor) else tensor
     return shard
 
 

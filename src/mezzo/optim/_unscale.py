@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mezzo._torch.foreach import foreach_copy_, foreach_mul_
 from mezzo.optim._grads import Slot, buckets, needs_grad_dtype, true_grad
 
 
@@ -15,7 +16,7 @@ def unscale_(slots: Sequence[Slot], factor: Tensor) -> None:
     for batch in buckets(slots, lambda s: (s.grad.device, s.grad.dtype, s.grad.is_sparse, s.is_plain)):
         here = factor.to(batch[0].grad.device, non_blocking=True)
         if _stays_in_place(batch[0]):
-            torch.ops.aten._foreach_mul_.Tensor([s.values for s in batch], here)
+            foreach_mul_([s.values for s in batch], here)
             continue
         for slot, grad in zip(batch, _widened(batch, here), strict=True):
             _store(slot.param, grad)
@@ -34,8 +35,8 @@ def _widened(batch: Sequence[Slot], factor: Tensor) -> list[Tensor]:
         narrow = not hasattr(batch[0].param, "grad_dtype")
         return [true_grad(s, factor, s.grad.dtype if narrow else wide) for s in batch]
     out = [torch.empty_like(g, dtype=wide) for g in grads]
-    torch._foreach_copy_(out, grads)
-    torch.ops.aten._foreach_mul_.Tensor(out, factor)
+    foreach_copy_(out, grads)
+    foreach_mul_(out, factor)
     return out
 
 

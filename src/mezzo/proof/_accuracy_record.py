@@ -13,8 +13,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
+from mezzo._torch.autograd_engine import graph_task_id
+from mezzo._torch.layers import DropoutNd
 from mezzo.amp import auto_cast, decorate, float32_copy
 from mezzo.amp.debugging import operator_log
 from mezzo.fp8 import recipe_for
@@ -31,8 +32,6 @@ from mezzo.proof._inputs import call_model
 
 MAX_ELEMENTS = 2**16
 """Of a tensor that are kept; 256 KiB."""
-
-_graph_task_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
 class HasScale(Protocol):
@@ -132,7 +131,7 @@ def run_at(
     copied = float32_copy(model).to(device)
     copied.zero_grad()
     for module in copied.modules():
-        if isinstance(module, _DropoutNd):
+        if isinstance(module, DropoutNd):
             module.eval()
     if level in ("O2", "O3"):
         decorate(copied, level=level, dtype=half, fp8=region_of_run.policy.fp8)
@@ -286,7 +285,7 @@ class _Recorder:
 
     def _before(self, path: str) -> Callable[..., None]:
         def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-            if _graph_task_id() != -1:  # a checkpointed region computes again what is recorded already
+            if graph_task_id() != -1:  # a checkpointed region computes again what is recorded already
                 return
             given = [tensor for _, tensor in tensors_in((args, kwargs))]
             self._times[path] = self._times.get(path, 0) + 1
@@ -298,7 +297,7 @@ class _Recorder:
         return enter
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if _graph_task_id() != -1:
+        if graph_task_id() != -1:
             return
         if all(frame.module is not module for frame in self._stack):  # it began where nobody listened
             return

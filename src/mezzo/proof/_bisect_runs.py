@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import SGD, Optimizer
-from torch.utils._pytree import tree_leaves, tree_map
 
 from mezzo import amp
 from mezzo._errors import unknown_choice
+from mezzo._torch.layers import DropoutNd
+from mezzo._torch.pytree import tree_leaves, tree_map
 from mezzo.amp import HALF_DTYPES, dtype_name, first_and_last, is_excluded, parse_half_dtype, parse_level
 from mezzo.amp.debugging import OperatorStats, collect_operator_stats
 from mezzo.fp8 import Fp8Recipe, recipe_for
@@ -218,7 +218,7 @@ def _float32_start(model: nn.Module) -> nn.Module:
 def _without_dropout(model: nn.Module) -> nn.Module:
     """Switch dropout layers off: on a GPU the same seed drops other elements in half than in float32."""
     for module in model.modules():
-        if isinstance(module, _DropoutNd):
+        if isinstance(module, DropoutNd):
             module.p = 0.0
     return model
 

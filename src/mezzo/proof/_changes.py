@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from mezzo._errors import MezzoError
+from mezzo._torch.layers import convolve
 from mezzo.amp import is_excluded, resolve_list
 from mezzo.files import read_yaml, short, write_text
 
@@ -198,8 +199,7 @@ def _padded(layer: Any, x: Tensor) -> Tensor:
     bias = None if bias is None else pad(bias, [0, outputs - has_out])
     if isinstance(layer, nn.Linear):
         return linear(x, weight, bias)[..., :has_out]
-    padded: Tensor = layer._conv_forward(x, weight, bias)
-    return padded.narrow(-1 - spatial, 0, has_out)
+    return convolve(layer, x, weight, bias).narrow(-1 - spatial, 0, has_out)
 
 
 class PaddedLinear(nn.Linear):

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_leaves
 
 from mezzo._timer import Timing, drift_note, unsteady_note
+from mezzo._torch.pytree import tree_leaves
 from mezzo.amp import Fp8Recipe, GradScaler, dtype_name, parse_half_dtype
 from mezzo.amp.debugging import operator_log
 from mezzo.proof._advice import Advice, time_text

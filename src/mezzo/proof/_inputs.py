@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+
+from mezzo._torch.dynamo import uncompiled
+from mezzo._torch.pytree import tree_leaves
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -64,7 +66,7 @@ def _signature_of(model: nn.Module) -> inspect.Signature | None:
         signature = inspect.signature(model.forward)
     except (TypeError, ValueError):
         signature = None
-    inner = getattr(model, "_orig_mod", None)  # of torch.compile
+    inner = uncompiled(model)
     if inner is None and signature is not None and {each.kind for each in signature.parameters.values()} == _ANYTHING:
         inner = getattr(model, "module", None)
     return _signature_of(inner) if isinstance(inner, nn.Module) else signature

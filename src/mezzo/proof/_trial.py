@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves, tree_map
 
 from mezzo import amp
+from mezzo._torch.pytree import tree_leaves, tree_map
 from mezzo.fp8 import Fp8Recipe, recipe_for
 from mezzo.proof._changes import NO_CHANGES, Changes, apply_changes
 from mezzo.proof._inputs import arguments_of, batch_size_of

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mezzo._cuda_graph import capture_into
+from mezzo._torch.cuda_graphs import capture_into
+from mezzo._torch.foreach import foreach_copy_
 from mezzo.amp import GradScaler, Policy
 from mezzo.fp8 import WeightCopies, capture_that_follows_weights, copies_of
 from mezzo.optim import attach, engine_of
@@ -116,7 +117,7 @@ class CapturedStep:
 
         The device copies while the host looks.
         """
-        torch._foreach_copy_(self._batch, list(batch), non_blocking=True)
+        foreach_copy_(self._batch, list(batch), non_blocking=True)
         are_same = self._scaling is None or self._scaling.settings == self._settings
         if self._copies is not None:
             self._copies.follow_edits()
@@ -159,7 +160,7 @@ class CapturedStep:
                 self._results = step.run(self._batch)
             torch.cuda.current_stream(device).wait_stream(stream)
             self._copies.forget()
-        torch._foreach_copy_(self._batch, list(batch), non_blocking=True)  # a model may have written into it
+        foreach_copy_(self._batch, list(batch), non_blocking=True)  # a model may have written into it
         if step.scaler is not None:
             self._scaling = step.scaler.captured
             self._settings, self._outcome = self._scaling.settings, self._scaling.take_outcome()

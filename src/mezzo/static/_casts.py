@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-_aten = torch.ops.aten
+from mezzo._torch.operators import TO_COPY
 
 
 def _target_of(node: Node) -> torch.dtype | None:
@@ -16,7 +16,7 @@ def _target_of(node: Node) -> torch.dtype | None:
         return None
     if node.target is torch.ops.prims.convert_element_type.default:
         return node.args[1]  # type: ignore[return-value]
-    if node.target is not _aten._to_copy.default:
+    if node.target is not TO_COPY:
         return None
     value, source = node.meta.get("val"), _value(node.args[0])
     if value is None or source is None or value.device != source.device or value.stride() != source.stride():

@@ -25,6 +25,10 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from mezzo._errors import MezzoError, RunError, unknown_choice
+from mezzo._torch.aot_autograd import trace_and_run
+from mezzo._torch.autocast_state import is_any_autocast_enabled
+from mezzo._torch.dynamo import dynamo_errors
+from mezzo._torch.inductor import compile_graph, cpp_compiler, inductor_error, make_graph_pass
 from mezzo.amp import auto_cast, current_policy
 from mezzo.amp.debugging import OperatorStats
 from mezzo.static import _region
@@ -169,13 +173,10 @@ class Capture:
             return module
         if self.backend == "aot_eager":
             return _aot(module, inputs, lambda _: None)
-        from torch._inductor.compile_fx import compile_fx
-
         register_operators()
-        tidy = _tidy_class()()
+        tidy = make_graph_pass(_tidy, _TIDY_FILES)
         options = _ON_CUDA if any(isinstance(value, Tensor) and value.is_cuda for value in inputs) else {}
-        compiled: Any = compile_fx(module, list(inputs), config_patches={"joint_custom_pre_pass": tidy, **options})
-        return cast(Function, compiled)
+        return cast(Function, compile_graph(module, inputs, {"joint_custom_pre_pass": tidy, **options}))
 
     def _place_markers(self, graph: Graph) -> None:
         """Put float32 regions around what touches a named variable; drop the markers that do nothing here."""
@@ -227,63 +228,34 @@ def _own_copy(function: Function) -> Function:
 
 def _aot(module: GraphModule, inputs: Sequence[Any], show: Callable[[GraphModule], None]) -> Function:
     """Trace forward and backward into aten operators, show each, and return what runs them as they are."""
-    from torch._functorch._aot_autograd.utils import make_boxed_func
-    from torch._functorch.aot_autograd import aot_module_simplified
-    from torch._functorch.partitioners import default_partition
-
-    def split(joint: GraphModule, *args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-        drop_needless_casts(joint.graph)
-        joint.recompile()
-        forward, backward = default_partition(joint, *args, **kwargs)
-        show(forward)
-        show(backward)
-        return forward, backward
-
-    def run_inference(gm: GraphModule, example_inputs: Any) -> Any:
-        drop_needless_casts(gm.graph)
-        gm.recompile()
-        show(gm)
-        return run(gm, example_inputs)
-
-    def run(gm: GraphModule, example_inputs: Any) -> Any:
-        return make_boxed_func(gm.forward)
-
-    result: Any = aot_module_simplified(
-        module, list(inputs), fw_compiler=run, bw_compiler=run, inference_compiler=run_inference, partition_fn=split
-    )
-    return cast(Function, result)
+    return cast(Function, trace_and_run(module, inputs, _drop_casts, show))
 
 
-@functools.cache
-def _tidy_class() -> type:
-    """Return the class of the pass; made at first use, because Inductor takes seconds to import."""
-    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+def _drop_casts(module: GraphModule) -> None:
+    drop_needless_casts(module.graph)
+    module.recompile()
 
-    here = Path(__file__)
 
-    class Tidy(CustomGraphPass):
-        """What is done to a graph before Inductor looks at it; its identity is part of cache keys, as the policy's is."""
+_TIDY_FILES = [
+    str(Path(__file__).with_name(name))
+    for name in (Path(__file__).name, "_casts.py", "_convolutions.py", "_convolution_kernels.py")
+]
+"""What the pass below is made of: part of cache keys, as the policy is."""
 
-        def __call__(self, graph: Graph) -> None:
-            if torch._C._is_any_autocast_enabled():
-                raise RuntimeError("autocast is on while Inductor works: it would decide casts a second time")
-            drop_needless_casts(graph)
-            use_own_gradients(graph)
 
-        def uuid(self) -> Any:
-            names = (here.name, "_casts.py", "_convolutions.py", "_convolution_kernels.py")
-            return get_hash_for_files(tuple(str(here.with_name(name)) for name in names))
-
-    return Tidy
+def _tidy(graph: Graph) -> None:
+    """Change a graph before Inductor looks at it."""
+    if is_any_autocast_enabled():
+        raise RuntimeError("autocast is on while Inductor works: it would decide casts a second time")
+    drop_needless_casts(graph)
+    use_own_gradients(graph)
 
 
 @functools.cache
 def missing_compiler() -> str | None:
     """Return why Inductor cannot work on this machine, None if it can."""
-    from torch._inductor.cpp_builder import get_cpp_compiler
-
     try:
-        compiler = get_cpp_compiler()
+        compiler = cpp_compiler()
     except Exception as error:  # noqa: BLE001  of a class of its own, which moved between releases
         return str(error).splitlines()[0] if str(error) else type(error).__name__
     return None if shutil.which(compiler) else f"{compiler} was not found"
@@ -308,12 +280,12 @@ def _usable(backend: str) -> str:
 
 
 def _dynamo_errors() -> tuple[type[BaseException], ...]:
-    return torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit
+    return dynamo_errors().TorchDynamoException, dynamo_errors().FailOnRecompileLimitHit
 
 
 def _is_about_regions(error: BaseException) -> bool:
     """Whether Dynamo stopped at an `auto_cast` region."""
-    return isinstance(error, torch._dynamo.exc.Unsupported) and auto_cast.__name__ in str(error)
+    return isinstance(error, dynamo_errors().Unsupported) and auto_cast.__name__ in str(error)
 
 
 def _explained(error: BaseException) -> BaseException:
@@ -321,10 +293,10 @@ def _explained(error: BaseException) -> BaseException:
     cause = error.__cause__ or getattr(error, "inner_exception", None)
     if isinstance(cause, NoGuardError):
         return cause
-    if isinstance(error, (torch._dynamo.exc.BackendCompilerFailed, _inductor_error())):
+    if isinstance(error, (dynamo_errors().BackendCompilerFailed, inductor_error())):
         first = " ".join(str(cause or error).split())[:300]
         return RunError(f"the compiler failed on the captured graph: {first}; backend='aot_eager' runs it without one")
-    if isinstance(error, torch._dynamo.exc.FailOnRecompileLimitHit):
+    if isinstance(error, dynamo_errors().FailOnRecompileLimitHit):
         return CaptureError(
             "captured again and again: something that the forward reads changes from call to call (a counter, a list, the "
             "number of dimensions); take it out of the step, or run with backend='eager'"
@@ -355,12 +327,6 @@ def _reason(error: BaseException) -> str:
     cause = " ".join(str(error.__cause__).split()) if error.__cause__ is not None else ""
     words = [word for word in (first, context, raised, cause) if word]
     return "; ".join(dict.fromkeys(words))[:400]
-
-
-def _inductor_error() -> type[BaseException]:
-    from torch._inductor.exc import InductorError
-
-    return InductorError
 
 
 def _user_frame(error: BaseException) -> traceback.FrameSummary | None:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves, tree_map, tree_structure, tree_unflatten
 
 from mezzo._errors import unknown_choice
+from mezzo._torch.pytree import tree_leaves, tree_map, tree_structure, tree_unflatten
 from mezzo.amp import HALF_DTYPES, GradScaler, Policy, current_policy, float32_copy
 from mezzo.amp.debugging import OperatorStats
 from mezzo.files import say

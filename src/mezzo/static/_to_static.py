@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from mezzo._torch.module_calls import compiled_call, plain_call, set_compiled_call
 from mezzo.amp.debugging import OperatorStats
 from mezzo.static._graph import Capture, CapturedGraph
 from mezzo.static._region import Precision
@@ -90,12 +91,12 @@ class _ForwardOfModule(StaticFunction):
     def __init__(
         self, module: nn.Module, input_spec: Sequence[InputSpec] | None, backend: str, only_training: bool
     ) -> None:
-        super().__init__(module._call_impl, input_spec, backend)
+        super().__init__(plain_call(module), input_spec, backend)
         self._module, self._only_training = module, only_training
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._only_training and not self._module.training:
-            return self._module._call_impl(*args, **kwargs)
+            return plain_call(self._module)(*args, **kwargs)
         return super().__call__(*args, **kwargs)
 
 
@@ -132,8 +133,7 @@ def to_static(
     if target is None:
         return functools.partial(to_static, input_spec=input_spec, backend=backend, only_training=only_training)
     if isinstance(target, nn.Module):
-        # Where torch itself keeps the compiled call of a module: left out of copies and pickles.
-        target._compiled_call_impl = _ForwardOfModule(target, input_spec, backend, only_training)
+        set_compiled_call(target, _ForwardOfModule(target, input_spec, backend, only_training))
         return target
     if not callable(target):
         raise TypeError(f"to_static takes a module or a function; got {type(target).__name__}")
@@ -146,7 +146,7 @@ def static_forward(module: nn.Module) -> StaticFunction:
     Raises:
         ProgramError: `to_static` was not called on it.
     """
-    forward = getattr(module, "_compiled_call_impl", None)
+    forward = compiled_call(module)
     if not isinstance(forward, StaticFunction):
         raise ProgramError(f"this {type(module).__name__} is not captured: call mezzo.static.to_static(module) first")
     return forward

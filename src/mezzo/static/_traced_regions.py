@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from mezzo._torch.dynamo import take_as_constants
 from mezzo.amp import Policy, auto_cast
 from mezzo.static import _region
 
@@ -56,10 +57,7 @@ def leave_region() -> None:
 
 @functools.cache
 def _show_to_dynamo() -> None:
-    import torch._dynamo
-
-    for constant in (_region_key, _policy_key, _is_captured_here):
-        torch._dynamo.assume_constant_result(constant)
+    take_as_constants((_region_key, _policy_key, _is_captured_here))
     for marker in (enter_region, leave_region):
         torch.compiler.allow_in_graph(marker)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
+from mezzo._torch.dynamo import kept_out
+from mezzo._torch.fake_tensors import FakeTensorMode, no_report_of_misfits
+from mezzo._torch.pytree import tree_leaves
 from mezzo.amp import auto_cast
 from mezzo.static._region import guards_entered, is_inside_guard
 from mezzo.static._variables import TRIALS, InputSpec, ProgramError, modules_unwatched, values_of
@@ -88,9 +88,9 @@ class Trials:
         """Inside, a call needs no memory and leaves no trace."""
         with ExitStack() as stack:
             stack.enter_context(modules_unwatched())
-            stack.enter_context(_dynamo_kept_out())
+            stack.enter_context(kept_out())
             stack.enter_context(_untouched(target))
-            stack.enter_context(_quiet_tensors())
+            stack.enter_context(no_report_of_misfits())
             stack.enter_context(self._without_memory())
             stack.enter_context(_Watch(self.uses))
             stack.enter_context(torch.no_grad())
@@ -99,8 +99,6 @@ class Trials:
 
     @contextmanager
     def _without_memory(self) -> Iterator[None]:
-        from torch._subclasses.fake_tensor import FakeTensorMode
-
         if self._fake is None:
             self._fake = FakeTensorMode(allow_non_fake_inputs=True)
         with self._fake:
@@ -143,19 +141,3 @@ def _untouched(target: Any) -> Iterator[None]:
             part._buffers.update(own)
         for buffer, value in counters:
             buffer.data.copy_(value)
-
-
-def _dynamo_kept_out() -> AbstractContextManager[Any]:
-    """Let a module that is compiled be tried as it is."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-
-
-@contextmanager
-def _quiet_tensors() -> Iterator[None]:
-    """Keep torch's own report of a call that does not fit away: the error says it."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before

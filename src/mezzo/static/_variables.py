@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.fx import Node
-from torch.utils._pytree import tree_any, tree_leaves, tree_map
 
 from mezzo._errors import MezzoError
+from mezzo._torch.module_calls import CALL_CODE, replace_call
+from mezzo._torch.pytree import tree_any, tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from mezzo.static._program import Program
@@ -237,10 +238,9 @@ class _Watch:
             self.is_on = self._writers > 0 and not self._runs
             is_ours = nn.Module.__call__ is _call_or_record
             if self.is_on and not is_ours:
-                self.call = nn.Module.__call__
-                nn.Module.__call__ = _call_or_record  # type: ignore[method-assign]
+                self.call = replace_call(_call_or_record)
             elif not self.is_on and is_ours:
-                nn.Module.__call__ = self.call  # type: ignore[method-assign]
+                replace_call(self.call)
 
 
 _watch = _Watch()
@@ -308,13 +308,10 @@ def _refuse_unwatched_module() -> None:
     """Raise ProgramError if a variable came into a module that is not watched: its parts would be written one by one."""
     frame = sys._getframe(1)
     while frame is not None and not _watch.is_on:
-        if frame.f_code is _MODULE_CODE:
+        if frame.f_code is CALL_CODE:
             kind = type(frame.f_locals.get("self")).__name__
             raise ProgramError(
                 f"{kind} is called with a variable while no program is written here: call it inside "
                 "`with program_guard(program):` or after enable_static(), and not while another thread runs a program"
             )
         frame = frame.f_back  # type: ignore[assignment]
-
-
-_MODULE_CODE = nn.Module._call_impl.__code__

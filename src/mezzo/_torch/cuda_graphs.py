@@ -1,4 +1,10 @@
-"""Captures of CUDA graphs that depend on nobody else's memory."""
+"""Captures of CUDA graphs whose cuBLAS workspaces belong to them.
+
+Why: torch keeps one workspace per stream, and frees it when another graph of the stream goes or when Inductor captures
+one. A graph that had only borrowed it would write into freed memory (pytorch issue 193402).
+Releases: 2.11 to 2.15. A release without the function that forgets workspaces captures as torch does.
+Without it: 'unspecified launch failure' when graphs of mezzo and of `torch.compile` take turns.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from mezzo import _cuda_graph
-from mezzo._cuda_graph import capture_into
+from mezzo._torch import cuda_graphs
+from mezzo._torch.cuda_graphs import capture_into
 
 REPLAY = """
 import torch
-from mezzo._cuda_graph import capture_into
+from mezzo._torch.cuda_graphs import capture_into
 
 torch.manual_seed(0)
 left, right = (torch.randn(64, 65536, device="cuda", dtype=torch.float16) / 256 for _ in range(2))  # summed in parts
@@ -52,7 +52,7 @@ def test_workspaces_are_forgotten_before_a_capture_and_after_it(monkeypatch: pyt
         seen.append((graph, pool, stream))
         yield
 
-    monkeypatch.setattr(_cuda_graph, "_forget_workspaces", lambda: seen.append("forgotten"))
+    monkeypatch.setattr(cuda_graphs, "_forget_workspaces", lambda: seen.append("forgotten"))
     monkeypatch.setattr(torch.cuda, "graph", capture)
     graph: Any = object()
     try:

@@ -1,0 +1,38 @@
+"""Activation checkpointing, in both of torch's forms.
+
+Why: it runs a forward a second time during the backward pass. torch restores its own autocast state there and knows
+nothing of a policy.
+Releases: 2.11 to 2.15.
+Without it: the second forward computes in other dtypes than the first, and torch raises an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.utils.checkpoint as torch_checkpoint
+
+from mezzo._torch.patches import wrap_attribute
+
+Bind = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Gets the function that is checkpointed, returns the one that runs instead, both times."""
+
+
+def bind_checkpointed_functions(bind: Bind) -> None:
+    """Let `bind` replace each function that is given to `torch.utils.checkpoint.checkpoint`, for the whole process."""
+
+    def around_reentrant(forward: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda ctx, function, *args: forward(ctx, bind(function), *args)
+
+    def around_generator(generator: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda function, *args, **kwargs: generator(bind(function), *args, **kwargs)
+
+    if bind in _bound:
+        return
+    _bound.add(bind)
+    wrap_attribute(torch_checkpoint.CheckpointFunction, "forward", around_reentrant, static=True)
+    wrap_attribute(torch_checkpoint, "_checkpoint_without_reentrant_generator", around_generator)
+
+
+_bound: set[Bind] = set()

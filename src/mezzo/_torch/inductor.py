@@ -1,0 +1,68 @@
+"""Inductor, the compiler of `torch.compile`: a captured graph compiled, with a pass of mezzo's before it.
+
+Why: graph mode hands Inductor a graph that holds its casts, and tidies it first. The public `torch.compile` would trace
+it once more. Everything is imported when it is called: Inductor takes seconds to import.
+Releases: 2.11 to 2.15.
+Without it: graph mode runs its graphs operator by operator (backend `aot_eager`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.fx import Graph, GraphModule
+
+
+def compile_graph(module: GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Any:
+    """Return a compiled graph.
+
+    Args:
+        module: What Dynamo captured.
+        inputs: Example inputs.
+        options: Settings of Inductor for this graph, `joint_custom_pre_pass` among them.
+    """
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(module, list(inputs), config_patches=options)
+
+
+def make_graph_pass(run: Callable[[Graph], None], files: Sequence[str]) -> Any:
+    """Return a pass over graphs for Inductor's options; the contents of `files` become part of its cache keys."""
+    return _pass_class()(run, files)
+
+
+@functools.cache
+def _pass_class() -> Any:
+    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+    class Pass(CustomGraphPass):
+        def __init__(self, run: Callable[[Graph], None], files: Sequence[str]) -> None:
+            self._run, self._files = run, tuple(files)
+
+        def __call__(self, graph: Graph) -> None:
+            self._run(graph)
+
+        def uuid(self) -> Any:
+            return get_hash_for_files(self._files)
+
+    return Pass
+
+
+def cpp_compiler() -> str:
+    """Return the C++ compiler that Inductor would call.
+
+    Raises:
+        Exception: There is none; the class of the error moved between releases.
+    """
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    return get_cpp_compiler()
+
+
+def inductor_error() -> type[BaseException]:
+    """Return the class of Inductor's errors."""
+    from torch._inductor.exc import InductorError
+
+    return InductorError
