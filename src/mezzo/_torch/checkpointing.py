@@ -16,7 +16,7 @@ import torch.utils.checkpoint as torch_checkpoint
 from mezzo._torch.patches import wrap_attribute
 
 Bind = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""Gets the function that is checkpointed, returns the one that runs instead, both times."""
+"""Gets the function that is checkpointed, returns the one that runs in its place the second time, and maybe the first."""
 
 
 def bind_checkpointed_functions(bind: Bind) -> None:
