@@ -229,6 +229,7 @@ def found() -> list[Breach]:
         ((IMPORT,), "private_imports.txt", "import the name from the package, which exports it if others need it"),
         ((REACH,), "private_attributes.txt", "give the object a method without an underscore"),
     ],
+    ids=("torch", "imports", "attributes"),
 )
 def test_breaches_are_those_of_the_list_and_no_others(
     found: list[Breach], rules: tuple[str, ...], name: str, cure: str
