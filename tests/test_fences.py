@@ -36,6 +36,9 @@ ALLOWED = {
 SETTINGS = ("torch.backends", "torch.compiler.config")
 """Modules of torch whose attributes are settings: assigning to them is what they are for."""
 
+NAMES_IN_FILES = {"_torch_file.py": "names that files of torch.save hold; nothing is looked up by them"}
+"""Files whose texts may be private names of torch."""
+
 _MODULE_NAME = re.compile(r"torch(\.\w+)*\._[a-zA-Z]\w*(\.\w+)*")
 
 
@@ -155,7 +158,7 @@ class Checker:
                 if not isinstance(node.ctx, ast.Load):
                     yield from self._check_patch(node, node.value, node.attr)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _MODULE_NAME.fullmatch(node.value):
-                if self._own != HOME:
+                if self._own != HOME and self._path not in NAMES_IN_FILES:
                     yield node, TORCH, node.value
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) > 1:
                 yield from self._check_call(node)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 foreach_copy_ = torch._foreach_copy_
+foreach_lerp_ = torch._foreach_lerp_
 foreach_norm = torch._foreach_norm
 
 # By overload: the Python bindings read a tensor argument as a number, which waits for the device.

@@ -66,3 +66,17 @@ def inductor_error() -> type[BaseException]:
     from torch._inductor.exc import InductorError
 
     return InductorError
+
+
+def compile_package(program: Any, path: str) -> None:
+    """Compile an exported program into a package file, which needs no Python to run."""
+    import torch._inductor
+
+    torch._inductor.aoti_compile_and_package(program, package_path=path)
+
+
+def load_package(path: str) -> Any:
+    """Return the function of a package that `compile_package` wrote. It runs native code: only for own files."""
+    import torch._inductor
+
+    return torch._inductor.aoti_load_package(path)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils import data
 
 from mezzo._errors import MezzoError, RunError
+from mezzo._torch.data_loaders import end_workers, has_workers
 from mezzo.data._errors import DataError
 from mezzo.data._sample import Dataset, Sample
 from mezzo.data._stream import Key, Shard, Stream
@@ -162,17 +163,14 @@ class Loader:
         Workers are forked. Once other threads run (of a second loader, of a writer), a fork may hang: in Python below
         3.11.8 and 3.12.1 the child waits for a lock that a thread of its parent held (CPython gh-112275).
         """
-        if self._workers and self._loader._iterator is None:
+        if self._workers and not has_workers(self._loader):
             self._gate.is_open = False
             iter(self._loader)
             self._gate.is_open = True
 
     def close(self) -> None:
         """End the workers now, not when the interpreter goes down."""
-        iterator = self._loader._iterator
-        if iterator is not None:
-            iterator._shutdown_workers()  # type: ignore[attr-defined]
-            self._loader._iterator = None
+        end_workers(self._loader)
 
     def __iter__(self) -> Iterator[Batch]:
         batches = iter(self._loader)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mezzo._exported import load_program
+from mezzo._torch.inductor import compile_package, load_package
 from mezzo.infer._deployed import Deployed, sha256
 from mezzo.infer._engine import EngineOptions, Images, Output
 from mezzo.infer._errors import EngineError
@@ -41,7 +42,7 @@ class AotiEngine:
             raise EngineError("torch-aoti needs a C++ compiler: install g++ or name one in CXX")
         self._threads = options.threads or torch.get_num_threads()
         path = model.file(options.precision, "program")
-        self._network: Callable[[Tensor], Any] = torch._inductor.aoti_load_package(str(_built(path)))
+        self._network: Callable[[Tensor], Any] = load_package(str(_built(path)))
 
     def run(self, images: Images) -> Output:
         """Return the output for images."""
@@ -66,7 +67,7 @@ def _built(program: Path) -> Path:
         package.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         part = package.with_name(f"{package.stem}-{os.getpid()}.pt2")
         try:
-            torch._inductor.aoti_compile_and_package(load_program(program, keep_sizes=True), package_path=str(part))
+            compile_package(load_program(program, keep_sizes=True), str(part))
             os.replace(part, package)
         except Exception as error:  # a compiler fails in many ways; all mean: not here
             reason = " ".join(str(error).split())[:300]

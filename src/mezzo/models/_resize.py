@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mezzo._torch.script import tracing_state
+
 
 def resize(x: Tensor, like: Tensor) -> Tensor:
     """Return `x` at the height and width of `like`: bilinear, half-pixel centres."""
@@ -30,7 +32,7 @@ def _bilinear(x: Tensor, height: int, width: int) -> Tensor:
 
 def _is_recorded(x: Tensor) -> bool:
     """Whether autograd itself will run the backward; a compiler or an exporter writes its own."""
-    is_traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    is_traced = torch.compiler.is_compiling() or tracing_state() is not None
     return x.requires_grad and torch.is_grad_enabled() and not is_traced
 
 

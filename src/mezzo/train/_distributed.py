@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mezzo._errors import MezzoError, RunError
+from mezzo._torch.process_groups import default_store
 from mezzo.fp8 import renew_copies
 from mezzo.optim import master_of, publish
 from mezzo.train._watch import explained_start, explained_waiting, is_timeout, start_watch, stop_watch
@@ -136,7 +137,7 @@ def enter_world(
 
 
 def _store() -> Any:
-    return dist.distributed_c10d._get_default_store()
+    return default_store()
 
 
 def decide_first(world: World, decide: Callable[[], T]) -> T:

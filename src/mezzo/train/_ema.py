@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mezzo._torch.foreach import foreach_lerp_
 from mezzo.optim import agree, copy_all, kept_of, master_of, publish
 from mezzo.train._saved import check_tensors, mapping, part, whole_number
 
@@ -50,7 +51,7 @@ class Ema:
         weight = 1 - self.next_decay()
         averaged = [_wide(_source(self._tensors[name])) for name in self._averaged]
         if averaged:
-            torch._foreach_lerp_([self._shadows[name] for name in self._averaged], averaged, weight)
+            foreach_lerp_([self._shadows[name] for name in self._averaged], averaged, weight)
         copy_all(
             [self._shadows[name] for name in self._copied], [_source(self._tensors[name]) for name in self._copied]
         )

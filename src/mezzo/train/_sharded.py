@@ -22,11 +22,12 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.optim import Optimizer
 
 from mezzo._errors import MezzoError
+from mezzo._torch.layers import NormBase
 from mezzo.train._distributed import World
 from mezzo.train._precision import Precision
 
 _GROUP_SIZE = 1_000_000  # parameters that are gathered together: fewer are not worth a message of their own
-_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+_NORMS = (NormBase, nn.LayerNorm, nn.GroupNorm)
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 #: Layers that are never executed have no state of the optimizer.
 _WITH_GAPS = StateDictOptions(full_state_dict=True, cpu_offload=True, strict=False)

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from mezzo._errors import RunError
 from mezzo._exported import own_program
+from mezzo._torch.pytree import tree_leaves
 from mezzo.amp import float32_copy
 from mezzo.checkpoint import CheckpointError, CheckpointStore, read_state, write_state
 from mezzo.files import explained, one_line
@@ -181,4 +182,4 @@ def _verify(network: nn.Module, path: Path, sample: Sequence[Tensor]) -> None:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    return [leaf.float() for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+    return [leaf.float() for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
