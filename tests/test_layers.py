@@ -132,11 +132,11 @@ def test_checker_names_file_line_and_rule(tmp_path, path, code, expected):
 
 def test_checker_passes_what_is_allowed(tmp_path):
     allowed = (
-        "import torch\nimport mezzo\nfrom mezzo._errors import MezzoError\nfrom mezzo.optim import x\nfrom . import _b"
+        "import torch\nimport mezzo\nfrom mezzo.errors import MezzoError\nfrom mezzo.optim import x\nfrom . import _b"
     )
     (tmp_path / "amp").mkdir()
     (tmp_path / "amp" / "_a.py").write_text(allowed)
-    (tmp_path / "_errors.py").write_text("")
+    (tmp_path / "errors.py").write_text("")
     (tmp_path / "__init__.py").write_text("from mezzo import amp, cli")
     assert violations(tmp_path) == []
 

@@ -3,11 +3,17 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from mezzo._version import version_of
+from mezzo.errors import MezzoError
+
 if TYPE_CHECKING:
     from mezzo import amp, callbacks, metric, static
     from mezzo.train import Model
 
-__all__ = ["Model", "amp", "callbacks", "metric", "static"]
+__all__ = ["MezzoError", "Model", "amp", "callbacks", "metric", "static", "__version__"]
+
+__version__: str = version_of() or "0+sources"
+"""The installed version; `0+sources` if mezzo runs from its sources without being installed."""
 
 
 def __getattr__(name: str) -> Any:

@@ -22,10 +22,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from mezzo._errors import DeployError
 from mezzo._program_operators import DEVICES, problem_with_nodes, problem_with_target
 from mezzo._program_rewrites import rewrite
 from mezzo._program_sizes import is_arithmetic
+from mezzo.errors import DeployError
 from mezzo.files import (
     UnsafePickle,
     open_regular,

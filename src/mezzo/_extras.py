@@ -2,7 +2,7 @@
 
 import importlib.util
 
-from mezzo._errors import MezzoError
+from mezzo.errors import MezzoError
 
 _PACKAGES = {"cv2": "opencv-python-headless", "PIL": "Pillow"}
 

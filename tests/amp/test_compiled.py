@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mezzo._errors import RunError
 from mezzo.amp import _compiled
 from mezzo.cli._app import run
+from mezzo.errors import RunError
 
 TESTS = Path(__file__).parent
 

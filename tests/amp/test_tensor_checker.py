@@ -15,7 +15,6 @@ from test_recorder import installed
 from torch import Tensor, nn
 
 from mezzo import amp
-from mezzo._errors import MezzoError
 from mezzo.amp import _tensor_checker
 from mezzo.amp.debugging import (
     DebugMode,
@@ -27,6 +26,7 @@ from mezzo.amp.debugging import (
     enable_tensor_checker,
     tensor_checker,
 )
+from mezzo.errors import MezzoError
 
 INF, NAN = math.inf, math.nan
 ABORT, REPORT, OVERFLOW, ALL = DebugMode

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mezzo._errors import RunError
 from mezzo.amp import Fp8Recipe
 from mezzo.amp.debugging import collect_operator_stats
 from mezzo.bench import _clocks, _compare, compare
 from mezzo.bench._compare import default_sizes
 from mezzo.bench._task import ModelError, simple_net_task
+from mezzo.errors import RunError
 from mezzo.fp8 import FP8_LINEAR, recipe_for
 from mezzo.proof._trial import Setup, Task, Trainer
 

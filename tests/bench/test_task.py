@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from mezzo._errors import RunError
 from mezzo.bench._task import ModelError, SimpleNet, load_task, simple_net_task
+from mezzo.errors import RunError
 
 CPU = torch.device("cpu")
 

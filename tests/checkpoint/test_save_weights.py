@@ -5,9 +5,9 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from mezzo._errors import RunError
 from mezzo.amp import decorate
 from mezzo.checkpoint import save_weights
+from mezzo.errors import RunError
 from mezzo.models import create_model, load_weights
 
 

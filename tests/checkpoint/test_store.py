@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mezzo._errors import RunError
 from mezzo.checkpoint import CheckpointError, CheckpointStore
+from mezzo.errors import RunError
 from mezzo.files import check_manifest, write_file
 
 

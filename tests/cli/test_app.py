@@ -6,10 +6,10 @@ from importlib import metadata
 import pytest
 import torch
 
-from mezzo._errors import MezzoError, RunError
 from mezzo.cli import _app, _check
 from mezzo.cli._app import run
 from mezzo.cli._show import table
+from mezzo.errors import MezzoError, RunError
 
 
 def run_failing(monkeypatch, error):

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from mezzo._errors import RunError
 from mezzo.cli._app import run
 from mezzo.cli._show import progress_bar, table
+from mezzo.errors import RunError
 
 SMALL = ["compare", "--size", "16", "--batch-size", "4", "--steps", "1", "--device", "cpu"]
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mezzo._errors import MezzoError, RunError
+from mezzo.errors import MezzoError, RunError
 from mezzo.export import Description, ExportError, ExportOptions, export_model
 from mezzo.export._network import Deployable
 from mezzo.export._verify import MAX_ERROR, distance, own_rounding, verify

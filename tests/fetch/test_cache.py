@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from mezzo._errors import RunError
+from mezzo.errors import RunError
 from mezzo.fetch import FetchError, _cache, cached, fetch, place_of, terminal_progress
 
 DATA = b"weights" * 1000

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from mezzo._errors import RunError
+from mezzo.errors import RunError
 from mezzo.fetch import FetchError, Unreachable, _download, download, fetch, place_of
 from mezzo.files import Bounds
 

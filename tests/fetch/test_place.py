@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mezzo._errors import RunError
+from mezzo.errors import RunError
 from mezzo.fetch import FetchError, fetch, is_offline, is_url, place_of
 
 

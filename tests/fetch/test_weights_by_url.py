@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 import archives
-from mezzo._errors import RunError
 from mezzo.checkpoint import CheckpointError, find_weights
+from mezzo.errors import RunError
 from mezzo.fetch import FetchError, place_of
 from mezzo.models import (
     WeightsError,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mezzo._errors import MezzoError
 from mezzo.amp import read_lists
 from mezzo.config import load_recipe
+from mezzo.errors import MezzoError
 from mezzo.infer import read_deployed
 from mezzo.proof import read_changes
 

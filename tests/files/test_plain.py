@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mezzo._errors import MezzoError, RunError
 from mezzo.config import ConfigError
+from mezzo.errors import MezzoError, RunError
 from mezzo.files import one_line, plain, say
 
 SOURCE = Path(__file__).parents[2] / "src" / "mezzo"

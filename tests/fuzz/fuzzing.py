@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mezzo._errors import MezzoError
+from mezzo.errors import MezzoError
 
 Make = Callable[[random.Random, Path], Path]
 Read = Callable[[Path], object]

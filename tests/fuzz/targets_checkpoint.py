@@ -18,8 +18,8 @@ from mutate import LEAVES, mutate_bytes, mutate_text, mutate_tree
 from torch import nn
 
 from mezzo import Model
-from mezzo._errors import MezzoError
 from mezzo.checkpoint import CheckpointStore, find_weights
+from mezzo.errors import MezzoError
 from mezzo.files import write_manifest
 from mezzo.train._resume import find_checkpoint, resume
 from mezzo.train._scalars import ScalarLog, read_scalars

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 from fuzzing import Target
 from mutate import TEXTS, mutate_bytes, mutate_text, mutate_tree
 
-from mezzo._errors import MezzoError
+from mezzo.errors import MezzoError
 from mezzo.tipc import PROFILES, Allowances, make_plan, mend
 from mezzo.tipc._certify import run_folder
 from mezzo.tipc._places import check_names, check_places

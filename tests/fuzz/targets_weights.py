@@ -19,8 +19,8 @@ from fuzzing import Target
 from mutate import NUMBERS, TEXTS, mutate_bytes, mutate_tree
 from operator_programs import hostile, programs
 
-from mezzo._errors import MezzoError
 from mezzo._exported import load_program
+from mezzo.errors import MezzoError
 from mezzo.files import FileError
 from mezzo.models.weights import _read_torch_state, read_pdparams
 from mezzo.proof._accuracy_run import FORMAT, VERSION, load_run

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mezzo._errors import RunError
+from mezzo.errors import RunError
 from mezzo.infer import ENGINES, Deployed, EngineError, EngineOptions, difference, load_engine
 from mezzo.infer import _choose as chooser
 from mezzo.infer._engine import PerShape

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mezzo._errors import RunError
 from mezzo.data import read_label
+from mezzo.errors import RunError
 from mezzo.infer._errors import DeployError
 from mezzo.infer._maps_out import class_colors, colored, cut_out, overlay, result_names, save_maps, to_labels
 from mezzo.train._tasks import undo_sizes

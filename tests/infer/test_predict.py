@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from mezzo._errors import RunError
 from mezzo.data import Sample
+from mezzo.errors import RunError
 from mezzo.infer import Deployed, DeployError, EngineOptions, InferOptions, infer, parse_reports
 from mezzo.infer._run import InferError
 from tiny_nets import tiny_segmenter

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mezzo._errors import MezzoError
+from mezzo.errors import MezzoError
 from mezzo.infer._stages import Percentiles, StageTimer, percentiles
 
 RTOL = 1e-9  # sums and differences of float64 seconds

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from mezzo._errors import RunError
 from mezzo.cli._app import run
+from mezzo.errors import RunError
 from mezzo.models import (
     WeightsError,
     convert,

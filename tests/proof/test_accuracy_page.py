@@ -13,9 +13,9 @@ from torch import nn
 
 from html_page import Page
 from mezzo import _extras
-from mezzo._errors import MezzoError
 from mezzo._html import render_page, security_policy
 from mezzo._svg import Mark, Series, decades, line_chart
+from mezzo.errors import MezzoError
 from mezzo.proof import Comparison, Run, compare_accuracy, record_run
 from mezzo.proof._accuracy_page import chart
 from report_browser import NAMES, Browser, find_browser

@@ -12,9 +12,9 @@ from torch import nn
 
 from html_page import Page, cells
 from mezzo import _extras
-from mezzo._errors import MezzoError
 from mezzo._html import security_policy
 from mezzo.amp.debugging import OperatorStats
+from mezzo.errors import MezzoError
 from mezzo.proof import Advice, Changes, Report, advise, write_advice_page
 from mezzo.proof._advice import Kind
 from mezzo.proof._advice_page import changes_text, facts, page_text, steps_of

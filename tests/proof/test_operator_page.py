@@ -10,9 +10,9 @@ from torch import nn
 
 from html_page import Page, cells
 from mezzo import _extras, amp
-from mezzo._errors import MezzoError, RunError
 from mezzo._html import security_policy
 from mezzo.amp.debugging import Leak, OperatorStats, collect_operator_stats
+from mezzo.errors import MezzoError, RunError
 from mezzo.proof import write_operator_page
 from mezzo.proof._advice import time_text
 from mezzo.proof._operator_page import page_text, state

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim import SGD, AdamW, Optimizer, RMSprop
 
-from mezzo._errors import MezzoError, RunError
 from mezzo.amp import GradScaler, Policy, auto_cast, decorate
+from mezzo.errors import MezzoError, RunError
 from mezzo.optim import master_of
 from mezzo.static import CaptureError, CompiledStep, _graph, capture_step, compile_step
 from mezzo.static._region import NoGuardError

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.optim import SGD
 
 from mezzo import static
-from mezzo._errors import DeployError
+from mezzo.errors import DeployError
 from mezzo.static import Executor, InputSpec, Program, ProgramError, data, program_guard
 from mezzo.static._input_names import escaped, identifier_of, name_of
 from mezzo.static._save import save_forward

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.optim import SGD
 
 from mezzo import static
-from mezzo._errors import DeployError, RunError
+from mezzo.errors import DeployError, RunError
 from mezzo.static import Executor, InputSpec, Program, ProgramError, Variable, data, program_guard
 
 ATOL_SAVED = 1e-6  # float32, one layer after another: only the order of sums may differ

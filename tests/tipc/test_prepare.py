@@ -24,11 +24,11 @@ import yaml
 from test_mend import CONFIG
 
 from archives import special, tar_of, zip_of
-from mezzo._errors import MezzoError, RunError
 from mezzo.config import ConfigError, load_recipe
 from mezzo.data import DataError
 from mezzo.data import prepare as generate
 from mezzo.data._lite import MARKER as GENERATED
+from mezzo.errors import MezzoError, RunError
 from mezzo.fetch import FetchError, _download, place_of
 from mezzo.files import Bounds, FileError, _archive, locked
 from mezzo.models import count_classes, create_model, load_trained, save_pdparams

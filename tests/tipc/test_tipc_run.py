@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tipc_plans import plan_of, run_here, step
 
-from mezzo._errors import RunError
+from mezzo.errors import RunError
 from mezzo.tipc._machine import Machine, code_hash
 from mezzo.tipc._process import marked, run_command
 

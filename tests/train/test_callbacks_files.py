@@ -17,8 +17,8 @@ from test_model_reference import (
 )
 
 import mezzo
-from mezzo._errors import MezzoError
 from mezzo.callbacks import Callback, LRScheduler, ModelCheckpoint, TensorBoard
+from mezzo.errors import MezzoError
 from mezzo.metric import Accuracy, Metric
 
 

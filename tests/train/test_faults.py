@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from small_runs import person_config, train, train_in_process
 
-from mezzo._errors import RunError
 from mezzo.callbacks._events import EventWriter
 from mezzo.data._loader import explained_workers
+from mezzo.errors import RunError
 from mezzo.train import _engine
 from mezzo.train._scalars import ScalarLog, ScalarLogError, read_scalars
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import mezzo
-from mezzo._errors import MezzoError, RunError
 from mezzo._exported import load_program
 from mezzo.checkpoint import CheckpointError, read_state, write_state
+from mezzo.errors import MezzoError, RunError
 from mezzo.static import InputSpec
 
 LEVELS = [None, "O1", "O2", {"level": "O2", "dtype": "bfloat16"}]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mezzo._errors import RunError
+from mezzo.errors import RunError
 from mezzo.train._plot import plot_curves, plot_run
 from mezzo.train._scalars import ScalarLogError
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mezzo._errors import RunError
+from mezzo.errors import RunError
 from mezzo.train._scalars import ScalarLog, ScalarLogError, read_scalars
 
 

@@ -14,7 +14,7 @@ from mezzo.train._watch import BEGUN, EVALUATED, FORWARD_DONE, SAVING, Watch, _b
 SLEEPY = """
 import sys, time
 import torch, torch.distributed as dist
-from mezzo._errors import MezzoError
+from mezzo.errors import MezzoError
 from mezzo.train import _distributed, _watch
 _watch.BEAT_S, _watch.LINE_S = 0.1, 1.0
 try:
@@ -47,7 +47,7 @@ def test_a_rank_that_sleeps_is_named_after_a_while_and_in_the_error(tmp_path: Pa
 MISSING = """
 import os, sys
 os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-from mezzo._errors import MezzoError
+from mezzo.errors import MezzoError
 from mezzo.train import _distributed, _watch
 _watch.LINE_S = 0.5
 try:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from mezzo._errors import RunError
+from mezzo.errors import RunError
 
 _SOURCE = Path(__file__).with_name("compiled_kernels.cpp")
 _NAME = "mezzo_kernels"

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from mezzo._errors import unknown_choice
 from mezzo._torch.cpu_features import onednn_computes_bfloat16
 from mezzo.amp._cpu import has_half_units
 from mezzo.amp._dtypes import HALF_DTYPES, dtype_name, parse_half_dtype
+from mezzo.errors import unknown_choice
 from mezzo.fp8 import LEAST_CAPABILITY
 
 Capability = tuple[int, int]

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from mezzo._errors import MezzoError
 from mezzo.amp import _ops as ops
 from mezzo.amp._dtypes import HALF_DTYPES, dtype_name
 from mezzo.amp._exclude import exclude_layers, find_excluded
 from mezzo.amp._names import check_disjoint, resolve_list
+from mezzo.errors import MezzoError
 from mezzo.files import MiB, read_json, read_yaml, short
 
 LISTS_VERSION = 2

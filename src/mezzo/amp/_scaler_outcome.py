@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mezzo._errors import RunError
+from mezzo.errors import RunError
 from mezzo.optim import Verdict, describe_parameter
 
 _Stepped = Sequence[tuple["weakref.ref[Optimizer]", Verdict]]

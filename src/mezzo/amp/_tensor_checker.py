@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from mezzo._errors import unknown_choice
 from mezzo.amp._findings import (
     MOVES,
     Finding,
@@ -45,6 +44,7 @@ from mezzo.amp._tensor_numbers import (
     measure,
     undisturbed,
 )
+from mezzo.errors import unknown_choice
 from mezzo.files import say
 
 MAX_FINDINGS = 256

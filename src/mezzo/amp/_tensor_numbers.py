@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mezzo._errors import RunError
 from mezzo._torch.autocast_state import no_autocast
 from mezzo._torch.dispatcher import below_autograd
 from mezzo._torch.modes import no_dispatch_modes, no_torch_function
 from mezzo.amp._dtypes import dtype_name
+from mezzo.errors import RunError
 from mezzo.files import say
 
 if TYPE_CHECKING:

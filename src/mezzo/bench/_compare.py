@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from mezzo._errors import MezzoError, RunError, unknown_choice
 from mezzo._timer import Timing, release_memory, time_calls, unsteady_note
 from mezzo.amp import Fp8Recipe, debugging, dtype_name, explain, has_half_units, parse_half_dtype
 from mezzo.amp.debugging import operator_log
@@ -15,6 +14,7 @@ from mezzo.bench._clocks import Machine, read_machine
 from mezzo.bench._device import find_device
 from mezzo.bench._settings import refuse_below_one
 from mezzo.bench._task import SEED, find_place, load_task, simple_net_task
+from mezzo.errors import MezzoError, RunError, unknown_choice
 from mezzo.fp8 import FP8_LINEAR, recipe_for, why_no_fp8
 from mezzo.proof import MATRIX_PRODUCTS, Setup, Task, Trainer, random_states_kept, seed_all, torch_state
 

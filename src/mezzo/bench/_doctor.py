@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from mezzo._errors import RunError
 from mezzo.bench._device import find_device
 from mezzo.bench._find_task import failures_explained, find_task
 from mezzo.bench._task import ModelError, find_factory, find_place
+from mezzo.errors import RunError
 from mezzo.proof import Report, advise
 
 BATCH_SIZE = 16

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from mezzo._errors import MezzoError, RunError, unknown_choice
 from mezzo.bench._task import IMAGE_SIZE, SEED, ModelError, find_place, load_task
+from mezzo.errors import MezzoError, RunError, unknown_choice
 from mezzo.models import create_model, model_info
 from mezzo.models._registry import names_and_aliases
 from mezzo.proof import Task, random_states_kept

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mezzo._errors import unknown_choice
+from mezzo.errors import unknown_choice
 
 
 def refuse_below_one(settings: Any, *names: str) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mezzo._errors import MezzoError, RunError, unknown_choice
 from mezzo._torch.pytree import tree_leaves
+from mezzo.errors import MezzoError, RunError, unknown_choice
 from mezzo.proof import Task
 
 SEED = 100  # the guide's

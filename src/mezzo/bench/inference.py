@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mezzo._errors import MezzoError, RunError
+from mezzo.errors import MezzoError, RunError
 from mezzo.files import write_file
 from mezzo.infer import ENGINES, Deployed, DeployError, Engine, EngineError, EngineOptions, difference, load_engine
 from mezzo.infer import percentiles as percentiles_of

@@ -7,8 +7,8 @@ import warnings
 from abc import ABC, abstractmethod
 from typing import Literal
 
-from mezzo._errors import unknown_choice
 from mezzo.callbacks._callback import Callback, Logs
+from mezzo.errors import unknown_choice
 from mezzo.files import say
 
 Direction = Literal["auto", "min", "max"]

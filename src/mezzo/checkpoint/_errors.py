@@ -1,6 +1,6 @@
 """What goes wrong with a checkpoint."""
 
-from mezzo._errors import MezzoError
+from mezzo.errors import MezzoError
 
 
 class CheckpointError(MezzoError):

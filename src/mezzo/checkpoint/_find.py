@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from mezzo._errors import MezzoError
 from mezzo.checkpoint._errors import CheckpointError
 from mezzo.checkpoint._store import CheckpointStore
+from mezzo.errors import MezzoError
 from mezzo.fetch import fetch, is_url, terminal_progress
 from mezzo.files import check_manifest
 

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from mezzo._errors import MezzoError
 from mezzo._version import version_of
 from mezzo.cli import _export, _infer, _train
 from mezzo.cli._bench import app as bench
@@ -21,6 +20,7 @@ from mezzo.cli._infer import infer
 from mezzo.cli._models import convert, models
 from mezzo.cli._tipc import app as tipc
 from mezzo.cli._train import evaluate, prepare, train
+from mezzo.errors import MezzoError
 from mezzo.files import say
 
 _SWITCHES = {

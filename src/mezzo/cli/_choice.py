@@ -1,6 +1,6 @@
 """Option values with a fixed set of names, checked before any work starts."""
 
-from mezzo._errors import unknown_choice
+from mezzo.errors import unknown_choice
 
 _DTYPES = {"float16": "float16", "bfloat16": "bfloat16", "fp16": "float16", "bf16": "bfloat16"}
 

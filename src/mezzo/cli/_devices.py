@@ -1,6 +1,6 @@
 """Devices by the names that command lines give them."""
 
-from mezzo._errors import MezzoError, unknown_choice
+from mezzo.errors import MezzoError, unknown_choice
 
 _KINDS = ("cpu", "gpu", "cuda", "auto")
 

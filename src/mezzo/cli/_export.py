@@ -81,7 +81,7 @@ def export(
 
 
 def _output_op(given: str | None, without_argmax: bool, with_softmax: bool) -> Any:
-    from mezzo._errors import unknown_choice
+    from mezzo.errors import unknown_choice
     from mezzo.infer import OUTPUT_OPS
 
     if given is None:

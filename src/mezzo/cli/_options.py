@@ -4,7 +4,7 @@ from typing import Any
 
 import typer
 
-from mezzo._errors import MezzoError
+from mezzo.errors import MezzoError
 
 
 class UsageError(MezzoError):

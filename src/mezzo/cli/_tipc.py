@@ -38,7 +38,7 @@ def plan(
     form: Annotated[str, option("text, json or shell.", "--format")] = "text",
 ) -> int:
     """Print the commands of a configuration without running anything."""
-    from mezzo._errors import MezzoError, unknown_choice
+    from mezzo.errors import MezzoError, unknown_choice
 
     if form not in ("text", "json", "shell"):
         raise UsageError(unknown_choice("--format", form, ("text", "json", "shell")))

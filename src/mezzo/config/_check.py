@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-from mezzo._errors import MezzoError
 from mezzo.config._errors import Faults, unknown_key
+from mezzo.errors import MezzoError
 from mezzo.files import Mark, Node, short
 
 T = TypeVar("T")

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from mezzo._errors import unknown_choice
 from mezzo.config._check import REFUSALS
 from mezzo.config._curves import StepDecay
 from mezzo.config._data import DataRecipe
@@ -28,6 +27,7 @@ from mezzo.data import (
     open_classification,
 )
 from mezzo.data.transforms import RandomHorizontalFlip
+from mezzo.errors import unknown_choice
 from mezzo.files import Mark
 from mezzo.models import list_models, model_info
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-from mezzo._errors import MezzoError, unknown_choice
+from mezzo.errors import MezzoError, unknown_choice
 from mezzo.files import Mark
 
 T = TypeVar("T")

@@ -10,10 +10,10 @@ from typing import ClassVar
 import cv2
 import numpy as np
 
-from mezzo._errors import unknown_choice
 from mezzo.data._sample import Sample
 from mezzo.data.transforms import _checks as check
 from mezzo.data.transforms._both import crop_both, resize_both
+from mezzo.errors import unknown_choice
 
 TRIES = 10
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mezzo._errors import unknown_choice
 from mezzo.data._errors import DataError
 from mezzo.data._lists import check_listed, existing_folder, file_under, list_lines
 from mezzo.data._pairs import Pair, PairDataset
 from mezzo.data._sample import IGNORE
+from mezzo.errors import unknown_choice
 
 MODES = ("train", "val", "test")
 

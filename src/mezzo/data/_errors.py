@@ -1,6 +1,6 @@
 """What is wrong with a data set, in one line that names the file."""
 
-from mezzo._errors import MezzoError
+from mezzo.errors import MezzoError
 
 
 class DataError(MezzoError):

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mezzo._errors import unknown_choice
 from mezzo.data._errors import DataError
 from mezzo.data._lite_draw import Progress
 from mezzo.data._lite_person import make_mini_supervisely
 from mezzo.data._lite_shapes import make_imagenet_lite
 from mezzo.data._lite_street import make_cityscapes
+from mezzo.errors import unknown_choice
 from mezzo.files import FileError, MiB, parse_json, read_json
 
 MARKER = ".mezzo-lite.json"

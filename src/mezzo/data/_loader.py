@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.utils import data
 
-from mezzo._errors import MezzoError, RunError
 from mezzo._torch.data_loaders import end_workers, has_workers
 from mezzo.data._errors import DataError
 from mezzo.data._sample import Dataset, Sample
 from mezzo.data._stream import Key, Shard, Stream
 from mezzo.data.transforms import Compose
+from mezzo.errors import MezzoError, RunError
 
 
 @dataclass(slots=True)

@@ -12,9 +12,9 @@ from typing import ClassVar
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
-from mezzo._errors import unknown_choice
 from mezzo.data._sample import Sample
 from mezzo.data.transforms import _checks as check
+from mezzo.errors import unknown_choice
 
 Operation = Callable[[Image.Image, float], Image.Image]
 LEVELS = 10

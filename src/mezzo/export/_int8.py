@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mezzo._errors import RunError
+from mezzo.errors import RunError
 from mezzo.export._files import INPUT
 from mezzo.files import write_file
 

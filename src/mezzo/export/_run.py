@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from mezzo._errors import MezzoError, RunError, unknown_choice
 from mezzo._exported import write_program
 from mezzo._extras import require
 from mezzo._version import version_of
+from mezzo.errors import MezzoError, RunError, unknown_choice
 from mezzo.export._files import trace, write_onnx
 from mezzo.export._fold import fold_batch_norms
 from mezzo.export._int8 import write_int8

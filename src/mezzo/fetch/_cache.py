@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from mezzo._errors import RunError
+from mezzo.errors import RunError
 from mezzo.fetch._download import Progress, Received, finish, transfer
 from mezzo.fetch._errors import FetchError, Unreachable
 from mezzo.fetch._place import PART, RECORD, is_offline, place_of, split

@@ -1,6 +1,6 @@
 """What goes wrong with files that come from elsewhere."""
 
-from mezzo._errors import RunError
+from mezzo.errors import RunError
 from mezzo.files import FileError
 
 

@@ -1,6 +1,6 @@
 """What goes wrong with a file that comes from outside."""
 
-from mezzo._errors import MezzoError
+from mezzo.errors import MezzoError
 
 
 class FileError(MezzoError):

@@ -7,7 +7,7 @@ import math
 import os
 from typing import Any
 
-from mezzo._errors import MezzoError
+from mezzo.errors import MezzoError
 from mezzo.files._errors import FileError
 from mezzo.files._read import MAX_TEXT, read_bytes, shown_path
 

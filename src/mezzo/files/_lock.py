@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mezzo._errors import MezzoError
+from mezzo.errors import MezzoError
 from mezzo.files._errors import FileError
 from mezzo.files._json import read_json
 from mezzo.files._plain import plain

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from mezzo._errors import MezzoError
+from mezzo.errors import MezzoError
 from mezzo.files._errors import FileError
 from mezzo.files._json import parse_json
 from mezzo.files._read import MiB, open_regular, read_bytes

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, ClassVar
 
-from mezzo._errors import MezzoError
+from mezzo.errors import MezzoError
 from mezzo.files._bounds import too_large
 
 _MOST_LEVELS = 10

@@ -11,7 +11,7 @@ import os
 import stat
 from io import BufferedReader
 
-from mezzo._errors import MezzoError
+from mezzo.errors import MezzoError
 from mezzo.files._errors import FileError
 from mezzo.files._plain import one_line
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mezzo._errors import RunError
+from mezzo.errors import RunError
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from mezzo._errors import unknown_choice
+from mezzo.errors import unknown_choice
 from mezzo.files import parse_json, short
 
 GRADIENT_FORMATS = ("e5m2", "e4m3")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mezzo._errors import RunError, unknown_choice
 from mezzo._version import version_of
+from mezzo.errors import RunError, unknown_choice
 from mezzo.files import FileError, MiB, read_json, write_text
 from mezzo.infer._deployed import Deployed
 from mezzo.infer._engine import Engine, EngineOptions, Guarded, Images, Output

@@ -11,8 +11,8 @@ from typing import Any, Literal, cast
 
 import yaml
 
-from mezzo._errors import unknown_choice
 from mezzo.data import TRANSFORMS, CenterCrop, Compose, ResizeShort
+from mezzo.errors import unknown_choice
 from mezzo.files import is_regular, open_regular, read_yaml, short, write_text
 from mezzo.infer._errors import DeployError
 

@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mezzo._errors import MezzoError, RunError
+from mezzo.errors import MezzoError, RunError
 from mezzo.infer._errors import EngineError
 
 T = TypeVar("T")

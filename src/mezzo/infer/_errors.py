@@ -1,6 +1,6 @@
 """What goes wrong between an exported model and its predictions."""
 
-from mezzo._errors import DeployError, MezzoError
+from mezzo.errors import DeployError, MezzoError
 
 __all__ = ["DeployError", "EngineError"]
 

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from mezzo._errors import RunError
+from mezzo.errors import RunError
 from mezzo.files import write_file
 from mezzo.infer._errors import DeployError
 

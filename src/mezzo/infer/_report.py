@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from mezzo._errors import unknown_choice
+from mezzo.errors import unknown_choice
 from mezzo.infer._stages import Percentiles, StageTimes
 from mezzo.infer._usage import Usage, nvml_session
 

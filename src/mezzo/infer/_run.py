@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from mezzo._errors import MezzoError, RunError
 from mezzo._version import version_of
+from mezzo.errors import MezzoError, RunError
 from mezzo.files import write_text
 from mezzo.infer._choose import ENGINES, Choice, load_engine
 from mezzo.infer._classes_out import ClassScore, format_classes, top_classes

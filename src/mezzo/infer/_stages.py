@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
-from mezzo._errors import MezzoError
+from mezzo.errors import MezzoError
 
 STAGES = ("preprocess", "inference", "postprocess")
 

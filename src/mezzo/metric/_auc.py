@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from mezzo._errors import unknown_choice
+from mezzo.errors import unknown_choice
 from mezzo.metric._binary import probabilities_and_labels, refuse_strays, strays
 from mezzo.metric._metric import DeviceMetric
 from mezzo.metric._sums import Counts

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from mezzo._errors import unknown_choice
+from mezzo.errors import unknown_choice
 from mezzo.metric._confusion import ConfusionMatrix
 from mezzo.metric._metric import DeviceMetric, as_tensor
 from mezzo.metric._scores import Absent

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from mezzo._errors import unknown_choice
+from mezzo.errors import unknown_choice
 
 Absent = Literal["one", "skip"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from mezzo._errors import unknown_choice
+from mezzo.errors import unknown_choice
 from mezzo.models._registry import make, names_and_aliases
 from mezzo.models._types import MODEL_TYPES, create_from_types
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from mezzo._errors import unknown_choice
+from mezzo.errors import unknown_choice
 
 Factory = Callable[..., nn.Module]
 F = TypeVar("F", bound=Factory)

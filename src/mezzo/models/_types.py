@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from mezzo._errors import unknown_choice
+from mezzo.errors import unknown_choice
 from mezzo.models.deeplabv3p import DeepLabV3P, resnet50_vd
 from mezzo.models.hrnet import FCN, hrnet_w18, hrnet_w18_small_v1, hrnet_w48
 from mezzo.models.ocrnet import OCRNet

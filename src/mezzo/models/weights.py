@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mezzo._errors import MezzoError, RunError
 from mezzo._torch_file import read_torch_file
+from mezzo.errors import MezzoError, RunError
 from mezzo.files import FileError, UnsafePickle, read_bytes, write_file
 from mezzo.models._archives import ARCHIVES, FORMATS, is_archive, read_weights_entry
 from mezzo.models._pickles import read_arrays

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from mezzo import amp
-from mezzo._errors import unknown_choice
 from mezzo._torch.layers import DropoutNd
 from mezzo._torch.pytree import tree_leaves, tree_map
 from mezzo.amp import HALF_DTYPES, dtype_name, first_and_last, is_excluded, parse_half_dtype, parse_level
 from mezzo.amp.debugging import OperatorStats, collect_operator_stats
+from mezzo.errors import unknown_choice
 from mezzo.fp8 import Fp8Recipe, recipe_for
 from mezzo.proof._inputs import call_model
 from mezzo.proof._random import random_states_kept, seed_all

@@ -12,9 +12,9 @@ import yaml
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from mezzo._errors import MezzoError
 from mezzo._torch.layers import convolve
 from mezzo.amp import is_excluded, resolve_list
+from mezzo.errors import MezzoError
 from mezzo.files import read_yaml, short, write_text
 
 _KEYS = ("channels_last", "pad_channels", "custom_white_list")

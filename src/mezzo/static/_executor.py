@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mezzo._errors import unknown_choice
+from mezzo.errors import unknown_choice
 from mezzo.static._current import default_main_program
 from mezzo.static._program import Program
 from mezzo.static._variables import ProgramError, Variable

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 from torch.optim import Optimizer
 
-from mezzo._errors import unknown_choice
 from mezzo._torch.pytree import tree_leaves, tree_map, tree_structure, tree_unflatten
 from mezzo.amp import HALF_DTYPES, GradScaler, Policy, current_policy, float32_copy
 from mezzo.amp.debugging import OperatorStats
+from mezzo.errors import unknown_choice
 from mezzo.files import say
 from mezzo.static._compile import CompiledStep
 from mezzo.static._forward import Forward

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from mezzo._errors import MezzoError
 from mezzo.amp import Policy, auto_cast
 from mezzo.amp.debugging import operator_log
+from mezzo.errors import MezzoError
 
 
 class NoGuardError(MezzoError):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mezzo._errors import MezzoError
 from mezzo.amp import HALF_DTYPES, LEVELS, GradScaler, Policy, current_policy, dtype_name
+from mezzo.errors import MezzoError
 from mezzo.fp8 import histories_of
 from mezzo.optim import engine_of, kept_of
 from mezzo.static._region import Precision, precision_of

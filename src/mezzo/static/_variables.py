@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
-from mezzo._errors import MezzoError
 from mezzo._torch.module_calls import CALL_CODE, replace_call
 from mezzo._torch.pytree import tree_any, tree_leaves, tree_map
+from mezzo.errors import MezzoError
 
 if TYPE_CHECKING:
     from mezzo.static._program import Program

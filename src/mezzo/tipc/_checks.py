@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from mezzo._errors import MezzoError
+from mezzo.errors import MezzoError
 from mezzo.files import write_text
 from mezzo.tipc._load import CERTIFICATE, Check, Run, load_run
 from mezzo.tipc._log_text import read_log

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mezzo._errors import MezzoError, unknown_choice
+from mezzo.errors import MezzoError, unknown_choice
 from mezzo.files import FileError, open_regular, read_bytes
 from mezzo.tipc._layouts import LAYOUTS
 from mezzo.tipc._profiles import PROFILES, Profile

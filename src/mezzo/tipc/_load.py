@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from mezzo._errors import MezzoError
+from mezzo.errors import MezzoError
 from mezzo.files import MiB, is_regular, parse_json, read_bytes, short
 from mezzo.tipc._record import RECORDS, RUN, Record, RunInfo
 

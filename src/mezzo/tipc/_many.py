@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mezzo._errors import MezzoError
 from mezzo._extras import require
+from mezzo.errors import MezzoError
 from mezzo.tipc._certify import Request, certify, run_folder
 from mezzo.tipc._config import choose_profile, read_config
 from mezzo.tipc._machine import this_machine

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from mezzo._errors import MezzoError
 from mezzo.config import ConfigError as RecipeError
 from mezzo.config import load_recipe
+from mezzo.errors import MezzoError
 from mezzo.files import FileError
 from mezzo.tipc._config import LITE_MODES, Config, parse
 from mezzo.tipc._datasets import CLASSIFICATION

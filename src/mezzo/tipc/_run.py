@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mezzo._errors import MezzoError, RunError
+from mezzo.errors import MezzoError, RunError
 from mezzo.files import FolderInUse, folder_lock, plain, write_text
 from mezzo.tipc._load import load_run
 from mezzo.tipc._log_text import NOTICE, read_log, why

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from mezzo._errors import MezzoError, RunError
+from mezzo.errors import MezzoError, RunError
 from mezzo.fetch import cached, fetch, place_of, terminal_progress
 from mezzo.files import explained
 from mezzo.models import convert

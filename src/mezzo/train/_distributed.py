@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mezzo._errors import MezzoError, RunError
 from mezzo._torch.process_groups import default_store
+from mezzo.errors import MezzoError, RunError
 from mezzo.fp8 import renew_copies
 from mezzo.optim import master_of, publish
 from mezzo.train._watch import explained_start, explained_waiting, is_timeout, start_watch, stop_watch

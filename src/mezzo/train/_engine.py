@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from mezzo._errors import MezzoError, RunError
 from mezzo.amp.debugging import collect_operator_stats
 from mezzo.checkpoint import CheckpointStore
 from mezzo.data import DeviceBatch
+from mezzo.errors import MezzoError, RunError
 from mezzo.static import CaptureError, compile_step
 from mezzo.train._checkpoints import Progress, save, save_best
 from mezzo.train._distributed import share_buffers

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mezzo._errors import MezzoError, unknown_choice
 from mezzo.amp.debugging import glog_asks_for_operators
+from mezzo.errors import MezzoError, unknown_choice
 from mezzo.train._distributed import DIST_TIMEOUT_S
 
 _LAYOUTS = ("NCHW", "NHWC")

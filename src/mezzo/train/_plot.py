@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mezzo._errors import unknown_choice
+from mezzo.errors import unknown_choice
 from mezzo.files import write_file
 from mezzo.train._scalars import Point, ScalarLogError, read_scalars
 

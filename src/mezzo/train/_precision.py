@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mezzo._errors import unknown_choice
 from mezzo.amp import (
     Fp8Recipe,
     GradScaler,
@@ -27,6 +26,7 @@ from mezzo.amp._exclude import find_excluded
 from mezzo.amp._fp8 import first_and_last
 from mezzo.amp._lists import load_lists
 from mezzo.amp._names import resolve_name
+from mezzo.errors import unknown_choice
 from mezzo.fp8 import refuse_without_fp8
 
 LEVELS = ("O0", "OD", "O1", "O2", "O3")

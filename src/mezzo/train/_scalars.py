@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mezzo._errors import MezzoError, RunError
 from mezzo.callbacks._events import EventWriter
+from mezzo.errors import MezzoError, RunError
 from mezzo.files import MiB, explained, parse_json, read_bytes, say, short, write_file
 
 SCALARS = "scalars.jsonl"

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mezzo._errors import MezzoError
 from mezzo.amp import explain
 from mezzo.checkpoint import find_weights
 from mezzo.config import Recipe
 from mezzo.data import Loader, Prefetcher, Stream, ToInput
+from mezzo.errors import MezzoError
 from mezzo.fetch import is_url, place_of
 from mezzo.fp8 import why_no_fp8
 from mezzo.models import LoadReport, WeightsError, load_weights

@@ -21,8 +21,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.optim import Optimizer
 
-from mezzo._errors import MezzoError
 from mezzo._torch.layers import NormBase
+from mezzo.errors import MezzoError
 from mezzo.train._distributed import World
 from mezzo.train._precision import Precision
 

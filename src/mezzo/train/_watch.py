@@ -16,7 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from mezzo._errors import RunError
+from mezzo.errors import RunError
 from mezzo.files import say
 
 BEAT_S = 2.0

@@ -8,9 +8,9 @@ from typing import ClassVar
 import cv2
 import numpy as np
 
-from mezzo._errors import unknown_choice
 from mezzo.data._sample import Sample
 from mezzo.data.transforms import _checks as check
+from mezzo.errors import unknown_choice
 
 BLURS = ("gaussian", "median", "blur", "random")
 

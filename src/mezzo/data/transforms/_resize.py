@@ -9,11 +9,11 @@ from typing import ClassVar
 import cv2
 import numpy as np
 
-from mezzo._errors import unknown_choice
 from mezzo.data._sample import Sample
 from mezzo.data.transforms import _checks as check
 from mezzo.data.transforms._both import resize_both
 from mezzo.data.transforms._undo import Undo
+from mezzo.errors import unknown_choice
 
 INTERPOLATIONS = {
     "NEAREST": cv2.INTER_NEAREST,

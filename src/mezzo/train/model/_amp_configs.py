@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from mezzo._errors import unknown_choice
 from mezzo.amp import GradScaler, Policy
 from mezzo.amp._dtypes import dtype_name
+from mezzo.errors import unknown_choice
 from mezzo.train._precision import FullPrecision, MixedPrecision, Precision
 
 LEVELS = ("O0", "O1", "O2", "O3")

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mezzo._errors import RunError
 from mezzo._exported import own_program
 from mezzo._torch.pytree import tree_leaves
 from mezzo.amp import float32_copy
 from mezzo.checkpoint import CheckpointError, CheckpointStore, read_state, write_state
+from mezzo.errors import RunError
 from mezzo.files import explained, one_line
 from mezzo.models import WeightsError, load_weights
 from mezzo.static import InputSpec, save_forward
