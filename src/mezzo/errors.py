@@ -5,6 +5,8 @@ from collections.abc import Iterable
 
 from mezzo._plain import printable
 
+__all__ = ["MezzoError", "RunError", "DeployError"]
+
 
 class MezzoError(Exception):
     """A mistake of the user that mezzo explains in one line; subclasses name the kind."""
