@@ -3,7 +3,7 @@
 Why: `clip_grad_norm_` on gradients that carry the loss scale clips far too much, and mezzo warns of it. Users import the
 clipping functions by name, before or after mezzo, so it must be seen where those look a helper up.
 Releases: 2.11 to 2.15. In a release without that helper nothing is patched.
-Without it: nobody is warned.
+Without it: no warning.
 """
 
 from __future__ import annotations

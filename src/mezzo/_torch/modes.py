@@ -36,5 +36,5 @@ class UncompiledMode(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: whoever uses the mode keeps Dynamo out (`dynamo.kept_out`)."""
+        """Return False: callers of the mode keep Dynamo out themselves (`dynamo.kept_out`)."""
         return False
