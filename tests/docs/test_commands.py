@@ -58,7 +58,7 @@ SMALL = (
     (r"--iters 200\b", "--iters 4", "steps"),
     (r"--save_interval 500\b", "--save_interval 4", "steps"),
     (r"--batch_size [48]\b", "--batch_size 2", "images"),
-    (r"--resume_model", f"{AS_BEFORE} --iters 6 --resume_model", "... are the options of the run that is resumed"),
+    (r"--resume(_model| auto)\b", rf"{AS_BEFORE} --iters 6 --resume\1", "... are the options of the resumed run"),
     (r"(torchrun .* train\.py --config .*)$", r"\1 --iters 2", "steps"),
     (r"--epochs=5\b", "--epochs=1 --image-size=32 --resize-size=32 --workers=0", "pixels, and processes"),
     (r"--precision fp16,int8\b", "--precision fp16,int8 --min-agreement 0.5", "a network after four steps is not sure"),
