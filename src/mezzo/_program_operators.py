@@ -174,7 +174,7 @@ def _problem_with_arguments(node: Any) -> str | None:
     if name in ("div", "div_", "divide") and arguments.get("rounding_mode") == "trunc" and not _is_divisor(arguments):
         return f"div with rounding_mode 'trunc' needs a number below {_MOST_DIVISOR} and not -1 as divisor; use 'floor'"
     if "upsample" in name and not all(_is_scale(entry["arg"]) for entry in node["inputs"] if "scale" in entry["name"]):
-        return f"{name} has a scale that is no number from 1/{_MOST_SCALE} to {_MOST_SCALE}"
+        return f"{name} has a scale outside 1/{_MOST_SCALE} to {_MOST_SCALE}"
     if any(entry["name"] == "device" and not _is_device(entry["arg"]) for entry in node["inputs"]):
         return f"{name} asks for a device that is neither cpu nor cuda"
     if name.startswith("grid_sampler") and not all(
@@ -251,7 +251,7 @@ def _problem_with_product(node: Any, factors: dict[str, int]) -> str | None:
     elif node["target"] == "_operator.pow":
         exponent = _constant(node["inputs"][-1]["arg"])
         if type(exponent) is not int or not 0 <= exponent <= 8:
-            return "a power of a size with an exponent that is no number from 0 to 8"
+            return "a power of a size with an exponent outside 0 to 8"
         total = counts[0] * max(exponent, 1)
     if total > _MOST_FACTORS:
         return f"a size is a product of more than {_MOST_FACTORS} factors"

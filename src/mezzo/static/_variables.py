@@ -221,7 +221,7 @@ def _call_or_record(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 class _Watch:
     """Whether modules are watched, by the whole process: Dynamo must find the call of modules as it knows it.
 
-    `nn.Module.__call__` is ours while somebody writes a program and nobody runs one. Otherwise it is what it was before.
+    `nn.Module.__call__` is replaced while a program is written and none runs. Otherwise it is the original.
     """
 
     def __init__(self) -> None:
