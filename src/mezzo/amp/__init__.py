@@ -8,9 +8,6 @@ from mezzo.amp._compiled import build_kernels
 from mezzo.amp._cpu import has_half_units as has_half_units
 from mezzo.amp._decorate import decorate
 from mezzo.amp._decorate import parse_master_weight as parse_master_weight
-from mezzo.amp._dtypes import HALF_DTYPES as HALF_DTYPES
-from mezzo.amp._dtypes import dtype_name as dtype_name
-from mezzo.amp._dtypes import parse_half_dtype as parse_half_dtype
 from mezzo.amp._exclude import Excluded as Excluded
 from mezzo.amp._exclude import exclude_layers
 from mezzo.amp._exclude import is_excluded as is_excluded
@@ -19,13 +16,11 @@ from mezzo.amp._fp8 import first_and_last as first_and_last
 from mezzo.amp._fp8 import keep_in_half
 from mezzo.amp._fp8_scales import fp8_scales, load_fp8_scales
 from mezzo.amp._hardware import check_environment, is_bfloat16_supported, is_float16_supported
-from mezzo.amp._lists import LEVELS as LEVELS
 from mezzo.amp._lists import black_list, read_lists, white_list
 from mezzo.amp._names import known_names as operator_names
 from mezzo.amp._names import resolve_list as resolve_list
 from mezzo.amp._names import resolve_name as resolve_name
 from mezzo.amp._policy import Decision, Policy
-from mezzo.amp._policy import parse_level as parse_level
 from mezzo.amp._recompute import bind_policy, custom_bwd, custom_fwd
 from mezzo.amp._scaler import GradScaler, LossScaleFloorError
 from mezzo.amp._state import current_policy

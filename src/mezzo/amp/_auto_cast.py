@@ -14,11 +14,9 @@ from mezzo._torch.dynamo import hide_from_dynamo
 from mezzo._torch.generators import generator_in_context
 from mezzo.amp._compile import tag_compile_caches
 from mezzo.amp._cpu import emulates
-from mezzo.amp._dtypes import SPELLINGS
 from mezzo.amp._foreign import CHECKS_ON_ENTRY, raise_if_replaced
 from mezzo.amp._hardware import warn_if_unsupported
 from mezzo.amp._kernels import KERNELS
-from mezzo.amp._lists import LEVELS
 from mezzo.amp._operator_log import operator_log
 from mezzo.amp._policy import Policy
 from mezzo.amp._recompute import carry_policy_along
@@ -33,6 +31,7 @@ from mezzo.amp._state import (
 )
 from mezzo.amp._steps import watch_optimizers
 from mezzo.amp._tasks import follow_tasks, keep_for_task, leave_out_of_order, running_loop
+from mezzo.dtypes import HALF_SPELLINGS, LEVELS
 from mezzo.fp8 import Fp8Recipe
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -79,7 +78,7 @@ def _device_type(enable: Any) -> str:
         given = given.partition(":")[0]
     if given in DEVICE_TYPES:
         return str(given)
-    if isinstance(given, torch.dtype) or (isinstance(given, str) and given.lower() in SPELLINGS):
+    if isinstance(given, torch.dtype) or (isinstance(given, str) and given.lower() in HALF_SPELLINGS):
         raise TypeError(f"auto_cast({enable!r}): the first argument is `enable`; write auto_cast(dtype={enable!r})")
     if isinstance(given, str) and given.upper() in LEVELS:
         raise TypeError(f"auto_cast({enable!r}): the first argument is `enable`; write auto_cast(level={enable!r})")

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mezzo.amp._dtypes import dtype_name
+from mezzo.dtypes import HALF_DTYPES, dtype_name
 from mezzo.optim import has_master, kept_of, master_of, publish
 
-_SAVE_DTYPES = {dtype_name(d): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
+_SAVE_DTYPES = {dtype_name(d): d for d in (*HALF_DTYPES, torch.float32, torch.float64)}
 _MARK = "_mezzo_checkpoint_hooks"
 _PENDING = "_mezzo_loading"
-_HALF = (torch.float16, torch.bfloat16)
 _values_in = WeakIdKeyDictionary()
 """Of state dicts that are still there: the values that were made for them, by tensor."""
 
@@ -56,7 +55,7 @@ def _save(save_dtype: torch.dtype | None, module: nn.Module, state: dict[str, An
         key = prefix + name
         if key not in state or not tensor.is_floating_point() or isinstance(state[key], nn.Parameter):
             continue  # keep_vars=True asks for the parameter itself
-        if kept_of(tensor) is not None or tensor.dtype in _HALF:
+        if kept_of(tensor) is not None or tensor.dtype in HALF_DTYPES:
             state[key] = _float32_value(state, module, name, tensor, save_dtype)
         elif save_dtype is not None:
             state[key] = state[key].to(save_dtype)

@@ -12,11 +12,9 @@ from torch import Tensor, nn
 
 from mezzo._torch.module_calls import wrap_conversions
 from mezzo.amp._decorated import Decoration, decoration_of
-from mezzo.amp._dtypes import HALF_DTYPES, dtype_name
 from mezzo.amp._seen import level_of_user
+from mezzo.dtypes import HALF_DTYPES, dtype_name
 from mezzo.optim import attach_master, detach_master, has_master, kept_of, master_of
-
-_HALF = tuple(HALF_DTYPES.values())
 
 
 class _Before(NamedTuple):
@@ -55,7 +53,7 @@ def _own(module: nn.Module) -> dict[tuple[str, str], Tensor]:
         (kind, name): tensor
         for kind, holder in kinds.items()
         for name, tensor in holder.items()
-        if tensor is not None and tensor.dtype in (*_HALF, torch.float32, torch.float64)
+        if tensor is not None and tensor.dtype in (*HALF_DTYPES, torch.float32, torch.float64)
     }
 
 
@@ -71,16 +69,16 @@ def _settle(module: nn.Module, decoration: Decoration, tensor: Tensor, before: _
     if tensor.dtype is before.dtype:
         if before.had_master and not has_master(tensor):  # torch has put another tensor in its place
             attach_master(tensor, before.value, compact=before.is_compact)
-    elif tensor.dtype in _HALF:
+    elif tensor.dtype in HALF_DTYPES:
         decoration.half, decoration.looked_at = tensor.dtype, None
-        if before.dtype not in _HALF:
+        if before.dtype not in HALF_DTYPES:
             attach_master(tensor, before.value)
             if module.training:
                 _warn(module, decoration, tensor.dtype)
         elif before.had_master:
             tensor.copy_(before.value)  # not rounded twice
             attach_master(tensor, before.value, compact=before.is_compact)
-    elif before.dtype in _HALF and before.had_master:
+    elif before.dtype in HALF_DTYPES and before.had_master:
         tensor.copy_(before.value)
         detach_master(tensor)
 

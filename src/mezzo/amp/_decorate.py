@@ -17,12 +17,11 @@ from mezzo.amp._averages import average_masters
 from mezzo.amp._checkpoint import keep_float32_checkpoints, parse_save_dtype
 from mezzo.amp._conversions import follow_conversions
 from mezzo.amp._decorated import note_decoration
-from mezzo.amp._dtypes import HALF_DTYPES, dtype_name, parse_half_dtype
 from mezzo.amp._exclude import Excluded, exclude_layers, find_excluded, is_excluded, refuse_half_without_master
 from mezzo.amp._fp8 import first_and_last, keep_in_half
 from mezzo.amp._hardware import warn_if_unsupported
-from mezzo.amp._policy import parse_level
 from mezzo.amp._steps import expect_no_master, look_again, watch_optimizers
+from mezzo.dtypes import HALF_DTYPES, dtype_name, parse_half_dtype, parse_level
 from mezzo.fp8 import Fp8Recipe, refuse_without_fp8
 from mezzo.optim import (
     attach,
@@ -41,7 +40,6 @@ Models = TypeVar("Models", bound=nn.Module | Sequence[nn.Module])
 Optimizers = TypeVar("Optimizers", bound=Optimizer | Sequence[Optimizer])
 
 _HAS_GRAD_DTYPE = hasattr(Tensor, "grad_dtype")
-_HALF = tuple(HALF_DTYPES.values())
 
 
 @overload
@@ -284,7 +282,7 @@ def _refuse_scripted(model: nn.Module) -> None:
 
 def _refuse_other_dtype(model: nn.Module, half: torch.dtype) -> None:
     for name, param in model.named_parameters():
-        if param.dtype in _HALF and param.dtype is not half:
+        if param.dtype in HALF_DTYPES and param.dtype is not half:
             raise RuntimeError(f"{name!r} is {dtype_name(param.dtype)} already; {dtype_name(half)} was asked")
 
 
@@ -355,7 +353,7 @@ def _widen_parameter(param: nn.Parameter) -> None:
 def _widen_state(optimizer: Optimizer, params: Iterable[nn.Parameter]) -> None:
     """Bring an optimizer's half state of parameters that are float32 now to float32."""
     for state in (optimizer.state[param] for param in params if param in optimizer.state):
-        state.update({key: t.float() for key, t in state.items() if isinstance(t, Tensor) and t.dtype in _HALF})
+        state.update({key: t.float() for key, t in state.items() if isinstance(t, Tensor) and t.dtype in HALF_DTYPES})
 
 
 @torch.no_grad()

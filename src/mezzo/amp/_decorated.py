@@ -15,10 +15,10 @@ from torch import nn
 
 from mezzo._torch.autocast_state import is_any_autocast_enabled
 from mezzo._torch.module_calls import wrap_calls_of_class
-from mezzo.amp._dtypes import HALF_DTYPES, dtype_name
 from mezzo.amp._policy import Policy
 from mezzo.amp._seen import level_of_user
 from mezzo.amp._state import here
+from mezzo.dtypes import HALF_DTYPES, dtype_name
 
 _HOME = "_mezzo_decoration"
 _OURS = "_mezzo_looks_at_calls"
@@ -54,7 +54,7 @@ class Decoration:
         levels = ("O3", "O2") if self.level == "O3" else (self.level,)
         if self.has_warned or not policy.white or (policy.level in levels and policy.dtype is self.half):
             return
-        if not any(param.dtype in HALF_DTYPES.values() for param in model.parameters()):
+        if not any(param.dtype in HALF_DTYPES for param in model.parameters()):
             return
         self.has_warned = True
         warnings.warn(
@@ -117,7 +117,7 @@ def _looking(call: Callable[..., Any]) -> Callable[..., Any]:
 
 def _add_note(model: nn.Module, error: Exception) -> None:
     decoration = decoration_of(model)
-    halves = [(name, param.dtype) for name, param in model.named_parameters() if param.dtype in HALF_DTYPES.values()]
+    halves = [(name, param.dtype) for name, param in model.named_parameters() if param.dtype in HALF_DTYPES]
     if decoration is None or not halves or is_any_autocast_enabled():
         return
     if getattr(error, "__notes__", None) or not any(words in str(error) for words in _ABOUT_DTYPES):

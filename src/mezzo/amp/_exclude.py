@@ -14,7 +14,7 @@ from torch import nn
 
 from mezzo._torch.autocast_state import is_any_autocast_enabled
 from mezzo._torch.pytree import tree_map
-from mezzo.amp._dtypes import HALF_DTYPES, dtype_name
+from mezzo.dtypes import HALF_DTYPES, dtype_name
 from mezzo.optim import detach_master, kept_of, master_of
 
 Excluded = nn.Module | type[nn.Module] | str
@@ -143,7 +143,7 @@ def rebind_forward(module: nn.Module) -> None:
 def refuse_half_without_master(modules: Iterable[nn.Module]) -> None:
     """Raise ValueError if a module to exclude has half weights whose float32 values nobody kept."""
     for name, param in (named for module in modules for named in module.named_parameters()):
-        if param.dtype in HALF_DTYPES.values() and kept_of(param) is None:
+        if param.dtype in HALF_DTYPES and kept_of(param) is None:
             raise ValueError(
                 f"excluded_layers: {name!r} is {dtype_name(param.dtype)} and has no float32 value; "
                 "call .float() on the layer first"
@@ -160,7 +160,7 @@ def _restore_float32(module: nn.Module) -> None:
             detach_master(param)
     for part in module.modules():
         for name, buffer in part._buffers.items():
-            if buffer is not None and buffer.dtype in HALF_DTYPES.values():
+            if buffer is not None and buffer.dtype in HALF_DTYPES:
                 kept = master_of(buffer)
                 part._buffers[name] = buffer.float() if kept is None else kept
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from mezzo.amp._dtypes import dtype_name
 from mezzo.amp._exclude import is_excluded
 from mezzo.amp._fp8 import has_fp8, stays_in_half
 from mezzo.amp._names import resolve_name
 from mezzo.amp._policy import Decision, Policy
 from mezzo.amp._state import current_policy
+from mezzo.dtypes import dtype_name
 from mezzo.fp8 import MULTIPLE
 
 #: Leaf modules whose forward is one operator.

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from mezzo._torch.pytree import tree_leaves, tree_map
-from mezzo.amp._dtypes import HALF_DTYPES, dtype_name
 from mezzo.amp._seen import Phase, Seen, floating
 from mezzo.amp._tensor_numbers import FLOAT16_MAX, TensorNumbers, measure
+from mezzo.dtypes import HALF_DTYPES, HALF_NAMES, dtype_name
 
 Kind = Literal["range", "rounding", "formula", "outside", "carried", "would overflow", "unknown"]
 """Why a result is not finite.
@@ -21,7 +21,6 @@ Kind = Literal["range", "rounding", "formula", "outside", "carried", "would over
 before. `would overflow`: finite, but more than float16 holds. `unknown`: the kernel could not be repeated.
 """
 
-_HALF = frozenset(HALF_DTYPES.values())
 _PLAIN = (Tensor, nn.Parameter)
 # They put values that were looked at into memory that may never have been written as a whole.
 MOVES = frozenset("index_put_ _index_put_impl_ index_copy_ index_fill_ scatter_ masked_scatter_ put_".split())
@@ -158,7 +157,7 @@ def find_cause(seen: Seen, inputs: Sequence[TensorNumbers], outputs: Sequence[Te
         return "range", _range_text(
             seen, bad.dtype, inputs[-1].max_abs, f"the {inputs[-1].dtype} value it was cast from"
         )
-    if bad.dtype not in HALF_DTYPES and not any(numbers.dtype in HALF_DTYPES for numbers in inputs):
+    if bad.dtype not in HALF_NAMES and not any(numbers.dtype in HALF_NAMES for numbers in inputs):
         if seen.op.is_in_place:
             return "unknown", "the kernel wrote over its input, so what it had is not known"
         return "formula", f"not the precision: the kernel computed in {bad.dtype}, from finite inputs"
@@ -201,8 +200,8 @@ def _in_float32(seen: Seen) -> list[TensorNumbers] | None:
 
 def _raised(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.float() if value.dtype in _HALF else value
-    return torch.float32 if isinstance(value, torch.dtype) and value in _HALF else value
+        return value.float() if value.dtype in HALF_DTYPES else value
+    return torch.float32 if isinstance(value, torch.dtype) and value in HALF_DTYPES else value
 
 
 def outside_cause(bad: TensorNumbers, stored: str) -> str:

@@ -15,9 +15,8 @@ from mezzo._torch.autograd_engine import has_forward_mode
 from mezzo._torch.fake_tensors import FakeTensor, FunctionalTensor
 from mezzo._torch.functorch import innermost_transform
 from mezzo._torch.layers import ConvNd
-from mezzo.amp._dtypes import CASTABLE
 from mezzo.amp._exclude import Excluded, ExclusionHandle, find_excluded, is_excluded, wrap_forward
-from mezzo.amp._policy import Policy
+from mezzo.amp._policy import CASTABLE, Policy
 from mezzo.fp8 import fp8_linear, text_of
 
 _MARK = "_mezzo_forward_before_half"

@@ -20,7 +20,7 @@ import torch
 
 from mezzo._torch.cpu_features import onednn_computes_bfloat16
 from mezzo.amp._cpu import has_half_units
-from mezzo.amp._dtypes import HALF_DTYPES, dtype_name, parse_half_dtype
+from mezzo.dtypes import HALF_DTYPES, dtype_name, parse_half_dtype
 from mezzo.errors import unknown_choice
 from mezzo.fp8 import LEAST_CAPABILITY
 
@@ -283,7 +283,7 @@ def _probe_cpu() -> Cpu:
         float16=is_float16_supported("cpu"),
         bfloat16=is_bfloat16_supported("cpu"),
         half_instructions=tuple(name for name in _CPU_HALF_INSTRUCTIONS if name in _cpu_flags()),
-        fast_dtypes=tuple(name for name, half in HALF_DTYPES.items() if has_half_units(half)),
+        fast_dtypes=tuple(dtype_name(half) for half in HALF_DTYPES if has_half_units(half)),
     )
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from mezzo._torch.profiler import DeviceType
-from mezzo.amp._dtypes import dtype_name
 from mezzo.amp._seen import Op, Phase, Seen, floating
+from mezzo.dtypes import dtype_name
 
 FP8 = "float8"
 """The dtype of a kernel that belongs to a product in FP8: it multiplies, or converts an operand."""

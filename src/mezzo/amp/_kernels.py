@@ -36,11 +36,10 @@ from mezzo._torch.kernel_library import OVERRIDE, remove_kernels
 from mezzo._torch.script import tracing_state
 from mezzo.amp import _cpu
 from mezzo.amp._compiled import load_kernels
-from mezzo.amp._dtypes import CASTABLE
 from mezzo.amp._fp8 import fp8_call, has_fp8
 from mezzo.amp._native import AUTOCAST_KEYS, Native, has_native_kernel, native_behaviour
 from mezzo.amp._ops import HEAVY, NO_CPU_HALF_KERNEL, OPS, PIECES, VARIANTS, WITH_NUMBERS, Op
-from mezzo.amp._policy import Decision, Policy
+from mezzo.amp._policy import CASTABLE, Decision, Policy
 from mezzo.amp._state import current_policy, here, use_compiled, without_decisions
 
 _autocast_dtype = torch.get_autocast_dtype

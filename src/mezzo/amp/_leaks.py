@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from mezzo.amp._dtypes import HALF_DTYPES
 from mezzo.amp._seen import EXCLUDED, Op, Seen, tensors
+from mezzo.dtypes import HALF_DTYPES
 
-_HALF = frozenset(HALF_DTYPES.values())
 _FULL = frozenset({torch.float32, torch.complex64})
 _HALF_BYTES = 2  # what an element takes more in float32
 
@@ -96,7 +95,7 @@ class LeakTracker:
             for flow in older:
                 self._go_on(flow, seen, is_half=bool(outputs) and not full)
             flows = older or flows  # what the call itself casts, to meet a float32 tensor, begins nothing
-            if not flows and full and any(tensor.dtype in _HALF for tensor in inputs):
+            if not flows and full and any(tensor.dtype in HALF_DTYPES for tensor in inputs):
                 flows = [_Flow(self._place(seen, inputs), seen.call)]
             for tensor in full if flows else ():
                 self._mark(tensor, flows, seen)

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from mezzo.amp import _ops as ops
-from mezzo.amp._dtypes import HALF_DTYPES, dtype_name
 from mezzo.amp._exclude import exclude_layers, find_excluded
 from mezzo.amp._names import check_disjoint, resolve_list
+from mezzo.dtypes import HALF_DTYPES, HALF_NAMES, LEVELS, dtype_name
 from mezzo.errors import MezzoError
 from mezzo.files import MiB, read_json, read_yaml, short
 
@@ -23,8 +23,6 @@ LISTS_VERSION = 2
 class ListsError(MezzoError, ValueError):
     """A file of lists that cannot be used."""
 
-
-LEVELS = ("O0", "OD", "O1", "O2", "O3")
 
 _WHITE = frozenset({"einsum"}) | ops.variants_of(
     [*ops.MATRIX_PRODUCTS, *ops.CONVOLUTIONS, *ops.ATTENTION, *ops.RECURRENT, *ops.INDEXED_MAX_POOLING]
@@ -84,7 +82,7 @@ def white_list() -> dict[str, dict[str, set[str]]]:
     >>> "conv2d" in white_list()["float16"]["O1"]
     True
     """
-    return {name: {level: set(default_white(level, dtype)) for level in LEVELS} for name, dtype in HALF_DTYPES.items()}
+    return {dtype_name(half): {level: set(default_white(level, half)) for level in LEVELS} for half in HALF_DTYPES}
 
 
 def black_list() -> dict[str, dict[str, set[str]]]:
@@ -93,7 +91,7 @@ def black_list() -> dict[str, dict[str, set[str]]]:
     >>> black_list()["bfloat16"]["OD"]
     set()
     """
-    return {dtype_name(dtype): {level: set(default_black(level)) for level in LEVELS} for dtype in HALF_DTYPES.values()}
+    return {name: {level: set(default_black(level)) for level in LEVELS} for name in HALF_NAMES}
 
 
 _OPERATOR_KEYS = ("custom_white_list", "custom_black_list")

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from mezzo.amp._dtypes import dtype_name
 from mezzo.amp._kernel_times import KernelRow
 from mezzo.amp._leaks import Leak
 from mezzo.amp._seen import Op, Phase, Seen, cast_of, describe_op, tensors
+from mezzo.dtypes import dtype_name
 
 Counts = tuple[int, int, int, int]
 """Calls in float16, bfloat16, float32, anything else."""

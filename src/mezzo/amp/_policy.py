@@ -11,11 +11,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mezzo.amp._dtypes import CASTABLE, dtype_name, parse_half_dtype
-from mezzo.amp._lists import LEVELS, LISTS_VERSION, default_black, default_inside, default_white
+from mezzo.amp._lists import LISTS_VERSION, default_black, default_inside, default_white
 from mezzo.amp._names import check_disjoint, resolve_list, resolve_name
 from mezzo.amp._ops import OPS, VARIANTS, WITHOUT_HALF_KERNEL
+from mezzo.dtypes import HALF_DTYPES, dtype_name, parse_half_dtype, parse_level
 from mezzo.fp8 import Fp8Recipe
+
+CASTABLE = frozenset({torch.float32, *HALF_DTYPES})
+"""Dtypes that a cast may start from. Other dtypes are never cast, and do not take part in a decision."""
 
 
 class _DtypeAndReason(NamedTuple):
@@ -48,13 +51,6 @@ class Decision(_DtypeAndReason):
 Memo = dict[tuple[str, tuple[torch.dtype, ...]], Decision]
 
 _CPU_COMPUTE = ("auto", "native", "float32")
-
-
-def parse_level(level: Any, allowed: Sequence[str] = LEVELS) -> str:
-    """Return the level in its usual spelling (any case is understood)."""
-    if isinstance(level, str) and level.upper() in allowed:
-        return level.upper()
-    raise ValueError(f"level={level!r}: must be one of {', '.join(allowed)}")
 
 
 @dataclass(frozen=True, slots=True)

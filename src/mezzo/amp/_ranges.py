@@ -16,11 +16,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from mezzo._torch.modes import no_dispatch_modes
 from mezzo._torch.storages import storage_id
-from mezzo.amp._dtypes import dtype_name
 from mezzo.amp._findings import own_infinities, readable, results
 from mezzo.amp._recorder import listening
 from mezzo.amp._seen import Op, Phase, Seen
 from mezzo.amp._tensor_numbers import FLOAT16_MAX, FLOAT16_NORMAL_FROM, undisturbed
+from mezzo.dtypes import dtype_name
 
 # The bits of a float32 magnitude, read as an integer, are in the order of the magnitudes, and the exponent stands above
 # 23 bits. Bin 0 holds what is not finite, bin 1 zeros, bin b > 1 magnitudes over 2^(b - 129) up to 2^(b - 128).

@@ -17,8 +17,8 @@ from mezzo._torch.checkpointing import bind_checkpointed_functions
 from mezzo._torch.data_parallel import wrap_parallel_apply
 from mezzo._torch.pytree import tree_map
 from mezzo._torch.script import optimise_scripts, scripts_are_optimised, wrap_script_calls
-from mezzo.amp._dtypes import CASTABLE
 from mezzo.amp._exclude import rebind_forward
+from mezzo.amp._policy import CASTABLE
 from mezzo.amp._state import AutocastState, current_policy, here, read_state, state_without, write_state
 
 _HINT = (

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mezzo._torch.optimizers import SUPPORTS_SCALING
-from mezzo.amp._dtypes import HALF_DTYPES, dtype_name
 from mezzo.amp._scaler_norms import NormGuard
 from mezzo.amp._scaler_outcome import LossScaleFloorError, OutcomeHandle, OutcomeLog
 from mezzo.amp._scaler_settings import ScalerSettings
@@ -29,6 +28,7 @@ from mezzo.amp._scaler_state import (
     plain_number,
 )
 from mezzo.amp._scaler_watch import ScaleWatch
+from mezzo.dtypes import HALF_DTYPES, dtype_name
 from mezzo.optim import (
     StepEngine,
     StepRequest,
@@ -228,7 +228,7 @@ class GradScaler(ScalerSettings):
             scaled = wide * self._state.scale_on(tensor.device)
         if scaled.requires_grad:
             self._watch.note_scaled(scaled)
-            if wide is not tensor and tensor.dtype in _HALF and tensor.numel() == 1:
+            if wide is not tensor and tensor.dtype in HALF_DTYPES and tensor.numel() == 1:
                 self._watch.warn_once(
                     "half loss",
                     f"scale() got a {dtype_name(tensor.dtype)} loss: it was computed in half precision, perhaps outside of "
@@ -589,7 +589,6 @@ class CapturedScaling:
         scaler._log.process(scaler._rule.max_skips_at_floor)
 
 
-_HALF = tuple(HALF_DTYPES.values())
 _RULE_KEYS = ("incr_ratio", "decr_ratio", "incr_every_n_steps", "decr_every_n_nan_or_inf")
 
 

@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from mezzo._torch.optimizers import wrap_loading_of_state
-from mezzo.amp._dtypes import HALF_DTYPES
 from mezzo.amp._seen import level_of_user
+from mezzo.dtypes import HALF_DTYPES
 from mezzo.optim import (
     StepEngine,
     describe_parameter,
@@ -92,7 +92,7 @@ def _warn_if_masters_are_missing(optimizer: Optimizer, _args: Any, _kwargs: Any)
     if optimizer in _without_masters and not is_called_by_scaler:
         return
     params: list[Tensor] = [param for group in optimizer.param_groups for param in group["params"]]
-    bare = [param for param in params if param.dtype in HALF_DTYPES.values() and not has_master(param)]
+    bare = [param for param in params if param.dtype in HALF_DTYPES and not has_master(param)]
     if any(is_dtensor(param) for param in bare):
         advice = _SHARDED
     elif any(has_master(param) for param in params):

@@ -16,7 +16,7 @@ from torch import Tensor
 from mezzo._torch.autocast_state import no_autocast
 from mezzo._torch.dispatcher import below_autograd
 from mezzo._torch.modes import no_dispatch_modes, no_torch_function
-from mezzo.amp._dtypes import dtype_name
+from mezzo.dtypes import PRECISION_DTYPES, dtype_name
 from mezzo.errors import RunError
 from mezzo.files import say
 
@@ -30,7 +30,7 @@ FLOAT16_ZERO_UNTIL = 2.0**-25
 FLOAT16_NORMAL_FROM = 2.0**-14 - 2.0**-25
 
 _COMPUTED_IN = (torch.float32, torch.float64)
-_SHORT_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
+_SHORT_NAMES = {name: word for word, name in PRECISION_DTYPES.items()} | {"float64": "fp64"}
 
 
 class DebugMode(IntEnum):

@@ -8,19 +8,20 @@ from typing import Any
 import torch
 
 from mezzo._timer import Timing, release_memory, time_calls, unsteady_note
-from mezzo.amp import Fp8Recipe, debugging, dtype_name, explain, has_half_units, parse_half_dtype
+from mezzo.amp import Fp8Recipe, debugging, explain, has_half_units
 from mezzo.amp.debugging import operator_log
 from mezzo.bench._clocks import Machine, read_machine
 from mezzo.bench._device import find_device
 from mezzo.bench._settings import refuse_below_one
 from mezzo.bench._task import SEED, find_place, load_task, simple_net_task
+from mezzo.dtypes import dtype_name, parse_half_dtype
 from mezzo.errors import MezzoError, RunError, unknown_choice
 from mezzo.fp8 import FP8_LINEAR, recipe_for, why_no_fp8
 from mezzo.proof import MATRIX_PRODUCTS, Setup, Task, Trainer, random_states_kept, seed_all, torch_state
 
 MODES = {"O0": "float32", "O1": "AMP-O1", "O2": "AMP-O2", "O3": "AMP-O3"}
-LEVELS = ("O1", "O2")
-"""Compared with float32 where nothing is said."""
+DEFAULT_LEVELS = ("O1", "O2")
+"""The levels that are compared with float32 unless the caller names others."""
 WARMUP_STEPS = 3
 LEARNING_RATE = 0.003  # SimpleNet falls from 0.67 to 0.41 in 23 steps at any width, smoothly
 LARGE_GPU_BYTES = 40 * 10**9
@@ -44,7 +45,7 @@ class Settings:
     """Samples of the batch that was trained on; None where a factory's own inputs do not tell."""
     steps: int
     learning_rate: float
-    levels: tuple[str, ...] = ("O0", *LEVELS)
+    levels: tuple[str, ...] = ("O0", *DEFAULT_LEVELS)
     fp8: dict[str, Any] | None = None
     """The recipe of O3; None: O3 is not compared."""
     warmup_steps: int = WARMUP_STEPS
@@ -141,7 +142,7 @@ def compare(
     dtype: str | None = None,
     device: str | None = None,
     learning_rate: float = LEARNING_RATE,
-    levels: Sequence[str] = LEVELS,
+    levels: Sequence[str] = DEFAULT_LEVELS,
     fp8: Fp8Recipe | Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Comparison:

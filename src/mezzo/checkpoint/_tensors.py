@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mezzo.checkpoint._errors import CheckpointError
+from mezzo.dtypes import dtype_name
 
 # What every safetensors can hold; other dtypes travel as their bytes, with their name beside them.
 _PLAIN = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
@@ -46,7 +47,7 @@ def _own_values(name: str, value: Tensor) -> Tensor:
     value = value.detach().resolve_conj().resolve_neg().cpu().clone(memory_format=torch.contiguous_format)
     if value.dtype in _PLAIN:
         return value
-    if str(value.dtype).removeprefix("torch.") not in _OTHERS:
+    if dtype_name(value.dtype) not in _OTHERS:
         raise CheckpointError(f"state: {name} is of {value.dtype}, which a checkpoint cannot hold; convert it first")
     return value.reshape(-1).view(torch.uint8)
 
@@ -54,7 +55,7 @@ def _own_values(name: str, value: Tensor) -> Tensor:
 def foreign_dtypes(tensors: Mapping[str, Tensor]) -> dict[str, list[Any]]:
     """Return dtype and shape of those tensors that are stored as their bytes, as JSON has them."""
     return {
-        name: [str(value.dtype).removeprefix("torch."), list(value.shape)]
+        name: [dtype_name(value.dtype), list(value.shape)]
         for name, value in tensors.items()
         if value.dtype not in _PLAIN
     }

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from mezzo.amp import float32_copy
+from mezzo.dtypes import PRECISION_DTYPES
 from mezzo.infer import OutputOp
 
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+DTYPES: dict[str, torch.dtype] = {word: getattr(torch, name) for word, name in PRECISION_DTYPES.items()}
 
 
 class Deployable(nn.Module):

@@ -12,12 +12,13 @@ from typing import Any, Literal, cast
 import yaml
 
 from mezzo.data import TRANSFORMS, CenterCrop, Compose, ResizeShort
+from mezzo.dtypes import PRECISION_DTYPES
 from mezzo.errors import unknown_choice
 from mezzo.files import is_regular, open_regular, read_yaml, short, write_text
 from mezzo.infer._errors import DeployError
 
 FILE = "deploy.yaml"
-PRECISIONS = ("fp32", "fp16", "bf16", "int8")
+PRECISIONS = (*PRECISION_DTYPES, "int8")
 OUTPUT_OPS = ("argmax", "softmax", "none")
 MAX_BYTES = 1 << 20  # of deploy.yaml: a thousand class names are 20 KiB
 

@@ -13,6 +13,7 @@ from mezzo._exported import load_program
 from mezzo._torch.cuda_graphs import capture_into
 from mezzo.amp import auto_cast
 from mezzo.amp.debugging import operator_log
+from mezzo.dtypes import PRECISION_DTYPES
 from mezzo.infer._deployed import Deployed
 from mezzo.infer._engine import EngineOptions, Images, Output, PerShape
 from mezzo.infer._errors import EngineError
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 _ALL_THREADS = torch.get_num_threads()
-_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 
 
 class TorchEngine:
@@ -40,8 +40,10 @@ class TorchEngine:
     def __init__(self, model: Deployed, options: EngineOptions) -> None:
         self._device = _usable(options.device)
         self._threads = options.threads or _ALL_THREADS
-        lowered = options.on_gpu and options.precision in _DTYPES and not model.has(options.precision, "program")
-        self._casts = _DTYPES[options.precision] if lowered else None
+        lowered = (
+            options.on_gpu and options.precision in ("fp16", "bf16") and not model.has(options.precision, "program")
+        )
+        self._casts = PRECISION_DTYPES[options.precision] if lowered else None
         self._program = load_program(model.file("fp32" if lowered else options.precision, "program"))
         self._network: Callable[[Tensor], Tensor] = _module(self._program, self._device)
 

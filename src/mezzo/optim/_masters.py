@@ -16,11 +16,10 @@ from torch import Tensor, nn
 
 from mezzo._torch.foreach import foreach_copy_
 from mezzo._torch.parameters import wrap_parameter_copies
+from mezzo.dtypes import HALF_DTYPES
 from mezzo.fp8 import MASTER_HOME, drop_copies, renew_copies
 from mezzo.optim._compact import REST_DTYPE, join, split
 from mezzo.optim._shards import is_dtensor
-
-HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
 class _Record:

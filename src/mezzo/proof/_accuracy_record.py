@@ -18,6 +18,7 @@ from mezzo._torch.autograd_engine import graph_task_id
 from mezzo._torch.layers import DropoutNd
 from mezzo.amp import auto_cast, decorate, float32_copy
 from mezzo.amp.debugging import operator_log
+from mezzo.dtypes import dtype_name
 from mezzo.fp8 import recipe_for
 from mezzo.proof._accuracy_run import (
     Call,
@@ -143,7 +144,7 @@ def run_at(
         (loss.float() * scale).backward()
         return loss
 
-    label = "float32" if level == "O0" else f"{level} {str(half).removeprefix('torch.')}"
+    label = "float32" if level == "O0" else f"{level} {dtype_name(half)}"
     with _seeded(device, seed):
         return record_run(copied, step, name=name or label, loss_scale=scale, max_elements=max_elements)
 
@@ -217,7 +218,7 @@ def record_tensor(tensor: Tensor, max_elements: int, scale: float = 1.0) -> Tens
         shape = (*whole.shape, 2) if whole.is_complex() else tuple(whole.shape)
         return TensorRecord(
             shape=shape,
-            dtype=str(tensor.dtype).removeprefix("torch."),
+            dtype=dtype_name(tensor.dtype),
             num_nan=int(num_nan),
             num_inf=int(num_inf),
             max_abs=max_abs / scale,
@@ -352,9 +353,9 @@ class _Recorder:
 def _rounding(tensor: Tensor) -> str:
     """Return the coarsest dtype that an operator on a tensor may round to here."""
     kind = tensor.device.type
-    own = str(tensor.dtype).removeprefix("torch.")
+    own = dtype_name(tensor.dtype)
     if torch.is_autocast_enabled(kind) and tensor.dtype is not torch.float64:
-        return coarsest(own, str(torch.get_autocast_dtype(kind)).removeprefix("torch."))
+        return coarsest(own, dtype_name(torch.get_autocast_dtype(kind)))
     if kind == "cuda" and own == "float32" and _tf32_is_on():
         return "tensorfloat32"
     return own

@@ -14,8 +14,8 @@ import yaml
 from torch import Tensor, nn
 
 from mezzo import amp
-from mezzo.amp import dtype_name, parse_half_dtype
 from mezzo.amp.debugging import operator_log
+from mezzo.dtypes import dtype_name, parse_half_dtype
 from mezzo.files import write_text
 from mezzo.proof._bisect_candidates import Stages, check_candidates, module_stages, operator_stages
 from mezzo.proof._bisect_runs import BY, Runs, RunSettings

@@ -16,8 +16,9 @@ from torch.optim import SGD, Optimizer
 from mezzo import amp
 from mezzo._torch.layers import DropoutNd
 from mezzo._torch.pytree import tree_leaves, tree_map
-from mezzo.amp import HALF_DTYPES, dtype_name, first_and_last, is_excluded, parse_half_dtype, parse_level
+from mezzo.amp import first_and_last, is_excluded
 from mezzo.amp.debugging import OperatorStats, collect_operator_stats
+from mezzo.dtypes import HALF_DTYPES, LEVELS, dtype_name, parse_half_dtype, parse_level
 from mezzo.errors import unknown_choice
 from mezzo.fp8 import Fp8Recipe, recipe_for
 from mezzo.proof._inputs import call_model
@@ -47,7 +48,7 @@ class RunSettings:
         for name, allowed in (("by", BY), ("metric", METRICS)):
             if getattr(self, name) not in allowed:
                 raise ValueError(unknown_choice(name, getattr(self, name), allowed))
-        object.__setattr__(self, "level", parse_level(self.level, ("OD", "O1", "O2", "O3")))
+        object.__setattr__(self, "level", parse_level(self.level, LEVELS[1:]))
         object.__setattr__(self, "dtype", dtype_name(parse_half_dtype(self.dtype)))
         if self.level == "O3" and self.by != "modules":
             raise ValueError("level='O3' finds the layers that must stay in half: by='modules'")
@@ -210,7 +211,7 @@ class Runs:
 def _float32_start(model: nn.Module) -> nn.Module:
     """Return a copy to start from; of a decorated model with its masters as weights."""
     params = list(model.parameters())
-    if all(param.dtype not in HALF_DTYPES.values() for param in params):
+    if all(param.dtype not in HALF_DTYPES for param in params):
         return copy.deepcopy(model)
     return amp.float32_copy(model).to(params[0].device)
 

@@ -14,8 +14,9 @@ from torch.nn.parameter import is_lazy
 
 from mezzo._timer import Timing, drift_note, unsteady_note
 from mezzo._torch.pytree import tree_leaves
-from mezzo.amp import Fp8Recipe, GradScaler, dtype_name, parse_half_dtype
+from mezzo.amp import Fp8Recipe, GradScaler
 from mezzo.amp.debugging import operator_log
+from mezzo.dtypes import dtype_name, parse_half_dtype
 from mezzo.proof._advice import Advice, time_text
 from mezzo.proof._changes import NO_CHANGES, Changes
 from mezzo.proof._examination import Examination, Progress

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mezzo.amp.debugging import KernelRow, ModuleRow, OperatorRow, OperatorStats
+from mezzo.dtypes import HALF_NAMES
 from mezzo.proof._advice import time_text
 from mezzo.proof._products import is_product
 
@@ -15,7 +16,6 @@ MOST_OPEN_MODULES = 40
 """Rows of the tree of modules that show at first; deeper levels open by a click."""
 NAME_WIDTH = 72
 
-_HALF = ("float16", "bfloat16")
 _NAMESPACES = re.compile(r"(?:\(anonymous namespace\)::|\b[A-Za-z_]\w*::)+")
 _LAMBDAS = re.compile(r"::\{lambda.*?\}|::operator\(\)(?:\(\))?(?: const)?|\([^()]*\)")
 
@@ -60,7 +60,7 @@ def _class_of(kernel: KernelRow, *, has_cores: bool) -> tuple[str, str]:
     if kernel.on_tensor_cores:
         return _ON_CORES
     if is_product(kernel.op):
-        return _ORDINARY if has_cores else _IN_HALF if kernel.dtype in _HALF else _IN_FULL
+        return _ORDINARY if has_cores else _IN_HALF if kernel.dtype in HALF_NAMES else _IN_FULL
     return _CASTS if kernel.is_cast else _REST
 
 

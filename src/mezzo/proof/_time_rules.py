@@ -11,6 +11,7 @@ from mezzo.amp import has_half_units
 from mezzo.amp._hardware import AMP_SINCE
 from mezzo.amp._kernel_times import FP8
 from mezzo.amp.debugging import CastRow
+from mezzo.dtypes import HALF_NAMES
 from mezzo.proof._advice import Advice, time_text
 from mezzo.proof._examination import Examination
 from mezzo.proof._inputs import arguments_of
@@ -50,7 +51,7 @@ def amp_itself(seen: Examination) -> Iterator[Advice]:
     """Whether AMP does anything, and whether it is faster than float32."""
     gain = seen.full.step_s / seen.amp.step_s
     products = [kernel for kernel in seen.amp.stats.kernels if is_product(kernel.op)]
-    half_s = sum(kernel.time_us for kernel in products if kernel.dtype in ("float16", "bfloat16", FP8))
+    half_s = sum(kernel.time_us for kernel in products if kernel.dtype in (*HALF_NAMES, FP8))
     if products and not half_s and (seen.is_cuda or has_half_units(seen.dtype)):
         yield Advice(
             kind="amp-idle",

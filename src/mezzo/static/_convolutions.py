@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
+from mezzo.dtypes import HALF_DTYPES
 from mezzo.optim import uses_triton
 
 _aten = torch.ops.aten
-_HALF = (torch.float16, torch.bfloat16)
 _MOST = 2**31 - 1
 
 _BLOCK = 1024
@@ -146,7 +146,7 @@ def _is_plain(node: Node) -> bool:
         return False  # a size that is left free
     arguments: Any = node.args
     dilation, transposed = arguments[6:8]
-    if x.dim() != 4 or x.dtype not in _HALF or transposed or any(step != 1 for step in dilation):
+    if x.dim() != 4 or x.dtype not in HALF_DTYPES or transposed or any(step != 1 for step in dilation):
         return False
     in_rows = all(value.is_contiguous(memory_format=torch.channels_last) for value in (grad, x))
     addressable = max(value.numel() for value in (grad, x)) + _BLOCK <= _MOST  # the kernels count in int32

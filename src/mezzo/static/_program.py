@@ -17,8 +17,9 @@ from torch.fx import Graph, GraphModule, Node
 from torch.optim import Optimizer
 
 from mezzo._torch.pytree import tree_leaves, tree_map, tree_structure, tree_unflatten
-from mezzo.amp import HALF_DTYPES, GradScaler, Policy, current_policy, float32_copy
+from mezzo.amp import GradScaler, Policy, current_policy, float32_copy
 from mezzo.amp.debugging import OperatorStats
+from mezzo.dtypes import HALF_DTYPES
 from mezzo.errors import unknown_choice
 from mezzo.files import say
 from mezzo.static._compile import CompiledStep
@@ -310,7 +311,7 @@ class Program:
         """Return the precision; float32 beside half weights, as a test program in float32 has them, is a policy too."""
         if self.precision.is_on:
             return self.precision
-        half = next((p.dtype for p in self.parameters() if p.dtype in HALF_DTYPES.values()), None)
+        half = next((p.dtype for p in self.parameters() if p.dtype in HALF_DTYPES), None)
         if half is None:
             return self.precision
         return Precision(Policy.create("O2", half).in_float32())

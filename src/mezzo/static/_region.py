@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from mezzo.amp import Policy, auto_cast
 from mezzo.amp.debugging import operator_log
+from mezzo.dtypes import dtype_name
 from mezzo.errors import MezzoError
 
 
@@ -36,7 +37,7 @@ class Precision:
         if self.policy is None or not self.is_on:
             return "O0"
         guarded = ", inside fp16_guard only" if self.use_guard else ""
-        return f"{self.policy.level} {str(self.policy.dtype).removeprefix('torch.')}{guarded}"
+        return f"{self.policy.level} {dtype_name(self.policy.dtype)}{guarded}"
 
 
 class _Here(threading.local):

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mezzo.amp import HALF_DTYPES, LEVELS, GradScaler, Policy, current_policy, dtype_name
+from mezzo.amp import GradScaler, Policy, current_policy
+from mezzo.dtypes import HALF_DTYPES, LEVELS, dtype_name
 from mezzo.errors import MezzoError
 from mezzo.fp8 import histories_of
 from mezzo.optim import engine_of, kept_of
@@ -40,7 +41,7 @@ def policy_of(policy: Any, model: nn.Module) -> Policy | None:
         raise TypeError(
             f"policy={policy!r}: must be a level ({', '.join(LEVELS)}), or a Policy from mezzo.amp.Policy.create(level, dtype)"
         )
-    half = next((p.dtype for p in model.parameters() if p.dtype in HALF_DTYPES.values()), torch.float16)
+    half = next((p.dtype for p in model.parameters() if p.dtype in HALF_DTYPES), torch.float16)
     return Policy.create(policy, half)
 
 
@@ -81,7 +82,7 @@ class TrainingStep:
                 self._explain_missing_policy(error)
                 raise
         _check_results(results)
-        loss = results[0].float() if results[0].dtype in HALF_DTYPES.values() else results[0]
+        loss = results[0].float() if results[0].dtype in HALF_DTYPES else results[0]
         results = (loss, *results[1:])
         if self.scaler is None:
             loss.backward()
@@ -100,7 +101,7 @@ class TrainingStep:
         reason = " ".join(str(error).split())
         if self.precision.is_on or current_policy() is not None or not _TYPES_DIFFER.search(reason):
             return
-        half = next((p.dtype for p in self._params() if p.dtype in HALF_DTYPES.values()), None)
+        half = next((p.dtype for p in self._params() if p.dtype in HALF_DTYPES), None)
         if half is None or _NAMES_OTHER.search(reason):
             return
         cure = f"the model has {dtype_name(half)} weights; give policy='O2', or the level that decorate was called with"
@@ -235,4 +236,4 @@ def describe(tensor: Any) -> str:
     """Return dtype and shape of a tensor in one word."""
     if not isinstance(tensor, Tensor):
         return type(tensor).__name__
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+    return f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"

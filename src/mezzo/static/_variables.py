@@ -22,6 +22,7 @@ from torch.fx import Node
 
 from mezzo._torch.module_calls import CALL_CODE, replace_call
 from mezzo._torch.pytree import tree_any, tree_leaves, tree_map
+from mezzo.dtypes import dtype_name
 from mezzo.errors import MezzoError
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class InputSpec:
         self.dtype, self.name = parse_dtype(dtype), name
 
     def __repr__(self) -> str:
-        return f"InputSpec(shape={self.shape}, dtype={str(self.dtype).removeprefix('torch.')}, name={self.name!r})"
+        return f"InputSpec(shape={self.shape}, dtype={dtype_name(self.dtype)}, name={self.name!r})"
 
     def fits(self, shape: Sequence[int]) -> bool:
         """Whether a tensor of a shape can be fed."""
@@ -82,7 +83,7 @@ def parse_dtype(dtype: Any) -> torch.dtype:
     """Return a torch dtype from one, or from its name."""
     found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype), None)
     if not isinstance(found, torch.dtype):
-        names = sorted({str(d).removeprefix("torch.") for d in vars(torch).values() if isinstance(d, torch.dtype)})
+        names = sorted({dtype_name(d) for d in vars(torch).values() if isinstance(d, torch.dtype)})
         close = difflib.get_close_matches(str(dtype), names, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"dtype={dtype!r}: no dtype of torch{hint}")
@@ -122,7 +123,7 @@ class Variable:
         return self._trials[0].dim()
 
     def __repr__(self) -> str:
-        return f"Variable({self.name!r}, shape={list(self.shape)}, dtype={str(self.dtype).removeprefix('torch.')})"
+        return f"Variable({self.name!r}, shape={list(self.shape)}, dtype={dtype_name(self.dtype)})"
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

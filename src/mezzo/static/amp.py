@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mezzo.amp import Excluded, Fp8Recipe, GradScaler, Policy, parse_half_dtype, parse_level, parse_master_weight
+from mezzo.amp import Excluded, Fp8Recipe, GradScaler, Policy, parse_master_weight
 from mezzo.amp import decorate as decorate_model
+from mezzo.dtypes import parse_half_dtype, parse_level
 from mezzo.static._current import check_minimize
 from mezzo.static._executor import Executor
 from mezzo.static._program import Program, Training

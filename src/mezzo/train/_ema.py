@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from mezzo._torch.foreach import foreach_lerp_
+from mezzo.dtypes import HALF_DTYPES
 from mezzo.optim import agree, copy_all, kept_of, master_of, publish
 from mezzo.train._saved import check_tensors, mapping, part, whole_number
-
-_HALF = (torch.float16, torch.bfloat16)
 
 
 class Ema:
@@ -122,7 +121,7 @@ def _source(tensor: Tensor) -> Tensor:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in _HALF else tensor
+    return tensor.float() if tensor.dtype in HALF_DTYPES else tensor
 
 
 def _clone(tensor: Tensor | None) -> Tensor | None:

@@ -26,11 +26,10 @@ from mezzo.amp._exclude import find_excluded
 from mezzo.amp._fp8 import first_and_last
 from mezzo.amp._lists import load_lists
 from mezzo.amp._names import resolve_name
+from mezzo.dtypes import LEVELS, PRECISION_DTYPES
 from mezzo.errors import unknown_choice
 from mezzo.fp8 import refuse_without_fp8
 
-LEVELS = ("O0", "OD", "O1", "O2", "O3")
-PRECISIONS = ("fp32", "fp16", "bf16")
 #: What the documents' segmentation command adds to the lists.
 SEGMENTATION_WHITE = ("elementwise_add", "batch_norm")
 SEGMENTATION_BLACK = ("bilinear_interp_v2",)
@@ -246,8 +245,8 @@ def make_precision(
     >>> make_precision("fp16", "O2").name, make_precision("fp32", "O1").name
     ('fp16 O2', 'fp32')
     """
-    if precision not in PRECISIONS:
-        raise ValueError(unknown_choice("precision", precision, PRECISIONS))
+    if precision not in PRECISION_DTYPES:
+        raise ValueError(unknown_choice("precision", precision, tuple(PRECISION_DTYPES)))
     if level not in LEVELS:
         raise ValueError(unknown_choice("amp_level", level, LEVELS))
     if precision == "fp32" or level == "O0":
@@ -256,9 +255,10 @@ def make_precision(
     if "half_layers" in own and level != "O3":
         raise ValueError(f"{lists}: half_layers with amp_level {level}: they belong to level O3")
     white, black = _merged(own, task)
-    dtype = {"fp16": "float16", "bf16": "bfloat16"}[precision]
     promote: dict[str, Any] = {} if use_promote is None else {"use_promote": use_promote}
-    policy = Policy.create(level, dtype=dtype, custom_white_list=white, custom_black_list=black, fp8=fp8, **promote)
+    policy = Policy.create(
+        level, dtype=PRECISION_DTYPES[precision], custom_white_list=white, custom_black_list=black, fp8=fp8, **promote
+    )
     excluded, in_half = own.get("excluded_layers", ()), own.get("half_layers", ())
     return MixedPrecision(policy, excluded_layers=excluded, half_layers=in_half, lists=lists)
 

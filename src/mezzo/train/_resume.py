@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mezzo.checkpoint import CheckpointError, CheckpointStore, read_state, verify
 from mezzo.checkpoint._tensors import unpack_tensors
+from mezzo.dtypes import HALF_DTYPES
 from mezzo.files import read_bytes
 from mezzo.train._checkpoints import Progress, counters_of, fixed_in
 from mezzo.train._ema import Ema
@@ -33,7 +34,6 @@ from mezzo.train._sharded import load_whole_states
 
 AUTO = "auto"
 _WEIGHTS = "model.safetensors"
-_HALF = (torch.float16, torch.bfloat16)
 _MOST_STEPS = 2**53  # more is damage, not progress
 
 
@@ -176,7 +176,7 @@ def _weights(model: nn.Module, folder: Path) -> dict[str, Tensor]:
             weights = unpack_tensors(data, {})
         except Exception as error:  # a damaged file fails in as many ways as there are
             raise ValueError(f"cannot be read: {error}") from error
-        check_tensors(weights, model.state_dict(), lambda own: torch.float32 if own.dtype in _HALF else own.dtype)
+        check_tensors(weights, model.state_dict(), lambda own: torch.float32 if own.dtype in HALF_DTYPES else own.dtype)
     return weights
 
 

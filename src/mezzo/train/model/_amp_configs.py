@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from mezzo.amp import GradScaler, Policy
-from mezzo.amp._dtypes import dtype_name
+from mezzo.dtypes import HALF_NAMES, LEVELS, dtype_name
 from mezzo.errors import unknown_choice
 from mezzo.train._precision import FullPrecision, MixedPrecision, Precision
 
-LEVELS = ("O0", "O1", "O2", "O3")
-DTYPES = ("float16", "bfloat16")
+_LEVELS = tuple(level for level in LEVELS if level != "OD")  # Paddle's Model has no OD
 _OF_SCALER = (
     "init_loss_scaling", "incr_ratio", "decr_ratio", "incr_every_n_steps", "decr_every_n_nan_or_inf",
     "use_dynamic_loss_scaling",
@@ -51,14 +50,14 @@ def make_precision_of(amp_configs: str | Mapping[str, Any] | None) -> Precision:
         return make_precision_of({"level": amp_configs} if amp_configs else None)
     if not isinstance(amp_configs, Mapping):
         raise TypeError(
-            f"amp_configs is a {type(amp_configs).__name__}: it must be None, a level ({', '.join(LEVELS)}) or a dict"
+            f"amp_configs is a {type(amp_configs).__name__}: it must be None, a level ({', '.join(_LEVELS)}) or a dict"
         )
     if not amp_configs:
         return FullPrecision()
     _refuse_unknown(amp_configs)
     level, dtype = amp_configs.get("level", "O1"), _dtype_name(amp_configs.get("dtype", "float16"))
-    if level not in LEVELS:
-        raise ValueError(f"amp_configs: {unknown_choice('level', level, LEVELS)}")
+    if level not in _LEVELS:
+        raise ValueError(f"amp_configs: {unknown_choice('level', level, _LEVELS)}")
     if level == "O0":
         _warn_of_what_is_off([key for key in amp_configs if key != "level"])
         return FullPrecision()
@@ -82,8 +81,8 @@ def make_precision_of(amp_configs: str | Mapping[str, Any] | None) -> Precision:
 
 def _dtype_name(dtype: Any) -> str:
     name = dtype_name(dtype) if isinstance(dtype, torch.dtype) else dtype
-    if name not in DTYPES:
-        raise ValueError(f"amp_configs: {unknown_choice('dtype', name, DTYPES)}")
+    if name not in HALF_NAMES:
+        raise ValueError(f"amp_configs: {unknown_choice('dtype', name, HALF_NAMES)}")
     return str(name)
 
 

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mezzo.amp import GradScaler
-from mezzo.amp._dtypes import HALF_DTYPES
 from mezzo.amp.debugging import operator_log
 from mezzo.callbacks import Callback, CallbackList, ModelCheckpoint, ProgBarLogger
 from mezzo.data._loader import explained_workers
+from mezzo.dtypes import HALF_DTYPES
 from mezzo.files import folder_lock, say
 from mezzo.metric import Metric
 from mezzo.static import InputSpec
@@ -425,7 +425,7 @@ class Model:
                 "save(training=False): the shapes of the inputs are not known; say Model(network, "
                 "inputs=[InputSpec(...)]), or train or predict a batch first"
             )
-        wide = [tensor.float() if tensor.dtype in HALF_DTYPES.values() else tensor for tensor in sample]
+        wide = [tensor.float() if tensor.dtype in HALF_DTYPES else tensor for tensor in sample]
         return [InputSpec([None, *tensor.shape[1:]] if tensor.dim() else [], tensor.dtype) for tensor in wide], wide
 
     def load(self, path: str | Path, skip_mismatch: bool = False, reset_optimizer: bool = False) -> None:
@@ -500,7 +500,7 @@ def _with_metrics(prepared: Prepared, loss: Tensor | None) -> Any:
 
 
 def _as_array(output: Tensor) -> np.ndarray[Any, Any]:
-    wide = output.float() if output.dtype in HALF_DTYPES.values() else output
+    wide = output.float() if output.dtype in HALF_DTYPES else output
     array: np.ndarray[Any, Any] = wide.cpu().numpy()
     return array
 
