@@ -13,7 +13,7 @@ import torch
 
 from mezzo.amp import Decision, GradScaler, Policy, operator_names
 from mezzo.amp import _ops as ops
-from mezzo.amp._names import ALIASES, GROUPS, WITHOUT_OPERATOR
+from mezzo.amp._names import ALIASES, OPERATOR_GROUPS, WITHOUT_OPERATOR
 
 PAGES = Path(__file__).resolve().parent
 HALF = torch.float16
@@ -145,7 +145,7 @@ def groups() -> str:
     """Return the table of names that stand for several operators."""
     rows = [
         [f"`{name}`", " ".join(f"`{v}`" for v in sorted(variants) if not v.startswith("_"))]
-        for name, variants in sorted(GROUPS.items())
+        for name, variants in sorted(OPERATOR_GROUPS.items())
     ]
     return table(["name", "operators"], rows)
 

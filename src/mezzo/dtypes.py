@@ -23,7 +23,7 @@ HALF_NAMES = ("float16", "bfloat16")
 PRECISION_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 """The short words of `--precision` options, and the dtypes that they mean."""
 
-HALF_SPELLINGS = {"fp16": "float16", "half": "float16", "bf16": "bfloat16"} | {name: name for name in HALF_NAMES}
+HALF_SPELLINGS = {name: name for name in HALF_NAMES} | {"fp16": "float16", "bf16": "bfloat16", "half": "float16"}
 """Words that name a half dtype, in lower case."""
 
 

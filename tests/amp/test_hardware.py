@@ -6,14 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mezzo.amp import _hardware
-from mezzo.amp._hardware import (
-    check_environment,
-    is_bfloat16_supported,
-    is_float16_supported,
-    query_nvidia_smi,
-    warn_if_unsupported,
-)
+from mezzo.amp import check_environment, hardware, is_bfloat16_supported, is_float16_supported
+from mezzo.amp.hardware import query_nvidia_smi, warn_if_unsupported
+from mezzo.dtypes import dtype_name
 
 K40M, V100, A100, L4, H200 = (3, 5), (7, 0), (8, 0), (8, 9), (9, 0)
 NAMES = {K40M: "Tesla K40m", V100: "Tesla V100-SXM2-16GB", A100: "A100", L4: "NVIDIA L4", H200: "NVIDIA H200"}
@@ -26,7 +21,7 @@ GUIDE_WARNING = (
 @pytest.fixture(autouse=True)
 def _as_on_linux_without_gpus(monkeypatch):
     """Each test starts as in a fresh process on a machine without a GPU, whatever the real one has."""
-    monkeypatch.setattr(_hardware, "_amp_runs", {})
+    monkeypatch.setattr(hardware, "_amp_runs", {})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "hip", None)
 
@@ -54,7 +49,7 @@ def answer_nvidia_smi(monkeypatch, stdout):
         commands.append((command, options))
         return subprocess.CompletedProcess(command, 0, stdout=stdout, stderr="")
 
-    monkeypatch.setattr(_hardware.subprocess, "run", run)
+    monkeypatch.setattr(hardware.subprocess, "run", run)
     return commands
 
 
@@ -215,8 +210,8 @@ def test_environment_of_a_cpu_prints_and_serialises():
     ],
 )
 def test_advice_on_a_cpu_follows_what_was_measured(monkeypatch, fast, advice, row):
-    monkeypatch.setattr(_hardware, "has_half_units", lambda dtype: str(dtype).removeprefix("torch.") in fast)
-    monkeypatch.setattr(_hardware, "onednn_computes_bfloat16", lambda: True)
+    monkeypatch.setattr("mezzo.amp._environment.has_half_units", lambda dtype: dtype_name(dtype) in fast)
+    monkeypatch.setattr(hardware, "onednn_computes_bfloat16", lambda: True)
     environment = check_environment()
     assert environment.cpu.fast_dtypes == fast
     assert environment.advice.startswith(advice)
@@ -227,7 +222,7 @@ def test_advice_on_a_cpu_follows_what_was_measured(monkeypatch, fast, advice, ro
 def test_cudnn_number_is_split_as_both_schemes_mean_it(monkeypatch, pretend_gpus, number, text):
     pretend_gpus(H200)
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: number)
-    assert _hardware._cudnn_version() == text
+    assert check_environment().cudnn_version == text
 
 
 def test_nvidia_smi_is_asked_by_uuid_and_with_a_time_limit(pretend_gpus, monkeypatch):
@@ -245,7 +240,7 @@ def test_driver_is_unknown_where_nvidia_smi_is_absent_or_hangs(pretend_gpus, mon
         raise error
 
     pretend_gpus(H200)
-    monkeypatch.setattr(_hardware.subprocess, "run", fail)
+    monkeypatch.setattr(hardware.subprocess, "run", fail)
     assert check_environment().driver_version == "unknown"
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mezzo.amp import Policy, auto_cast, operator_names, read_lists
-from mezzo.amp._names import ALIASES, GROUPS, WITHOUT_OPERATOR, resolve_name
+from mezzo.amp._names import ALIASES, OPERATOR_GROUPS, WITHOUT_OPERATOR, resolve_name
 from mezzo.amp._ops import OPS, VARIANTS, WITHOUT_HALF_KERNEL
 
 HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -135,7 +135,7 @@ def test_every_name_of_the_documents_is_understood() -> None:
 
 
 def test_aliases_and_groups_point_at_known_operators() -> None:
-    for name in (*ALIASES, *GROUPS):
+    for name in (*ALIASES, *OPERATOR_GROUPS):
         assert resolve_name(name) <= set(VARIANTS)
         assert resolve_name(name)
 

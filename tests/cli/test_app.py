@@ -18,7 +18,7 @@ def run_failing(monkeypatch, error):
     def fail(*_):
         raise error
 
-    monkeypatch.setattr("mezzo.amp._hardware.check_environment", fail)
+    monkeypatch.setattr("mezzo.amp.check_environment", fail)
     return run(["check"])
 
 
@@ -74,13 +74,13 @@ def test_check_draws_a_table_on_a_terminal(capsys, monkeypatch):
 
 
 def test_check_is_1_on_a_gpu_that_is_too_old(capsys, monkeypatch):
-    from mezzo.amp._hardware import Environment, Gpu, check_environment
+    from mezzo.amp import Environment, Gpu, check_environment
 
     off = {name: False for name in ("float16", "bfloat16", "fp8", "tf32", "tensor_cores")}
     here = check_environment()
     gpu = Gpu(name="Tesla K40m", capability=(3, 5), memory_gib=12.0, **off)
     fields = {name: getattr(here, name) for name in Environment.__dataclass_fields__}
-    monkeypatch.setattr("mezzo.amp._hardware.check_environment", lambda: Environment(**{**fields, "gpus": (gpu,)}))
+    monkeypatch.setattr("mezzo.amp.check_environment", lambda: Environment(**{**fields, "gpus": (gpu,)}))
     assert run(["check"]) == 1
     assert "(3, 5)" in capsys.readouterr().out
 

@@ -7,7 +7,8 @@ import torch
 from doc_pages import DOCS, ROOT
 from doc_tables import Row, code_spans, read_page, read_table
 
-from mezzo.amp import _cpu, _hardware
+from mezzo.amp import _cpu, hardware
+from mezzo.fp8 import LEAST_CAPABILITY
 
 CITED = re.compile(r"\((\.\./benchmarks/[\w.]+\.md)\)")
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
@@ -96,8 +97,8 @@ def version(text: str) -> tuple[int, ...]:
 def test_thresholds_of_the_hardware_page_are_the_code_s() -> None:
     computes, pays, triton = read_table("hardware.md", "thresholds")
     for name, dtype in (("float16", torch.float16), ("bfloat16", torch.bfloat16)):
-        assert version(computes[name]) == _hardware.COMPUTE_SINCE[dtype]
-        assert version(pays[name]) == _hardware.AMP_SINCE[dtype]
+        assert version(computes[name]) == hardware.COMPUTE_SINCE[dtype]
+        assert version(pays[name]) == hardware.AMP_SINCE[dtype]
         assert version(triton[name]) == (7, 0)  # mezzo._tier
 
 
@@ -109,16 +110,16 @@ def test_chips_of_the_hardware_page_have_what_the_code_says() -> None:
     assert len(rows) == len(lines) >= 10
     for capability, float16, bfloat16, tf32, fp8 in rows:
         has = version(capability)
-        assert ("Tensor Cores" in float16) == (has >= _hardware.TENSOR_CORES_SINCE), capability
-        assert (bfloat16 != "-") == (has >= _hardware.COMPUTE_SINCE[torch.bfloat16]), capability
-        assert (tf32 != "-") == (has >= _hardware.TF32_SINCE), capability
-        assert (fp8 != "-") == (has >= _hardware.LEAST_CAPABILITY), capability
-        assert has >= _hardware.COMPUTE_SINCE[torch.float16]
+        assert ("Tensor Cores" in float16) == (has >= hardware.TENSOR_CORES_SINCE), capability
+        assert (bfloat16 != "-") == (has >= hardware.COMPUTE_SINCE[torch.bfloat16]), capability
+        assert (tf32 != "-") == (has >= hardware.TF32_SINCE), capability
+        assert (fp8 != "-") == (has >= LEAST_CAPABILITY), capability
+        assert has >= hardware.COMPUTE_SINCE[torch.float16]
 
 
 def test_flags_of_the_hardware_page_are_those_that_mezzo_looks_for() -> None:
     flags = [flag for row in read_table("hardware.md", "cpus") for flag in code_spans(row["flag"])]
-    assert sorted(flags) == sorted(_hardware._CPU_HALF_INSTRUCTIONS)
+    assert sorted(flags) == sorted(hardware.CPU_HALF_INSTRUCTIONS)
     assert _cpu._SLOWER == 2.0  # "less than twice as long"
 
 

@@ -19,7 +19,7 @@ PARSERS = {"yaml.load", "yaml.safe_load", "yaml.full_load", "yaml.unsafe_load", 
 ALLOWED = {
     ("_html.py", "files(package).joinpath(name).read_text('utf-8')"): "data of this package",
     ("amp/_compiled.py", "_SOURCE.read_bytes()"): "a source file of this package",
-    ("amp/_hardware.py", "Path('/proc/cpuinfo').read_text(encoding='utf-8', errors='replace')"): "the kernel's",
+    ("amp/_environment.py", "Path('/proc/cpuinfo').read_text(encoding='utf-8', errors='replace')"): "the kernel's",
     ("bench/_clocks.py", "(_CPUFREQ / f'cpuinfo_{end}_freq').read_text()"): "the kernel's",
     ("bench/_clocks.py", "Path('/proc/cpuinfo').read_text(encoding='utf-8', errors='replace')"): "the kernel's",
     ("data/_images.py", "Image.open(io.BytesIO(data), formats=formats)"): "bytes, not a file; formats are named",

@@ -5,25 +5,34 @@ from mezzo.amp._auto_cast import auto_cast
 from mezzo.amp._averages import master_parameters
 from mezzo.amp._checkpoint import float32_copy
 from mezzo.amp._compiled import build_kernels
+from mezzo.amp._compiled import library_path as library_path
 from mezzo.amp._cpu import has_half_units as has_half_units
 from mezzo.amp._decorate import decorate
 from mezzo.amp._decorate import parse_master_weight as parse_master_weight
+from mezzo.amp._environment import Environment as Environment
+from mezzo.amp._environment import Gpu as Gpu
+from mezzo.amp._environment import check_environment
 from mezzo.amp._exclude import Excluded as Excluded
 from mezzo.amp._exclude import exclude_layers
+from mezzo.amp._exclude import find_excluded as find_excluded
 from mezzo.amp._exclude import is_excluded as is_excluded
 from mezzo.amp._explain import Explanation, explain
 from mezzo.amp._fp8 import first_and_last as first_and_last
 from mezzo.amp._fp8 import keep_in_half
 from mezzo.amp._fp8_scales import fp8_scales, load_fp8_scales
-from mezzo.amp._hardware import check_environment, is_bfloat16_supported, is_float16_supported
 from mezzo.amp._lists import black_list, read_lists, white_list
-from mezzo.amp._names import known_names as operator_names
+from mezzo.amp._lists import load_lists as load_lists
+from mezzo.amp._names import OPERATOR_GROUPS as OPERATOR_GROUPS
+from mezzo.amp._names import is_operator_name as is_operator_name
+from mezzo.amp._names import operator_names
 from mezzo.amp._names import resolve_list as resolve_list
 from mezzo.amp._names import resolve_name as resolve_name
+from mezzo.amp._ops import OPS as OPS
 from mezzo.amp._policy import Decision, Policy
 from mezzo.amp._recompute import bind_policy, custom_bwd, custom_fwd
 from mezzo.amp._scaler import GradScaler, LossScaleFloorError
 from mezzo.amp._state import current_policy
+from mezzo.amp.hardware import is_bfloat16_supported, is_float16_supported
 from mezzo.fp8 import Fp8Recipe
 
 # What users call. The names imported `as` themselves above are for other packages of mezzo.

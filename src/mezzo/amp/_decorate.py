@@ -19,8 +19,8 @@ from mezzo.amp._conversions import follow_conversions
 from mezzo.amp._decorated import note_decoration
 from mezzo.amp._exclude import Excluded, exclude_layers, find_excluded, is_excluded, refuse_half_without_master
 from mezzo.amp._fp8 import first_and_last, keep_in_half
-from mezzo.amp._hardware import warn_if_unsupported
 from mezzo.amp._steps import expect_no_master, look_again, watch_optimizers
+from mezzo.amp.hardware import warn_if_unsupported
 from mezzo.dtypes import HALF_DTYPES, dtype_name, parse_half_dtype, parse_level
 from mezzo.fp8 import Fp8Recipe, refuse_without_fp8
 from mezzo.optim import (

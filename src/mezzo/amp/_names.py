@@ -30,7 +30,7 @@ def _pick(*names: str) -> frozenset[str]:
 
 
 #: One name for several operators. `matmul` must reach each entry point of a matrix product, or a list would leak.
-GROUPS: dict[str, frozenset[str]] = {
+OPERATOR_GROUPS: dict[str, frozenset[str]] = {
     "matmul": variants_of(MATRIX_PRODUCTS) | _pick("tensordot") | {"einsum"},
     "conv": variants_of(CONVOLUTIONS),
     "conv_transpose": _pick("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
@@ -110,20 +110,20 @@ WITHOUT_OPERATOR = frozenset(
 
 
 @cache
-def known_names() -> tuple[str, ...]:
+def operator_names() -> tuple[str, ...]:
     """Return every name a list may hold, sorted."""
-    return tuple(sorted({*OPS, *VARIANTS, *GROUPS, *ALIASES, *WITHOUT_OPERATOR}))
+    return tuple(sorted({*OPS, *VARIANTS, *OPERATOR_GROUPS, *ALIASES, *WITHOUT_OPERATOR}))
 
 
 @cache
-def is_known(name: str) -> bool:
+def is_operator_name(name: str) -> bool:
     """Whether a name means something to a policy; asking costs next to nothing.
 
-    >>> is_known("linear"), is_known("argsort")
+    >>> is_operator_name("linear"), is_operator_name("argsort")
     (True, False)
     """
     base = name.removeprefix("aten::")
-    return name in VARIANTS or base in OPS or name in GROUPS or name in ALIASES
+    return name in VARIANTS or base in OPS or name in OPERATOR_GROUPS or name in ALIASES
 
 
 @cache
@@ -138,8 +138,8 @@ def resolve_name(name: str) -> frozenset[str]:
     exact = name.removeprefix("aten::")
     if exact != name and exact in OPS:
         return frozenset(OPS[exact].variants)
-    if name in GROUPS:
-        return GROUPS[name]
+    if name in OPERATOR_GROUPS:
+        return OPERATOR_GROUPS[name]
     if name in ALIASES:
         return frozenset().union(*(resolve_name(target) for target in ALIASES[name]))
     if name in OPS:
@@ -148,7 +148,7 @@ def resolve_name(name: str) -> frozenset[str]:
         return frozenset({name})
     if name in WITHOUT_OPERATOR:
         return frozenset()
-    close = difflib.get_close_matches(name, known_names(), n=1, cutoff=0.0)[0]
+    close = difflib.get_close_matches(name, operator_names(), n=1, cutoff=0.0)[0]
     raise ValueError(f"unknown operator {name!r}; did you mean {close!r}? mezzo.amp.operator_names() lists all")
 
 

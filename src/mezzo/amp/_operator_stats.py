@@ -256,8 +256,8 @@ class OperatorStats:
             counts = (row.fp16, row.bf16, row.fp32, row.other, row.casts)
             line = f"{row.module or '(the whole)':<{width}}  {' '.join(f'{count:>7}' for count in counts)}"
             if self.kernels:
-                is_known = self.tensor_core_share is not None and row.time_us > 0
-                share = f"{row.tensor_core_us / row.time_us:.0%}" if is_known else ""
+                is_operator_name = self.tensor_core_share is not None and row.time_us > 0
+                share = f"{row.tensor_core_us / row.time_us:.0%}" if is_operator_name else ""
                 line += f" {row.time_us / 1e3:>9.3f} {share:>13}"
             lines.append(line)
         return "\n".join(lines) + "\n"

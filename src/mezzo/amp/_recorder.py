@@ -25,7 +25,7 @@ from mezzo._torch.modes import UncompiledMode, current_dispatch_mode, current_fu
 from mezzo.amp._exclude import is_excluded
 from mezzo.amp._kernel_times import RANGE, KernelTimes
 from mezzo.amp._leaks import LeakTracker
-from mezzo.amp._names import is_known
+from mezzo.amp._names import is_operator_name
 from mezzo.amp._operator_stats import OperatorStats
 from mezzo.amp._seen import EXCLUDED, Op, Phase, Seen, Sink, describe_op, tensors, users_line
 from mezzo.amp._state import current_policy, here
@@ -228,7 +228,7 @@ class _Recording:
         if call.policy is None:
             return NO_AUTO_CAST
         variant = call.variant
-        if not is_known(variant):
+        if not is_operator_name(variant):
             return UNLISTED
         values = (*call.args, *call.kwargs.values()) if call.kwargs else call.args
         try:

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from mezzo.amp import check_environment
-from mezzo.amp._hardware import query_nvidia_smi
+from mezzo.amp.hardware import query_nvidia_smi
 
 _CPUFREQ = Path("/sys/devices/system/cpu/cpu0/cpufreq")
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from mezzo.amp._hardware import parse_device
+from mezzo.amp.hardware import parse_device
 
 
 def find_device(device: str | None, command: str) -> torch.device:

@@ -16,8 +16,10 @@ def check(
     dtype: Annotated[str, typer.Option(help="float16 or bfloat16: the dtype that AMP shall run in.")] = "float16",
 ) -> int:
     """Show what this machine can do; exit code 0 if AMP is usable here in the dtype, 1 if not."""
-    from mezzo.amp._compiled import library_path  # torch takes seconds to import: not for --version and --help
-    from mezzo.amp._hardware import check_environment
+    from mezzo.amp import (
+        check_environment,
+        library_path,  # torch takes seconds to import: not for --version and --help
+    )
     from mezzo.cli._choice import check_dtype
 
     dtype = check_dtype(dtype)

@@ -224,6 +224,6 @@ def _driver_version() -> str | None:
         if nvml is not None:
             with suppress(nvml.NVMLError):
                 return str(nvml.nvmlSystemGetDriverVersion())
-    from mezzo.amp._hardware import query_nvidia_smi  # behind torch, as Environment.query is
+    from mezzo.amp.hardware import query_nvidia_smi  # behind torch, as Environment.query is
 
     return next(iter(query_nvidia_smi("driver_version")), None)

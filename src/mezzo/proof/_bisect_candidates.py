@@ -7,9 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
-from mezzo.amp import resolve_list, resolve_name
-from mezzo.amp._names import GROUPS
-from mezzo.amp._ops import OPS
+from mezzo.amp import OPERATOR_GROUPS, OPS, resolve_list, resolve_name
 from mezzo.amp.debugging import OperatorRow
 from mezzo.fp8 import FP8_LINEAR
 
@@ -94,4 +92,4 @@ def _list_name(row: OperatorRow) -> str | None:
 def _exact(name: str, names: Iterable[str]) -> str:
     """Return `aten::name` for a name that is also a group with another candidate in it: each is to be told apart."""
     others = frozenset().union(*(resolve_name(other) for other in names if other != name))
-    return f"aten::{name}" if name in GROUPS and name in OPS and GROUPS[name] & others else name
+    return f"aten::{name}" if name in OPERATOR_GROUPS and name in OPS and OPERATOR_GROUPS[name] & others else name

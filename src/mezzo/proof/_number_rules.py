@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from mezzo.amp._names import is_known
+from mezzo.amp import is_operator_name
 from mezzo.amp._seen import EXCLUDED
 from mezzo.amp.debugging import Leak
 from mezzo.proof._advice import Advice
@@ -37,7 +37,7 @@ def leaks(seen: Examination) -> Iterator[Advice]:
             + f", until {', '.join(leak.fed[:3])} takes it in half: {leak.extra_bytes:,} bytes more in the forward",
             todo=_remedy(leak, white),
             gain=gain,
-            setup=seen.with_changes(custom_white_list=names) if white and is_known(white) else None,
+            setup=seen.with_changes(custom_white_list=names) if white and is_operator_name(white) else None,
         )
 
 

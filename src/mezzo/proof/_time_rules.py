@@ -8,9 +8,9 @@ from itertools import islice
 import torch
 
 from mezzo.amp import has_half_units
-from mezzo.amp._hardware import AMP_SINCE
 from mezzo.amp._kernel_times import FP8
 from mezzo.amp.debugging import CastRow
+from mezzo.amp.hardware import AMP_SINCE
 from mezzo.dtypes import HALF_NAMES
 from mezzo.proof._advice import Advice, time_text
 from mezzo.proof._examination import Examination

@@ -18,14 +18,14 @@ from mezzo.amp import (
     auto_cast,
     decorate,
     exclude_layers,
+    find_excluded,
+    first_and_last,
     fp8_scales,
     keep_in_half,
     load_fp8_scales,
+    load_lists,
+    resolve_name,
 )
-from mezzo.amp._exclude import find_excluded
-from mezzo.amp._fp8 import first_and_last
-from mezzo.amp._lists import load_lists
-from mezzo.amp._names import resolve_name
 from mezzo.dtypes import LEVELS, PRECISION_DTYPES
 from mezzo.errors import unknown_choice
 from mezzo.fp8 import refuse_without_fp8
