@@ -42,3 +42,16 @@ def one_line(text: object) -> str:
     """
     name = str(text)
     return name if name.isprintable() else " ".join(printable(name).split())
+
+
+def short_repr(value: object, limit: int = 60) -> str:
+    """Return `repr(value)` for a message, cut to `limit` characters.
+
+    >>> short_repr("abc"), short_repr("x" * 100, limit=10)
+    ("'abc'", "'xxxxxx...")
+    """
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to print integers of thousands of digits
+        return "a very large number"
+    return text if len(text) <= limit else text[: limit - 3] + "..."

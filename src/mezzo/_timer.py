@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from mezzo._arguments import check_at_least
+
 UNSTEADY = 0.25
 """Spread over median from which times are called unreliable."""
 _UNRELIABLE = "something else keeps this machine busy, so the times and the speed-up are not reliable."
@@ -84,8 +86,7 @@ def time_calls(
         device: Where `call` queues its work.
         after_call: Run untimed after every call, warm-up ones too (a progress bar, say).
     """
-    if calls < 1:
-        raise ValueError(f"calls={calls}: must be at least 1")
+    check_at_least("calls", calls)
     times_s = []
     for index in range(warmup_calls + calls):
         synchronize(device)

@@ -199,7 +199,7 @@ def test_padding_that_is_no_class_is_a_fault_with_its_line(tmp_path: Path, name:
     text = recipe_files.TEXT.replace("  mode: train\n", "  mode: train\n  ignore_index: 0\n").replace(
         "    - type: RandomHorizontalFlip\n", f"    - type: {name}\n      label_padding_value: 7\n{size}"
     )
-    expected = "r.yml:14: label_padding_value=7: must be 0, which does not count, or a class below 2"
+    expected = "r.yml:14: label_padding_value=7"
     assert faults(tmp_path, text) == [expected]
 
 
@@ -227,8 +227,8 @@ def test_every_fault_of_a_file_is_in_one_error_with_its_line(tmp_path: Path) -> 
         "r.yml:1: unknown key of a configuration 'batch_siz'; did you mean 'batch_size'?",
         "r.yml:11: unknown key of Resize 'target_siz'; did you mean 'target_size'?",
         "r.yml:12: unknown transform 'RandomHorizontalFlop'; did you mean 'RandomHorizontalFlip'?",
-        "r.yml:24: sgd: momentum=9: must be a number of at least 0 and below 1",
-        "r.yml:28: PolynomialDecay: learning_rate='fast': must be a number above 0",
+        "r.yml:24: sgd: momentum=9",
+        "r.yml:28: PolynomialDecay: learning_rate='fast'",
         "r.yml:33: unknown loss 'CrossEntropyLos'; did you mean 'CrossEntropyLoss'?",
         "r.yml:36: unknown model type 'PPHumanSeg'; did you mean 'PPHumanSegLite'?",
     ]
@@ -249,7 +249,7 @@ def test_every_fault_of_a_network_is_told_and_its_heads_are_counted_all_the_same
         "r.yml:34: loss: 1 coefficients, but PPLiteSeg has 3 outputs in training",
         "r.yml:39: unknown option of STDC1 'deep'",
         "r.yml:40: unknown option of PPLiteSeg 'resize_mod'",
-        "r.yml:41: arm_out_chs='none': must be a list of 3 whole numbers",
+        "r.yml:41: arm_out_chs='none'",
         "r.yml:42: PPLiteSeg: align_corners=True: only False is built here",
     ]
 
@@ -257,10 +257,10 @@ def test_every_fault_of_a_network_is_told_and_its_heads_are_counted_all_the_same
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"arm_out_chs": [32, 64]}, "arm_out_chs=[32, 64]: must be a list of 3 whole numbers"),
-        ({"seg_head_inter_chs": [1, 2, 0]}, "seg_head_inter_chs[2]=0: must be a whole number from 1 to 65536"),
-        ({"cm_out_ch": 1.5}, "cm_out_ch=1.5: must be a whole number from 1 to 65536"),
-        ({"cm_bin_sizes": []}, "cm_bin_sizes=[]: must be a list of whole numbers"),
+        ({"arm_out_chs": [32, 64]}, "arm_out_chs=[32, 64]"),
+        ({"seg_head_inter_chs": [1, 2, 0]}, "seg_head_inter_chs[2]=0"),
+        ({"cm_out_ch": 1.5}, "cm_out_ch=1.5"),
+        ({"cm_bin_sizes": []}, "cm_bin_sizes=[]"),
         ({"backbone_indices": [1]}, "backbone_indices=[1]: only [2, 3, 4] is built here"),
     ],
 )
@@ -274,8 +274,8 @@ def test_values_of_networks_are_checked(tmp_path: Path, options: dict, message: 
 def test_a_fault_in_a_base_is_told_with_the_base(tmp_path: Path) -> None:
     (tmp_path / "base.yml").write_text(recipe_files.TEXT.replace("weight_decay: 0.0005", "weight_decay: -1"))
     assert faults(tmp_path, "_base_: base.yml\niters: 0\n") == [
-        "base.yml:25: sgd: weight_decay=-1: must be a number of at least 0",
-        "r.yml:2: iters=0: must be a whole number from 1 to 2147483647",
+        "base.yml:25: sgd: weight_decay=-1",
+        "r.yml:2: iters=0",
     ]
 
 
@@ -286,9 +286,9 @@ def test_a_fault_in_a_base_is_told_with_the_base(tmp_path: Path) -> None:
         ({"model": None}, "r.yml: model is missing, as in {type: PPLiteSeg, backbone: {type: STDC1}}"),
         ({"loss": None}, "r.yml: loss is missing, as in {types: [{type: CrossEntropyLoss}], coef: [1]}"),
         ({"lr_scheduler": None}, "r.yml: lr_scheduler is missing, as in {type: PolynomialDecay, learning_rate: 0.01}"),
-        ({"model": 3}, "model: 3: must be a block with a type"),
+        ({"model": 3}, "model: 3"),
         ({"model": {"num_classes": 2}}, "unknown model type None"),
-        ({"model": {"type": "PPHumanSegLite", "pretrained": 3}}, "pretrained=3: must be a file or an address"),
+        ({"model": {"type": "PPHumanSegLite", "pretrained": 3}}, "pretrained=3"),
         ({"model": {"type": "FCN", "backbone": {"type": "STDC1"}}}, "unknown backbone of FCN 'STDC1'"),
         (
             {"model": {"type": "PPHumanSegLite", "num_classes": 5}},
@@ -296,7 +296,7 @@ def test_a_fault_in_a_base_is_told_with_the_base(tmp_path: Path) -> None:
         ),
         (
             {"model": {"type": "PPHumanSegLite", "num_classes": 900}},
-            "num_classes=900: must be a whole number from 1 to 255",
+            "num_classes=900",
         ),
         (
             {"train_dataset": None, "val_dataset": None},
@@ -307,7 +307,7 @@ def test_a_fault_in_a_base_is_told_with_the_base(tmp_path: Path) -> None:
             "loss: 1 coefficients, but OCRNet has 2 outputs",
         ),
         ({"optimizer": {"type": "sgd", "backbone_lr_mult": 0.1}}, "optimizer: no parameter for the part 'backbone'"),
-        ({"optimizer": 3}, "optimizer: 3: must be a block with a type"),
+        ({"optimizer": 3}, "optimizer: 3"),
         (
             {"learning_rate": {"value": 1, "decay": {"type": "polly"}}, "lr_scheduler": None},
             "unknown decay of learning_rate 'polly'; did you mean 'poly'",
@@ -327,18 +327,18 @@ def test_what_is_missing_or_does_not_fit_is_said(tmp_path: Path, change: dict, m
     [
         ({"type": "Cityscape"}, "unknown data set 'Cityscape'; did you mean 'Cityscapes'"),
         ({"dataset_rot": 1}, "unknown key of Dataset 'dataset_rot'; did you mean 'dataset_root'"),
-        ({"dataset_root": 3}, "dataset_root=3: must be text"),
-        ({"ignore_index": "x"}, "ignore_index='x': must be a whole number"),
-        ({"edge": 1}, "edge=1: must be True or False"),
-        ({"train_path": 5}, "train_path=5: must be text or nothing"),
-        ({"num_classes": "two"}, "num_classes='two': must be a whole number from 1 to 255"),
+        ({"dataset_root": 3}, "dataset_root=3"),
+        ({"ignore_index": "x"}, "ignore_index='x'"),
+        ({"edge": 1}, "edge=1"),
+        ({"train_path": 5}, "train_path=5"),
+        ({"num_classes": "two"}, "num_classes='two'"),
         ({"mode": "trian"}, "unknown mode 'trian'; did you mean 'train'"),
         ({"mode": "val"}, "Dataset: val_path is missing: mode 'val' reads that list"),
         ({"mode": "trainaug"}, "unknown mode 'trainaug'; did you mean 'train'? allowed: train, val, test"),
         ({"transforms": 3}, "train_dataset: transforms must be a list, as in [{type: Normalize}]"),
         ({"transforms": [{"type": "Normalize"}, {"type": "RandomBlur"}]}, "move Normalize to the end"),
         ({"transforms": [{"type": "Resize", "target_size": "big"}]}, "Resize: target_size='big'"),
-        ({"transforms": ["Resize"]}, "transform: 'Resize': must be a block with a type"),
+        ({"transforms": ["Resize"]}, "transform: 'Resize'"),
     ],
 )
 def test_what_is_wrong_with_data_is_said_before_they_are_opened(tmp_path: Path, change: dict, message: str) -> None:

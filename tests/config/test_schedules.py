@@ -125,41 +125,41 @@ def test_a_schedule_of_epochs_stands_still_within_one() -> None:
     own = Schedule(curve=curve("StepDecay", learning_rate=1.0, step_size=2), unit="epoch")
     rates = [own.lr(step, 3) for step in range(12)]
     assert rates == pytest.approx([1.0] * 6 + [0.1] * 6)
-    with pytest.raises(ValueError, match="steps_per_epoch=None: must be a whole number from 1 to"):
+    with pytest.raises(ValueError, match="steps_per_epoch=None"):
         own.lr(0)
-    with pytest.raises(ValueError, match="step=-1: must be a whole number from 0 to"):
+    with pytest.raises(ValueError, match="step=-1"):
         own.lr(-1, 3)
 
 
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("PolynomialDecay", {"learning_rate": 0, "decay_steps": 1}, "learning_rate=0: must be a number above 0"),
-        ("PolynomialDecay", {"learning_rate": True, "decay_steps": 1}, "learning_rate=True: must be a number above 0"),
-        ("PolynomialDecay", {"learning_rate": 1, "decay_steps": 0}, "decay_steps=0: must be a whole number from 1"),
+        ("PolynomialDecay", {"learning_rate": 0, "decay_steps": 1}, "learning_rate=0"),
+        ("PolynomialDecay", {"learning_rate": True, "decay_steps": 1}, "learning_rate=True"),
+        ("PolynomialDecay", {"learning_rate": 1, "decay_steps": 0}, "decay_steps=0"),
         (
             "PolynomialDecay",
             {"learning_rate": 1, "decay_steps": 9, "power": -1},
-            "power=-1: must be a number of at least 0",
+            "power=-1",
         ),
-        ("PolynomialDecay", {"learning_rate": 1, "decay_steps": 9, "cycle": 2}, "cycle=2: must be True or False"),
-        ("StepDecay", {"learning_rate": 1, "step_size": 1.5}, "step_size=1.5: must be a whole number from 1"),
+        ("PolynomialDecay", {"learning_rate": 1, "decay_steps": 9, "cycle": 2}, "cycle=2"),
+        ("StepDecay", {"learning_rate": 1, "step_size": 1.5}, "step_size=1.5"),
         (
             "StepDecay",
             {"learning_rate": 1, "step_size": 1, "gamma": 2},
-            "gamma=2: must be a number above 0 and of at most 1",
+            "gamma=2",
         ),
         (
             "MultiStepDecay",
             {"learning_rate": 1, "milestones": [3, 3]},
             r"milestones=\[3, 3\]: each must be larger than",
         ),
-        ("MultiStepDecay", {"learning_rate": 1, "milestones": 3}, "milestones=3: must be a list of whole numbers"),
+        ("MultiStepDecay", {"learning_rate": 1, "milestones": 3}, "milestones=3"),
         ("PiecewiseDecay", {"boundaries": [1], "values": [1]}, "values: 1 rates for 1 boundaries; must be one more"),
-        ("PiecewiseDecay", {"boundaries": [1], "values": [1, "x"]}, r"values\[1\]='x': must be a number of at least 0"),
-        ("PiecewiseDecay", {"boundaries": [1], "values": "x"}, "values='x': must be a list of numbers"),
-        ("CosineAnnealingDecay", {"learning_rate": 1, "T_max": 0}, "T_max=0: must be a whole number from 1"),
-        ("ExponentialDecay", {"learning_rate": 10**400, "gamma": 1}, "learning_rate=1000.*: must be a number above 0"),
+        ("PiecewiseDecay", {"boundaries": [1], "values": [1, "x"]}, r"values\[1\]='x'"),
+        ("PiecewiseDecay", {"boundaries": [1], "values": "x"}, "values='x'"),
+        ("CosineAnnealingDecay", {"learning_rate": 1, "T_max": 0}, "T_max=0"),
+        ("ExponentialDecay", {"learning_rate": 10**400, "gamma": 1}, "learning_rate=1000.*"),
     ],
 )
 def test_numbers_out_of_range_are_refused(name: str, arguments: dict, message: str) -> None:
@@ -193,7 +193,7 @@ def test_numbers_out_of_range_are_refused(name: str, arguments: dict, message: s
         ),
         (
             {"type": "ExponentialDecay", "learning_rate": 1, "gamma": 1, "warmup_iters": -1, "warmup_start_lr": 0},
-            "warmup_iters=-1: must be a whole number from 0",
+            "warmup_iters=-1",
         ),
     ],
 )

@@ -15,7 +15,7 @@ from mezzo.amp._exclude import exclude_layers, find_excluded
 from mezzo.amp._names import check_disjoint, resolve_list
 from mezzo.dtypes import HALF_DTYPES, HALF_NAMES, LEVELS, dtype_name
 from mezzo.errors import MezzoError
-from mezzo.files import MiB, read_json, read_yaml, short
+from mezzo.files import MiB, read_json, read_yaml, short_repr
 
 LISTS_VERSION = 2
 
@@ -136,7 +136,7 @@ def load_lists(path: str | Path) -> dict[str, list[str]]:
     read = read_json if path.suffix == ".json" else read_yaml
     data: Any = read(path, limit=MiB, raising=ListsError)
     if not isinstance(data, dict) or not data.keys() <= {*_OPERATOR_KEYS, *LAYER_KEYS}:
-        found = short(sorted(data)) if isinstance(data, dict) else type(data).__name__
+        found = short_repr(sorted(data)) if isinstance(data, dict) else type(data).__name__
         keys = f"{', '.join((*_OPERATOR_KEYS, *LAYER_KEYS[:-1]))} and {LAYER_KEYS[-1]}"
         raise ListsError(f"{path}: holds {found}; allowed are the keys {keys}")
     for key, names in data.items():

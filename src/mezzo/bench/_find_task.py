@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from mezzo._arguments import check_at_least
 from mezzo.bench._task import IMAGE_SIZE, SEED, ModelError, find_place, load_task
 from mezzo.errors import MezzoError, RunError, unknown_choice
 from mezzo.models import create_model, model_info
@@ -32,8 +33,7 @@ def find_task(reference: str, batch_size: int, image_size: int = IMAGE_SIZE, *, 
         RunError: The user's factory raised.
     """
     for name, value in (("batch_size", batch_size), ("image_size", image_size)):
-        if value < 1:
-            raise ValueError(f"{name}={value}: must be at least 1")
+        check_at_least(name, value)
     with random_states_kept():
         if ":" in reference:
             try:

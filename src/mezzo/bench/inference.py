@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from mezzo._arguments import check_at_least
 from mezzo.errors import MezzoError, RunError
 from mezzo.files import write_file
 from mezzo.infer import ENGINES, Deployed, DeployError, Engine, EngineError, EngineOptions, difference, load_engine
@@ -130,8 +131,7 @@ def bench_infer(
         MezzoError: A number is below 1, or no case can be measured.
     """
     for name, number in (("rounds", rounds), ("runs", runs), *(("batch", batch) for batch in batches)):
-        if number < 1:
-            raise MezzoError(f"{name}={number}: must be at least 1")
+        check_at_least(name, number, raising=MezzoError)
     kind = device.partition(":")[0]
     names = engines or [name for name, each in ENGINES.items() if each.is_brief and kind in each.devices]
     cases = [

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from mezzo._arguments import check_at_least
 from mezzo.callbacks._callback import Callback, Logs
 from mezzo.files import say
 
@@ -36,8 +37,7 @@ class ProgBarLogger(Callback):
     """
 
     def __init__(self, log_freq: int = 10, verbose: int = 2) -> None:
-        if log_freq < 1:
-            raise ValueError(f"log_freq={log_freq}: must be at least 1")
+        check_at_least("log_freq", log_freq)
         if verbose not in (0, 1, 2):
             raise ValueError(f"verbose={verbose!r}: must be 0 (nothing), 1 (a bar) or 2 (lines)")
         self._every, self._verbose = log_freq, verbose

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
+from mezzo._arguments import check_at_least
 from mezzo._extras import require
 from mezzo.callbacks._bar import is_shown
 from mezzo.callbacks._callback import Callback, Logs
@@ -20,8 +21,7 @@ class ModelCheckpoint(Callback):
     """
 
     def __init__(self, save_freq: int = 1, save_dir: str | Path | None = None) -> None:
-        if save_freq < 1:
-            raise ValueError(f"save_freq={save_freq}: must be at least 1")
+        check_at_least("save_freq", save_freq)
         self._every, self._directory = save_freq, None if save_dir is None else Path(save_dir)
 
     @property
@@ -53,8 +53,7 @@ class TensorBoard(Callback):
     """
 
     def __init__(self, log_dir: str | Path, log_freq: int = 10) -> None:
-        if log_freq < 1:
-            raise ValueError(f"log_freq={log_freq}: must be at least 1")
+        check_at_least("log_freq", log_freq)
         require("tensorboard", extra="vision")
         self._directory, self._every = Path(log_dir), log_freq
         self._writer: EventWriter | None = None

@@ -16,7 +16,7 @@ from torch import Tensor
 from mezzo.checkpoint._errors import CheckpointError
 from mezzo.checkpoint._tensors import foreign_dtypes, pack_tensors, unpack_tensors
 from mezzo.checkpoint._tree import MOST_INT_BITS, MOST_LEVELS, Packer, Tree, unpack
-from mezzo.files import MANIFEST, MiB, check_manifest, parse_json, read_bytes, short, write_file, write_manifest
+from mezzo.files import MANIFEST, MiB, check_manifest, parse_json, read_bytes, short_repr, write_file, write_manifest
 
 State: TypeAlias = dict[str, Tree]
 TENSORS, STRUCTURE = "state.safetensors", "state.json"
@@ -130,7 +130,7 @@ def _structure(path: Path) -> dict[str, Any]:
     version = structure.get("version")
     if type(version) is not int or not 1 <= version <= _VERSION:
         raise CheckpointError(
-            f"{path}: has version {short(version)}; this mezzo reads 1 to {_VERSION}: use the one that wrote it"
+            f"{path}: has version {short_repr(version)}; this mezzo reads 1 to {_VERSION}: use the one that wrote it"
         )
     if missing := {"foreign", "tree"} - set(structure):
         raise CheckpointError(f"{path}: has no {', '.join(sorted(missing))}; {_ADVICE}")

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from mezzo.config._errors import Faults, unknown_key
 from mezzo.errors import MezzoError
-from mezzo.files import Mark, Node, short
+from mezzo.files import Mark, Node, short_repr
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -22,14 +22,14 @@ REFUSALS = (MezzoError, ValueError, TypeError, LookupError, ArithmeticError, Att
 def find_type(node: Node, what: str, table: Mapping[str, T], faults: Faults) -> T | None:
     """Return what the `type` of a block stands for, or None after noting the fault."""
     if not isinstance(node.value, dict):
-        faults.add(node.mark, f"{what}: {short(node.plain())}: must be a block with a type")
+        faults.add(node.mark, f"{what}: {short_repr(node.plain())}: must be a block with a type")
         return None
     if "type" not in node.block:
         faults.add(node.mark, f"{what}: type is missing; allowed: {', '.join(table)}")
         return None
     name = node.get("type")
     if not isinstance(name, str) or name not in table:
-        faults.add(node.mark_of("type"), unknown_key(what, name if isinstance(name, str) else short(name), table))
+        faults.add(node.mark_of("type"), unknown_key(what, name if isinstance(name, str) else short_repr(name), table))
         return None
     return table[name]
 
@@ -73,7 +73,7 @@ def check_names(node: Node, what: str, allowed: Sequence[str], faults: Faults) -
 def check_block(node: Node, what: str, allowed: Sequence[str], required: Sequence[str], faults: Faults) -> bool:
     """Return whether a node is a block with these keys; what is not is noted."""
     if not isinstance(node.value, dict):
-        faults.add(node.mark, f"{what}: {short(node.plain())}: must be a block with {', '.join(allowed)}")
+        faults.add(node.mark, f"{what}: {short_repr(node.plain())}: must be a block with {', '.join(allowed)}")
         return False
     before = len(faults)
     check_names(node, what, allowed, faults)

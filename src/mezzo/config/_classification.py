@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from mezzo._arguments import check_integer, check_number
 from mezzo.config._check import REFUSALS
 from mezzo.config._curves import StepDecay
 from mezzo.config._data import DataRecipe
 from mezzo.config._errors import Faults, made
 from mezzo.config._model import ModelRecipe
-from mezzo.config._numbers import number, whole
 from mezzo.config._optimizers import OptimizerRecipe
 from mezzo.config._recipe import Recipe
 from mezzo.config._schedules import Schedule
@@ -87,10 +87,10 @@ def classification_recipe(
     given = {name: _plain(value) for name, value in locals().items()}
     options = _Options()
     options.check_model(model)
-    options.check("batch-size", whole, "batch_size", batch_size, at_least=1)
-    options.check("epochs", whole, "epochs", epochs, at_least=1)
+    options.check("batch-size", check_integer, "batch_size", batch_size, at_least=1)
+    options.check("epochs", check_integer, "epochs", epochs, at_least=1)
     if num_classes is not None:
-        options.check("num-classes", whole, "num_classes", num_classes, at_least=1)
+        options.check("num-classes", check_integer, "num_classes", num_classes, at_least=1)
     curve = options.curve(lr, lr_step_size, lr_gamma)
     optimizer = options.optimizer(opt, lr, momentum, weight_decay)
     normalize = options.check("mean, --std", Normalize, mean, std)
@@ -136,9 +136,9 @@ class _Options:
 
     def curve(self, lr: float, step_size: int, gamma: float) -> StepDecay | None:
         """Return the steps of the learning rate."""
-        self.check("lr", number, "lr", lr, above=0)
-        self.check("lr-step-size", whole, "lr_step_size", step_size, at_least=1)
-        self.check("lr-gamma", number, "lr_gamma", gamma, above=0, at_most=1)
+        self.check("lr", check_number, "lr", lr, above=0)
+        self.check("lr-step-size", check_integer, "lr_step_size", step_size, at_least=1)
+        self.check("lr-gamma", check_number, "lr_gamma", gamma, above=0, at_most=1)
         return None if self.faults else StepDecay(learning_rate=lr, step_size=step_size, gamma=gamma)
 
     def optimizer(self, opt: str, lr: float, momentum: float, weight_decay: float) -> OptimizerRecipe | None:
@@ -148,7 +148,7 @@ class _Options:
             return None
         kind: Any = opt
         self.check("momentum", OptimizerRecipe, kind="sgd", lr=1.0, momentum=momentum)
-        self.check("wd", number, "weight_decay", weight_decay, at_least=0)
+        self.check("wd", check_number, "weight_decay", weight_decay, at_least=0)
         return None if self.faults else OptimizerRecipe(kind=kind, lr=lr, momentum=momentum, weight_decay=weight_decay)
 
     def train_transforms(self, size: int, scale: float, policy: str | None, erase: float) -> list[Transform]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from mezzo.config._numbers import flag, increasing, number, numbers, whole
+from mezzo._arguments import check_flag, check_increasing, check_integer, check_number, check_numbers
 
 
 class Curve(Protocol):
@@ -31,7 +31,7 @@ class _Scaled:
     learning_rate: float
 
     def __post_init__(self) -> None:
-        number("learning_rate", self.learning_rate, above=0)
+        check_number("learning_rate", self.learning_rate, above=0)
         self._check()
 
     def _check(self) -> None:
@@ -56,10 +56,10 @@ class PolynomialDecay(_Scaled):
     cycle: bool = False
 
     def _check(self) -> None:
-        whole("decay_steps", self.decay_steps, at_least=1)
-        number("end_lr", self.end_lr, at_least=0)
-        number("power", self.power, at_least=0)
-        flag("cycle", self.cycle)
+        check_integer("decay_steps", self.decay_steps, at_least=1)
+        check_number("end_lr", self.end_lr, at_least=0)
+        check_number("power", self.power, at_least=0)
+        check_flag("cycle", self.cycle)
 
     def at(self, position: int) -> float:
         """Return the rate."""
@@ -78,8 +78,8 @@ class LinearDecay(_Scaled):
     end_lr: float = 0.0
 
     def _check(self) -> None:
-        whole("decay_steps", self.decay_steps, at_least=1)
-        number("end_lr", self.end_lr, at_least=0)
+        check_integer("decay_steps", self.decay_steps, at_least=1)
+        check_number("end_lr", self.end_lr, at_least=0)
 
     def at(self, position: int) -> float:
         """Return the rate."""
@@ -95,9 +95,9 @@ class LinearWarmup(_Scaled):
     end_lr: float
 
     def _check(self) -> None:
-        whole("warmup_steps", self.warmup_steps, at_least=1)
-        number("start_lr", self.start_lr, at_least=0)
-        number("end_lr", self.end_lr, at_least=0)
+        check_integer("warmup_steps", self.warmup_steps, at_least=1)
+        check_number("start_lr", self.start_lr, at_least=0)
+        check_number("end_lr", self.end_lr, at_least=0)
 
     def at(self, position: int) -> float:
         """Return the rate."""
@@ -115,9 +115,9 @@ class LinearLR(_Scaled):
     end_factor: float = 1.0
 
     def _check(self) -> None:
-        whole("total_steps", self.total_steps, at_least=1)
-        number("start_factor", self.start_factor, above=0, at_most=1)
-        number("end_factor", self.end_factor, at_least=0, at_most=1)
+        check_integer("total_steps", self.total_steps, at_least=1)
+        check_number("start_factor", self.start_factor, above=0, at_most=1)
+        check_number("end_factor", self.end_factor, at_least=0, at_most=1)
 
     def at(self, position: int) -> float:
         """Return the rate."""
@@ -132,8 +132,8 @@ class StepDecay(_Scaled):
     gamma: float = 0.1
 
     def _check(self) -> None:
-        whole("step_size", self.step_size, at_least=1)
-        number("gamma", self.gamma, above=0, at_most=1)
+        check_integer("step_size", self.step_size, at_least=1)
+        check_number("gamma", self.gamma, above=0, at_most=1)
 
     def at(self, position: int) -> float:
         """Return the rate."""
@@ -148,8 +148,8 @@ class MultiStepDecay(_Scaled):
     gamma: float = 0.1
 
     def _check(self) -> None:
-        object.__setattr__(self, "milestones", increasing("milestones", self.milestones))
-        number("gamma", self.gamma, above=0, at_most=1)
+        object.__setattr__(self, "milestones", check_increasing("milestones", self.milestones))
+        check_number("gamma", self.gamma, above=0, at_most=1)
 
     def at(self, position: int) -> float:
         """Return the rate."""
@@ -164,8 +164,8 @@ class CosineAnnealingDecay(_Scaled):
     eta_min: float = 0.0
 
     def _check(self) -> None:
-        whole("T_max", self.T_max, at_least=1)
-        number("eta_min", self.eta_min, at_least=0)
+        check_integer("T_max", self.T_max, at_least=1)
+        check_number("eta_min", self.eta_min, at_least=0)
 
     def at(self, position: int) -> float:
         """Return the rate."""
@@ -181,9 +181,9 @@ class CosineAnnealingWarmRestarts(_Scaled):
     eta_min: float = 0.0
 
     def _check(self) -> None:
-        whole("T_0", self.T_0, at_least=1)
-        whole("T_mult", self.T_mult, at_least=1)
-        number("eta_min", self.eta_min, at_least=0)
+        check_integer("T_0", self.T_0, at_least=1)
+        check_integer("T_mult", self.T_mult, at_least=1)
+        check_number("eta_min", self.eta_min, at_least=0)
 
     def at(self, position: int) -> float:
         """Return the rate."""
@@ -202,7 +202,7 @@ class ExponentialDecay(_Scaled):
     gamma: float
 
     def _check(self) -> None:
-        number("gamma", self.gamma, above=0, at_most=1)
+        check_number("gamma", self.gamma, above=0, at_most=1)
 
     def at(self, position: int) -> float:
         """Return the rate."""
@@ -216,7 +216,7 @@ class NaturalExpDecay(_Scaled):
     gamma: float
 
     def _check(self) -> None:
-        number("gamma", self.gamma, above=0)
+        check_number("gamma", self.gamma, above=0)
 
     def at(self, position: int) -> float:
         """Return the rate."""
@@ -230,7 +230,7 @@ class InverseTimeDecay(_Scaled):
     gamma: float
 
     def _check(self) -> None:
-        number("gamma", self.gamma, above=0)
+        check_number("gamma", self.gamma, above=0)
 
     def at(self, position: int) -> float:
         """Return the rate."""
@@ -245,8 +245,8 @@ class PiecewiseDecay:
     values: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        rates = numbers("values", self.values, at_least=0)
-        object.__setattr__(self, "boundaries", increasing("boundaries", self.boundaries))
+        rates = check_numbers("values", self.values, at_least=0)
+        object.__setattr__(self, "boundaries", check_increasing("boundaries", self.boundaries))
         object.__setattr__(self, "values", rates)
         if len(rates) != len(self.boundaries) + 1:
             raise ValueError(

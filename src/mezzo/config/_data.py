@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 from mezzo.config._check import attempt, check_arguments, create, find_type
 from mezzo.config._errors import Faults, unknown_key
 from mezzo.data import DATASETS, IGNORE, TRANSFORMS, Compose, Dataset, Transform
-from mezzo.files import Node, short
+from mezzo.files import Node, short_repr
 
 PADDING = "label_padding_value"
 MAX_CLASSES = 255  # labels are bytes, and one value is for pixels that do not count
@@ -112,10 +112,10 @@ def _check_types(node: Node, factory: Callable[..., object], faults: Faults) -> 
         kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
         if key != "num_classes" and set(kinds) <= {str, int, bool, NoneType} and type(item.plain()) not in kinds:
             wanted = " or ".join("nothing" if kind is NoneType else _WORDS[kind] for kind in kinds)
-            faults.add(item.mark, f"{key}={short(item.plain())}: must be {wanted}")
+            faults.add(item.mark, f"{key}={short_repr(item.plain())}: must be {wanted}")
 
 
-_WORDS: dict[Any, str] = {str: "text", int: "a whole number", bool: "True or False"}
+_WORDS: dict[Any, str] = {str: "text", int: "an integer", bool: "True or False"}
 
 
 def _hints(factory: Callable[..., object]) -> dict[str, Any]:

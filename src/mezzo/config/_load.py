@@ -7,13 +7,13 @@ from pathlib import Path
 
 from torch import nn
 
+from mezzo._arguments import check_integer
 from mezzo.config._check import attempt, check_names
 from mezzo.config._data import MAX_CLASSES, classes_of, ignored_of, read_data
 from mezzo.config._defaults import fill_defaults, translate_old
 from mezzo.config._errors import Faults, made
 from mezzo.config._losses import LossRecipe, read_loss
 from mezzo.config._model import count_outputs, read_model
-from mezzo.config._numbers import whole
 from mezzo.config._optimizers import check_parts, read_optimizer
 from mezzo.config._overrides import apply_direct, apply_options
 from mezzo.config._recipe import Recipe
@@ -107,7 +107,7 @@ def _count(tree: Node, key: str, faults: Faults) -> int | None:
     if key not in tree.block:
         faults.add(Mark(tree.mark.file), f"{key} is missing: how many steps the run has")
         return None
-    return attempt(tree.block[key], faults, whole, key, tree.get(key), at_least=1)
+    return attempt(tree.block[key], faults, check_integer, key, tree.get(key), at_least=1)
 
 
 def _count_classes(tree: Node, faults: Faults) -> int | None:
@@ -118,7 +118,7 @@ def _count_classes(tree: Node, faults: Faults) -> int | None:
         node = tree.block.get(key, Node(None, tree.mark))
         if "num_classes" in node.block:
             own = node.block["num_classes"]
-            checked = attempt(own, faults, whole, "num_classes", own.plain(), at_least=1, at_most=MAX_CLASSES)
+            checked = attempt(own, faults, check_integer, "num_classes", own.plain(), at_least=1, at_most=MAX_CLASSES)
             found |= {} if checked is None else {key: checked}
         elif (count := classes_of(tree, key)) is not None:
             found[key] = count

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from mezzo.config._numbers import flag, number, numbers, whole
-from mezzo.files import short
+from mezzo._arguments import check_flag, check_integer, check_number, check_numbers
+from mezzo.files import short_repr
 from mezzo.models import losses
 
 Maker = Callable[[], nn.Module]
@@ -24,12 +24,12 @@ def _cross_entropy(
     _fixed("top_k_percent_pixels", top_k_percent_pixels, 1.0, "OhemCrossEntropyLoss keeps the hard pixels only")
     _fixed("avg_non_ignore", avg_non_ignore, True, "the mean is over the pixels that count")
     _fixed("data_format", data_format, "NCHW", "the layout of tensors is not a matter of the loss here")
-    checked = None if weight is None else numbers("weight", weight, at_least=0)
+    checked = None if weight is None else check_numbers("weight", weight, at_least=0)
     return lambda: losses.CrossEntropyLoss(checked)
 
 
 def _ohem(thresh: Any = 0.7, min_kept: Any = 10000) -> Maker:
-    limit, kept = number("thresh", thresh, at_least=0, at_most=1), whole("min_kept", min_kept)
+    limit, kept = check_number("thresh", thresh, at_least=0, at_most=1), check_integer("min_kept", min_kept)
     return lambda: losses.OhemCrossEntropyLoss(limit, kept)
 
 
@@ -50,17 +50,17 @@ def _rmi(
     rmi_pool_stride: Any = 3,
     loss_weight_lambda: Any = 0.5,
 ) -> Maker:
-    radius = whole("rmi_radius", rmi_radius, at_least=1, at_most=10)
+    radius = check_integer("rmi_radius", rmi_radius, at_least=1, at_most=10)
     _fixed("rmi_pool_way", rmi_pool_way, 0, "maxima of squares are taken")
-    pool = whole("rmi_pool_size", rmi_pool_size, at_least=1)
+    pool = check_integer("rmi_pool_size", rmi_pool_size, at_least=1)
     _fixed("rmi_pool_stride", rmi_pool_stride, pool, "it is the rmi_pool_size")
-    number("loss_weight_lambda", loss_weight_lambda)  # PaddleSeg takes it and does not use it
+    check_number("loss_weight_lambda", loss_weight_lambda)  # PaddleSeg takes it and does not use it
     return lambda: losses.RMILoss(radius, pool)
 
 
 def _connectivity(max_pred_num_conn: Any = 10, use_argmax: Any = True) -> Maker:
-    whole("max_pred_num_conn", max_pred_num_conn, at_least=1)
-    _fixed("use_argmax", flag("use_argmax", use_argmax), True, "it is a loss of predicted classes")
+    check_integer("max_pred_num_conn", max_pred_num_conn, at_least=1)
+    _fixed("use_argmax", check_flag("use_argmax", use_argmax), True, "it is a loss of predicted classes")
     return without_gradient
 
 
@@ -71,7 +71,7 @@ def without_gradient() -> nn.Module:
 
 def _fixed(name: str, value: object, wanted: object, why: str) -> None:
     if value != wanted:
-        raise ValueError(f"{name}={short(value)}: only {wanted!r} is built here; {why}")
+        raise ValueError(f"{name}={short_repr(value)}: only {wanted!r} is built here; {why}")
 
 
 SINGLE: dict[str, Callable[..., Maker]] = {

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mezzo._arguments import check_numbers
 from mezzo.config._check import check_block, create
 from mezzo.config._errors import Faults
 from mezzo.config._loss_types import SINGLE, Maker, without_gradient
-from mezzo.config._numbers import numbers
-from mezzo.files import Mark, Node, short
+from mezzo.files import Mark, Node, short_repr
 from mezzo.models import losses
 
 
@@ -98,7 +98,7 @@ class _Losses:
         if len(self._faults) > before:
             return None
         try:
-            return node.block[key].items, numbers("coef", node.get("coef"), at_least=0)
+            return node.block[key].items, check_numbers("coef", node.get("coef"), at_least=0)
         except ValueError as error:
             self._faults.add(node.mark_of("coef"), f"{what}: {error}")
             return None
@@ -134,7 +134,9 @@ class _Losses:
         name, classes = node.get("type"), self._num_classes
         ignored, weight, written = (node.get(key) for key in ("ignore_index", "weight", "num_classes"))
         if ignored is not None and ignored != self._ignore_index:
-            text = f"ignore_index={short(ignored)}: the data set leaves out {self._ignore_index}; leave it away here"
+            text = (
+                f"ignore_index={short_repr(ignored)}: the data set leaves out {self._ignore_index}; leave it away here"
+            )
             self._faults.add(node.mark_of("ignore_index"), text)
         if classes is None:
             return
@@ -142,7 +144,7 @@ class _Losses:
             text = f"weight: {len(weight)} numbers for {classes} classes; must be one a class"
             self._faults.add(node.mark_of("weight"), text)
         if written is not None and written != classes:
-            text = f"{name}: num_classes={short(written)}: the data have {classes}; leave it away here"
+            text = f"{name}: num_classes={short_repr(written)}: the data have {classes}; leave it away here"
             self._faults.add(node.mark_of("num_classes"), text)
         if name == "LovaszHingeLoss" and classes > 2:
             text = f"LovaszHingeLoss: {classes} classes; it is for two, LovaszSoftmaxLoss for more"

@@ -11,27 +11,27 @@ from typing import Any
 import torch
 from torch import nn
 
+from mezzo._arguments import check_flag, check_integer, check_integers
 from mezzo.config._check import REFUSALS, attempt, find_entry, find_line
 from mezzo.config._errors import Faults
-from mezzo.config._numbers import flag, whole, wholes
-from mezzo.files import Mark, Node, short
+from mezzo.files import Mark, Node, short_repr
 from mezzo.models import create_from_types, create_model, model_info
 
 _WIDEST = 2**16
-_channels = functools.partial(whole, at_least=1, at_most=_WIDEST)
-_three_channels = functools.partial(wholes, count=3, at_most=_WIDEST)
+_channels = functools.partial(check_integer, at_least=1, at_most=_WIDEST)
+_three_channels = functools.partial(check_integers, count=3, at_most=_WIDEST)
 #: Options of networks and backbones whose values the networks themselves take as they come.
 _VALUES: dict[str, Callable[[str, object], object]] = {
     "arm_out_chs": _three_channels,
     "seg_head_inter_chs": _three_channels,
     "seg_head_mid_chs": _three_channels,
     "cm_out_ch": _channels,
-    "cm_bin_sizes": wholes,
+    "cm_bin_sizes": check_integers,
     "ocr_mid_channels": _channels,
     "ocr_key_channels": _channels,
-    "aspp_ratios": wholes,
-    "bias": flag,
-    "padding_same": flag,
+    "aspp_ratios": check_integers,
+    "bias": check_flag,
+    "padding_same": check_flag,
 }
 _COMMON = ("type", "num_classes", "backbone", "pretrained")
 
@@ -60,7 +60,7 @@ def read_model(tree: Node, faults: Faults) -> tuple[ModelRecipe | None, nn.Modul
         return None, None
     node = tree.block["model"]
     if not isinstance(node.value, dict):
-        faults.add(node.mark, f"model: {short(node.plain())}: must be a block with a type")
+        faults.add(node.mark, f"model: {short_repr(node.plain())}: must be a block with a type")
         return None, None
     bare = node.without("pretrained")
     backbone = bare.block.get("backbone")
@@ -118,7 +118,8 @@ def _check_common(node: Node, faults: Faults) -> None:
         close = difflib.get_close_matches(key[:60], _COMMON, n=1, cutoff=0.8)
         if close and key not in _COMMON:
             faults.add(
-                item.mark, f"unknown option of {short(node.get('type'))} {short(key)}; did you mean {close[0]!r}?"
+                item.mark,
+                f"unknown option of {short_repr(node.get('type'))} {short_repr(key)}; did you mean {close[0]!r}?",
             )
 
 
@@ -126,7 +127,7 @@ def _weights(node: Node, faults: Faults) -> str | None:
     found = node.get("pretrained")
     if found is None or (isinstance(found, str) and found):
         return found
-    faults.add(node.mark_of("pretrained"), f"pretrained={short(found)}: must be a file or an address")
+    faults.add(node.mark_of("pretrained"), f"pretrained={short_repr(found)}: must be a file or an address")
     return None
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from mezzo._arguments import check_flag, check_number
 from mezzo.config._check import attempt, check_arguments, check_block, find_type
 from mezzo.config._errors import Faults, unknown_key
-from mezzo.config._numbers import flag, number
-from mezzo.files import Mark, Node, short
+from mezzo.files import Mark, Node, short_repr
 
 Kind = Literal["sgd", "adam", "adamw", "rmsprop"]
 _NORM_CLIP = "ClipGradByGlobalNorm"
@@ -30,9 +30,9 @@ class Part:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise ValueError(f"name={short(self.name)}: must be a part of the names of parameters, as 'backbone'")
-        number("lr_mult", self.lr_mult, at_least=0)
-        number("weight_decay_mult", self.weight_decay_mult, at_least=0)
+            raise ValueError(f"name={short_repr(self.name)}: must be a part of the names of parameters, as 'backbone'")
+        check_number("lr_mult", self.lr_mult, at_least=0)
+        check_number("weight_decay_mult", self.weight_decay_mult, at_least=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,17 +54,17 @@ class OptimizerRecipe:
     """Largest norm of all gradients together; whoever runs the steps applies it."""
 
     def __post_init__(self) -> None:
-        number("weight_decay", self.weight_decay, at_least=0)
-        if not 0 <= number("momentum", self.momentum) < 1:
-            raise ValueError(f"momentum={short(self.momentum)}: must be a number of at least 0 and below 1")
+        check_number("weight_decay", self.weight_decay, at_least=0)
+        if not 0 <= check_number("momentum", self.momentum) < 1:
+            raise ValueError(f"momentum={short_repr(self.momentum)}: must be a number of at least 0 and below 1")
         for name, beta in zip(("beta1", "beta2"), self.betas, strict=True):
-            if not 0 <= number(name, beta) < 1:
-                raise ValueError(f"{name}={short(beta)}: must be a number of at least 0 and below 1")
-        number("epsilon", self.eps, above=0)
-        if flag("use_nesterov", self.nesterov) and not self.momentum:
+            if not 0 <= check_number(name, beta) < 1:
+                raise ValueError(f"{name}={short_repr(beta)}: must be a number of at least 0 and below 1")
+        check_number("epsilon", self.eps, above=0)
+        if check_flag("use_nesterov", self.nesterov) and not self.momentum:
             raise ValueError("use_nesterov=True: needs a momentum above 0")
         if self.clip_norm is not None:
-            number("clip_norm", self.clip_norm, above=0)
+            check_number("clip_norm", self.clip_norm, above=0)
 
     def create(self, model: nn.Module) -> Optimizer:
         """Return an optimizer of all trained parameters; each group carries its `lr_mult`.
@@ -178,7 +178,7 @@ def _read_clip(node: Node, faults: Faults) -> float | None:
         faults.add(clip.mark_of("name"), text)
     elif name != _NORM_CLIP:
         faults.add(clip.mark_of("name"), unknown_key("grad_clip_cfg", str(name), (_NORM_CLIP,)))
-    return attempt(clip, faults, number, "clip_norm", clip.get("clip_norm"), above=0)
+    return attempt(clip, faults, check_number, "clip_norm", clip.get("clip_norm"), above=0)
 
 
 def check_parts(recipe: OptimizerRecipe, model: nn.Module, mark: Mark, faults: Faults) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mezzo.config._errors import Faults
-from mezzo.files import Mark, Node, parse_yaml, short
+from mezzo.files import Mark, Node, parse_yaml, short_repr
 
 MAX_PARTS = 32
 #: What says how long a schedule decays; without it a schedule takes the run's iterations.
@@ -24,7 +24,7 @@ def _apply(tree: Node, option: str, faults: Faults) -> Node:
     parts = name.strip().split(".")
     mark = Mark(f"--opts {name.strip()[:80]}")
     if not separator or not all(parts):
-        faults.add(Mark("--opts"), f"{short(option)}: must be name=value, as in model.num_classes=19")
+        faults.add(Mark("--opts"), f"{short_repr(option)}: must be name=value, as in model.num_classes=19")
         return tree
     if len(parts) > MAX_PARTS:
         faults.add(mark, f"{len(parts)} names, at most {MAX_PARTS} are allowed")
@@ -44,7 +44,9 @@ def _replace(node: Node, parts: Sequence[str], value: Node, faults: Faults) -> N
     if isinstance(node.value, list):
         return _replace_item(node, part, rest, value, faults)
     if node.value is not None and not isinstance(node.value, dict):
-        faults.add(value.mark, f"{part!r} has no place: what is in front of it is {short(node.value)}, not a block")
+        faults.add(
+            value.mark, f"{part!r} has no place: what is in front of it is {short_repr(node.value)}, not a block"
+        )
         return node
     below = node.block.get(part, Node(None, value.mark))
     return node.with_entries({part: _replace(below, rest, value, faults)})

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from mezzo._arguments import check_integer, check_number
 from mezzo.config._check import attempt, check_arguments, find_type
 from mezzo.config._curves import CURVES, Curve
 from mezzo.config._errors import Faults
-from mezzo.config._numbers import number, whole
 from mezzo.files import Mark, Node
 
 _WARMUP = ("warmup_iters", "warmup_start_lr")
@@ -33,8 +33,8 @@ class Schedule:
     """Rate of the first of those steps."""
 
     def __post_init__(self) -> None:
-        whole("warmup_iters", self.warmup_steps)
-        number("warmup_start_lr", self.warmup_start, at_least=0)
+        check_integer("warmup_iters", self.warmup_steps)
+        check_number("warmup_start_lr", self.warmup_start, at_least=0)
 
     @property
     def peak(self) -> float:
@@ -47,12 +47,12 @@ class Schedule:
         Raises:
             ValueError: The step is negative, or the curve counts epochs and their length is not given.
         """
-        whole("step", step)
+        check_integer("step", step)
         if step < self.warmup_steps:
             return self.warmup_start + (self.peak - self.warmup_start) * step / self.warmup_steps
         position = step - self.warmup_steps
         if self.unit == "epoch":
-            position //= whole("steps_per_epoch", steps_per_epoch, at_least=1)
+            position //= check_integer("steps_per_epoch", steps_per_epoch, at_least=1)
         return self.curve.at(position)
 
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from mezzo.config._errors import Faults
-from mezzo.files import FileError, Mark, Node, parse_yaml, read_bytes, short, shown_path
+from mezzo.files import FileError, Mark, Node, parse_yaml, read_bytes, short_repr, shown_path
 
 MAX_BYTES = 256 * 1024
 MAX_FILES = 32
@@ -60,7 +60,7 @@ class _Files:
         good = [name for name in names if isinstance(name.value, str) and _is_file_name(name.value)]
         if len(good) < len(names) or not names:
             self._faults.add(
-                node.mark, f"{BASE}: {short(node.plain())}: must be the name of a file, or a list of names"
+                node.mark, f"{BASE}: {short_repr(node.plain())}: must be the name of a file, or a list of names"
             )
         return good
 
@@ -113,7 +113,7 @@ def _clean(node: Node, faults: Faults) -> Node:
     if isinstance(node.value, list):
         return Node([_clean(item, faults) for item in node.value], node.mark)
     if INHERITED in node.block and not isinstance(node.get(INHERITED), bool):
-        faults.add(node.mark_of(INHERITED), f"{INHERITED}: {short(node.get(INHERITED))}: must be True or False")
+        faults.add(node.mark_of(INHERITED), f"{INHERITED}: {short_repr(node.get(INHERITED))}: must be True or False")
     if isinstance(node.value, dict):
         return Node({key: _clean(item, faults) for key, item in node.block.items() if key != INHERITED}, node.mark)
     return node

@@ -10,6 +10,7 @@ from typing import ClassVar
 import cv2
 import numpy as np
 
+from mezzo._arguments import is_number
 from mezzo.data._sample import Sample
 from mezzo.data.transforms import _checks as check
 from mezzo.data.transforms._both import crop_both, resize_both
@@ -33,7 +34,7 @@ class RandomResizedCrop:
     ratio: Sequence[float] = (3 / 4, 4 / 3)
 
     def __post_init__(self) -> None:
-        check.at_least(self, "size", 1, whole=True)
+        check.integer(self, "size")
         _check_range(self, "scale")
         _check_range(self, "ratio")
         if self.scale[1] > 1:
@@ -62,7 +63,7 @@ class ResizeShort:
     size: int
 
     def __post_init__(self) -> None:
-        check.at_least(self, "size", 1, whole=True)
+        check.integer(self, "size")
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
         """Return the sample at the size."""
@@ -78,7 +79,7 @@ class CenterCrop:
     size: int
 
     def __post_init__(self) -> None:
-        check.at_least(self, "size", 1, whole=True)
+        check.integer(self, "size")
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
         """Return the middle of the sample."""
@@ -101,8 +102,8 @@ class RandomCrop:
     padding: int = 0
 
     def __post_init__(self) -> None:
-        check.at_least(self, "size", 1, whole=True)
-        check.at_least(self, "padding", 0, whole=True)
+        check.integer(self, "size")
+        check.integer(self, "padding", 0)
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
         """Return a part of the sample."""
@@ -185,5 +186,5 @@ def _surround(sample: Sample, across: int, down: int) -> Sample:
 
 def _check_range(owner: RandomResizedCrop | RandomErase, name: str) -> None:
     value = getattr(owner, name)
-    if not check.is_sequence(value, 2) or not all(check.is_number(v) and v > 0 for v in value) or value[0] > value[1]:
+    if not check.is_sequence(value, 2) or not all(is_number(v) and v > 0 for v in value) or value[0] > value[1]:
         raise check.fault(owner, name, "must be two numbers above 0, the smaller first")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mezzo._arguments import check_integer
 from mezzo.data._errors import DataError
 from mezzo.data._images import read_image, read_label
 from mezzo.data._sample import IGNORE, Sample
@@ -26,8 +27,8 @@ class PairDataset:
 
     def __init__(self, pairs: Sequence[Pair], num_classes: int, ignore_index: int = IGNORE) -> None:
         self.pairs = list(pairs)
-        self.num_classes = _class_count(num_classes)
-        self.ignore_index = _byte("ignore_index", ignore_index)
+        self.num_classes = check_integer("num_classes", num_classes, at_least=1, at_most=IGNORE)  # labels have 8 bits
+        self.ignore_index = check_integer("ignore_index", ignore_index, at_most=255)
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -70,18 +71,6 @@ def check_range(label: NDArray[np.uint8], num_classes: int, path: str) -> None:
             f"{path}: label {wrong[0]} in {wrong.size} pixels, but there are {num_classes} classes "
             f"(0 to {num_classes - 1}, {IGNORE} is ignored)"
         )
-
-
-def _class_count(value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= IGNORE:
-        raise ValueError(f"num_classes={value!r}: must be an integer from 1 to {IGNORE}, labels have 8 bits")
-    return value
-
-
-def _byte(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 255:
-        raise ValueError(f"{name}={value!r}: must be an integer from 0 to 255, labels have 8 bits")
-    return value
 
 
 def _wxh(array: NDArray[np.uint8]) -> str:

@@ -116,10 +116,8 @@ class AutoAugment:
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise ValueError("AutoAugment: " + unknown_choice("policy", self.policy, POLICIES))
-        check.at_least(self, "num_ops", 1, whole=True)
-        check.at_least(self, "magnitude", 0, whole=True)
-        if self.magnitude >= FINE_LEVELS:
-            raise check.fault(self, "magnitude", f"must be at most {FINE_LEVELS - 1}")
+        check.integer(self, "num_ops")
+        check.integer(self, "magnitude", 0, FINE_LEVELS - 1)
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
         """Return the sample with a changed image."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from mezzo._arguments import check_at_least
 from mezzo.data._errors import DataError
 
 Key = tuple[int, int]
@@ -43,8 +44,7 @@ class Stream:
         first_step: int = 0,
         name: str = "the data set",
     ) -> None:
-        if batch_size < 1:
-            raise DataError(f"batch_size={batch_size}: must be at least 1")
+        check_at_least("batch_size", batch_size, raising=DataError)
         if length < world_size:
             raise DataError(
                 f"{name} has {length} samples for {world_size} processes, each needs one; use at most {length} processes"

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from mezzo._arguments import check_at_least
 from mezzo._exported import write_program
 from mezzo._extras import require
 from mezzo._version import version_of
@@ -72,8 +73,7 @@ class ExportOptions:
             )
         if "int8" in self.precisions and not self.with_onnx:
             raise ExportError("int8 is made from ONNX: leave --no-onnx out")
-        if self.calibration_images < 1:
-            raise ExportError(f"calibration_images={self.calibration_images}: must be at least 1")
+        check_at_least("calibration_images", self.calibration_images, raising=ExportError)
         if self.min_agreement is not None and not 0 <= self.min_agreement <= 1:
             raise ExportError(f"min_agreement={self.min_agreement}: must be between 0 and 1")
 

@@ -10,9 +10,9 @@ from mezzo.files._json import parse_json, read_json
 from mezzo.files._lock import LOCK, FolderInUse, folder_lock, is_alive, locked
 from mezzo.files._manifest import MANIFEST, check_manifest, write_manifest
 from mezzo.files._pickles import PlainUnpickler, UnsafePickle, encode, explained_pickle, no_items, rebuilt
-from mezzo.files._plain import one_line, plain, say
+from mezzo.files._plain import one_line, plain, say, short_repr
 from mezzo.files._read import MiB, check_regular, is_regular, open_regular, read_bytes, read_text, shown_path
-from mezzo.files._tree import Mark, Node, Scalar, mark_all, short
+from mezzo.files._tree import Mark, Node, Scalar, mark_all
 from mezzo.files._write import explained, flush, flush_tree, write_file, write_text
 from mezzo.files._yaml import MAX_DEPTH, parse_yaml, read_yaml
 
@@ -35,7 +35,7 @@ __all__ = [
     "Mark",
     "Scalar",
     "mark_all",
-    "short",
+    "short_repr",
     # Archives
     "unpack",
     "read_entry",

@@ -2,9 +2,9 @@
 
 import sys
 
-from mezzo._plain import one_line, plain
+from mezzo._plain import one_line, plain, short_repr
 
-__all__ = ["one_line", "plain", "say"]
+__all__ = ["one_line", "plain", "say", "short_repr"]
 
 
 def say(*texts: object, err: bool = False, end: str = "\n") -> None:

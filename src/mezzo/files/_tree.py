@@ -76,16 +76,3 @@ def mark_all(value: Any, mark: Mark) -> Node:
     if isinstance(value, (list, tuple)):
         return Node([mark_all(item, mark) for item in value], mark)
     return Node(value, mark)
-
-
-def short(value: object, limit: int = 60) -> str:
-    """Return a value as a message shows it, cut where it is long.
-
-    >>> short("abc"), short("x" * 100, limit=10)
-    ("'abc'", "'xxxxxx...")
-    """
-    try:
-        text = repr(value)
-    except ValueError:  # Python refuses to print whole numbers of thousands of digits
-        return "a very large number"
-    return text if len(text) <= limit else text[: limit - 3] + "..."

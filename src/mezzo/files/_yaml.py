@@ -8,10 +8,11 @@ from typing import Any, Protocol
 
 import yaml
 
+from mezzo._plain import short_repr
 from mezzo.errors import MezzoError
 from mezzo.files._errors import FileError
 from mezzo.files._read import MiB, read_text, shown_path
-from mezzo.files._tree import Mark, Node, Scalar, short
+from mezzo.files._tree import Mark, Node, Scalar
 
 _FAST_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # of libyaml, ten times faster, if PyYAML has it
 _FAST_FROM = 64 * 1024  # characters; below, PyYAML's own messages are worth its time
@@ -148,7 +149,7 @@ class _Reader:
         if depth > MAX_DEPTH:  # depth was checked before, so only an alias leads here
             raise _Refused(line, f"nested more than {MAX_DEPTH} levels deep: an anchor contains itself")
         if isinstance(node, yaml.CollectionNode) and node.tag not in _COLLECTIONS:
-            self._faults.add(mark, f"the tag {short(node.tag)} is not used here")
+            self._faults.add(mark, f"the tag {short_repr(node.tag)} is not used here")
         if isinstance(node, yaml.MappingNode):
             return Node(self._entries(node, depth), mark)
         if isinstance(node, yaml.SequenceNode):
@@ -175,7 +176,7 @@ class _Reader:
     def _key(self, node: yaml.Node, mark: Mark) -> str:
         if isinstance(node, yaml.ScalarNode) and node.tag in _TEXT:
             return str(node.value)
-        shown = short(node.value) if isinstance(node, yaml.ScalarNode) else "(a list or block)"
+        shown = short_repr(node.value) if isinstance(node, yaml.ScalarNode) else "(a list or block)"
         self._faults.add(mark, f"the key {shown} is no text; keys are names")
         return shown
 
@@ -197,19 +198,19 @@ class _Reader:
             plain = node.style is None and _NUMBER_WITHOUT_POINT.fullmatch(text)
             return float(text) if plain else text
         if len(node.value) > _NUMBER_LETTERS:  # PyYAML takes quadratic time for 1:1:1:..., a number in base 60
-            self._faults.add(mark, f"the number {short(node.value)} is too large")
+            self._faults.add(mark, f"the number {short_repr(node.value)} is too large")
             return None
         try:
             value: Any = self._constructor.construct_object(node)
         except (ValueError, LookupError, ArithmeticError, AttributeError, yaml.constructor.ConstructorError):
-            self._faults.add(mark, f"{short(node.value)} cannot be read as {node.tag.removeprefix(_PREFIX)}")
+            self._faults.add(mark, f"{short_repr(node.value)} cannot be read as {node.tag.removeprefix(_PREFIX)}")
             return None
         if isinstance(value, int) and value.bit_length() > _INT_BITS:
-            self._faults.add(mark, f"the number {short(node.value)} is too large")
+            self._faults.add(mark, f"the number {short_repr(node.value)} is too large")
             return None
         if value is None or isinstance(value, (bool, int, float)):
             return value
         self._faults.add(
-            mark, f"{short(node.value)}: a value of kind {node.tag.removeprefix(_PREFIX)} is not used here"
+            mark, f"{short_repr(node.value)}: a value of kind {node.tag.removeprefix(_PREFIX)} is not used here"
         )
         return None

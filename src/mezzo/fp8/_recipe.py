@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from mezzo.errors import unknown_choice
-from mezzo.files import parse_json, short
+from mezzo.files import parse_json, short_repr
 
 GRADIENT_FORMATS = ("e5m2", "e4m3")
 SCALINGS = ("current", "delayed")
@@ -68,9 +68,9 @@ class Fp8Recipe:
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"Fp8Recipe: {name}={short(value)}: must be a whole number, {least} or more")
+                raise ValueError(f"Fp8Recipe: {name}={short_repr(value)}: must be a whole number, {least} or more")
             if value > _MOST.get(name, value):
-                raise ValueError(f"Fp8Recipe: {name}={short(value)}: must be at most {_MOST[name]}")
+                raise ValueError(f"Fp8Recipe: {name}={short_repr(value)}: must be at most {_MOST[name]}")
         if not isinstance(self.emulate, bool):
             raise ValueError(f"Fp8Recipe: emulate={self.emulate!r}: must be True or False")
         if self.granularity == "row" and self.scaling == "delayed":
@@ -145,5 +145,5 @@ def recipe_of(text: str) -> Fp8Recipe:
     """
     settings = parse_json(text)
     if not isinstance(settings, dict):
-        raise ValueError(f"Fp8Recipe: {short(text)}: must be an object of settings")
+        raise ValueError(f"Fp8Recipe: {short_repr(text)}: must be an object of settings")
     return Fp8Recipe.of(settings)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mezzo._arguments import check_at_least
 from mezzo.files import one_line
 from mezzo.infer._errors import DeployError
 
@@ -41,8 +42,7 @@ def top_classes(scores_NK: NDArray[Any], k: int, names: Sequence[str] | None = N
     >>> top_classes(np.array([[0.1, 0.7, 0.2]]), 1, ["ant", "bee", "cow"])
     [[ClassScore(index=1, name='bee', score=0.7)]]
     """
-    if k < 1:
-        raise ValueError(f"top-k of k={k}: must be at least 1")
+    check_at_least("k", k)
     if scores_NK.ndim != 2:
         raise DeployError(f"the network gives an array {scores_NK.shape}; a classifier gives (images, classes)")
     if names and len(names) != scores_NK.shape[1]:

@@ -14,7 +14,7 @@ import yaml
 from mezzo.data import TRANSFORMS, CenterCrop, Compose, ResizeShort
 from mezzo.dtypes import PRECISION_DTYPES
 from mezzo.errors import unknown_choice
-from mezzo.files import is_regular, open_regular, read_yaml, short, write_text
+from mezzo.files import is_regular, open_regular, read_yaml, short_repr, write_text
 from mezzo.infer._errors import DeployError
 
 FILE = "deploy.yaml"
@@ -187,7 +187,7 @@ def _one_of(entries: Mapping[str, Any], key: str, allowed: tuple[str, ...]) -> A
 def _text(entries: Mapping[str, Any], key: str) -> str:
     value = entries.get(key)
     if not isinstance(value, str):
-        raise _Wrong(f"{key}={short(value)}: must be text")
+        raise _Wrong(f"{key}={short_repr(value)}: must be text")
     return value
 
 
@@ -200,7 +200,7 @@ def _texts(value: object, key: str) -> list[str]:
 def _whole(entries: Mapping[str, Any], key: str) -> int:
     value = entries.get(key)
     if type(value) is not int or value < 1:
-        raise _Wrong(f"{key}={short(value)}: must be a whole number of at least 1")
+        raise _Wrong(f"{key}={short_repr(value)}: must be a whole number of at least 1")
     return value
 
 
@@ -208,7 +208,7 @@ def _shape(entries: Mapping[str, Any]) -> tuple[int, ...]:
     value = entries.get("input_shape")
     is_shape = isinstance(value, list) and len(value) == 4 and all(type(n) is int and (n == -1 or n > 0) for n in value)
     if not is_shape:
-        raise _Wrong(f"input_shape={short(value)}: must be [batch, channels, height, width], -1 where it is free")
+        raise _Wrong(f"input_shape={short_repr(value)}: must be [batch, channels, height, width], -1 where it is free")
     return tuple(cast(list[int], value))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from mezzo._arguments import check_at_least
 from mezzo._version import version_of
 from mezzo.errors import MezzoError, RunError
 from mezzo.files import write_text
@@ -64,8 +65,7 @@ class InferOptions:
 
     def __post_init__(self) -> None:
         for name, least in (("batch_size", 1), ("warmup", 0), ("top_k", 1), ("resize_size", 1), ("crop_size", 1)):
-            if getattr(self, name) is not None and getattr(self, name) < least:
-                raise InferError(f"{name}={getattr(self, name)}: must be at least {least}")
+            check_at_least(name, getattr(self, name), least, raising=InferError)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from mezzo._arguments import check_at_least
 from mezzo.data import IMAGE_SUFFIXES as SUFFIXES
 from mezzo.data import Compose, DataError, Normalize, Sample, read_image
 from mezzo.data._lists import check_listed, file_under, list_lines
@@ -85,8 +86,7 @@ def read_inputs(paths: Iterable[Path], transforms: Compose, batch_size: int) -> 
     Raises:
         ValueError: The size of a batch is less than 1.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size}: must be at least 1")
+    check_at_least("batch_size", batch_size)
     return _batches(paths, transforms, batch_size)
 
 

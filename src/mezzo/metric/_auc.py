@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from mezzo._arguments import check_at_least
 from mezzo.errors import unknown_choice
 from mezzo.metric._binary import probabilities_and_labels, refuse_strays, strays
 from mezzo.metric._metric import DeviceMetric
@@ -35,8 +36,7 @@ class Auc(DeviceMetric[Counts]):
     def __init__(self, curve: Curve = "ROC", num_thresholds: int = 4095, name: str = "auc") -> None:
         if curve not in get_args(Curve):
             raise ValueError(unknown_choice("curve", curve, get_args(Curve)))
-        if num_thresholds < 1:
-            raise ValueError(f"num_thresholds={num_thresholds}: must be at least 1")
+        check_at_least("num_thresholds", num_thresholds)
         self.curve = curve
         self.num_thresholds = num_thresholds
         self._name = name

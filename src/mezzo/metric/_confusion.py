@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mezzo._arguments import check_at_least
 from mezzo.metric._scores import Absent, SegmentationScores
 from mezzo.metric._sums import Counts
 
@@ -29,8 +30,7 @@ class ConfusionMatrix(Counts):
     """
 
     def __init__(self, num_classes: int, device: torch.device | str, ignore_index: int = 255) -> None:
-        if num_classes < 1:
-            raise ValueError(f"num_classes={num_classes}: must be at least 1")
+        check_at_least("num_classes", num_classes)
         # Behind the K*K counts: one bin for ignored pixels, one for pixels with a class that does not exist.
         super().__init__(num_classes * num_classes + 2, device)
         self.num_classes = num_classes

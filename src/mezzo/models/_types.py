@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from mezzo._arguments import check_integer
 from mezzo.errors import unknown_choice
 from mezzo.models.deeplabv3p import DeepLabV3P, resnet50_vd
 from mezzo.models.hrnet import FCN, hrnet_w18, hrnet_w18_small_v1, hrnet_w48
@@ -82,9 +83,7 @@ def create_from_types(config: Mapping[str, Any]) -> nn.Module:
     name = options.pop("type", None)
     if not isinstance(name, str) or name not in _MODELS:
         raise ValueError(unknown_choice("model type", name, MODEL_TYPES))
-    classes = options.get("num_classes", 1)
-    if type(classes) is not int or classes < 1:
-        raise ValueError(f"{name}: num_classes={classes!r}: must be a whole number of at least 1")
+    check_integer(f"{name}: num_classes", options.get("num_classes", 1), at_least=1)
     _refuse_weights(options, name)
     arguments: dict[str, Any] = {"num_classes": options.pop("num_classes")} if "num_classes" in options else {}
     if name in _FITTING:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from mezzo._arguments import check_at_least
 from mezzo._torch.autograd_engine import graph_task_id
 from mezzo._torch.layers import DropoutNd
 from mezzo.amp import auto_cast, decorate, float32_copy
@@ -69,8 +70,7 @@ def record_run(
         TypeError: The step returned something that is no loss.
     """
     scale = _read_scale(loss_scale)
-    if max_elements < 1:
-        raise ValueError(f"max_elements={max_elements}: must be at least 1")
+    check_at_least("max_elements", max_elements)
     recorder = _Recorder(scale, max_elements)
     with recorder.watching(model):
         loss = _read_loss(step())

@@ -14,6 +14,7 @@ import yaml
 from torch import Tensor, nn
 
 from mezzo import amp
+from mezzo._arguments import check_at_least
 from mezzo.amp.debugging import operator_log
 from mezzo.dtypes import dtype_name, parse_half_dtype
 from mezzo.files import write_text
@@ -254,10 +255,8 @@ def bisect_run(
 
 
 def _check_numbers(tolerance: float, max_evaluations: int) -> None:
-    if not tolerance >= 0:
-        raise ValueError(f"tolerance={tolerance}: must be at least 0")
-    if max_evaluations < MIN_EVALUATIONS:
-        raise ValueError(f"max_evaluations={max_evaluations}: must be at least {MIN_EVALUATIONS}")
+    check_at_least("tolerance", tolerance, 0)
+    check_at_least("max_evaluations", max_evaluations, MIN_EVALUATIONS)
 
 
 def _search(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from mezzo import amp
+from mezzo._arguments import check_at_least
 from mezzo._torch.layers import DropoutNd
 from mezzo._torch.pytree import tree_leaves, tree_map
 from mezzo.amp import first_and_last, is_excluded
@@ -54,8 +55,7 @@ class RunSettings:
             raise ValueError("level='O3' finds the layers that must stay in half: by='modules'")
         if self.fp8 is not None and self.level != "O3":
             raise ValueError(f"fp8 with level={self.level!r}: it belongs to level O3")
-        if self.steps < 1:
-            raise ValueError(f"steps={self.steps}: must be at least 1")
+        check_at_least("steps", self.steps)
         if not self.learning_rate > 0:
             raise ValueError(f"learning_rate={self.learning_rate}: must be above 0")
 

@@ -15,7 +15,7 @@ from torch.nn.functional import linear, pad
 from mezzo._torch.layers import convolve
 from mezzo.amp import is_excluded, resolve_list
 from mezzo.errors import MezzoError
-from mezzo.files import read_yaml, short, write_text
+from mezzo.files import read_yaml, short_repr, write_text
 
 _KEYS = ("channels_last", "pad_channels", "custom_white_list")
 
@@ -73,7 +73,7 @@ def read_changes(path: Path | str) -> Changes:
     data = read_yaml(path, raising=ChangesError)
     data = {} if data is None else data
     if not isinstance(data, dict) or not data.keys() <= set(_KEYS):
-        found = short(sorted(data)) if isinstance(data, dict) else type(data).__name__
+        found = short_repr(sorted(data)) if isinstance(data, dict) else type(data).__name__
         raise ChangesError(f"{path}: holds {found}; allowed are the keys {', '.join(_KEYS)}")
     return Changes(
         channels_last=_read_flag(path, data.get("channels_last", False)),
@@ -84,7 +84,7 @@ def read_changes(path: Path | str) -> Changes:
 
 def _read_flag(path: Path, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ChangesError(f"{path}: channels_last is {short(value)}; must be true or false")
+        raise ChangesError(f"{path}: channels_last is {short_repr(value)}; must be true or false")
     return value
 
 
@@ -106,7 +106,7 @@ def _read_padding(path: Path, value: Any) -> tuple[tuple[str, int, int], ...]:
         is_whole = isinstance(sizes, Mapping) and sizes.keys() == {"in", "out"}
         if not is_whole or not all(type(size) is int and size > 0 for size in sizes.values()):
             raise ChangesError(
-                f"{path}: pad_channels of {short(layer)} is {short(sizes)}; must be such as {{in: 4, out: 64}}"
+                f"{path}: pad_channels of {short_repr(layer)} is {short_repr(sizes)}; must be such as {{in: 4, out: 64}}"
             )
         rows.append((str(layer), sizes["in"], sizes["out"]))
     return tuple(rows)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
+from mezzo._arguments import check_at_least
 from mezzo._timer import Timing, drift_note, unsteady_note
 from mezzo._torch.pytree import tree_leaves
 from mezzo.amp import Fp8Recipe, GradScaler
@@ -152,8 +153,7 @@ def advise(
     """
     if level not in ("O1", "O2", "O3"):
         raise ValueError(f"level={level!r}: what AMP brings is measured at 'O1', 'O2' or 'O3'")
-    if steps < 1:
-        raise ValueError(f"steps={steps}: must be at least 1")
+    check_at_least("steps", steps)
     _check_model(model)
     place = _device(device)
     task = Task(model, inputs, targets, loss_fn or mean_square)

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mezzo.errors import MezzoError
-from mezzo.files import MiB, is_regular, parse_json, read_bytes, short
+from mezzo.files import MiB, is_regular, parse_json, read_bytes, short_repr
 from mezzo.tipc._record import RECORDS, RUN, Record, RunInfo
 
 CERTIFICATE = "certificate.json"
@@ -158,7 +158,7 @@ def _check(read: Record | RunInfo, *, texts: Iterable[str], lists: Iterable[str]
     """Raise ValueError for a value of another type; JSON has no types to hold it."""
     for name in texts:
         if not isinstance(value := getattr(read, name), str):
-            raise ValueError(f"'{name}' is {short(value)}, not a text")
+            raise ValueError(f"'{name}' is {short_repr(value)}, not a text")
     for name in lists:
         value = getattr(read, name)
         if not all(isinstance(each, str) for each in value):
@@ -172,7 +172,7 @@ def _check(read: Record | RunInfo, *, texts: Iterable[str], lists: Iterable[str]
 def _check_number(read: Record | RunInfo, name: str) -> None:
     value = getattr(read, name)
     if value is not None and type(value) is not int:
-        raise ValueError(f"'{name}' is {short(value)}, not a whole number")
+        raise ValueError(f"'{name}' is {short_repr(value)}, not a whole number")
 
 
 def _check_flags(record: Record) -> None:
@@ -182,7 +182,7 @@ def _check_flags(record: Record) -> None:
 
 def _check_seconds(seconds: Any) -> None:
     if type(seconds) not in (int, float) or not 0 <= seconds < MOST_SECONDS:
-        raise ValueError(f"'seconds' is {short(seconds)}, not a number from 0 to {MOST_SECONDS:.0e}")
+        raise ValueError(f"'seconds' is {short_repr(seconds)}, not a number from 0 to {MOST_SECONDS:.0e}")
 
 
 def _read_checks(directory: Path) -> tuple[Check, ...]:
@@ -204,7 +204,7 @@ def _check_of(values: Any) -> Check:
         raise ValueError("a check needs a name")
     passed = values.get("passed")
     if passed is not None and not isinstance(passed, bool):
-        raise ValueError(f"check '{values['name']}': passed is {short(passed)}, neither true, false nor null")
+        raise ValueError(f"check '{values['name']}': passed is {short_repr(passed)}, neither true, false nor null")
     measured, limit, text = (_shown(values.get(name)) for name in ("measured", "limit", "text"))
     return Check(name=values["name"], passed=passed, measured=measured, limit=limit, text=text)
 

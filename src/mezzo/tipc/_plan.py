@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from mezzo.files import parse_json, short
+from mezzo.files import parse_json, short_repr
 
 CVD = "CUDA_VISIBLE_DEVICES"
 
@@ -94,7 +94,7 @@ def _made(kind: Any, values: Any, tuples: tuple[str, ...], what: str) -> Any:
     for each in fields(kind):
         value = values.get(each.name, "")
         if each.type is str and not isinstance(value, str):
-            raise ValueError(f"'{each.name}' is {short(value)}, not a text")
+            raise ValueError(f"'{each.name}' is {short_repr(value)}, not a text")
     for name in (name for name in tuples if name in values):
         if not isinstance(values[name], list) or not all(isinstance(item, str) for item in values[name]):
             raise ValueError(f"'{name}' is not a list of texts")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
-from mezzo.files import parse_json, short
+from mezzo.files import parse_json, short_repr
 
 Status = Literal["passed", "failed", "timeout", "skipped", "interrupted"]
 STATUSES: tuple[str, ...] = get_args(Status)
@@ -62,7 +62,7 @@ def record_of(values: Any) -> Record:
     ):
         raise ValueError("a record needs step, kind, model, mode, labels, command and status")
     if values["status"] not in STATUSES:
-        raise ValueError(f"status {short(values['status'])} is none of {', '.join(STATUSES)}")
+        raise ValueError(f"status {short_repr(values['status'])} is none of {', '.join(STATUSES)}")
     kept = {name: value for name, value in values.items() if name in known}  # a newer mezzo may write more
     for name in ("labels", "env", "hashes"):
         if not isinstance(kept.get(name, {}), dict):

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from mezzo._arguments import check_at_least
 from mezzo.amp.debugging import glog_asks_for_operators
 from mezzo.errors import MezzoError, unknown_choice
 from mezzo.train._distributed import DIST_TIMEOUT_S
@@ -103,10 +104,9 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         for name, least in (("seed", 0), ("workers", 0), ("log_every", 1), ("keep_checkpoints", 1), ("start_epoch", 0)):
-            _check_number(name, getattr(self, name), least)
+            check_at_least(name, getattr(self, name), least, raising=OptionError)
         for name in ("save_every", "early_stop_after", "eval_batch_size"):
-            if getattr(self, name) is not None:
-                _check_number(name, getattr(self, name), 1)
+            check_at_least(name, getattr(self, name), raising=OptionError)
         if not 1 <= self.dist_timeout <= 1e8:
             raise OptionError(f"dist_timeout={self.dist_timeout}: must be from 1 to 1e8 seconds")
         if self.seed >= 2**63:
@@ -137,8 +137,3 @@ class RunOptions:
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
         return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}
-
-
-def _check_number(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise OptionError(f"{name}={value}: must be at least {least}")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer, RMSprop
 
-from mezzo.files import short
+from mezzo.files import short_repr
 
 #: What reading a state of the wrong structure raises. RuntimeError: torch's word for most things.
 WRONG = (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RuntimeError)
@@ -66,7 +66,7 @@ def check_tensors(given: Any, own: Mapping[str, Tensor], dtype_of: Callable[[Ten
     values = mapping(given)
     if strange := sorted(map(str, set(values) ^ set(own))):
         where = "the checkpoint" if strange[0] in map(str, values) else "this run"
-        raise ValueError(f"{short(strange[0])} is only in {where}")
+        raise ValueError(f"{short_repr(strange[0])} is only in {where}")
     for name, tensor in own.items():
         value = values[name]
         expected = f"must be a tensor {tuple(tensor.shape)} of {dtype_of(tensor)}"
@@ -214,4 +214,4 @@ def _needed(optimizer: Optimizer, group: Mapping[str, Any]) -> set[str] | None:
 def _shown(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a tensor {tuple(value.shape)} of {value.dtype}"
-    return f"a {type(value).__name__}" if isinstance(value, (dict, list, tuple)) else short(value)
+    return f"a {type(value).__name__}" if isinstance(value, (dict, list, tuple)) else short_repr(value)

@@ -12,7 +12,7 @@ from typing import Any
 
 from mezzo.callbacks._events import EventWriter
 from mezzo.errors import MezzoError, RunError
-from mezzo.files import MiB, explained, parse_json, read_bytes, say, short, write_file
+from mezzo.files import MiB, explained, parse_json, read_bytes, say, short_repr, write_file
 
 SCALARS = "scalars.jsonl"
 EVENTS = "tensorboard"
@@ -132,7 +132,7 @@ def _point(line: str, path: Path, number: int) -> Point:
         if type(step) is not int or step < 0:
             raise ValueError("a point has a step")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ScalarLogError(f"{path}:{number}: {short(line, 40)} is no logged point; delete this line") from error
+        raise ScalarLogError(f"{path}:{number}: {short_repr(line, 40)} is no logged point; delete this line") from error
     return {"step": step, **values}
 
 

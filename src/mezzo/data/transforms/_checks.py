@@ -1,33 +1,32 @@
-"""Arguments of transforms, checked when they are made: who, which argument, what came, what is allowed."""
+"""Checks of the arguments of transforms; an error names the transform, the argument, its value and what is allowed."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-from mezzo.files import short
+from mezzo._arguments import check_integer, check_number, is_number
+from mezzo.files import short_repr
 
 
 def probability(owner: object, name: str) -> None:
     """Raise a ValueError unless the attribute is a number from 0 to 1."""
-    value = getattr(owner, name)
-    if not is_number(value) or not 0 <= value <= 1:
-        raise fault(owner, name, "must be a probability, 0 to 1")
+    check_number(_label(owner, name), getattr(owner, name), at_least=0, at_most=1)
 
 
-def at_least(owner: object, name: str, least: float, *, whole: bool = False) -> None:
-    """Raise a ValueError unless the attribute is a number, or a whole one, of at least `least`."""
-    value = getattr(owner, name)
-    if not is_number(value) or value < least or (whole and not isinstance(value, int)):
-        raise fault(owner, name, f"must be {'an integer' if whole else 'a number'} of at least {least}")
+def at_least(owner: object, name: str, least: float) -> None:
+    """Raise a ValueError unless the attribute is a number of at least `least`."""
+    check_number(_label(owner, name), getattr(owner, name), at_least=least)
+
+
+def integer(owner: object, name: str, least: int = 1, most: int = 2**31 - 1) -> None:
+    """Raise a ValueError unless the attribute is an integer from `least` to `most`."""
+    check_integer(_label(owner, name), getattr(owner, name), at_least=least, at_most=most)
 
 
 def above_zero(owner: object, name: str) -> None:
     """Raise a ValueError unless the attribute is a number above 0."""
-    value = getattr(owner, name)
-    if not is_number(value) or value <= 0:
-        raise fault(owner, name, "must be a number above 0")
+    check_number(_label(owner, name), getattr(owner, name), above=0)
 
 
 def ordered(owner: object, low: str, high: str) -> None:
@@ -39,7 +38,7 @@ def ordered(owner: object, low: str, high: str) -> None:
 def width_height(owner: object, name: str) -> tuple[int, int]:
     """Return the attribute as width and height, both positive integers."""
     pair = getattr(owner, name)
-    if not is_sequence(pair, 2) or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pair):
+    if not is_sequence(pair, 2) or not all(type(side) is int and side > 0 for side in pair):
         raise fault(owner, name, "must be two positive integers, [width, height]")
     return pair[0], pair[1]
 
@@ -57,21 +56,13 @@ def colour(owner: object, name: str) -> tuple[int, int, int]:
     return red, green, blue
 
 
-def label_value(owner: object, name: str) -> None:
-    """Raise a ValueError unless the attribute is an integer from 0 to 255."""
-    value = getattr(owner, name)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 255:
-        raise fault(owner, name, "must be an integer from 0 to 255")
-
-
 def fault(owner: object, name: str, rule: str) -> ValueError:
     """Return the error that says which argument of which transform breaks a rule."""
-    return ValueError(f"{type(owner).__name__}: {name}={short(getattr(owner, name), 200)} {rule}")
+    return ValueError(f"{_label(owner, name)}={short_repr(getattr(owner, name), 200)}: {rule}")
 
 
-def is_number(value: Any) -> bool:
-    """Return whether a value is a finite number; True and False are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+def _label(owner: object, name: str) -> str:
+    return f"{type(owner).__name__}: {name}"
 
 
 def is_sequence(value: Any, length: int) -> bool:

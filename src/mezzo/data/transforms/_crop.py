@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from mezzo._arguments import is_number
 from mezzo.data._errors import DataError
 from mezzo.data._sample import IGNORE, Sample
 from mezzo.data.transforms import _checks as check
@@ -134,7 +135,7 @@ class RandomCenterCrop:
 
     def __post_init__(self) -> None:
         ratios = self.retain_ratio
-        if not check.is_sequence(ratios, 2) or not all(check.is_number(r) and 0 <= r <= 1 for r in ratios):
+        if not check.is_sequence(ratios, 2) or not all(is_number(r) and 0 <= r <= 1 for r in ratios):
             raise check.fault(self, "retain_ratio", "must be two numbers from 0 to 1, [width, height]")
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
@@ -158,7 +159,7 @@ def _is_mixed(label: NDArray[np.uint8], most: float) -> bool:
 
 def _check_values(owner: Padding | PaddingByAspectRatio | RandomPaddingCrop) -> None:
     owner.im_padding_value = check.colour(owner, "im_padding_value")
-    check.label_value(owner, "label_padding_value")
+    check.integer(owner, "label_padding_value", 0, 255)
 
 
 def _colour(owner: Padding | PaddingByAspectRatio | RandomPaddingCrop) -> Colour:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from mezzo._arguments import is_number
 from mezzo.data._sample import Sample
 from mezzo.data.transforms import _checks as check
 
@@ -44,10 +45,10 @@ class Normalize:
 def _three(owner: Normalize, name: str) -> tuple[float, float, float]:
     """Return an attribute as three numbers."""
     value = getattr(owner, name)
-    values = [value] if check.is_number(value) else value
+    values = [value] if is_number(value) else value
     if check.is_sequence(values, 1):
         values = [values[0]] * 3
-    if not check.is_sequence(values, 3) or not all(check.is_number(v) for v in values):
+    if not check.is_sequence(values, 3) or not all(is_number(v) for v in values):
         raise check.fault(owner, name, "must be one number, or three for RGB")
     red, green, blue = (float(v) for v in values)
     return red, green, blue

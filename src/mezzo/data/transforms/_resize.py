@@ -47,7 +47,7 @@ class Resize:
         if self.interp not in (*INTERPOLATIONS, "RANDOM"):
             raise ValueError("Resize: " + unknown_choice("interp", self.interp, (*INTERPOLATIONS, "RANDOM")))
         if self.size_divisor is not None:
-            check.at_least(self, "size_divisor", 1, whole=True)
+            check.integer(self, "size_divisor")
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
         """Return the sample at the size."""
@@ -75,7 +75,7 @@ class ResizeByLong:
     long_size: int
 
     def __post_init__(self) -> None:
-        check.at_least(self, "long_size", 1, whole=True)
+        check.integer(self, "long_size")
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
         """Return the sample at the size."""
@@ -91,7 +91,7 @@ class ResizeByShort:
     short_size: int
 
     def __post_init__(self) -> None:
-        check.at_least(self, "short_size", 1, whole=True)
+        check.integer(self, "short_size")
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
         """Return the sample at the size."""
@@ -110,7 +110,7 @@ class LimitLong:
     def __post_init__(self) -> None:
         for name in ("max_long", "min_long"):
             if getattr(self, name) is not None:
-                check.at_least(self, name, 1, whole=True)
+                check.integer(self, name)
         if self.max_long is not None and self.min_long is not None:
             check.ordered(self, "min_long", "max_long")
 

@@ -66,7 +66,7 @@ class RandomRotation:
     def __post_init__(self) -> None:
         _check_degrees(self)
         self.im_padding_value = check.colour(self, "im_padding_value")
-        check.label_value(self, "label_padding_value")
+        check.integer(self, "label_padding_value", 0, 255)
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
         """Return the rotated sample."""
@@ -112,7 +112,7 @@ class RandomAffine:
         check.above_zero(self, "max_scale_factor")
         check.ordered(self, "min_scale_factor", "max_scale_factor")
         self.im_padding_value = check.colour(self, "im_padding_value")
-        check.label_value(self, "label_padding_value")
+        check.integer(self, "label_padding_value", 0, 255)
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
         """Return the sample at the size."""

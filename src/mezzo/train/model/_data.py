@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
+from mezzo._arguments import check_at_least
 from mezzo.train._distributed import World
 
 T = TypeVar("T")
@@ -64,8 +65,7 @@ def make_loader(
         raise TypeError(f"data is a {type(data).__name__}: must be a Dataset, a DataLoader or an iterable of batches")
     if not by_number:
         return cast(Iterable[Any], data)
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size}: must be at least 1")
+    check_at_least("batch_size", batch_size)
     options: dict[str, Any] = {"batch_size": batch_size, "num_workers": num_workers, "drop_last": drop_last}
     options["pin_memory"] = world.device.type == "cuda"
     options["persistent_workers"] = num_workers > 0

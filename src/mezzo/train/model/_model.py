@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mezzo._arguments import check_at_least
 from mezzo.amp import GradScaler
 from mezzo.amp.debugging import operator_log
 from mezzo.callbacks import Callback, CallbackList, ModelCheckpoint, ProgBarLogger
@@ -521,5 +522,4 @@ def _check_spec(spec: Any) -> InputSpec:
 
 def _check_counts(**counts: int | None) -> None:
     for name, value in counts.items():
-        if value is not None and value < 1:
-            raise ValueError(f"{name}={value}: must be at least 1")
+        check_at_least(name, value)
