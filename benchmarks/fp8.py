@@ -34,16 +34,15 @@ import transformer
 from mezzo import amp
 from mezzo._tier import step_tier, uses_triton
 from mezzo._timer import release_memory, synchronize, time_calls
-from mezzo.bench._clocks import read_machine
-from mezzo.bench._step import _OPTIMIZERS, Recipe, _Training
-from mezzo.bench._task import simple_net_task
+from mezzo.bench import StepRecipe, read_machine, simple_net_task
+from mezzo.bench._step import OPTIMIZERS, _Training
 from mezzo.fp8 import E4M3, E5M2, FORMATS, Fp8Recipe, fp8_linear, make_operand, multiply, text_of
 from mezzo.optim import attach_master
 from mezzo.static import capture_step, compile_step
 
 T = TypeVar("T")
 
-SGD = _OPTIMIZERS[0]
+SGD = OPTIMIZERS["SGD"]
 STEPS = 20
 ROUNDS = 3
 SMOOTHED = 20
@@ -176,7 +175,7 @@ class SimpleTraining:
         self.task = simple_net_task(size, batch_size, sizes.device)
         self.parameters = sum(p.numel() for p in self.task.model.parameters() if p.dim() == 2)
         if way.by == "stock":
-            self.step: Callable[[], float] = _Training(Recipe("stock", way.level, way.dtype), self.task, SGD).step
+            self.step: Callable[[], float] = _Training(StepRecipe("stock", way.level, way.dtype), self.task, SGD).step
             return
         fp8 = sizes.fp8(scaling=way.scaling, fast_accumulation=way.fast) if way.level == "O3" else None
         optimizer = SGD.make(self.task.model.parameters())

@@ -16,7 +16,7 @@ import torch
 
 from mezzo._timer import time_calls
 from mezzo.amp.debugging import collect_operator_stats
-from mezzo.bench._find_task import find_task
+from mezzo.bench import find_task
 from mezzo.proof._trial import Setup, Trainer
 
 NETWORKS = [

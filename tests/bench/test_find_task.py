@@ -3,8 +3,7 @@ import math
 import pytest
 import torch
 
-from mezzo.bench._find_task import find_task
-from mezzo.bench._task import ModelError
+from mezzo.bench import ModelError, find_task
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,8 @@ import json
 import pytest
 
 from mezzo._timer import Timing
-from mezzo.bench import StaticBench, StaticResult, bench_static
+from mezzo.bench import MachineClocks, StaticBench, StaticRecipe, StaticResult, StaticSettings, bench_static
 from mezzo.bench import _static as bench
-from mezzo.bench._clocks import Machine
-from mezzo.bench._static import StaticRecipe, StaticSettings
 from mezzo.cli._app import run
 from mezzo.static import _graph
 
@@ -27,7 +25,9 @@ def made(recipe: StaticRecipe, read_s: float, queued_s: float) -> StaticResult:
 
 
 def made_bench(*results: StaticResult) -> StaticBench:
-    machine = Machine(device="d", mem_clock="-", sm_clock="-", cpu_clocks="-", torch_version="t", driver_version="v")
+    machine = MachineClocks(
+        device="d", mem_clock="-", sm_clock="-", cpu_clocks="-", torch_version="t", driver_version="v"
+    )
     settings = StaticSettings(
         device="cpu", size=1, batch_size=1, image_size=1, images=1, steps=1, models=("SimpleNet",)
     )

@@ -5,10 +5,17 @@ import json
 import pytest
 import torch
 
-from mezzo._timer import Timing, time_on_device
-from mezzo.bench import StepBench, bench_step
-from mezzo.bench._clocks import Machine
-from mezzo.bench._step import Recipe, Settings, StepResult, small_net_task
+from mezzo._timer import time_on_device
+from mezzo.bench import (
+    MachineClocks,
+    StepBench,
+    StepMeasurement,
+    StepRecipe,
+    StepSettings,
+    Timing,
+    bench_step,
+    small_net_task,
+)
 from mezzo.cli._app import run
 
 
@@ -41,8 +48,8 @@ def test_clipping_is_the_same_for_stock_and_mezzo(small_run: StepBench) -> None:
     assert losses["stock float32, clipped"] != losses["stock float32"]
 
 
-def made(recipe: Recipe, median_s: float, **more: float) -> StepResult:
-    return StepResult(
+def made(recipe: StepRecipe, median_s: float, **more: float) -> StepMeasurement:
+    return StepMeasurement(
         model="net",
         optimizer="SGD",
         recipe=recipe,
@@ -54,22 +61,24 @@ def made(recipe: Recipe, median_s: float, **more: float) -> StepResult:
     )
 
 
-def made_bench(*results: StepResult) -> StepBench:
-    machine = Machine(device="d", mem_clock="-", sm_clock="-", cpu_clocks="-", torch_version="t", driver_version="v")
-    settings = Settings(device="cpu", size=1, batch_size=1, steps=1, models=("net",), optimizers=("SGD",))
+def made_bench(*results: StepMeasurement) -> StepBench:
+    machine = MachineClocks(
+        device="d", mem_clock="-", sm_clock="-", cpu_clocks="-", torch_version="t", driver_version="v"
+    )
+    settings = StepSettings(device="cpu", size=1, batch_size=1, steps=1, models=("net",), optimizers=("SGD",))
     return StepBench(settings=settings, results=results, copy_bytes_per_s=4000.0, machine=machine)
 
 
 def test_ratios_are_against_the_best_stock_run_of_the_same_kind() -> None:
-    ours = made(Recipe("mezzo", "O2", "float16"), 2.0, loss=2.002)
+    ours = made(StepRecipe("mezzo", "O2", "float16"), 2.0, loss=2.002)
     bench = made_bench(
-        made(Recipe("stock", "float32", "float32"), 20.0),
-        made(Recipe("stock", "foreach", "float16"), 4.0),
-        made(Recipe("stock", "fused", "float16"), 3.0),
-        made(Recipe("stock", "fused", "float16", keeps_grads=True), 5.0),
-        made(Recipe("stock", "fused", "bfloat16"), 1.0),
-        made(Recipe("stock", "float32", "float32", clips=True), 9.0),
-        made(Recipe("stock", "fused", "float16", clips=True), 1.0),
+        made(StepRecipe("stock", "float32", "float32"), 20.0),
+        made(StepRecipe("stock", "foreach", "float16"), 4.0),
+        made(StepRecipe("stock", "fused", "float16"), 3.0),
+        made(StepRecipe("stock", "fused", "float16", keeps_grads=True), 5.0),
+        made(StepRecipe("stock", "fused", "bfloat16"), 1.0),
+        made(StepRecipe("stock", "float32", "float32", clips=True), 9.0),
+        made(StepRecipe("stock", "fused", "float16", clips=True), 1.0),
         ours,
     )
     assert bench.speedup(ours) == 1.5

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mezzo.bench._task import ModelError, SimpleNet, load_task, simple_net_task
+from mezzo.bench import ModelError, load_task, simple_net_task
 from mezzo.errors import RunError
 
 CPU = torch.device("cpu")
@@ -124,7 +124,7 @@ def test_factory_that_raises_is_a_failed_run_with_its_place(write_model):
 
 def test_copy_leaves_the_original_untouched_and_moves_nested_inputs():
     task = simple_net_task(4, 2, CPU)
-    nested = type(task)(SimpleNet(4), {"a": [task.inputs]}, (task.targets, "text"), task.loss_fn)
+    nested = type(task)(task.model, {"a": [task.inputs]}, (task.targets, "text"), task.loss_fn)
     copied = nested.copied(torch.device("meta"))
     assert copied.inputs["a"][0].device.type == "meta"
     assert copied.targets[1] == "text"

@@ -159,7 +159,7 @@ def test_out_of_memory_says_what_to_make_smaller(tmp_path, capsys, monkeypatch):
     def fail(*_, **__):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("mezzo.bench._bisect.bisect", fail)
+    monkeypatch.setattr("mezzo.bench._commands.bisect", fail)
     assert run(["bisect", write_net(tmp_path, 1.0), *SMALL]) == 1
     assert capsys.readouterr().err.startswith(
         "mezzo: out of memory on cpu with a batch of 32; give a smaller --batch-size"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mezzo.bench._find_task import find_task
+from mezzo.bench import find_task
 from mezzo.proof._random import random_states_kept, seed_all
 
 

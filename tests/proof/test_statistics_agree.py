@@ -11,7 +11,7 @@ import torch
 
 from mezzo.amp import Policy
 from mezzo.amp.debugging import collect_operator_stats
-from mezzo.bench._find_task import find_task
+from mezzo.bench import find_task
 from mezzo.proof._trial import Setup, Trainer
 
 Counts = dict[str, Counter[str]]

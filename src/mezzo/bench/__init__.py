@@ -1,24 +1,38 @@
 """Side-by-side measurements, made in one run on one machine."""
 
 from mezzo._timer import Timing, time_calls
-from mezzo.bench._bisect import bisect_model
-from mezzo.bench._compare import Comparison, ModeResult, compare
-from mezzo.bench._doctor import examine_model
-from mezzo.bench._static import StaticBench, StaticResult, bench_static
-from mezzo.bench._step import StepBench, StepResult, bench_step
+from mezzo.bench._commands import bisect_model, examine_model
+from mezzo.bench._compare import CompareSettings, Comparison, ModeResult, compare
+from mezzo.bench._factories import ModelError
+from mezzo.bench._machine import MachineClocks, read_machine
+from mezzo.bench._static import StaticBench, StaticRecipe, StaticResult, StaticSettings, bench_static
+from mezzo.bench._step import StepBench, StepMeasurement, StepRecipe, StepSettings, bench_step
+from mezzo.bench._workloads import find_task, load_task, simple_net_task, small_net_task
 
 __all__ = [
     "bisect_model",
     "examine_model",
     "compare",
     "Comparison",
+    "CompareSettings",
     "ModeResult",
     "bench_step",
     "StepBench",
-    "StepResult",
+    "StepSettings",
+    "StepRecipe",
+    "StepMeasurement",
     "bench_static",
     "StaticBench",
+    "StaticSettings",
+    "StaticRecipe",
     "StaticResult",
+    "find_task",
+    "load_task",
+    "simple_net_task",
+    "small_net_task",
+    "ModelError",
+    "read_machine",
+    "MachineClocks",
     "time_calls",
     "Timing",
 ]

@@ -1,4 +1,4 @@
-"""One model trained in float32, AMP-O1 and AMP-O2, or O3, from the same start on the same batch (guide, 2.1)."""
+"""One model trained in float32, AMP-O1 and AMP-O2, or O3, from the same start on the same batch (AMP guide, 2.1)."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -7,15 +7,14 @@ from typing import Any
 
 import torch
 
-from mezzo._timer import Timing, release_memory, time_calls, unsteady_note
+from mezzo._timer import Timing, unsteady_note
 from mezzo.amp import Fp8Recipe, debugging, explain, has_half_units
 from mezzo.amp.debugging import operator_log
-from mezzo.bench._clocks import Machine, read_machine
-from mezzo.bench._device import find_device
-from mezzo.bench._settings import refuse_below_one
-from mezzo.bench._task import SEED, find_place, load_task, simple_net_task
+from mezzo.bench._frame import Bench, Meter, Progress, gibibytes, measure_each, refuse_below_one
+from mezzo.bench._machine import find_device, read_machine
+from mezzo.bench._workloads import SEED, batch_words, failures_explained, load_task, simple_net_task
 from mezzo.dtypes import dtype_name, parse_half_dtype
-from mezzo.errors import MezzoError, RunError, unknown_choice
+from mezzo.errors import unknown_choice
 from mezzo.fp8 import FP8_LINEAR, recipe_for, why_no_fp8
 from mezzo.proof import MATRIX_PRODUCTS, Setup, Task, Trainer, random_states_kept, seed_all, torch_state
 
@@ -26,23 +25,19 @@ WARMUP_STEPS = 3
 LEARNING_RATE = 0.003  # SimpleNet falls from 0.67 to 0.41 in 23 steps at any width, smoothly
 LARGE_GPU_BYTES = 40 * 10**9
 _DRAWN_BY_DTYPE = ("rand_like", "randn_like", "uniform_", "normal_", "exponential_")
-"""Operators that draw other numbers for a half tensor than for a float32 one, on a CPU too."""
-
-
-Progress = Callable[[str, int, int], None]
-"""Told the mode, the steps done in it and the steps it has."""
+"""Operators that draw other numbers for a half tensor than for a float32 one, also on a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
-    """What `compare` is asked to do, with the defaults of the device filled in."""
+class CompareSettings:
+    """What `compare` does, with the defaults of the device filled in."""
 
     model: str
     device: str
     dtype: str
     size: int | None
     batch_size: int | None
-    """Samples of the batch that was trained on; None where a factory's own inputs do not tell."""
+    """Samples in the batch; None if the factory's own inputs do not show it."""
     steps: int
     learning_rate: float
     levels: tuple[str, ...] = ("O0", *DEFAULT_LEVELS)
@@ -58,7 +53,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModeResult:
-    """What one mode took and reached."""
+    """Time, memory and losses of one mode."""
 
     name: str
     level: str
@@ -68,68 +63,61 @@ class ModeResult:
     peak_memory_bytes: int | None
     """Highest memory allocated on the GPU during the timed steps; None on a CPU, where torch does not count it."""
     fp8_products: tuple[int, int] | None = None
-    """O3: matrix products of a forward that were FP8, and all of them."""
+    """O3: number of FP8 matrix products in a forward pass, and of all matrix products."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
-    """The modes side by side; `table()` is the guide's 2.1.4."""
+class Comparison(Bench[CompareSettings, ModeResult]):
+    """The modes side by side; `table()` is the table of the AMP guide, 2.1.4."""
 
-    settings: Settings
-    modes: tuple[ModeResult, ...]
-    machine: Machine
     operator_table: str
     operators: list[dict[str, Any]] = field(repr=False)
-    """Rows of `mezzo.amp.debugging.OperatorStats` for one step of a mode."""
-
+    """Rows of `mezzo.amp.debugging.OperatorStats` for one step of the mode `operators_of`."""
     operators_of: str = "AMP-O1"
-    """That mode: AMP-O1, or the last one where O1 is not compared."""
-
+    """AMP-O1, or the last mode if O1 is not compared."""
     note: str = ""
-    """What a reader must know: operators that compute inside in float32 on this CPU, times that are not steady, layers that
-    are not FP8 at O3."""
+    """Warnings: operators that this CPU computes in float32, unsteady times, layers that are not FP8 at O3."""
+
+    @property
+    def modes(self) -> tuple[ModeResult, ...]:
+        """The results, float32 first."""
+        return self.results
 
     def speedup(self, mode: ModeResult) -> float:
-        """Return how many times as fast as float32 a mode is, by the medians of this run."""
+        """Return the speed-up over float32, by the medians of this run."""
         return self.modes[0].timing.median_s / mode.timing.median_s
 
-    def table(self) -> list[list[str]]:
-        """Return the rows of the guide's table, header first."""
+    def cells(self, result: ModeResult) -> dict[str, str]:
+        """Return one column of the table."""
         last_step = self.settings.warmup_steps + self.settings.steps
-        rows = [
-            ["-", *(mode.name for mode in self.modes)],
-            ["time per step", *(_duration(mode.timing.median_s) for mode in self.modes)],
-            ["loss at step 1", *(f"{mode.first_loss:.7f}" for mode in self.modes)],
-            [f"loss at step {last_step}", *(f"{mode.last_loss:.7f}" for mode in self.modes)],
-            ["speed-up", *(f"{self.speedup(mode):.2f}x" for mode in self.modes)],
-            ["peak memory", *(_gibibytes(mode.peak_memory_bytes) for mode in self.modes)],
-        ]
+        column = {
+            "-": result.name,
+            "time per step": _duration(result.timing.median_s),
+            "loss at step 1": f"{result.first_loss:.7f}",
+            f"loss at step {last_step}": f"{result.last_loss:.7f}",
+            "speed-up": f"{self.speedup(result):.2f}x",
+            "peak memory": gibibytes(result.peak_memory_bytes),
+        }
         if any(mode.fp8_products is not None for mode in self.modes):
-            rows.append(["FP8 products", *(_share(mode.fp8_products) for mode in self.modes)])
-        return rows
+            counts = result.fp8_products
+            column["FP8 products"] = "-" if counts is None else f"{counts[0]} of {counts[1]}"
+        return column
+
+    def figures(self, result: ModeResult) -> dict[str, Any]:
+        """Return the speed-up of a mode, and the time of each step."""
+        timing = result.timing
+        times = {"median_s": timing.median_s, "spread_s": timing.spread_s, "times_s": timing.times_s}
+        return {"timing": times, "speedup": self.speedup(result)}
+
+    def table(self) -> list[list[str]]:
+        """Return the table with one column per mode."""
+        return [list(row) for row in zip(*Bench.table(self), strict=True)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON-ready data, times in seconds and memory in bytes."""
-        modes = [
-            {
-                **asdict(mode),
-                "timing": {
-                    "median_s": mode.timing.median_s,
-                    "spread_s": mode.timing.spread_s,
-                    "times_s": mode.timing.times_s,
-                },
-                "speedup": self.speedup(mode),
-            }
-            for mode in self.modes
-        ]
-        return {
-            "settings": asdict(self.settings),
-            "modes": modes,
-            "machine": asdict(self.machine),
-            "operators": self.operators,
-            "operators_of": self.operators_of,
-            "note": self.note,
-        }
+        data = Bench.to_dict(self)
+        del data["operator_table"]
+        return {"settings": data["settings"], "modes": data.pop("results"), **data}
 
 
 @operator_log.paused()
@@ -146,25 +134,25 @@ def compare(
     fp8: Fp8Recipe | Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Train a model in float32 and at some levels, and return time, loss, memory and the operators of one step.
+    """Train a model in float32 and at other levels; return time, loss, memory and the operators of one step.
 
     Args:
         model: FILE:FACTORY of the user's model (`load_task`); None: the guide's nine-layer SimpleNet.
         size: Width of SimpleNet; None: by device.
-        batch_size: None: by device, or the factory's own. A factory that takes `batch_size` gets it; one that makes its own
-            batch and does not take it is refused.
+        batch_size: None: by device, or the batch that the factory makes. A factory that makes its own batch and does
+            not take `batch_size` is an error.
         steps: Timed steps; three warm-up steps come before them and train too.
-        dtype: float16 (with a GradScaler) or bfloat16 (without); None: float16, bfloat16 on a CPU that has units for it.
+        dtype: float16 (with a GradScaler) or bfloat16 (without); None: float16, on a CPU with bfloat16 units bfloat16.
         device: cpu, cuda, cuda:i, gpu or gpu:i; None: the GPU if there is one.
         learning_rate: Of the SGD.
-        levels: O1, O2 and O3, in the order of the columns; float32 (or O0) is the first column, named or not.
-        fp8: O3: an `Fp8Recipe`, or a mapping of its settings; products are emulated where the device has none.
+        levels: O1, O2 and O3, in the order of the columns; float32 is always the first column.
+        fp8: O3: an `Fp8Recipe`, or a mapping of its settings; a device without FP8 products emulates them.
         progress: Called after every step.
     """
     place = find_device(device, "mezzo compare")
     default_size, default_batch_size = default_sizes(place)
     samples = default_batch_size if batch_size is None else batch_size
-    settings = Settings(
+    settings = CompareSettings(
         model=model or "SimpleNet",
         device=str(place),
         dtype=dtype_name(parse_half_dtype(default_dtype(place) if dtype is None else dtype)),
@@ -172,35 +160,29 @@ def compare(
         batch_size=samples,
         steps=steps,
         learning_rate=learning_rate,
-        levels=_known(levels),
+        levels=_check_levels(levels),
         fp8=recipe_for(place, fp8).to_dict() if "O3" in levels else None,
     )
     if fp8 is not None and settings.fp8 is None:
         raise ValueError("--fp8 is about level O3, which is not compared; add O3 to --levels")
     if model is not None and size is not None:
         raise ValueError("--size is the width of SimpleNet; with --model the factory decides")
-    try:
-        with random_states_kept([place] if place.type == "cuda" else []):
-            if model is None:
-                assert settings.size is not None
-                make_task = functools.partial(simple_net_task, settings.size, samples, place)
-            else:
-                task = load_task(model, samples, is_chosen=batch_size is not None)
-                settings = replace(settings, batch_size=task.batch_size)
-                make_task = functools.partial(task.copied, place)
+    with random_states_kept([place] if place.type == "cuda" else []):
+        if settings.size is None:
+            task = load_task(settings.model, samples, is_chosen=batch_size is not None)
+            settings = replace(settings, batch_size=task.batch_size)
+            make_task = functools.partial(task.copied, place)
+            batch, advice = batch_words(task.batch_size), ""
+        else:
+            make_task = functools.partial(simple_net_task, settings.size, samples, place)
+            batch = f"--size {settings.size} --batch-size {samples}"
+            advice = "choose a smaller --size or --batch-size"
+        with failures_explained(settings.model, place, batch, advice):
             return _compare(settings, make_task, place, progress)
-    except MezzoError:
-        raise
-    except Exception as error:  # the user's own code runs in here; a fault of ours keeps its traceback below
-        if _is_out_of_memory(error):
-            raise RunError(_out_of_memory(settings)) from error
-        if model is None:  # nothing of the user's was run: a defect of ours, which keeps its traceback
-            raise
-        raise RunError(f"{find_place(error, model)}: training failed: {type(error).__name__}: {error}") from error
 
 
 def default_sizes(device: torch.device) -> tuple[int, int]:
-    """Return the width and batch size that show the speed-up on this device without filling it."""
+    """Return a width and a batch size that show the speed-up on this device and fit in its memory."""
     if device.type != "cuda":
         return 1024, 256
     is_large = torch.cuda.get_device_properties(device).total_memory >= LARGE_GPU_BYTES
@@ -208,114 +190,100 @@ def default_sizes(device: torch.device) -> tuple[int, int]:
 
 
 def default_dtype(device: torch.device) -> str:
-    """Return the half dtype that a device is fast in; a GPU is in both, and float16 is the guide's."""
+    """Return a half dtype that the device is fast in; on a GPU float16, as in the AMP guide."""
     return "bfloat16" if device.type == "cpu" and has_half_units(torch.bfloat16) else "float16"
 
 
 def _compare(
-    settings: Settings, make_task: Callable[[], Task], device: torch.device, progress: Progress | None
+    settings: CompareSettings, make_task: Callable[[], Task], device: torch.device, progress: Progress | None
 ) -> Comparison:
-    modes = []
     recorded = "O1" if "O1" in settings.levels else settings.levels[-1]
-    stats, of_fp8, of_random = debugging.OperatorStats(), "", ""
-    for level in settings.levels:
-        trainer = Trainer(make_task(), _setup(level, settings))
+    stats = debugging.OperatorStats()
+    notes = {"half": _half_note(settings.dtype, device), "unsteady": "", "random": "", "fp8": ""}
+
+    def measure(level: str) -> ModeResult:
+        nonlocal stats
+        recipe = Fp8Recipe.of(settings.fp8) if level == "O3" else None
+        setup = Setup(level=level, dtype=settings.dtype, learning_rate=settings.learning_rate, fp8=recipe)
+        trainer = Trainer(make_task(), setup)
         mode = _run_mode(MODES[level], trainer, settings, device, progress)
+        if level not in (recorded, "O3"):
+            return mode
         state = torch_state(device)
-        seen = _record_step(trainer) if level in (recorded, "O3") else None
-        if seen is not None and level == recorded:
+        with debugging.collect_operator_stats(print_table=False) as seen:
+            trainer.step()
+        if level == recorded:
             stats = seen
-            of_random = "" if torch.equal(state, torch_state(device)) else _random_note(seen, device)
-        if seen is not None and level == "O3":
-            mode, of_fp8 = replace(mode, fp8_products=_count_products(seen)), _fp8_note(trainer, seen, device)
-        modes.append(mode)
-        del trainer
-        release_memory(device)
-    machine = read_machine(device)
-    timings = {mode.name: mode.timing for mode in modes}
+            notes["random"] = "" if torch.equal(state, torch_state(device)) else _random_note(seen, device)
+        if level == "O3":
+            notes["fp8"] = _fp8_note(trainer, seen, device)
+            mode = replace(mode, fp8_products=_count_products(seen))
+        return mode
+
+    modes = measure_each(settings.levels, measure, device)
+    notes["unsteady"] = unsteady_note({mode.name: mode.timing for mode in modes})
     return Comparison(
         settings=settings,
-        modes=tuple(modes),
-        machine=machine,
+        results=modes,
+        machine=read_machine(device),
         operator_table=stats.table(),
         operators=[asdict(row) for row in stats.rows],
         operators_of=MODES[recorded],
-        note=" ".join(filter(None, (_note(settings.dtype, device), unsteady_note(timings), of_random, of_fp8))),
-    )
-
-
-def _note(dtype: str, device: torch.device) -> str:
-    if device.type != "cpu" or has_half_units(parse_half_dtype(dtype)):
-        return ""
-    return (
-        f"This CPU has no fast {dtype} units: matrix products take and give {dtype} and compute inside in float32, "
-        "so they are counted as FP32, with casts around them; a speed-up is not to be expected."
-    )
-
-
-def _random_note(stats: debugging.OperatorStats, device: torch.device) -> str:
-    """Return why columns of a model that draws random numbers differ, although all of them have the same seeds."""
-    by_dtype = [row.op for row in stats.rows if row.op in _DRAWN_BY_DTYPE and row.fp16 + row.bf16]
-    if device.type != "cuda" and not by_dtype:
-        return ""  # on a CPU dropout draws the same mask in every dtype
-    return (
-        "The model draws random numbers (dropout, noise). Every mode has the same seeds, but torch may draw other numbers for "
-        "half tensors than for float32 ones: the losses of the modes may differ by that too; switch it off to compare them."
+        note=" ".join(filter(None, notes.values())),
     )
 
 
 def _run_mode(
-    name: str, trainer: Trainer, settings: Settings, device: torch.device, progress: Progress | None
+    name: str, trainer: Trainer, settings: CompareSettings, device: torch.device, progress: Progress | None
 ) -> ModeResult:
     total = settings.warmup_steps + settings.steps
-
-    def after_step() -> None:
-        seed_all(SEED + len(trainer.losses))  # step by step: a mode may draw more or fewer numbers in one
-        if len(trainer.losses) == settings.warmup_steps and device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        if progress is not None:
-            progress(name, len(trainer.losses), total)
-
+    # Each step gets its own seed: one mode may draw more or fewer random numbers per step than another.
+    meter = Meter(name, total, device, progress, between_steps=lambda done: seed_all(SEED + done))
     seed_all(SEED)
-    timing = time_calls(
-        trainer.step,
-        calls=settings.steps,
-        warmup_calls=settings.warmup_steps,
-        device=device,
-        after_call=after_step,
-    )
+    meter.warm_up(trainer.step, settings.warmup_steps)
+    meter.reset_peak()
+    timing = meter.time(trainer.step, settings.steps)
     return ModeResult(
         name=name,
         level=trainer.setup.level,
         timing=timing,
         first_loss=float(trainer.losses[0]),
         last_loss=float(trainer.losses[-1]),
-        peak_memory_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+        peak_memory_bytes=meter.peak_memory_bytes(),
     )
 
 
-def _setup(level: str, settings: Settings) -> Setup:
-    recipe = Fp8Recipe.of(settings.fp8) if level == "O3" else None
-    return Setup(level=level, dtype=settings.dtype, learning_rate=settings.learning_rate, fp8=recipe)
+def _half_note(dtype: str, device: torch.device) -> str:
+    if device.type != "cpu" or has_half_units(parse_half_dtype(dtype)):
+        return ""
+    return (
+        f"This CPU has no fast {dtype} units: matrix products take and return {dtype} and compute in float32. "
+        "They are counted as FP32, with casts around them; do not expect a speed-up."
+    )
 
 
-def _record_step(trainer: Trainer) -> debugging.OperatorStats:
-    with debugging.collect_operator_stats(print_table=False) as stats:
-        trainer.step()
-    return stats
+def _random_note(stats: debugging.OperatorStats, device: torch.device) -> str:
+    """Return why the modes of a model with random numbers differ although they share their seeds."""
+    by_dtype = [row.op for row in stats.rows if row.op in _DRAWN_BY_DTYPE and row.fp16 + row.bf16]
+    if device.type != "cuda" and not by_dtype:
+        return ""  # on a CPU dropout draws the same mask in every dtype
+    return (
+        "The model draws random numbers, and torch may draw other numbers for half tensors than for float32 ones. "
+        "This also makes the losses of the modes differ; switch it off to compare them."
+    )
 
 
-def _known(levels: Sequence[str]) -> tuple[str, ...]:
-    """Return the levels that were asked for, float32 first, each once."""
-    asked = ["O0" if level == MODES["O0"] else level for level in levels]
-    for level in asked:
+def _check_levels(levels: Sequence[str]) -> tuple[str, ...]:
+    """Return the levels without duplicates, float32 first."""
+    names = ["O0" if level == MODES["O0"] else level for level in levels]
+    for level in names:
         if level not in MODES:
             raise ValueError(unknown_choice("--levels", level, (MODES["O0"], *MODES)))
-    return tuple(dict.fromkeys(("O0", *asked)))
+    return tuple(dict.fromkeys(("O0", *names)))
 
 
 def _count_products(stats: debugging.OperatorStats) -> tuple[int, int]:
-    """Return how many matrix products of the forward were FP8, and how many there were."""
+    """Return the number of FP8 matrix products in the forward pass, and of all matrix products."""
     calls = [
         (row.op, row.fp16 + row.bf16 + row.fp32 + row.other)
         for row in stats.rows
@@ -325,7 +293,7 @@ def _count_products(stats: debugging.OperatorStats) -> tuple[int, int]:
 
 
 def _fp8_note(trainer: Trainer, stats: debugging.OperatorStats, device: torch.device) -> str:
-    """Return which layers were FP8 in a step and why the others were not, and whether FP8 was emulated."""
+    """Return which layers were FP8, why others were not, and whether FP8 was emulated."""
     policy = trainer.policy
     assert policy is not None
     assert policy.fp8 is not None
@@ -334,32 +302,8 @@ def _fp8_note(trainer: Trainer, stats: debugging.OperatorStats, device: torch.de
     if not policy.fp8.emulate or not computed:
         return layers
     reason = why_no_fp8(device) or "as asked for"
-    return f"{layers} Its FP8 products are emulated ({reason}): its losses hold, its times and memory mean nothing."
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    if isinstance(error, torch.cuda.OutOfMemoryError):
-        return True
-    return any(words in str(error) for words in ("can't allocate memory", "not enough memory", "out of memory"))
-
-
-def _out_of_memory(settings: Settings) -> str:
-    if settings.size is None:
-        batch = "its own batch" if settings.batch_size is None else f"a batch of {settings.batch_size}"
-        return f"out of memory on {settings.device} with {batch}; give a smaller --batch-size, or make a smaller batch"
-    return (
-        f"out of memory on {settings.device} with --size {settings.size} --batch-size {settings.batch_size}; "
-        "choose a smaller --size or --batch-size"
-    )
+    return f"{layers} Its FP8 products are emulated ({reason}): its losses are valid, its times and memory are not."
 
 
 def _duration(seconds: float) -> str:
     return f"{seconds:.3f}s" if seconds >= 0.1 else f"{seconds * 1000:.3f}ms"
-
-
-def _share(counts: tuple[int, int] | None) -> str:
-    return "-" if counts is None else f"{counts[0]} of {counts[1]}"
-
-
-def _gibibytes(count: int | None) -> str:
-    return "-" if count is None else f"{count / 2**30:.2f} GiB"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -13,23 +14,31 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Optimizer
 
 from mezzo import amp, static
-from mezzo._timer import Timing, release_memory, synchronize, time_calls
-from mezzo.bench._clocks import Machine, read_machine
-from mezzo.bench._device import find_device
-from mezzo.bench._settings import chosen, ratio, refuse_below_one
-from mezzo.bench._task import SEED, SimpleNet, simple_net_task
+from mezzo._timer import Timing, synchronize
+from mezzo.bench._frame import (
+    Bench,
+    Meter,
+    Progress,
+    choose,
+    gibibytes,
+    measure_each,
+    milliseconds,
+    name_with_switches,
+    ratio,
+    refuse_below_one,
+    simple_net_sizes,
+)
+from mezzo.bench._machine import find_device, read_machine
+from mezzo.bench._workloads import SEED, SimpleNet, simple_net_task
 from mezzo.models import create_model
 from mezzo.proof import Task
 
 WARMUP_STEPS = 5
 ROUNDS = 3
 ROUND_S = 0.5
-"""A round of queued steps takes at least so long on a GPU: its first step finds the device idle, and pays for that."""
+"""Shortest round of queued steps on a GPU: the first step of a round finds the device idle and is slower."""
 REST_S = 2.0
-"""A GPU at its power limit is slower right after heavy work: each recipe begins rested."""
-
-Progress = Callable[[str, int, int], None]
-"""Told the recipe, the steps done in it and the steps it has."""
+"""Pause before each recipe: a GPU at its power limit is slower right after heavy work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +48,18 @@ class StaticRecipe:
     by: str
     """stock or mezzo."""
     level: str
-    """stock: float32, or what is done besides torch.autocast; mezzo: FP32, O1, O2, O2 guard."""
+    """stock: float32 or autocast; mezzo: FP32, O1, O2, O2 guard."""
     compile_mode: str | None = None
-    """stock: of torch.compile; None: not compiled."""
+    """stock: the mode of torch.compile; None: not compiled."""
     keeps_grads: bool = False
-    """Gradients are set to zero between steps, not freed: what old loops still do."""
+    """Gradients are set to zero between steps, not freed, as in old training loops."""
     channels_last: bool = False
     compact: bool = False
-    """mezzo: masters are compact."""
+    """mezzo: compact masters."""
 
     @property
     def name(self) -> str:
-        """A line for people."""
+        """The name in the table."""
         compiled = f", torch.compile {self.compile_mode}" if self.compile_mode else ""
         graph = " graph" if self.by == "mezzo" else ""
         switches = {
@@ -58,9 +67,7 @@ class StaticRecipe:
             "compact masters": self.compact,
             "grads kept": self.keeps_grads,
         }
-        return ", ".join(
-            [f"{self.by} {self.level}{graph}{compiled}", *(name for name, is_on in switches.items() if is_on)]
-        )
+        return name_with_switches(f"{self.by} {self.level}{graph}{compiled}", switches)
 
 
 _RECIPES: dict[str, tuple[StaticRecipe, ...]] = {
@@ -101,7 +108,7 @@ class StaticSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StaticResult:
-    """What one recipe took and reached."""
+    """Time, memory and loss of one recipe."""
 
     model: str
     recipe: StaticRecipe
@@ -112,21 +119,17 @@ class StaticResult:
     timing: Timing
     """Steps whose loss the host reads, one by one."""
     queued_s: float
-    """Of a step when the host waits only at the end of a round of them; the median of three rounds."""
+    """A step when the host waits only at the end of a round of steps; the median of three rounds."""
     loss: float
     peak_memory_bytes: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StaticBench:
+class StaticBench(Bench[StaticSettings, StaticResult]):
     """All recipes of one run."""
 
-    settings: StaticSettings
-    results: tuple[StaticResult, ...]
-    machine: Machine
-
     def speedup(self, result: StaticResult, *, queued: bool, keeps_grads: bool = False) -> float | None:
-        """Return how many times as fast as the best compiled stock recipe of its model a recipe is; None without one."""
+        """Return the speed-up over the fastest compiled stock recipe of the same model; None if there is none."""
         rivals = [
             _time_of(other, queued)
             for other in self.results
@@ -136,51 +139,37 @@ class StaticBench:
         ]
         return min(rivals) / _time_of(result, queued) if rivals else None
 
-    def table(self) -> list[list[str]]:
-        """Return one row a recipe, header first."""
-        header = ["model", "recipe", "step, loss read", "spread", "step, queued", "samples/s, queued"]
-        header += ["x compiled stock, read / queued", "the same, grads kept", "first step", "peak memory", "loss"]
-        rows = [header]
-        for result in self.results:
-            memory = result.peak_memory_bytes
-            ratios = [
-                " / ".join(ratio(self.speedup(result, queued=queued, keeps_grads=kept)) for queued in (False, True))
-                for kept in (False, True)
-            ]
-            rows.append(
-                [
-                    result.model,
-                    result.recipe.name,
-                    f"{result.timing.median_s * 1e3:.3f} ms",
-                    f"{result.timing.spread_s * 1e3:.3f} ms",
-                    f"{result.queued_s * 1e3:.3f} ms",
-                    f"{result.samples / result.queued_s:.0f}",
-                    *ratios,
-                    f"{result.build_s:.1f} s",
-                    "-" if memory is None else f"{memory / 2**30:.2f} GiB",
-                    f"{result.loss:.6f}",
-                ]
-            )
-        return rows
+    def cells(self, result: StaticResult) -> dict[str, str]:
+        """Return one row of the table."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON-ready data, times in seconds and memory in bytes."""
-        results = []
-        for result in self.results:
-            results.append(
-                {
-                    **asdict(result),
-                    "recipe": {**asdict(result.recipe), "name": result.recipe.name},
-                    "timing": {"median_s": result.timing.median_s, "spread_s": result.timing.spread_s},
-                    "speedup_over_compiled_stock": self.speedup(result, queued=False),
-                    "speedup_over_compiled_stock_queued": self.speedup(result, queued=True),
-                    "speedup_over_compiled_stock_grads_kept": self.speedup(result, queued=False, keeps_grads=True),
-                    "speedup_over_compiled_stock_grads_kept_queued": self.speedup(
-                        result, queued=True, keeps_grads=True
-                    ),
-                }
+        def ratios(keeps_grads: bool) -> str:
+            both = (self.speedup(result, queued=queued, keeps_grads=keeps_grads) for queued in (False, True))
+            return " / ".join(map(ratio, both))
+
+        return {
+            "model": result.model,
+            "recipe": result.recipe.name,
+            "step, loss read": milliseconds(result.timing.median_s),
+            "spread": milliseconds(result.timing.spread_s),
+            "step, queued": milliseconds(result.queued_s),
+            "samples/s, queued": f"{result.samples / result.queued_s:.0f}",
+            "x compiled stock, read / queued": ratios(False),
+            "the same, grads kept": ratios(True),
+            "first step": f"{result.build_s:.1f} s",
+            "peak memory": gibibytes(result.peak_memory_bytes),
+            "loss": f"{result.loss:.6f}",
+        }
+
+    def figures(self, result: StaticResult) -> dict[str, Any]:
+        """Return the name and the speed-ups of a recipe."""
+        speedups = {
+            f"speedup_over_compiled_stock{'_grads_kept' * kept}{'_queued' * queued}": self.speedup(
+                result, queued=queued, keeps_grads=kept
             )
-        return {"settings": asdict(self.settings), "results": results, "machine": asdict(self.machine)}
+            for kept in (False, True)
+            for queued in (False, True)
+        }
+        return {"recipe": {**asdict(result.recipe), "name": result.recipe.name}, **speedups}
 
 
 def _time_of(result: StaticResult, queued: bool) -> float:
@@ -273,83 +262,82 @@ def bench_static(
     device: str | None = None,
     progress: Progress | None = None,
 ) -> StaticBench:
-    """Train by every recipe in graph mode and by torch.compile with torch.autocast; return times, memory and losses.
+    """Train with every recipe, in graph mode and with torch.compile; return times, memory and losses.
 
     Args:
         size: Width of SimpleNet; None: 8192 on a GPU, 256 on a CPU.
         batch_size: Of SimpleNet; None: 2048 on a GPU, 64 on a CPU.
         image_size: Height and width of MobileNet's images.
-        images: In its batch.
+        images: Images in MobileNet's batch.
         steps: Timed steps of each recipe.
-        models: Some of SimpleNet, mobilenet_v3_small; None: both on a GPU, the first on a CPU.
+        models: Some of SimpleNet, mobilenet_v3_small; None: both on a GPU, SimpleNet on a CPU.
         device: cpu, cuda, cuda:i, gpu or gpu:i; None: the GPU if there is one.
         progress: Called after every step.
     """
     place = find_device(device, "mezzo bench static")
-    on_gpu = place.type == "cuda"
     settings = StaticSettings(
         device=str(place),
-        size=size if size is not None else 8192 if on_gpu else 256,
-        batch_size=batch_size if batch_size is not None else 2048 if on_gpu else 64,
+        **simple_net_sizes(place, size, batch_size),
         image_size=image_size,
         images=images,
         steps=steps,
-        models=chosen("--model", models if models or on_gpu else ("SimpleNet",), tuple(_RECIPES)),
+        models=choose("--model", models if models or place.type == "cuda" else ("SimpleNet",), tuple(_RECIPES)),
     )
-    results = []
+
+    def measure(variant: tuple[str, StaticRecipe]) -> StaticResult:
+        total = 1 + WARMUP_STEPS + settings.steps + ROUNDS
+        try:
+            return _measure(
+                *variant, settings, place, Meter(f"{variant[0]}, {variant[1].name}", total, place, progress)
+            )
+        finally:
+            torch.compiler.reset()
+
+    variants = [(model, recipe) for model in settings.models for recipe in _RECIPES[model]]
     benchmark_before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:
-        for model in settings.models:
-            for recipe in _RECIPES[model]:
-                results.append(_measure(model, recipe, settings, place, progress))
-                torch.compiler.reset()
-                release_memory(place)
+        results = measure_each(variants, measure, place)
     finally:
         torch.backends.cudnn.benchmark = benchmark_before
-    return StaticBench(settings=settings, results=tuple(results), machine=read_machine(place))
+    return StaticBench(settings=settings, results=results, machine=read_machine(place))
 
 
 def _measure(
-    model: str, recipe: StaticRecipe, settings: StaticSettings, device: torch.device, progress: Progress | None
+    model: str, recipe: StaticRecipe, settings: StaticSettings, device: torch.device, meter: Meter
 ) -> StaticResult:
     task, optimizer = _make_task(model, settings, device, recipe)
     step = _make_step(recipe, task, optimizer, device)
-    done, total = 0, 1 + WARMUP_STEPS + settings.steps + ROUNDS
 
-    def say() -> None:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress(f"{model}, {recipe.name}", done, total)
+    def read_loss() -> float:
+        return step().item()
 
     start = time.perf_counter()
-    step().item()
+    read_loss()
     build_s = time.perf_counter() - start
-    say()
+    meter.advance()
+    meter.reset_peak()
     if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
         time.sleep(REST_S)
-    timing = time_calls(
-        lambda: step().item(), calls=settings.steps, warmup_calls=WARMUP_STEPS, device=device, after_call=say
-    )
+    meter.warm_up(read_loss, WARMUP_STEPS)
+    timing = meter.time(read_loss, settings.steps)
     queued = []
-    in_a_round = max(settings.steps, round(ROUND_S / timing.median_s)) if device.type == "cuda" else settings.steps
+    steps = max(settings.steps, round(ROUND_S / timing.median_s)) if device.type == "cuda" else settings.steps
     for _ in range(ROUNDS):
         synchronize(device)
         start = time.perf_counter()
-        for _ in range(in_a_round):
+        for _ in range(steps):
             loss = step()
         synchronize(device)
-        queued.append((time.perf_counter() - start) / in_a_round)
-        say()
+        queued.append((time.perf_counter() - start) / steps)
+        meter.advance()
     return StaticResult(
         model=model,
         recipe=recipe,
         samples=settings.batch_size if model == "SimpleNet" else settings.images,
         build_s=build_s,
         timing=timing,
-        queued_s=sorted(queued)[len(queued) // 2],
+        queued_s=statistics.median(queued),
         loss=loss.item(),
-        peak_memory_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+        peak_memory_bytes=meter.peak_memory_bytes(),
     )

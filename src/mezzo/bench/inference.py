@@ -1,24 +1,25 @@
-"""An exported model on every engine, precision, number of threads and batch: one run, in turns, one table."""
+"""An exported model on every engine, with every precision, number of threads and batch, in one run."""
 
 from __future__ import annotations
 
+import io
 import itertools
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from mezzo._arguments import check_at_least
+from mezzo._timer import Timing, time_calls
+from mezzo.bench._frame import Progress
 from mezzo.errors import MezzoError, RunError
 from mezzo.files import write_file
 from mezzo.infer import ENGINES, Deployed, DeployError, Engine, EngineError, EngineOptions, difference, load_engine
 from mezzo.infer import percentiles as percentiles_of
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,18 +34,18 @@ class InferCase:
 
 @dataclass(frozen=True, slots=True)
 class InferRow:
-    """How fast it was, or why it was not."""
+    """The times of a case, or why it was skipped."""
 
     case: InferCase
     median_ms: float | None = None
-    """The median of the medians of all rounds."""
+    """Median of the rounds' medians."""
     low_ms: float | None = None
     high_ms: float | None = None
     """Range of the rounds' medians."""
     p95_ms: float | None = None
     images_per_s: float | None = None
     difference: float | None = None
-    """From torch in float32: share of other labels, or largest difference over the standard deviation."""
+    """From torch in float32: share of different labels, or the largest difference over the standard deviation."""
     skipped: str | None = None
 
 
@@ -60,7 +61,7 @@ class InferBench:
     runs: int
 
     def table(self) -> list[list[str]]:
-        """Return the rows as text, header first."""
+        """Return the header and one row per case."""
         lines = [["engine", "precision", "threads", "batch", "ms", "range", "p95", "images/s", "difference"]]
         for row in self.rows:
             case = [row.case.engine, row.case.precision, str(row.case.threads), str(row.case.batch)]
@@ -76,9 +77,7 @@ class InferBench:
         return asdict(self)
 
     def plot(self, path: Path) -> None:
-        """Draw a bar for each row that was measured."""
-        import io
-
+        """Draw a bar chart of the measured cases."""
         from matplotlib.figure import Figure
 
         measured = [row for row in self.rows if row.median_ms is not None]
@@ -112,20 +111,20 @@ def bench_infer(
     warmup: int = 5,
     progress: Progress = lambda what, done, total: None,
 ) -> InferBench:
-    """Time a model on its engines; the rounds of all cases take turns, so that a slow moment hits all alike.
+    """Time a model on its engines. The cases take turns in every round, so that a slow moment affects all of them.
 
     Args:
         model: The exported model.
         size: Height and width of the images, which are random.
-        engines: Names of ENGINES; None takes those that need no compilation.
-        precisions: None takes those that were exported.
-        threads: Of the CPU.
-        batches: Images a run.
+        engines: Names of ENGINES; None: those that need no compilation.
+        precisions: None: all exported ones.
+        threads: Numbers of CPU threads.
+        batches: Numbers of images per run.
         device: cpu or cuda:N.
         rounds: How often each case is measured.
-        runs: Timed runs a round.
-        warmup: Runs before each case's first round.
-        progress: Told what is being done.
+        runs: Timed runs per round.
+        warmup: Untimed runs before a case's first round.
+        progress: Called after each loaded case and after each round.
 
     Raises:
         MezzoError: A number is below 1, or no case can be measured.
@@ -159,7 +158,7 @@ class _Measured:
     images: Any = None
     skipped: str | None = None
     difference: float = 0.0
-    times_ms: list[list[float]] = field(default_factory=list)
+    rounds: list[Timing] = field(default_factory=list)
 
     def load(self, model: Deployed, device: str, size: tuple[int, int], warmup: int) -> None:
         case = self.case
@@ -178,20 +177,16 @@ class _Measured:
         self.engine = engine
 
     def measure(self, runs: int) -> None:
-        if self.engine is None:
-            return
-        times = []
-        for _ in range(runs):
-            begun = time.perf_counter()
-            self.engine.run(self.images)
-            times.append((time.perf_counter() - begun) * 1e3)
-        self.times_ms.append(times)
+        engine, images = self.engine, self.images
+        if engine is not None:  # it returns arrays of the host, so nothing is left to wait for
+            cpu = torch.device("cpu")
+            self.rounds.append(time_calls(lambda: engine.run(images), calls=runs, warmup_calls=0, device=cpu))
 
     def row(self) -> InferRow:
         if self.engine is None:
             return InferRow(self.case, skipped=self.skipped)
-        medians = [statistics.median(times) for times in self.times_ms]
+        medians = [timing.median_s * 1e3 for timing in self.rounds]
         median = statistics.median(medians)
-        every = percentiles_of([time_ms for times in self.times_ms for time_ms in times])
+        every = percentiles_of([time_s * 1e3 for timing in self.rounds for time_s in timing.times_s])
         rate = self.case.batch * 1e3 / median
         return InferRow(self.case, median, min(medians), max(medians), every.p95_ms, rate, self.difference)

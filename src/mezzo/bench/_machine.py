@@ -1,4 +1,4 @@
-"""The guide's device table: which machine a figure was measured on, and at which clocks."""
+"""The device a benchmark runs on, and its clocks."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,14 +6,34 @@ from pathlib import Path
 import torch
 
 from mezzo.amp import check_environment
-from mezzo.amp.hardware import query_nvidia_smi
+from mezzo.amp.hardware import parse_device, query_nvidia_smi
 
 _CPUFREQ = Path("/sys/devices/system/cpu/cpu0/cpufreq")
 
 
+def find_device(device: str | None, command: str) -> torch.device:
+    """Return the named device; None is the GPU if there is one, otherwise the CPU.
+
+    Raises:
+        ValueError: The machine does not have the device, or `command` does not run on it.
+    """
+    if device is None:
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    kind, index = parse_device(device)
+    if kind == "cpu":
+        return torch.device("cpu")
+    if kind != "cuda":
+        raise ValueError(f"--device {device}: {command} runs on cpu, gpu, gpu:i, cuda or cuda:i")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if index >= count:
+        present = f"this machine has {count}" if count else "this machine has no GPU; try --device cpu"
+        raise ValueError(f"--device {device}: no such GPU, {present}")
+    return torch.device("cuda", index)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Machine:
-    """Where a measurement was made; clocks are '-' where they cannot be read."""
+class MachineClocks:
+    """The machine of a measurement; a clock that cannot be read is '-'."""
 
     device: str
     mem_clock: str
@@ -23,18 +43,18 @@ class Machine:
     driver_version: str
 
     def table(self) -> list[list[str]]:
-        """Return the rows of the guide's table, header first."""
+        """Return the device table of the AMP guide, header first."""
         header = ["Device", "MEM Clocks", "SM Clocks", "Running with CPU Clocks"]
         return [header, [self.device, self.mem_clock, self.sm_clock, self.cpu_clocks]]
 
 
-def read_machine(device: torch.device) -> Machine:
-    """Return the machine's name and its clocks now: call it right after the work, an idle GPU clocks down."""
+def read_machine(device: torch.device) -> MachineClocks:
+    """Return the machine with its present clocks; call it right after the work, before an idle GPU clocks down."""
     clocks = query_nvidia_smi("clocks.mem,clocks.sm", device.index or 0) if device.type == "cuda" else []
     mem_clock, sm_clock = clocks if len(clocks) == 2 else ("-", "-")
     environment = check_environment()
     name = environment.gpus[device.index or 0].name if device.type == "cuda" else f"{environment.cpu.name} (CPU)"
-    return Machine(
+    return MachineClocks(
         device=name,
         mem_clock=mem_clock,
         sm_clock=sm_clock,
@@ -45,7 +65,7 @@ def read_machine(device: torch.device) -> Machine:
 
 
 def _cpu_clocks() -> str:
-    """Return the lowest and highest clock of the CPU, its present one where only that is known, or '-'."""
+    """Return the CPU's lowest and highest clock; otherwise its present clock, or '-'."""
     try:
         limits = [int((_CPUFREQ / f"cpuinfo_{end}_freq").read_text()) // 1000 for end in ("min", "max")]
         return f"{limits[0]} - {limits[1]} MHz"
