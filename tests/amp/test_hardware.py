@@ -89,7 +89,7 @@ def test_gpu_is_unsupported_where_there_is_none():
 
 @pytest.mark.parametrize("device", ["tpu", "cup", "gpu:x", "cpu:-1", ""])
 def test_unknown_device_is_an_error_that_names_the_allowed_ones(device):
-    with pytest.raises(ValueError, match=r"unknown device .* allowed: cpu, gpu, gpu:i, cuda, cuda:i, xpu, npu, mlu"):
+    with pytest.raises(ValueError, match=r"^device .* cpu, gpu, gpu:N, cuda, cuda:N, xpu, npu, mlu"):
         is_float16_supported(device)
 
 

@@ -165,8 +165,8 @@ def test_progress_counts_every_step_of_every_mode():
         ({"steps": 0}, "--steps 0: must be at least 1"),
         ({"learning_rate": 0.0}, "--learning-rate 0.0: must be above 0"),
         ({"dtype": "float8"}, "'float8'"),
-        ({"device": "tpu"}, "unknown device 'tpu'"),
-        ({"device": "npu"}, "--device npu: mezzo compare runs on cpu, gpu, gpu:i, cuda or cuda:i"),
+        ({"device": "tpu"}, "--device tpu: "),
+        ({"device": "npu"}, "--device npu: must be one of auto, cpu, gpu"),
         ({"model": "net.py:build", "size": 4}, "--size is the width of SimpleNet"),
         ({"levels": ["O2", "O4"]}, "unknown --levels 'O4'; allowed: float32, O0, O1, O2, O3"),
         ({"levels": ["OD"]}, "unknown --levels 'OD'; allowed: float32"),
@@ -180,12 +180,11 @@ def test_bad_options_are_errors_before_any_work(options, message):
 
 
 def test_absent_gpu_is_an_error_that_says_what_is_here(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="--device gpu: no such GPU, this machine has no GPU; try --device cpu"):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ValueError, match=r"--device gpu: .* use --device cpu"):
         compare(device="gpu")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ValueError, match="--device cuda:3: no such GPU, this machine has 1"):
+    with pytest.raises(ValueError, match=r"--device cuda:3: .* this machine has 1"):
         compare(device="cuda:3")
 
 

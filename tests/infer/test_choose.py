@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mezzo.devices import DeviceError
 from mezzo.errors import RunError
 from mezzo.infer import ENGINES, Deployed, EngineError, EngineOptions, difference, load_engine
 from mezzo.infer import _choose as chooser
@@ -110,7 +111,7 @@ def test_no_engine_at_all_says_why_for_each(copied: Deployed, monkeypatch: pytes
         ("torch-graph", {}, "torch-graph replays CUDA graphs: it needs --device gpu; on the CPU use onnxruntime"),
         ("openvino", {"device": "cuda:0"}, "OpenVINO works on the CPU here; for a GPU use --engine torch-graph"),
         ("torch-aoti", {"device": "cuda:0"}, "torch-aoti works on the CPU here; for a GPU use --engine torch-graph"),
-        ("torch", {"device": "cuda:99"}, "device cuda:99: this machine has "),
+        ("torch", {"device": "cuda:99"}, "device cuda:99: "),
     ],
 )
 def test_what_an_engine_cannot_do_is_one_line(
@@ -118,7 +119,7 @@ def test_what_an_engine_cannot_do_is_one_line(
 ) -> None:
     if name == "openvino":
         pytest.importorskip("openvino")
-    with pytest.raises(EngineError) as error:
+    with pytest.raises((EngineError, DeviceError)) as error:
         load_engine(segmenter, EngineOptions(**options), name)
     assert message in str(error.value)
 

@@ -48,7 +48,7 @@ def test_a_gpu_that_is_not_there_is_an_error() -> None:
 
 
 def test_an_unknown_device_is_told_in_the_words_of_the_call() -> None:
-    with pytest.raises(DeviceError, match=r"^device='tpu': must be auto, cpu, gpu or gpu:N$"):
+    with pytest.raises(DeviceError, match=r"^device='tpu': .*gpu:N"):
         mezzo.Model(nn.Linear(1, 1), device="tpu")
 
 

@@ -4,10 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from mezzo.train import DeviceError, OptionError, RunOptions, make_precision
-from mezzo.train._distributed import choose_device
+from mezzo.train import OptionError, RunOptions, make_precision
 
 
 @pytest.mark.parametrize(
@@ -42,32 +40,6 @@ def test_options_become_plain_data() -> None:
         "save_dir": "a",
         "resume": "b",
     }
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("tpu", "--device tpu: must be auto, cpu, gpu or gpu:N"),
-        ("gpu:x", "--device gpu:x: must be auto, cpu, gpu or gpu:N"),
-        ("cpu:1", "--device cpu:1: must be auto, cpu, gpu or gpu:N"),
-        ("gpu", "--device gpu: this machine has no CUDA device; use --device cpu"),
-    ],
-)
-def test_a_device_that_is_not_there_is_refused(name: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(DeviceError) as caught:
-        choose_device(name)
-    assert str(caught.value) == message
-
-
-def test_each_process_has_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert choose_device("auto") == torch.device("cuda", 0)
-    assert choose_device("gpu", local_rank=1) == torch.device("cuda", 1)
-    assert choose_device("cuda:1") == torch.device("cuda", 1)
-    assert choose_device("cpu", local_rank=7) == torch.device("cpu")
-    with pytest.raises(DeviceError, match=r"GPU 2 was asked for, this machine has 2 \(0 to 1\); use fewer processes"):
-        choose_device("gpu", local_rank=2)
 
 
 def test_precisions_of_the_command_line() -> None:

@@ -15,8 +15,8 @@ import warnings
 import torch
 
 from mezzo._torch.cpu_features import onednn_computes_bfloat16
+from mezzo.devices import parse_device
 from mezzo.dtypes import dtype_name, parse_half_dtype
-from mezzo.errors import unknown_choice
 
 Capability = tuple[int, int]
 
@@ -103,30 +103,13 @@ def _too_old(half: torch.dtype, device_index: int) -> str:
 
 def _is_supported(half: torch.dtype, device: str | torch.device | None) -> bool:
     kind, index = parse_device(device)
+    if kind == "auto":
+        kind = _default_kind()
     if kind == "cpu":
         return half is torch.bfloat16 and onednn_computes_bfloat16()
     if kind == "cuda":
-        return gpu_computes(half, index)
+        return gpu_computes(half, index or 0)
     return dtype_name(half) in backend_dtypes(kind)
-
-
-def parse_device(device: str | torch.device | None) -> tuple[str, int]:
-    """Return the kind (cpu, cuda, npu, xpu, mlu) and the index of a device; gpu means cuda.
-
-    Raises:
-        ValueError: The kind is unknown, or the index is not a number.
-
-    >>> parse_device("gpu:1")
-    ('cuda', 1)
-    """
-    if device is None:
-        return _default_kind(), 0
-    kind, _, index = str(device).partition(":")
-    kind = "cuda" if kind == "gpu" else kind
-    if kind not in ("cpu", "cuda", *BACKEND_DTYPES) or (index and not index.isdecimal()):
-        allowed = ("cpu", "gpu", "gpu:i", "cuda", "cuda:i", "xpu", "npu", "mlu")
-        raise ValueError(unknown_choice("device", str(device), allowed))
-    return kind, int(index or 0)
 
 
 def _default_kind() -> str:

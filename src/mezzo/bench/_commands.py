@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from mezzo.bench._factories import ModelError, find_factory, find_place
-from mezzo.bench._machine import find_device
 from mezzo.bench._workloads import batch_words, failures_explained, find_task
+from mezzo.devices import find_device
 from mezzo.errors import RunError
 from mezzo.proof import Bisection, Report, advise, bisect
 
@@ -28,7 +28,7 @@ def bisect_model(model: str, *, batch_size: int | None = None, device: str | Non
         MezzoError: There is no such model, or it fails; the message names file and line.
         ValueError: An option is wrong.
     """
-    place = find_device(device, "mezzo bisect")
+    place = find_device(device)
     size = BISECT_BATCH_SIZE if batch_size is None else batch_size
     task = find_task(model, size, is_chosen=batch_size is not None).copied(place)
     with failures_explained(model, place, batch_words(task.batch_size)):
@@ -58,7 +58,7 @@ def examine_model(
         MezzoError: There is no such model or loader, or it fails; the message names file and line.
         ValueError: An option is wrong.
     """
-    place = find_device(device, "mezzo doctor")
+    place = find_device(device)
     size = DOCTOR_BATCH_SIZE if batch_size is None else batch_size
     task = find_task(model, size, image_size, is_chosen=batch_size is not None)
     batches = None if loader is None else _make_loader(loader)

@@ -11,8 +11,9 @@ from mezzo._timer import Timing, unsteady_note
 from mezzo.amp import Fp8Recipe, debugging, explain, has_half_units
 from mezzo.amp.debugging import operator_log
 from mezzo.bench._frame import Bench, Meter, Progress, gibibytes, measure_each, refuse_below_one
-from mezzo.bench._machine import find_device, read_machine
+from mezzo.bench._machine import read_machine
 from mezzo.bench._workloads import SEED, batch_words, failures_explained, load_task, simple_net_task
+from mezzo.devices import find_device
 from mezzo.dtypes import dtype_name, parse_half_dtype
 from mezzo.errors import unknown_choice
 from mezzo.fp8 import FP8_LINEAR, recipe_for, why_no_fp8
@@ -149,7 +150,7 @@ def compare(
         fp8: O3: an `Fp8Recipe`, or a mapping of its settings; a device without FP8 products emulates them.
         progress: Called after every step.
     """
-    place = find_device(device, "mezzo compare")
+    place = find_device(device)
     default_size, default_batch_size = default_sizes(place)
     samples = default_batch_size if batch_size is None else batch_size
     settings = CompareSettings(

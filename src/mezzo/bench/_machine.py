@@ -1,4 +1,4 @@
-"""The device a benchmark runs on, and its clocks."""
+"""The clocks of the machine that a benchmark runs on."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,29 +6,9 @@ from pathlib import Path
 import torch
 
 from mezzo.amp import check_environment
-from mezzo.amp.hardware import parse_device, query_nvidia_smi
+from mezzo.amp.hardware import query_nvidia_smi
 
 _CPUFREQ = Path("/sys/devices/system/cpu/cpu0/cpufreq")
-
-
-def find_device(device: str | None, command: str) -> torch.device:
-    """Return the named device; None is the GPU if there is one, otherwise the CPU.
-
-    Raises:
-        ValueError: The machine does not have the device, or `command` does not run on it.
-    """
-    if device is None:
-        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    kind, index = parse_device(device)
-    if kind == "cpu":
-        return torch.device("cpu")
-    if kind != "cuda":
-        raise ValueError(f"--device {device}: {command} runs on cpu, gpu, gpu:i, cuda or cuda:i")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if index >= count:
-        present = f"this machine has {count}" if count else "this machine has no GPU; try --device cpu"
-        raise ValueError(f"--device {device}: no such GPU, {present}")
-    return torch.device("cuda", index)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,8 +28,9 @@ from mezzo.bench._frame import (
     refuse_below_one,
     simple_net_sizes,
 )
-from mezzo.bench._machine import find_device, read_machine
+from mezzo.bench._machine import read_machine
 from mezzo.bench._workloads import SEED, SimpleNet, simple_net_task
+from mezzo.devices import find_device
 from mezzo.models import create_model
 from mezzo.proof import Task
 
@@ -274,7 +275,7 @@ def bench_static(
         device: cpu, cuda, cuda:i, gpu or gpu:i; None: the GPU if there is one.
         progress: Called after every step.
     """
-    place = find_device(device, "mezzo bench static")
+    place = find_device(device)
     settings = StaticSettings(
         device=str(place),
         **simple_net_sizes(place, size, batch_size),

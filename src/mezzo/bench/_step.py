@@ -24,8 +24,9 @@ from mezzo.bench._frame import (
     refuse_below_one,
     simple_net_sizes,
 )
-from mezzo.bench._machine import find_device, read_machine
+from mezzo.bench._machine import read_machine
 from mezzo.bench._workloads import simple_net_task, small_net_task
+from mezzo.devices import find_device
 from mezzo.proof import Task
 
 WARMUP_STEPS = 3
@@ -263,7 +264,7 @@ def bench_step(
         device: cpu, cuda, cuda:i, gpu or gpu:i; None: the GPU if there is one.
         progress: Called after every step.
     """
-    place = find_device(device, "mezzo bench step")
+    place = find_device(device)
     makers: dict[str, Callable[[], Task]] = {
         "SimpleNet": lambda: simple_net_task(settings.size, settings.batch_size, place),
         "SmallNet": lambda: small_net_task(place),

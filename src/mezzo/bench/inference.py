@@ -18,7 +18,16 @@ from mezzo._timer import Timing, time_calls
 from mezzo.bench._frame import Progress
 from mezzo.errors import MezzoError, RunError
 from mezzo.files import write_file
-from mezzo.infer import ENGINES, Deployed, DeployError, Engine, EngineError, EngineOptions, difference, load_engine
+from mezzo.infer import (
+    Deployed,
+    DeployError,
+    Engine,
+    EngineError,
+    EngineOptions,
+    brief_engines,
+    difference,
+    load_engine,
+)
 from mezzo.infer import percentiles as percentiles_of
 
 
@@ -120,7 +129,7 @@ def bench_infer(
         precisions: None: all exported ones.
         threads: Numbers of CPU threads.
         batches: Numbers of images per run.
-        device: cpu or cuda:N.
+        device: A name that `mezzo.devices.parse_device` reads.
         rounds: How often each case is measured.
         runs: Timed runs per round.
         warmup: Untimed runs before a case's first round.
@@ -131,8 +140,8 @@ def bench_infer(
     """
     for name, number in (("rounds", rounds), ("runs", runs), *(("batch", batch) for batch in batches)):
         check_at_least(name, number, raising=MezzoError)
-    kind = device.partition(":")[0]
-    names = engines or [name for name, each in ENGINES.items() if each.is_brief and kind in each.devices]
+    device = EngineOptions(device=device).device
+    names = engines or brief_engines(device)
     cases = [
         _Measured(InferCase(engine=engine, precision=precision, threads=number, batch=batch))
         for engine, precision, number, batch in itertools.product(

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 
 from mezzo._extras import require
-from mezzo.cli._devices import read_device
 from mezzo.cli._show import progress_bar, table
 from mezzo.files import say
 
@@ -132,7 +131,7 @@ def infer(
             precisions=precisions.split(",") if precisions else None,
             threads=_numbers(threads, "--threads"),
             batches=_numbers(batches, "--batches"),
-            device=read_device(device),
+            device=device,
             rounds=rounds,
             runs=runs,
             progress=report,

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from mezzo._extras import require
 from mezzo._lines import stamped
-from mezzo.cli._devices import read_device
 from mezzo.cli._flags import NO, Flag, switch
 from mezzo.cli._options import UsageError, option
 from mezzo.cli._show import progress_bar
+from mezzo.devices import CPU_OR_GPU, parse_device
 from mezzo.files import say, write_text
 
 if TYPE_CHECKING:
@@ -62,9 +62,7 @@ def infer(
     from mezzo.infer import EngineOptions, InferOptions, infer, read_deployed
 
     deployed = read_deployed(model)
-    run = EngineOptions(
-        device=read_device(device, None if use_gpu is None else bool(use_gpu)), threads=threads, precision=precision
-    )
+    run = EngineOptions(device=_device(device, use_gpu), threads=threads, precision=precision)
     options = InferOptions(
         images=_images(images), engine=engine, run=run, batch_size=batch_size, save_dir=_save_dir(save_dir, deployed),
         warmup=(3 if benchmark else 0) if warmup is None else warmup, top_k=top_k, benchmark=bool(benchmark),
@@ -74,6 +72,14 @@ def infer(
     with progress_bar() as report:
         result = infer(deployed, options, say=say, progress=lambda done, total: report("images", done, total))
     return _show(result, options.save_dir, bool(print_detail), save_log_path)
+
+
+def _device(name: str, use_gpu: Flag | None) -> str:
+    """Return the device; `--use-gpu` overrides the kind in `--device`, not its number."""
+    if use_gpu is None:
+        return name
+    index = parse_device(name, CPU_OR_GPU, "--device {}").number
+    return f"cuda:{index or 0}" if use_gpu else "cpu"
 
 
 def _images(given: Path | None) -> Path:

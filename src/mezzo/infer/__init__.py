@@ -1,6 +1,6 @@
 """Predictions of exported models: engines, images in, results out, the benchmark report."""
 
-from mezzo.infer._choose import AUTO, ENGINES, Choice, difference, load_engine
+from mezzo.infer._choose import AUTO, ENGINES, Choice, brief_engines, difference, load_engine
 from mezzo.infer._deployed import OUTPUT_OPS, PRECISIONS, Deployed, OutputOp, Task, read_deployed, sha256
 from mezzo.infer._engine import Engine, EngineOptions
 from mezzo.infer._errors import DeployError, EngineError
@@ -29,6 +29,7 @@ __all__ = [
     "EngineOptions",
     "EngineError",
     "ENGINES",
+    "brief_engines",
     "AUTO",
     "LABELS_LAST",
     "Choice",

@@ -54,6 +54,12 @@ ENGINES: Mapping[str, Kind] = {
 }
 
 
+def brief_engines(device: str) -> list[str]:
+    """Return the engines of a device that need no compilation."""
+    place = "cuda" if EngineOptions(device=device).on_gpu else "cpu"
+    return [name for name, kind in ENGINES.items() if place in kind.devices and kind.is_brief]
+
+
 def default_engine(options: EngineOptions) -> str:
     """Return what is used where nothing is said."""
     return "torch-graph" if options.on_gpu else "onnxruntime"
@@ -114,7 +120,7 @@ def choose(model: Deployed, options: EngineOptions, shape: tuple[int, ...]) -> C
     tried: dict[str, str] = {}
     times: dict[str, float] = {}
     right = _reference(model, options, images, tried)
-    for name in _candidates(options):
+    for name in brief_engines(options.device):
         try:
             seconds, output = _timed(ENGINES[name].make(model, options), images)
         except (EngineError, DeployError, RunError) as error:
@@ -138,11 +144,6 @@ def difference(output: Output, right: Output) -> float:
         return float(np.mean(output != right))
     scale = float(right.std()) or 1.0
     return float(np.abs(output.astype(np.float64) - right).max()) / scale
-
-
-def _candidates(options: EngineOptions) -> list[str]:
-    device = options.device.partition(":")[0]
-    return [name for name, kind in ENGINES.items() if device in kind.devices and kind.is_brief]
 
 
 def _reference(model: Deployed, options: EngineOptions, images: Images, tried: dict[str, str]) -> Output | None:

@@ -59,5 +59,4 @@ def _providers(onnxruntime: Any, options: EngineOptions) -> list[Any]:
         raise EngineError(
             "this onnxruntime works on the CPU only: pip install onnxruntime-gpu, or use --engine torch-graph"
         )
-    number = int(options.device.partition(":")[2] or 0)
-    return [("CUDAExecutionProvider", {"device_id": number}), "CPUExecutionProvider"]
+    return [("CUDAExecutionProvider", {"device_id": options.gpu_index}), "CPUExecutionProvider"]

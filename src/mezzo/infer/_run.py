@@ -105,7 +105,7 @@ def infer(
     choice = Choice("", {})
     results = _Results(model, options, paths, say)
     timer, refused = StageTimer(), list[Refused]()
-    sampler = UsageSampler(_gpu_number(options.run))
+    sampler = UsageSampler(options.run.gpu_index)
     with contextlib.ExitStack() as watch:
         while True:
             begun = timer.now()
@@ -249,10 +249,6 @@ class _Results:
             write_text(folder / REPORT, json.dumps(report.as_dict(), indent=1))
             self._files.append(folder / REPORT)
         return self._files
-
-
-def _gpu_number(options: EngineOptions) -> int | None:
-    return int(options.device.partition(":")[2] or 0) if options.on_gpu else None
 
 
 def _report(

@@ -13,6 +13,7 @@ from mezzo._exported import load_program
 from mezzo._torch.cuda_graphs import capture_into
 from mezzo.amp import auto_cast
 from mezzo.amp.debugging import operator_log
+from mezzo.devices import find_device
 from mezzo.dtypes import PRECISION_DTYPES
 from mezzo.infer._deployed import Deployed
 from mezzo.infer._engine import EngineOptions, Images, Output, PerShape
@@ -34,11 +35,11 @@ class TorchEngine:
         options: Device, threads, precision.
 
     Raises:
-        EngineError: There is no such device.
+        DeviceError: There is no such device.
     """
 
     def __init__(self, model: Deployed, options: EngineOptions) -> None:
-        self._device = _usable(options.device)
+        self._device = find_device(options.device)
         self._threads = options.threads or _ALL_THREADS
         lowered = (
             options.on_gpu and options.precision in ("fp16", "bf16") and not model.has(options.precision, "program")
@@ -138,15 +139,6 @@ def _best_algorithms() -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.benchmark = before
-
-
-def _usable(name: str) -> torch.device:
-    """Return a device that is there."""
-    device = torch.device(name)
-    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
-        has = f"{torch.cuda.device_count()} GPUs" if torch.cuda.is_available() else "no GPU that torch can use"
-        raise EngineError(f"device {name}: this machine has {has}; use --device cpu")
-    return device
 
 
 def _module(program: ExportedProgram, device: torch.device) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mezzo.devices import find_device
 from mezzo.errors import unknown_choice
 from mezzo.static._current import default_main_program
 from mezzo.static._program import Program
@@ -30,14 +31,7 @@ class Executor:
 
     def __init__(self, device: str | torch.device | None = None) -> None:
         """Take a device, a GPU as `cuda`, `cuda:1`, `gpu` or `gpu:1`; None: the GPU if there is one."""
-        if device is None:
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        text = str(device)
-        self.device = torch.device(f"cuda{text.removeprefix('gpu')}" if text.startswith("gpu") else text)
-        if self.device.type == "cuda":
-            if not torch.cuda.is_available():
-                raise ProgramError(f"Executor({text!r}): this machine has no GPU; give 'cpu'")
-            self.device = torch.device("cuda", self.device.index or 0)
+        self.device = find_device(device, "Executor({!r})")
 
     def run(
         self,

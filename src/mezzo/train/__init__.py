@@ -1,6 +1,6 @@
 """Training: one engine for both tasks, every precision, one process or many."""
 
-from mezzo.train._distributed import DeviceError
+from mezzo.devices import DeviceError
 from mezzo.train._engine import NonFiniteLoss
 from mezzo.train._options import OptionError, RunOptions
 from mezzo.train._plot import plot_curves, plot_run

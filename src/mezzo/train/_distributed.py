@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mezzo._torch.process_groups import default_store
+from mezzo.devices import find_device
 from mezzo.errors import MezzoError, RunError
 from mezzo.fp8 import renew_copies
 from mezzo.optim import master_of, publish
@@ -35,10 +36,6 @@ _decisions = itertools.count()
 
 class FirstProcessFailed(MezzoError):
     """The first process cannot begin, so no other can."""
-
-
-class DeviceError(MezzoError):
-    """A device that was asked for is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +101,7 @@ def enter_world(
     Without `torchrun` the world is this process; a process group that is there already is used.
 
     Args:
-        device: `auto` (the GPU if there is one), `cpu`, `gpu`, `cuda` or `gpu:1`.
+        device: See `mezzo.devices.find_device`.
         setting: How messages write the choice of a device.
         leave_at_exit: A group that is made here is left when the process ends, unless an error ended it.
         timeout_s: How long a process waits for the others, in seconds; of a group that is made here.
@@ -114,7 +111,7 @@ def enter_world(
         RunError: Not all processes started in time.
     """
     size, local_rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
-    chosen = choose_device(device, local_rank if size > 1 else None, setting)
+    chosen = find_device(device, setting, local_rank if size > 1 else None)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     if dist.is_initialized():
@@ -173,37 +170,6 @@ def decide_first(world: World, decide: Callable[[], T]) -> T:
         raise failure
     decided: T = found["decision"]
     return decided
-
-
-def choose_device(name: str, local_rank: int | None = None, setting: str = "--device {}") -> torch.device:
-    """Return the device that a command line names.
-
-    Args:
-        name: `auto`, `cpu`, `gpu`, `cuda`, or one of the last two with a number.
-        local_rank: Number of this process on its machine: each has its own GPU.
-        setting: How messages write the choice of a device.
-    """
-    kind, _, number = name.partition(":")
-    count = torch.cuda.device_count()
-    if kind == "auto" and not number:
-        kind = "gpu" if count else "cpu"
-    if kind == "cpu" and not number:
-        return torch.device("cpu")
-    if kind not in ("gpu", "cuda") or (number and not number.isdecimal()):
-        raise DeviceError(f"{setting.format(name)}: must be auto, cpu, gpu or gpu:N")
-    if number and local_rank is not None:
-        raise DeviceError(
-            f"{setting.format(name)}: each process has a GPU of its own; use {setting.format('gpu')} (CUDA_VISIBLE_DEVICES "
-            "chooses which)"
-        )
-    index = int(number) if number else (local_rank or 0)
-    if count == 0:
-        raise DeviceError(f"{setting.format(name)}: this machine has no CUDA device; use {setting.format('cpu')}")
-    if index >= count:
-        raise DeviceError(
-            f"GPU {index} was asked for, this machine has {count} (0 to {count - 1}); use fewer processes"
-        )
-    return torch.device("cuda", index)
 
 
 def use_sync_batch_norm(model: nn.Module, world: World) -> tuple[nn.Module, str | None]:
