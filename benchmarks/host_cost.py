@@ -21,8 +21,8 @@ from op_samples import SAMPLES
 from torch import nn
 
 from mezzo import amp
-from mezzo.amp import _kernels
-from mezzo.amp._kernels import KERNELS
+from mezzo.amp import _kernel_table, _kernels
+from mezzo.amp._kernel_table import KERNELS
 
 BATCHES = 41
 ROUNDS = 300  # short and many: the best of them is what the host can do when nothing disturbs it
@@ -53,7 +53,7 @@ def batch_us(function: Callable[[], object], calls: int, sync: Callable[[], None
 @contextmanager
 def watched_kernels(seen: Callable[[Any, tuple, dict], None]) -> Iterator[None]:
     """Install kernels that report each call."""
-    original = _kernels.make_kernel
+    original = _kernel_table.make_kernel
 
     def make_watched(overload: Any, op: Any, device_type: str) -> Callable[..., Any]:
         kernel = original(overload, op, device_type)
@@ -65,11 +65,11 @@ def watched_kernels(seen: Callable[[Any, tuple, dict], None]) -> Iterator[None]:
         return watched
 
     KERNELS.uninstall()
-    _kernels.make_kernel = make_watched
+    _kernel_table.make_kernel = make_watched
     try:
         yield
     finally:
-        _kernels.make_kernel = original
+        _kernel_table.make_kernel = original
         KERNELS.uninstall()
 
 
@@ -169,7 +169,7 @@ def _kernel_alone_us(
 ) -> dict[str, float]:
     """Time each kernel with the operator inside it taken out: from the caller through the dispatcher into it and back."""
     results: dict[str, object] = {}
-    original = _kernels._callable_of
+    original = _kernels.callable_of
 
     def without_operator(overload: Any, op: Any) -> Callable[..., Any]:
         name = overload.name()
@@ -180,12 +180,12 @@ def _kernel_alone_us(
             with region():
                 results[name] = call()
     KERNELS.uninstall()
-    _kernels._callable_of = without_operator
+    _kernels.callable_of = without_operator
     try:
         with torch.no_grad(), region():
             return {name: min(batch_us(call, 100, sync) for _ in range(BATCHES)) for name, call in calls.items()}
     finally:
-        _kernels._callable_of = original
+        _kernels.callable_of = original
         KERNELS.uninstall()
 
 

@@ -31,7 +31,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from mezzo.amp import auto_cast
-from mezzo.amp._kernels import KERNELS
+from mezzo.amp._kernel_table import KERNELS
 
 #: How much worse than stock a result may be.
 FACTOR = 3.0

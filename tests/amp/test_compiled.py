@@ -16,17 +16,18 @@ TESTS = Path(__file__).parent
 USE = """
 import torch
 from mezzo import amp
-from mezzo.amp import _kernels
-from mezzo.amp._kernels import KERNELS
+from mezzo.amp import _kernel_table
+from mezzo.amp._compiled import COMPILED
+from mezzo.amp._kernel_table import KERNELS
 
 calls = []
-make = _kernels.make_kernel
+make = _kernel_table.make_kernel
 
 def watched(overload, op, device_type):
     kernel = make(overload, op, device_type)
     return lambda *a, **k: (calls.append(overload.name()), kernel(*a, **k))[1]
 
-_kernels.make_kernel = watched
+_kernel_table.make_kernel = watched
 f16, f32 = torch.float16, torch.float32
 half, wide = torch.ones(3).half(), torch.ones(3)
 gray = lambda: torch.lerp(wide, wide, wide)
@@ -38,7 +39,7 @@ def use(*functions):
 as_it_is = [lambda: torch.exp(half), lambda: half + half]
 with_cast = [lambda: torch.exp(wide), lambda: half + wide]
 with amp.auto_cast(level="O2", use_promote=False):
-    if KERNELS.compiled is None:
+    if COMPILED.library is None:
         raise SystemExit("not compiled")
     assert use(*as_it_is) == [f16, f16] and calls == ["aten::exp", "aten::add.Tensor"], calls
     assert use(*as_it_is) == [f16, f16] and not calls, calls

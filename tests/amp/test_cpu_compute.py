@@ -8,7 +8,7 @@ from torch import nn
 
 from mezzo.amp import Policy, _compile, auto_cast, debugging
 from mezzo.amp import _cpu as cpu
-from mezzo.amp._kernels import KERNELS
+from mezzo.amp._kernel_table import KERNELS
 
 
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mezzo import amp
 from mezzo.amp import auto_cast
-from mezzo.amp._kernels import KERNELS
+from mezzo.amp._kernel_table import KERNELS
 from mezzo.amp.debugging import Leak, collect_operator_stats
 
 N, C = 2, 4

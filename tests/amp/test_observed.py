@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from op_samples import NOT_CALLABLE_HERE, SAMPLES, Maker
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mezzo.amp import Policy, auto_cast, black_list, debugging, white_list
-from mezzo.amp import _kernels as kernels_module
-from mezzo.amp._kernels import KERNELS
+from mezzo.amp import Policy, _kernel_table, auto_cast, black_list, debugging, white_list
+from mezzo.amp._kernel_table import KERNELS
 from mezzo.amp._ops import VARIANTS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*not part of single contiguous chunk.*")  # cuDNN, on the samples' RNNs
@@ -183,7 +182,7 @@ def test_without_our_kernels_the_policy_is_not_followed(
     with fake_cuda() if device == "cuda" and not torch.cuda.is_available() else contextlib.nullcontext():
         assert not_followed() == []
         KERNELS.uninstall()
-        monkeypatch.setattr(kernels_module.KernelTable, "install", lambda *_: None)
+        monkeypatch.setattr(_kernel_table.KernelTable, "install", lambda *_: None)
         assert not_followed() != []
 
 

@@ -15,7 +15,7 @@ from mezzo._torch.generators import generator_in_context
 from mezzo.amp._compile import tag_compile_caches
 from mezzo.amp._cpu import emulates
 from mezzo.amp._foreign import CHECKS_ON_ENTRY, raise_if_replaced
-from mezzo.amp._kernels import KERNELS
+from mezzo.amp._kernel_table import KERNELS
 from mezzo.amp._operator_log import operator_log
 from mezzo.amp._policy import Policy
 from mezzo.amp._recompute import carry_policy_along

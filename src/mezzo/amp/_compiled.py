@@ -1,7 +1,7 @@
-"""The compiled tier of the kernels: built once by whoever wants it, used from then on.
+"""The compiled tier of the kernels: optional, built once by `mezzo build`, used from then on.
 
-Without it every call of an operator that has a kernel of ours goes through Python, 2 to 5 microseconds. With it only
-calls that need a cast do.
+Without it every call of an operator with a kernel of mezzo goes through Python, which takes 2 to 5 microseconds. With
+it only calls that need a cast do.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mezzo.errors import RunError
 
 _SOURCE = Path(__file__).with_name("compiled_kernels.cpp")
 _NAME = "mezzo_kernels"
-#: What a process of its own runs: a compiler that fails, or a user who loses patience, leaves this one as it was.
+#: Run in another process, so that a failed or interrupted build leaves this one intact.
 _BUILD = (
     "import sys; from torch.utils.cpp_extension import load; "
     "load(name=sys.argv[1], sources=[sys.argv[2]], build_directory=sys.argv[3], extra_cflags=['-O2'], "
@@ -33,19 +33,29 @@ _BUILD = (
 )
 
 
+class _CompiledTier:
+    library: Any = None
+    """The loaded library; None if it was not built, or not looked for yet."""
+
+
+COMPILED = _CompiledTier()
+"""The compiled kernels of this process."""
+
+
 def library_path() -> Path:
-    """Return where the library for this source, torch and Python is, or would be."""
-    told = os.environ.get("XDG_CACHE_HOME")
-    cache = Path(told) if told else Path.home() / ".cache"
+    """Return the path of the library for this source, torch and Python; it may not exist yet."""
+    cache_home = os.environ.get("XDG_CACHE_HOME")
+    cache = Path(cache_home) if cache_home else Path.home() / ".cache"
     version = f"{torch.__version__} {sys.version} {sys.platform}"
     digest = hashlib.sha256(_SOURCE.read_bytes() + version.encode()).hexdigest()[:16]
     return cache / "mezzo" / f"{_NAME}-{digest}.so"
 
 
 def build_kernels() -> Path:
-    """Compile the kernels for this torch and Python, if that was not done yet; return where the library is.
+    """Compile the kernels for this torch and Python unless that was done; return the path of the library.
 
-    Takes half a minute and a C++ compiler. Processes started afterwards use it; `MEZZO_COMPILED=0` keeps one from it.
+    Needs a C++ compiler and takes half a minute. Processes that start afterwards use the library, unless
+    `MEZZO_COMPILED=0` is set.
 
     Raises:
         RunError: There is no compiler, or it failed.
@@ -70,12 +80,12 @@ def build_kernels() -> Path:
             raise RunError(
                 f"the compiler failed: {lines[0] if lines else 'no message'}; mezzo works without the kernels"
             )
-        os.replace(Path(folder) / f"{_NAME}.so", path)  # whole or not at all
+        os.replace(Path(folder) / f"{_NAME}.so", path)  # atomic
     return path
 
 
 def load_kernels() -> Any:
-    """Return the library as a module; None where it was not built, or `MEZZO_COMPILED=0` says not to use it."""
+    """Return the library as a module; None if it was not built, or if `MEZZO_COMPILED=0` is set."""
     if os.environ.get("MEZZO_COMPILED") == "0":
         return None
     path = library_path()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mezzo.amp._kernels import KERNELS
+from mezzo.amp._kernel_table import KERNELS
 from mezzo.amp._state import AutocastState, read_state, set_policy, write_state
 
 #: Set MEZZO_DEBUG=1 to check at the entry of every region.
