@@ -182,7 +182,7 @@ def test_empty_folder_is_filled(tmp_path: Path) -> None:
 def test_foreign_folder_is_refused(tmp_path: Path, marker: str | None) -> None:
     (tmp_path / "holiday.jpg").write_bytes(b"precious")
     if marker is not None:
-        (tmp_path / _lite.MARKER).write_text(marker)
+        (tmp_path / _lite.LITE_MARKER).write_text(marker)
     with pytest.raises(DataError, match="not empty and not made by this command; choose another folder"):
         prepare("cityscapes", tmp_path)
     assert (tmp_path / "holiday.jpg").read_bytes() == b"precious"
@@ -206,8 +206,8 @@ def test_other_options_or_version_are_refused(tmp_path: Path) -> None:
         prepare("cityscapes", root)
     with pytest.raises(DataError, match="asked is mini_supervisely"):
         prepare("mini_supervisely", root)
-    marker = json.loads((root / _lite.MARKER).read_text())
-    (root / _lite.MARKER).write_text(json.dumps(marker | {"version": 0}))
+    marker = json.loads((root / _lite.LITE_MARKER).read_text())
+    (root / _lite.LITE_MARKER).write_text(json.dumps(marker | {"version": 0}))
     with pytest.raises(DataError, match="holds cityscapes of version 0"):
         prepare("cityscapes", root, **SMALL["cityscapes"])
 

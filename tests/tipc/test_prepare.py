@@ -25,9 +25,9 @@ from test_mend import CONFIG
 
 from archives import special, tar_of, zip_of
 from mezzo.config import ConfigError, load_recipe
+from mezzo.data import LITE_MARKER as GENERATED
 from mezzo.data import DataError
 from mezzo.data import prepare as generate
-from mezzo.data._lite import MARKER as GENERATED
 from mezzo.errors import MezzoError, RunError
 from mezzo.fetch import FetchError, _download, place_of
 from mezzo.files import Bounds, FileError, _archive, locked

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from small_runs import person_config, train, train_in_process
 
-from mezzo.callbacks._events import EventWriter
-from mezzo.data._loader import explained_workers
+from mezzo.callbacks import EventWriter
+from mezzo.data import translate_worker_errors
 from mezzo.errors import RunError
 from mezzo.train import _engine
 from mezzo.train._scalars import ScalarLog, ScalarLogError, read_scalars
@@ -27,9 +27,9 @@ from mezzo.train._scalars import ScalarLog, ScalarLogError, read_scalars
     ],
 )
 def test_the_death_of_a_worker_is_one_line(text: str, pid: str) -> None:
-    with pytest.raises(RunError, match=rf"\(pid {pid}\).*--workers.*--resume auto"), explained_workers():
+    with pytest.raises(RunError, match=rf"\(pid {pid}\).*--workers.*--resume auto"), translate_worker_errors():
         raise RuntimeError(text)
-    with pytest.raises(RuntimeError, match="other"), explained_workers():
+    with pytest.raises(RuntimeError, match="other"), translate_worker_errors():
         raise RuntimeError("other")
 
 

@@ -23,8 +23,7 @@ from mezzo.bench._factories import (
     find_place,
 )
 from mezzo.errors import MezzoError, RunError, unknown_choice
-from mezzo.models import create_model, model_info
-from mezzo.models._registry import names_and_aliases
+from mezzo.models import create_model, model_info, names_and_aliases
 from mezzo.proof import Task, random_states_kept
 
 SEED = 100  # the guide's

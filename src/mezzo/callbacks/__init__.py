@@ -2,6 +2,7 @@
 
 from mezzo.callbacks._bar import ProgBarLogger
 from mezzo.callbacks._callback import Callback, CallbackList, LateLogs, Logs
+from mezzo.callbacks._events import EventWriter
 from mezzo.callbacks._files import ModelCheckpoint, TensorBoard
 from mezzo.callbacks._monitor import EarlyStopping, ReduceLROnPlateau
 from mezzo.callbacks._rates import LRScheduler
@@ -17,4 +18,5 @@ __all__ = [
     "LRScheduler",
     "ReduceLROnPlateau",
     "TensorBoard",
+    "EventWriter",
 ]

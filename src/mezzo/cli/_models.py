@@ -16,11 +16,15 @@ def models(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
 ) -> int:
     """List the networks: task, parameters, multiply-accumulates, input size, classes, heads."""
-    from mezzo.models import describe, list_models, summarize  # torch takes seconds to import: not for --help
-    from mezzo.models._registry import find_name
+    from mezzo.models import (  # torch takes seconds to import: not for --help
+        describe,
+        list_models,
+        model_info,
+        summarize,
+    )
 
     if summary:
-        layers = summarize(find_name(name))
+        layers = summarize(name)
         if as_json:
             say(json.dumps([asdict(row) for row in layers], indent=2))
             return 0
@@ -30,7 +34,7 @@ def models(
             rows.append([row.path, row.kind, shape, f"{row.parameters:,}", f"{row.macs / 1e6:.2f}"])
         say(table(rows))
         return 0
-    names = list_models(name) or [find_name(name)]
+    names = list_models(name) or [model_info(name).name]
     found = [describe(each) for each in names]
     if as_json:
         say(json.dumps(found, indent=2))

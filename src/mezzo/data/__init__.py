@@ -17,8 +17,9 @@ from mezzo.data._device import DeviceBatch, Prefetcher, ToInput
 from mezzo.data._errors import DataError
 from mezzo.data._images import SUFFIXES as IMAGE_SUFFIXES
 from mezzo.data._images import decode_image, read_image, read_label
-from mezzo.data._lite import LITE, prepare
-from mezzo.data._loader import Batch, Loader
+from mezzo.data._lists import check_listed, listed_path, read_list_file
+from mezzo.data._lite import LITE, LITE_MARKER, prepare
+from mezzo.data._loader import Batch, Loader, translate_worker_errors
 from mezzo.data._policies import AutoAugment
 from mezzo.data._sample import IGNORE, Dataset, Sample, Transform
 from mezzo.data._stream import Shard, Stream
@@ -44,6 +45,9 @@ __all__ = [
     "TRAIN",
     "IMAGE_SUFFIXES",
     "has_split",
+    "read_list_file",
+    "listed_path",
+    "check_listed",
     "read_image",
     "decode_image",
     "read_label",
@@ -60,10 +64,12 @@ __all__ = [
     "Stream",
     "Shard",
     "Loader",
+    "translate_worker_errors",
     "Batch",
     "Prefetcher",
     "ToInput",
     "DeviceBatch",
     "LITE",
+    "LITE_MARKER",
     "prepare",
 ]

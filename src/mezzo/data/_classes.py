@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mezzo.data._errors import DataError
 from mezzo.data._images import SUFFIXES, read_image
-from mezzo.data._lists import existing_folder, file_under, list_lines
+from mezzo.data._lists import existing_folder, listed_path, read_list_file
 from mezzo.data._sample import Sample
 from mezzo.files import check_regular
 
@@ -87,7 +87,7 @@ class ImageList(ClassDataset):
 
     def __init__(self, root: str | Path, list_path: str | Path, num_classes: int | None = None) -> None:
         base = existing_folder(root, "data folder")
-        entries = [_entry(base, line, where, num_classes) for where, line in list_lines(Path(list_path))]
+        entries = [_entry(base, line, where, num_classes) for where, line in read_list_file(Path(list_path))]
         if not entries:
             raise DataError(f"{list_path}: the list is empty")
         super().__init__(entries, num_classes or 1 + max(label for _, label in entries))
@@ -157,4 +157,4 @@ def _entry(root: str, line: str, where: str, num_classes: int | None) -> tuple[s
         raise DataError(f"{where}: {label!r} is no class index; a line is 'path label', the label an integer from 0")
     if num_classes is not None and int(label) >= num_classes:
         raise DataError(f"{where}: label {label}, but there are {num_classes} classes (0 to {num_classes - 1})")
-    return file_under(root, name, where), int(label)
+    return listed_path(root, name, where), int(label)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mezzo.data._errors import DataError
-from mezzo.data._lists import check_listed, existing_folder, file_under, list_lines
+from mezzo.data._lists import check_listed, existing_folder, listed_path, read_list_file
 from mezzo.data._pairs import Pair, PairDataset
 from mezzo.data._sample import IGNORE
 from mezzo.errors import unknown_choice
@@ -144,8 +144,8 @@ class PascalVOC(PairDataset):
     def _pairs(base: str, name: str, labels: str = "SegmentationClass") -> list[Pair]:
         """Return the pairs that one of the lists names, in its order."""
         return [
-            (file_under(base, f"JPEGImages/{stem}.jpg", where), file_under(base, f"{labels}/{stem}.png", where))
-            for where, stem in list_lines(Path(base, "ImageSets", "Segmentation", f"{name}.txt"))
+            (listed_path(base, f"JPEGImages/{stem}.jpg", where), listed_path(base, f"{labels}/{stem}.png", where))
+            for where, stem in read_list_file(Path(base, "ImageSets", "Segmentation", f"{name}.txt"))
         ]
 
 
@@ -227,12 +227,12 @@ def _list_file(given: str, root: str) -> Path:
 def _read_pairs(path: Path, root: str, separator: str, *, label_required: bool) -> list[Pair]:
     """Return image and label file of every line; each must exist."""
     pairs = []
-    for where, line in list_lines(path):
+    for where, line in read_list_file(path):
         columns = [column.strip() for column in line.split(separator)]
         if not (1 if not label_required else 2) <= len(columns) <= 2:
             wanted = f"'image{separator}label'" + ("" if label_required else " or 'image'")
             raise DataError(f"{where}: {len(columns)} columns in {line!r}; a line is {wanted}")
-        files = [file_under(root, name, where) for name in columns]
+        files = [listed_path(root, name, where) for name in columns]
         for name in files:
             check_listed(name, where)
         pairs.append((files[0], files[1] if len(files) == 2 else None))

@@ -13,7 +13,7 @@ MAX_LIST = 1 << 30
 """Bytes of a list file; 10 million images have some 600 MB."""
 
 
-def list_lines(path: Path) -> Iterator[tuple[str, str]]:
+def read_list_file(path: Path) -> Iterator[tuple[str, str]]:
     """Yield `file:line` and the text of every line of a list file that is not blank.
 
     Raises:
@@ -27,7 +27,7 @@ def list_lines(path: Path) -> Iterator[tuple[str, str]]:
             yield f"{shown_path(path)}:{number}", line.strip()
 
 
-def file_under(root: str, name: str, where: str) -> str:
+def listed_path(root: str, name: str, where: str) -> str:
     """Return the path of a file that a list names: relative to the root, or absolute; `where` is the line.
 
     The file may lie outside of the root, by `..` or by its absolute path: lists that share images do that.

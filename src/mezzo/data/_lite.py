@@ -19,7 +19,7 @@ from mezzo.data._lite_street import make_cityscapes
 from mezzo.errors import unknown_choice
 from mezzo.files import FileError, MiB, parse_json, read_json
 
-MARKER = ".mezzo-lite.json"
+LITE_MARKER = ".mezzo-lite.json"
 """Says that a folder is complete, and what it is."""
 
 VERSION = 1
@@ -76,7 +76,7 @@ def _is_made(target: Path, described: dict[str, Any]) -> bool:
     """Return whether the folder is the set that is asked for; a folder with anything else in it is an error."""
     if not os.path.lexists(target) or (target.is_dir() and not any(target.iterdir())):
         return False
-    found = _read_marker(target / MARKER)
+    found = _read_marker(target / LITE_MARKER)
     if found is None:
         raise DataError(f"{target}: not empty and not made by this command; choose another folder")
     if found != described:
@@ -102,7 +102,7 @@ def _make(target: Path, described: dict[str, Any], progress: Progress) -> None:
     try:
         unfinished.mkdir(parents=True)
         _makers[described["name"]](unfinished, progress, **described["options"])
-        (unfinished / MARKER).write_text(json.dumps(described, indent=1), encoding="utf-8")
+        (unfinished / LITE_MARKER).write_text(json.dumps(described, indent=1), encoding="utf-8")
         _rename(unfinished, target, described)
     except OSError as error:
         raise DataError(f"{target}: cannot be written ({error.strerror or error})") from error

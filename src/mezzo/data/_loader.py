@@ -107,8 +107,8 @@ class _Gated:
 
 
 @contextmanager
-def explained_workers() -> Iterator[None]:
-    """Turn the death of a worker into one line. torch raises it wherever the training process is at that moment."""
+def translate_worker_errors() -> Iterator[None]:
+    """Turn the error of a dead worker into a one-line RunError; torch raises it at any point of the training process."""
     try:
         yield
     except RuntimeError as error:
@@ -175,7 +175,7 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         batches = iter(self._loader)
         while True:
-            with explained_workers():
+            with translate_worker_errors():
                 batch = next(batches, None)
             if batch is None:
                 return

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from mezzo._arguments import check_at_least
 from mezzo.data import IMAGE_SUFFIXES as SUFFIXES
-from mezzo.data import Compose, DataError, Normalize, Sample, read_image
-from mezzo.data._lists import check_listed, file_under, list_lines
+from mezzo.data import Compose, DataError, Normalize, Sample, check_listed, listed_path, read_image, read_list_file
 from mezzo.files import check_regular, is_regular, shown_path
 
 LISTS = frozenset({".txt", ".list"})
@@ -173,7 +172,7 @@ def _is_image(name: str) -> bool:
 
 
 def _listed_images(path: Path) -> list[Path]:
-    found = [_listed_image(str(path.parent), line, where) for where, line in list_lines(path)]
+    found = [_listed_image(str(path.parent), line, where) for where, line in read_list_file(path)]
     if not found:
         raise DataError(f"{path}: the list is empty")
     return found
@@ -182,7 +181,7 @@ def _listed_images(path: Path) -> list[Path]:
 def _listed_image(root: str, line: str, where: str) -> Path:
     """Return the first column's file, or of more columns together: a path may hold blanks."""
     ends = [*(gap.start() for gap in _SEPARATOR.finditer(line)), len(line)]
-    files = [file_under(root, line[:end], where) for end in ends]
+    files = [listed_path(root, line[:end], where) for end in ends]
     there = next((name for name in files if is_regular(name)), None)
     if there is None:
         check_listed(next((name for name in files if os.path.exists(name)), files[0]), where)

@@ -4,7 +4,7 @@ from mezzo.files import UnsafePickle
 from mezzo.models import deeplabv3p, hrnet, losses, mobilenet_v3, ocrnet, pp_humanseg_lite, pp_liteseg
 from mezzo.models._create import create_model
 from mezzo.models._inspect import LayerRow, count_macs, count_parameters, describe, summarize
-from mezzo.models._registry import ModelInfo, list_models, model_info
+from mezzo.models._registry import ModelInfo, list_models, model_info, names_and_aliases
 from mezzo.models._trained import count_classes, load_trained
 from mezzo.models._types import create_from_types
 from mezzo.models.weights import (
@@ -24,6 +24,7 @@ __all__ = [
     "create_from_types",
     "list_models",
     "model_info",
+    "names_and_aliases",
     "ModelInfo",
     "describe",
     "summarize",

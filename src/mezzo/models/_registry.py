@@ -53,7 +53,7 @@ def register(info: ModelInfo) -> Callable[[F], F]:
 
 def make(name: str, **options: Any) -> nn.Module:
     """Return a new network of the registry."""
-    own_name = find_name(name)
+    own_name = _find_name(name)
     model = _factories[own_name](**options)
     model.model_name = own_name  # type: ignore[assignment]  # a plain attribute: how its weights find out what its heads are
     return model
@@ -66,10 +66,10 @@ def names_and_aliases() -> tuple[str, ...]:
 
 def model_info(name: str) -> ModelInfo:
     """Return what is known of a network, by its name or an alias."""
-    return _infos[find_name(name)]
+    return _infos[_find_name(name)]
 
 
-def find_name(name: str) -> str:
+def _find_name(name: str) -> str:
     """Return the network's own name for a name or alias."""
     if name not in _aliases:
         raise ValueError(unknown_choice("model", name, tuple(_aliases)))

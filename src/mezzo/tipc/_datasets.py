@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mezzo.data import IMAGE_SUFFIXES, DataError
-from mezzo.data._lists import file_under, list_lines
+from mezzo.data import IMAGE_SUFFIXES, DataError, listed_path, read_list_file
 
 VAL_LIST = "cityscapes_val_5.list"
 VAL_IMAGES = 5
@@ -82,8 +81,8 @@ def _add_demo(folder: Path) -> None:
 def first_image(folder: Path) -> Path:
     """Return the first validation image of a classifier's data."""
     if (folder / "val_list.txt").is_file():
-        where, line = next(list_lines(folder / "val_list.txt"), ("", ""))
-        return Path(file_under(str(folder), line.rsplit(None, 1)[0] if line else "", where or "val_list.txt"))
+        where, line = next(read_list_file(folder / "val_list.txt"), ("", ""))
+        return Path(listed_path(str(folder), line.rsplit(None, 1)[0] if line else "", where or "val_list.txt"))
     for path in (folder / "val").glob("*/*"):
         if path.suffix.lower() in IMAGE_SUFFIXES:
             return path

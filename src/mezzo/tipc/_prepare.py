@@ -15,8 +15,8 @@ import yaml
 
 from mezzo.config import load_recipe
 from mezzo.data import IMAGE_SUFFIXES, TRAIN, DataError, has_split
+from mezzo.data import LITE_MARKER as GENERATED
 from mezzo.data import prepare as generate
-from mezzo.data._lite import MARKER as GENERATED
 from mezzo.fetch import check_request, download
 from mezzo.files import (
     Bounds,

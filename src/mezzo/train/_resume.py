@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mezzo.checkpoint import CheckpointError, CheckpointStore, read_state, verify
-from mezzo.checkpoint._tensors import unpack_tensors
+from mezzo.checkpoint import CheckpointError, CheckpointStore, read_state, unpack_tensors, verify
 from mezzo.dtypes import HALF_DTYPES
 from mezzo.files import read_bytes
 from mezzo.train._checkpoints import Progress, counters_of, fixed_in

@@ -10,7 +10,7 @@ import torch
 
 from mezzo.checkpoint import BEST, CheckpointStore, find_weights
 from mezzo.config import Recipe
-from mezzo.data._loader import explained_workers
+from mezzo.data import translate_worker_errors
 from mezzo.files import folder_lock, say
 from mezzo.models import load_trained
 from mezzo.train._checkpoints import Progress, put_aside
@@ -47,7 +47,7 @@ def train(recipe: Recipe, options: RunOptions) -> TrainResult:
         MezzoError: Something is wrong with recipe, options, data or checkpoint, or another training works in the folder;
             nothing was lost.
     """
-    with join_world(options.device, options.dist_timeout) as world, explained_workers(), ExitStack() as closing:
+    with join_world(options.device, options.dist_timeout) as world, translate_worker_errors(), ExitStack() as closing:
         store = CheckpointStore(options.save_dir, keep=options.keep_checkpoints)
         checkpoint, lines = decide_first(world, lambda: _open_folder(store, options, closing))
         options = replace(options, resume=None if checkpoint is None else Path(checkpoint))
@@ -111,7 +111,7 @@ def _begin(session: Session, store: CheckpointStore) -> Progress:
 
 def evaluate(recipe: Recipe, options: RunOptions) -> Scores:
     """Evaluate weights (`options.pretrained`, or the checkpoint `options.resume`) and print the documented lines."""
-    with join_world(options.device, options.dist_timeout) as world, explained_workers():
+    with join_world(options.device, options.dist_timeout) as world, translate_worker_errors():
         precision = open_precision(recipe, options, world.device)
         model = recipe.create_model()
         precision.keep_float32(model)

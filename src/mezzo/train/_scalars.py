@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mezzo.callbacks._events import EventWriter
+from mezzo.callbacks import EventWriter
 from mezzo.errors import MezzoError, RunError
 from mezzo.files import MiB, explained, parse_json, read_bytes, say, short_repr, write_file
 

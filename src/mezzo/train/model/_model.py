@@ -20,7 +20,7 @@ from mezzo._arguments import check_at_least
 from mezzo.amp import GradScaler
 from mezzo.amp.debugging import operator_log
 from mezzo.callbacks import Callback, CallbackList, ModelCheckpoint, ProgBarLogger
-from mezzo.data._loader import explained_workers
+from mezzo.data import translate_worker_errors
 from mezzo.dtypes import HALF_DTYPES
 from mezzo.files import folder_lock, say
 from mezzo.metric import Metric
@@ -301,7 +301,7 @@ class Model:
         history: list[dict[str, float]] = []
         self.stop_training, left = False, num_iters
         optimizer.zero_grad(set_to_none=True)
-        with told.closing(), explained_workers(), self._folders(save_dir, callbacks):
+        with told.closing(), translate_worker_errors(), self._folders(save_dir, callbacks):
             told.begin("train")
             for number in range(epochs):
                 begin_epoch(loader, number)
