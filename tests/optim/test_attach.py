@@ -12,8 +12,8 @@ from torch.optim.lr_scheduler import StepLR
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from mezzo.optim import attach, attach_master, describe_parameter, engine_of, master_of, remember_names
-from mezzo.optim._engine import StepRequest
+from mezzo.amp import GradScaler
+from mezzo.optim import StepRequest, attach, attach_master, describe_parameter, engine_of, master_of, remember_names
 
 
 def half_parameter(value: float = 1.0) -> nn.Parameter:
@@ -118,9 +118,10 @@ def test_lbfgs_reaches_the_minimum_through_half_parameters() -> None:
 
 
 def test_lbfgs_without_closure_is_refused_with_advice() -> None:
-    engine = attach(LBFGS([half_parameter()]))
-    with pytest.raises(RuntimeError, match=r"LBFGS evaluates a closure several times.*without a scaler"):
-        engine.step(StepRequest(scale=torch.tensor(1.0)))
+    optimizer = LBFGS([half_parameter()])
+    attach(optimizer)
+    with pytest.raises(RuntimeError, match=r"LBFGS .*without a scaler"):
+        GradScaler().step(optimizer)
 
 
 def test_exception_in_the_optimizers_own_step_leaves_its_parameters_in_place() -> None:
@@ -199,6 +200,47 @@ def test_a_step_that_somebody_put_on_the_instance_is_still_called() -> None:
     optimizer.step()
     assert calls == [torch.float32]
     torch.testing.assert_close(master_of(param), torch.full((2,), 1 - 1e-4))
+
+
+@pytest.mark.parametrize("make", [lambda p: SGD(p, lr=2.0**-12), lambda p: RMSprop(p, lr=2.0**-12, alpha=0.0)])
+def test_a_wrapper_from_after_attach_is_called_around_scaled_clipped_steps_and_not_in_skipped_ones(make) -> None:
+    param = half_parameter()
+    optimizer, scaler = make([param]), GradScaler(init_loss_scaling=8.0)
+    attach(optimizer)
+    own, hooks, calls = optimizer.step, [], []
+    optimizer.register_step_pre_hook(lambda _optimizer, args, kwargs: hooks.append((len(args), kwargs)))
+
+    def counted(closure=None):  # takes what torch's steps take, and nothing else
+        calls.append(closure)
+        return own(closure)
+
+    optimizer.step = counted
+    for factor in (1.0, float("inf"), 1.0):
+        optimizer.zero_grad()
+        scaler.scale(param.float().sum() * factor).backward()
+        scaler.clip_grad_norm_(optimizer, 2.0**0.5 / 2)
+        scaler.step(optimizer)
+        scaler.update()
+    assert calls == [None, None]
+    assert hooks == [(2, {}), (2, {})]
+    size = 0.5 if isinstance(optimizer, SGD) else 1.0  # RMSprop without a memory follows the sign
+    torch.testing.assert_close(master_of(param), torch.full((2,), 1 - 2 * size * 2.0**-12))
+    param.grad = torch.full((2,), 1.0).half()
+    optimizer.step()  # without the scaler: neither scale nor clipping is left over
+    torch.testing.assert_close(master_of(param), torch.full((2,), 1 - (2 * size + 1) * 2.0**-12))
+
+
+def test_a_pre_hook_may_replace_the_arguments_of_a_scaled_step() -> None:
+    class Noting(SGD):
+        def step(self, closure=None, *, note="none"):
+            return note
+
+    param = half_parameter()
+    optimizer = Noting([param], lr=1.0)
+    optimizer.register_step_pre_hook(lambda _optimizer, args, _kwargs: (args, {"note": "by the hook"}))
+    scaler = GradScaler()
+    scaler.scale(param.float().sum()).backward()
+    assert scaler.step(optimizer) == "by the hook"
 
 
 class Asked(TorchFunctionMode):

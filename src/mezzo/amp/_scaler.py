@@ -28,6 +28,7 @@ from mezzo.amp._scaler_state import (
     plain_number,
 )
 from mezzo.amp._scaler_watch import ScaleWatch
+from mezzo.amp._steps import warn_if_masters_are_missing
 from mezzo.dtypes import HALF_DTYPES, dtype_name
 from mezzo.optim import (
     StepEngine,
@@ -313,6 +314,11 @@ class GradScaler(ScalerSettings):
                 raise RuntimeError(
                     "step() takes no closure: evaluate it before, scale(loss).backward(), then step(optimizer)"
                 )
+        if engine.needs_closure:
+            raise RuntimeError(
+                f"{type(optimizer).__name__} evaluates a closure several times in one step, which a loss scale "
+                "cannot follow: call optimizer.step(closure) without a scaler (bfloat16 needs none)"
+            )
         progress = self._progress_of(engine)
         if progress.stage is _Stage.STEPPED:
             raise RuntimeError("step() was already called on this optimizer since the last update(): call update()")
@@ -321,6 +327,8 @@ class GradScaler(ScalerSettings):
             self._note_idle_step(optimizer)
             result = None
         else:
+            if not engine.is_duck:
+                warn_if_masters_are_missing(optimizer, is_by_scaler=True)
             result, verdict = self._take_step(engine, progress, args, kwargs)
             self._note_step(optimizer, verdict)
         progress.stage = _Stage.STEPPED
@@ -339,7 +347,7 @@ class GradScaler(ScalerSettings):
             scale = _times(scale, optimizer.__dict__.pop("grad_scale", None))
         request = StepRequest(scale=scale, verdict=progress.verdict, clip_coef=progress.clip_coef)
         try:
-            result = engine.step(request, *args, **kwargs)
+            result = engine.step_through_wrapper(request, *args, **kwargs)
         except BaseException:
             if request.has_rewritten:  # a second try finds true gradients
                 progress.stage, progress.verdict, progress.clip_coef = _Stage.UNSCALED, request.verdict, None
@@ -358,7 +366,7 @@ class GradScaler(ScalerSettings):
         """Hand the scaler to a step that takes it: the step unscales, perhaps by `unscale_`, and skips by itself."""
         progress.verdict = _merge(progress.verdict, engine.check(scale))
         request = StepRequest(clip_coef=progress.clip_coef, checks=False)
-        result = engine.step(request, *args, grad_scaler=self, **kwargs)
+        result = engine.step_through_wrapper(request, *args, grad_scaler=self, **kwargs)
         return result, progress.verdict
 
     def _note_idle_step(self, optimizer: Optimizer) -> None:

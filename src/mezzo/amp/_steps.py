@@ -18,7 +18,6 @@ from mezzo._torch.optimizers import wrap_loading_of_state
 from mezzo.amp._seen import level_of_user
 from mezzo.dtypes import HALF_DTYPES
 from mezzo.optim import (
-    StepEngine,
     describe_parameter,
     find_engine,
     float32_like,
@@ -31,14 +30,6 @@ from mezzo.optim import (
 _SHARDED = (
     "fully_shard() replaced half parameters of a decorated model and left their float32 masters behind; shard the "
     "float32 model with fully_shard(mp_policy=MixedPrecisionPolicy(param_dtype=...)) and do not decorate it"
-)
-_BYPASSED = (
-    "optimizer.step() updates half weights without their float32 masters; pass the optimizer to "
-    "mezzo.amp.decorate(models, optimizers), or step through scaler.step(optimizer)"
-)
-_BYPASSED_INSIDE = (
-    "{duck} steps an optimizer that updates half weights without their float32 masters; pass that inner optimizer to "
-    "mezzo.amp.decorate(models, optimizers) before it is wrapped"
 )
 _EXPECTED = "_mezzo_has_no_master"
 
@@ -64,7 +55,7 @@ def look_again() -> None:
 @functools.cache
 def watch_optimizers() -> None:
     """Look after optimizers that `decorate` was not given; once a process."""
-    register_optimizer_step_pre_hook(_warn_if_masters_are_missing)
+    register_optimizer_step_pre_hook(_look_at_step)
     register_optimizer_step_post_hook(_forget_casts)
     wrap_loading_of_state(_for_master)
 
@@ -83,26 +74,34 @@ def _forget_casts(_optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         forget_casts()
 
 
-def _warn_if_masters_are_missing(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+def _look_at_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    warn_if_masters_are_missing(optimizer, is_by_scaler=False)
+
+
+def warn_if_masters_are_missing(optimizer: Optimizer, *, is_by_scaler: bool) -> None:
+    """Warn, once per optimizer, of a step that updates half weights without float32 masters.
+
+    Args:
+        optimizer: The one that is about to step.
+        is_by_scaler: Whether `GradScaler.step` takes the step. Plain steps of half parameters that never had masters
+            are torch's usual way, and no reason for a warning.
+    """
     if is_dynamo_compiling() or optimizer in _looked_at:
         return
-    engine = find_engine(optimizer)
-    is_called_by_scaler = engine is not None and engine.is_called_by_scaler
-    is_attached = engine is not None and engine.attached
-    if optimizer in _without_masters and not is_called_by_scaler:
+    if optimizer in _without_masters and not is_by_scaler:
         return
+    engine = find_engine(optimizer)
+    is_attached = engine is not None and engine.attached
     params: list[Tensor] = [param for group in optimizer.param_groups for param in group["params"]]
     bare = [param for param in params if param.dtype in HALF_DTYPES and not has_master(param)]
     if any(is_dtensor(param) for param in bare):
         advice = _SHARDED
     elif any(has_master(param) for param in params):
-        if is_called_by_scaler and not is_attached:
-            return  # a plain step may follow
-        advice = _without_master(optimizer, bare) if is_attached else _bypassed()
+        advice = _without_master(optimizer, bare) if is_attached else _bypassed(optimizer)
     elif bare:
-        if not is_called_by_scaler and not is_attached:
+        if not is_by_scaler and not is_attached:
             _without_masters.add(optimizer)
-            return  # torch's own way; a step through a scaler may follow
+            return  # a step through a scaler may follow
         advice = "" if is_attached else _without_master(optimizer, bare)
     else:
         advice = ""
@@ -111,9 +110,12 @@ def _warn_if_masters_are_missing(optimizer: Optimizer, _args: Any, _kwargs: Any)
         warnings.warn(advice, UserWarning, stacklevel=level_of_user())
 
 
-def _bypassed() -> str:
-    ducks = StepEngine.stepping_ducks
-    return _BYPASSED_INSIDE.format(duck=ducks[-1]) if ducks else _BYPASSED
+def _bypassed(optimizer: Optimizer) -> str:
+    return (
+        f"{type(optimizer).__name__}.step() updates half weights without their float32 masters; pass the optimizer to "
+        "mezzo.amp.decorate(models, optimizers) before an object such as apex's LARC wraps it, or step it through "
+        "scaler.step(optimizer)"
+    )
 
 
 def _without_master(optimizer: Optimizer, bare: list[Tensor]) -> str:

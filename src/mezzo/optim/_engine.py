@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from mezzo._torch.optimizers import (
     STATE_DICT_HOOKS,
     STEP_WAS_CALLED,
     SUPPORTS_SCALING,
+    call_between_step_hooks,
     is_wrapped_by_scheduler,
     mark_as_wrapped,
 )
@@ -45,7 +46,7 @@ _Kwargs = dict[str, Any]
 
 @dataclass(slots=True)
 class StepRequest:
-    """What a loss scaler wants of one step; a plain `optimizer.step()` wants none of it, not even a check."""
+    """What a loss scaler asks of one step. `plain_request()` is that of a user's own `optimizer.step()`."""
 
     scale: Tensor | None = None
     """Loss scale that the gradients carry; None if they are true."""
@@ -59,6 +60,11 @@ class StepRequest:
     """Whether the host has read the verdict and found no overflow."""
     has_rewritten: bool = False
     """Whether the step rewrote the gradients as true, clipped ones, also if it failed later."""
+
+
+def plain_request() -> StepRequest:
+    """Return the request of `optimizer.step()` without a scaler: true gradients, no check."""
+    return StepRequest(checks=False)
 
 
 class _PendingClip:
@@ -89,9 +95,6 @@ class _PendingClip:
 class StepEngine:
     """Checks and updates the parameters of one optimizer; one per optimizer, from `engine_of` or `attach`."""
 
-    stepping_ducks: ClassVar[list[str]] = []
-    """Classes of the look-alikes that scalers step right now, the innermost last; those step other optimizers."""
-
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.is_duck = not isinstance(optimizer, Optimizer) or STATE_DICT_HOOKS not in optimizer.__dict__
@@ -103,7 +106,7 @@ class StepEngine:
         self.masters_for_new = True
         self.new_are_compact = False
         self._foreign_step: Callable[..., Any] | None = None
-        self._request: StepRequest | None = None
+        self._request_behind_wrapper: StepRequest | None = None
         self._clip: _PendingClip | None = None
         self._triton: TritonStep | None = None
         self._one: Tensor | None = None
@@ -143,11 +146,6 @@ class StepEngine:
                 "torch.distributed.fsdp.fully_shard (FSDP2), which mezzo supports"
             )
         self._may_be_of_fsdp1 = False
-
-    @property
-    def is_called_by_scaler(self) -> bool:
-        """Whether the step that is starting now was asked for through `StepEngine.step`."""
-        return self._request is not None
 
     def has_masters(self) -> bool:
         """Whether any parameter has a float32 master."""
@@ -248,33 +246,49 @@ class StepEngine:
         return step(self.optimizer, *args, **kwargs)
 
     def step(self, request: StepRequest, *args: Any, **kwargs: Any) -> Any:
-        """Take one step as a loss scaler asks, through `optimizer.step` and its hooks; other arguments are handed on.
+        """Take one step: torch's step hooks run, and between them the update.
 
-        Where the host knows of an overflow anyway, neither the hooks nor `optimizer.step` run in a skipped step.
+        `optimizer.step()` of an attached optimizer ends here, and so does `GradScaler.step`. If the host learns of an
+        overflow without waiting for the device, the step ends before its hooks, and returns None.
 
-        Raises:
-            RuntimeError: The optimizer needs a closure.
+        Args:
+            request: What to check, unscale and clip.
+            args: Passed on to the optimizer's own rule.
+            kwargs: The same.
         """
         optimizer: Any = self.optimizer
-        if self._needs_closure:
-            raise RuntimeError(
-                f"{type(optimizer).__name__} evaluates a closure several times in one step, which a loss scale "
-                "cannot follow: call optimizer.step(closure) without a scaler (bfloat16 needs none)"
-            )
         if not self.attached:
             self._foreign_step = None if self.is_duck else _foreign_step(optimizer)
-        if request.checks and self._knows_skips_on_host() and self._skips(request):
+        if self._ends_early(request):
             return None
         if self.is_duck:
             return self._step_duck(request, args, kwargs)
-        self._request = request
+        if self._foreign_step is not None:  # the step of the instance runs the hooks
+            return self._update(request, args, kwargs)
+        return call_between_step_hooks(optimizer, self._update, request, args, kwargs)
+
+    def step_through_wrapper(self, request: StepRequest, *args: Any, **kwargs: Any) -> Any:
+        """Take one step by `step`; if somebody wrapped `optimizer.step` after `attach`, let the wrapper call it.
+
+        accelerate counts calls by such a wrapper. A wrapper takes the arguments of `optimizer.step` and no others, so
+        the request waits in the engine until the wrapper calls the step that `attach` put on the optimizer.
+        """
+        step: Any = self.optimizer.__dict__.get("step")
+        if not self.attached or getattr(step, "__func__", None) is _attached_step:
+            return self.step(request, *args, **kwargs)
+        if self._ends_early(request):
+            return None
+        self._request_behind_wrapper = request
         try:
-            if self.attached:
-                return optimizer.step(*args, **kwargs)
-            step = _plain_step if self._foreign_step else _hooked_step
-            return step(optimizer, *args, **kwargs)
+            return self.optimizer.step(*args, **kwargs)
         finally:
-            self._request = None
+            self._request_behind_wrapper = None
+
+    def _ends_early(self, request: StepRequest) -> bool:
+        """Whether the host knows, without an added wait, that the gradients overflowed."""
+        if not request.checks or request.is_known_good:
+            return False
+        return self._knows_skips_on_host() and self._skips(request)
 
     def _knows_skips_on_host(self) -> bool:
         """Whether reading the verdict before the step adds no wait for the device."""
@@ -302,16 +316,13 @@ class StepEngine:
                 with torch.no_grad():
                     unscale_([slot for slots in gather(self.optimizer) for slot in slots], factor)
                 request.has_rewritten = True
-            self.stepping_ducks.append(type(self.optimizer).__name__)
-            try:
-                result = self.optimizer.step(*args, **kwargs)
-            finally:
-                self.stepping_ducks.pop()
+            result = self.optimizer.step(*args, **kwargs)
         forget_casts()
         return result
 
     @functools.cached_property
-    def _needs_closure(self) -> bool:
+    def needs_closure(self) -> bool:
+        """Whether the step of the optimizer cannot be called without a closure, as that of LBFGS."""
         parameter = _step_parameters(self.optimizer).get("closure")
         return parameter is not None and parameter.default is inspect.Parameter.empty
 
@@ -322,27 +333,26 @@ class StepEngine:
 
     @torch.no_grad()
     @hide_from_dynamo("a decorated optimizer's step runs fused kernels already: call it outside the compiled function")
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        """The body of `optimizer.step()`: with its arguments, of which torch's own optimizers take a closure only."""
-        request, self._request = self._request, None
+    def _update(self, request: StepRequest, args: _Args, kwargs: _Kwargs) -> Any:
+        """Check if the request asks for it, update, or evaluate the closure among the arguments and update by it."""
         optimizer: Any = self.optimizer
         setattr(optimizer, STEP_WAS_CALLED, True)
         if args or kwargs:
             closure, args, kwargs = split_closure(args, kwargs)
             if closure is not None:
-                self._clip = None  # it brings gradients of its own
-                return self._run_closure(closure, args, kwargs)
+                self._clip = None  # the closure brings gradients of its own
+                return self._update_by_closure(closure, args, kwargs)
         with outside_autocast():
-            result = self._run(request, args, kwargs)
+            result = self._update_by_grads(request, args, kwargs)
         forget_casts()
         return result
 
-    def _run(self, request: StepRequest | None, args: _Args, kwargs: _Kwargs) -> Any:
+    def _update_by_grads(self, request: StepRequest, args: _Args, kwargs: _Kwargs) -> Any:
         # Bookkeeping reads a thousand attributes, and a function mode (a recording) would be asked about each of them.
         with no_torch_function():
             plan = None if args or kwargs else self._plan()
-        if request is None:
-            request = StepRequest(clip_coef=self._take_clip(), checks=False)
+        if self._clip is not None and not request.checks and request.clip_coef is None:
+            request.clip_coef = self._take_clip()
         if request.verdict is None and request.checks:
             request.verdict = self._check(plan, request.scale, None)
         verdict = None if request.is_known_good else request.verdict
@@ -353,7 +363,7 @@ class StepEngine:
             return None
         return self._apply(verdict, factor_of(request.scale, request.clip_coef), args, kwargs)
 
-    def _run_closure(self, closure: Callable[[], Any], args: _Args, kwargs: _Kwargs) -> Any:
+    def _update_by_closure(self, closure: Callable[[], Any], args: _Args, kwargs: _Kwargs) -> Any:
         if args or kwargs or self._foreign_step is not None or not _fused.covers_class(self.optimizer):
 
             def own_step(evaluate: Callable[[], Any]) -> Any:
@@ -366,7 +376,7 @@ class StepEngine:
             return result
         with torch.enable_grad():
             loss = closure()
-        self.run()
+        self._update(plain_request(), (), {})
         return loss
 
     @torch.no_grad()
@@ -474,7 +484,7 @@ def attach(optimizer: Optimizer, *, masters_for_new: bool = True, compact: bool 
             kept_of(param)  # a move to another device waits: here, not in the first step
     _widen_state(optimizer)
     # A wrapper that an LR scheduler left is replaced: ours sets the flag that it was for.
-    optimizer.__dict__["step"] = types.MethodType(_plain_step if engine._foreign_step else _hooked_step, optimizer)
+    optimizer.__dict__["step"] = types.MethodType(_attached_step, optimizer)
     optimizer.__dict__["load_state_dict"] = types.MethodType(_load_state_dict, optimizer)
     optimizer.__dict__["add_param_group"] = types.MethodType(_add_param_group, optimizer)
     if optimizer.zero_grad == types.MethodType(Optimizer.zero_grad, optimizer):  # else somebody's own, which stays
@@ -488,9 +498,14 @@ def _foreign_step(optimizer: Optimizer) -> Callable[..., Any] | None:
     return None if step is None or is_wrapped_by_scheduler(step) else step
 
 
-def _plain_step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-    """Take a step; see `StepEngine`."""
-    return engine_of(optimizer).run(*args, **kwargs)
+def _attached_step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+    """Take a step on the float32 masters; the `step` of an attached optimizer."""
+    engine = engine_of(optimizer)
+    request, engine._request_behind_wrapper = engine._request_behind_wrapper, None
+    return engine.step(request or plain_request(), *args, **kwargs)
+
+
+mark_as_wrapped(_attached_step)
 
 
 def _load_state_dict(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
@@ -507,11 +522,6 @@ def _zero_grad(optimizer: Optimizer, set_to_none: bool = True) -> None:
     # zeros are kernels, which a recording names by their torch-level calls
     with no_torch_function() if set_to_none else nullcontext():
         type(optimizer).zero_grad(optimizer, set_to_none)
-
-
-_hooked_step: Any = Optimizer.profile_hook_step(_plain_step)
-mark_as_wrapped(_hooked_step)
-mark_as_wrapped(_plain_step)
 
 
 def _widen_state(optimizer: Optimizer) -> None:
