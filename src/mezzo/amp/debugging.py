@@ -6,6 +6,7 @@ from mezzo.amp._fp8_numbers import Fp8Numbers, Fp8Row, collect_fp8_numbers
 from mezzo.amp._kernel_times import KernelRow, uses_tensor_cores
 from mezzo.amp._layer_numerics import check_layer_numerics
 from mezzo.amp._leaks import Leak
+from mezzo.amp._module_calls import ModuleListener, listening_to_modules
 from mezzo.amp._operator_log import OperatorLog, glog_asks_for_operators, operator_log
 from mezzo.amp._operator_stats import CastRow, ModuleRow, OperatorRow, OperatorStats
 from mezzo.amp._ranges import RangeRow, Ranges, ScaleSuggestion, collect_ranges
@@ -29,6 +30,8 @@ __all__ = [
     "collect_operator_stats",
     "enable_operator_stats_collection",
     "disable_operator_stats_collection",
+    "listening_to_modules",
+    "ModuleListener",
     "operator_log",
     "OperatorLog",
     "glog_asks_for_operators",

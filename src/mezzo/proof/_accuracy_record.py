@@ -1,4 +1,4 @@
-"""Recording a step: hooks on every module and parameter, for as long as the step runs."""
+"""Record the values and gradients of one step for `compare_accuracy`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 import itertools
 import math
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -15,10 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from mezzo._arguments import check_at_least
-from mezzo._torch.autograd_engine import graph_task_id
 from mezzo._torch.layers import DropoutNd
 from mezzo.amp import auto_cast, decorate, float32_copy
-from mezzo.amp.debugging import operator_log
+from mezzo.amp.debugging import ModuleListener, listening_to_modules, operator_log
 from mezzo.dtypes import dtype_name
 from mezzo.fp8 import recipe_for
 from mezzo.proof._accuracy_run import (
@@ -72,7 +72,7 @@ def record_run(
     scale = _read_scale(loss_scale)
     check_at_least("max_elements", max_elements)
     recorder = _Recorder(scale, max_elements)
-    with recorder.watching(model):
+    with recorder, listening_to_modules(model, recorder):
         loss = _read_loss(step())
     if not recorder.calls:
         raise ValueError("the step called no module of the model; record the eager model itself, not a compiled one")
@@ -255,52 +255,30 @@ class _Frame:
         return Call(self.path, kind, self.occurrence, self.rounding, self.inputs, outputs, tuple(self.inner))
 
 
-class _Recorder:
-    """What the hooks of one recording write to."""
+class _Recorder(ModuleListener, ExitStack):
+    """Keeps the values and gradients of one step; as a context it removes its hooks on tensors."""
 
     def __init__(self, scale: float, max_elements: int) -> None:
+        super().__init__()
         self.calls: list[_Frame] = []
         self.parameters: dict[str, ParameterGrad] = {}
         self._scale, self._max_elements = scale, max_elements
         self._stack: list[_Frame] = []
-        self._times: dict[str, int] = {}
+        self._times: Counter[str] = Counter()
         self._order = itertools.count()
-        self._nothing = itertools.count(-1, -1)
-        self._hooks = ExitStack()
+        self._no_version = itertools.count(-1, -1)
         self._known: dict[int, tuple[weakref.ref[Tensor], int, TensorRecord, _Slot | None]] = {}
 
-    @contextmanager
-    def watching(self, model: nn.Module) -> Iterator[None]:
-        """Hold the hooks while a step runs."""
-        with self._hooks:
-            for path, module in model.named_modules():
-                self._hold(module.register_forward_pre_hook(self._before(path), with_kwargs=True))
-                self._hold(module.register_forward_hook(self._after, with_kwargs=True))
-            for name, param in model.named_parameters():
-                if param.requires_grad and param.is_leaf:
-                    self._hold(param.register_post_accumulate_grad_hook(self._keep_parameter(name)))
-            yield
+    def enter_module(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        given = [tensor for _, tensor in tensors_in((args, kwargs))]
+        self._times[path] += 1
+        inputs = tuple(self._record(tensor)[0] for tensor in given)
+        own = [each for each in module.parameters(recurse=False) if each.is_floating_point()]
+        rounding = coarsest("float64", *(_rounding(each) for each in (*given, *own)))
+        self._stack.append(_Frame(path, module, self._times[path], inputs, rounding))
 
-    def _hold(self, handle: Any) -> None:
-        self._hooks.callback(handle.remove)
-
-    def _before(self, path: str) -> Callable[..., None]:
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-            if graph_task_id() != -1:  # a checkpointed region computes again what is recorded already
-                return
-            given = [tensor for _, tensor in tensors_in((args, kwargs))]
-            self._times[path] = self._times.get(path, 0) + 1
-            inputs = tuple(self._record(tensor)[0] for tensor in given)
-            own = [each for each in module.parameters(recurse=False) if each.is_floating_point()]
-            rounding = coarsest("float64", *(_rounding(each) for each in (*given, *own)))
-            self._stack.append(_Frame(path, module, self._times[path], inputs, rounding))
-
-        return enter
-
-    def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if graph_task_id() != -1:
-            return
-        if all(frame.module is not module for frame in self._stack):  # it began where nobody listened
+    def leave_module(self, path: str, module: nn.Module, output: Any) -> None:
+        if all(frame.module is not module for frame in self._stack):  # the call began before the recording
             return
         while (frame := self._stack.pop()).module is not module:
             pass  # a call inside raised, and the model went on
@@ -312,9 +290,14 @@ class _Recorder:
             self._stack[-1].inner.append(len(self.calls))
         self.calls.append(frame)
 
+    def accumulate_grad(self, name: str, parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            grad = record_tensor(parameter.grad, self._max_elements, self._scale)
+            self.parameters[name] = ParameterGrad(name, name.rpartition(".")[0], next(self._order), grad)
+
     def _record(self, tensor: Tensor) -> tuple[TensorRecord, _Slot | None]:
         """Return the record of a tensor, and its slot if a call returned it; one that is known is not copied again."""
-        version = next(self._nothing) if tensor.is_inference() else tensor._version  # such a tensor has no version
+        version = next(self._no_version) if tensor.is_inference() else tensor._version
         known = self._known.get(id(tensor))
         if known is not None and known[0]() is tensor and known[1] == version:
             return known[2], known[3]
@@ -332,20 +315,12 @@ class _Recorder:
             reference, version, record, _ = self._known[id(tensor)]
             self._known[id(tensor)] = (reference, version, record, slot)
             if tensor.requires_grad:
-                self._hold(tensor.register_hook(self._keep_grad(slot)))
+                self.callback(tensor.register_hook(self._keep_grad(slot)).remove)
         return slot, is_passed_on
 
     def _keep_grad(self, slot: _Slot) -> Callable[[Tensor], None]:
         def keep(grad: Tensor) -> None:
             slot.grad, slot.order = record_tensor(grad, self._max_elements, self._scale), next(self._order)
-
-        return keep
-
-    def _keep_parameter(self, name: str) -> Callable[[Tensor], None]:
-        def keep(param: Tensor) -> None:
-            if param.grad is not None:
-                grad = record_tensor(param.grad, self._max_elements, self._scale)
-                self.parameters[name] = ParameterGrad(name, name.rpartition(".")[0], next(self._order), grad)
 
         return keep
 
