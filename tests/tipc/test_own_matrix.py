@@ -8,7 +8,7 @@ from posixpath import normpath
 import pytest
 
 from mezzo.tipc import choose_profile, make_plan
-from mezzo.tipc._config import parse
+from mezzo.tipc._config import parse_config as parse
 from mezzo.tipc._wanted import data_of
 
 REPOSITORY = Path(__file__).parents[2]

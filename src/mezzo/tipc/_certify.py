@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mezzo.files import say
 from mezzo.tipc._compat import run_as_scripts
-from mezzo.tipc._config import ConfigError, choose_profile, read_config
+from mezzo.tipc._config import ConfigError, read_config
 from mezzo.tipc._lint import lint
 from mezzo.tipc._machine import this_machine
 from mezzo.tipc._mend import Allowances, mend
@@ -15,6 +15,7 @@ from mezzo.tipc._plan import CVD, Plan
 from mezzo.tipc._planner import make_plan
 from mezzo.tipc._presence import missing_scripts
 from mezzo.tipc._print import as_text
+from mezzo.tipc._recognise import choose_profile
 from mezzo.tipc._run import FAILED, NOTHING, PASSED, RunOptions, run_plan
 from mezzo.tipc._stop import Stop
 from mezzo.tipc._view import Lines, view_for

@@ -39,7 +39,7 @@ _MEMORY = re.compile(r"max_mem(?:ory)?[^0-9]*([0-9.]+) ?([MG]i?B)")
 
 def with_checks(plan: Plan) -> Plan:
     """Return the plan with what the checks need; plans of other repositories stay as they are."""
-    if PROFILES[plan.profile].launcher != "torchrun":
+    if not PROFILES[plan.profile].runs_mezzo:
         return plan
     steps: list[Step] = []
     for step in plan.steps:

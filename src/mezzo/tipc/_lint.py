@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mezzo.tipc._config import MODES, dialect_of, parse
+from mezzo.tipc._config import MODES, parse_config
 from mezzo.tipc._layouts import LAYOUTS
 from mezzo.tipc._plan import Plan
 from mezzo.tipc._presence import lacks
-from mezzo.tipc._profiles import Profile
+from mezzo.tipc._profile import Profile
+from mezzo.tipc._recognise import dialect_of
 from mezzo.tipc._shell import dangerous
 from mezzo.tipc._text import for_mode, items
 
@@ -61,7 +62,7 @@ def lint(text: str, mode: str, profile: Profile, plan: Plan, root: Path | None =
 def _numbered(text: str, profile: Profile) -> list[tuple[int, str]]:
     """Return the lines that count, each with its number in the file."""
     physical = enumerate(text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n"), 1)
-    return [(number, line) for number, line in list(physical)[: profile.keep] if line]
+    return [(number, line) for number, line in list(physical)[: profile.lines_read] if line]
 
 
 def _about_text(text: str, profile: Profile) -> Iterator[Finding]:
@@ -93,14 +94,16 @@ def _about_text(text: str, profile: Profile) -> Iterator[Finding]:
         yield Finding(
             0, False, f"{len(lines)} lines that count, the form has {_LENGTHS[form]}: the missing fields are empty"
         )
-    if profile.keep is not None and len(physical) > profile.keep and len(lines) <= last:
+    if profile.lines_read is not None and len(physical) > profile.lines_read and len(lines) <= last:
         yield Finding(
-            0, True, f"only the first {profile.keep} lines of the file are read, empty ones among them: the end is lost"
+            0,
+            True,
+            f"only the first {profile.lines_read} lines of the file are read, empty ones among them: the end is lost",
         )
 
 
 def _about_fields(text: str, mode: str, profile: Profile) -> Iterator[Finding]:
-    lines, config = _numbered(text, profile), parse(text, profile)
+    lines, config = _numbered(text, profile), parse_config(text, profile)
     places = {name: lines[place] for name, place in LAYOUTS[profile.layout].items() if place < len(lines)}
     for name, (number, line) in places.items():
         value = config[name].value
@@ -113,15 +116,15 @@ def _about_fields(text: str, mode: str, profile: Profile) -> Iterator[Finding]:
         if ":" not in line and name not in ("save", "save_infer") and not line.startswith(("=", "#")):
             yield Finding(number, False, f"no colon: the whole line {line!r} is a key without value")
     for name, what in (("epoch", "epochs or iterations"), ("batch", "batch size")):
-        rule = profile.epoch if name == "epoch" else profile.batch
-        if rule == "mode" and name in places and config[name].key != "null" and "train" in mode:
+        rule = profile.epochs if name == "epoch" else profile.batch
+        if rule == "by mode" and name in places and config[name].key != "null" and "train" in mode:
             if not for_mode(config[name].value, mode):
                 yield Finding(
                     places[name][0],
                     False,
                     f"no {what} for mode {mode}: the script's own default is used, often a full run",
                 )
-        elif rule == "clas":
+        elif rule == "ignored":
             yield Finding(
                 places[name][0] if name in places else 0,
                 False,
@@ -129,14 +132,14 @@ def _about_fields(text: str, mode: str, profile: Profile) -> Iterator[Finding]:
             )
     if mode not in MODES:
         yield Finding(0, True, f"unknown mode '{mode}'; known are {', '.join(MODES)}")
-    for name, then in (
-        ("data", "`prepare` puts the data there and lets ./data lead to it, where train.py looks"),
-        ("use_gpu", "the device is chosen by the command, or by what the machine has"),
-    ):
-        if profile.layout == "tutorial-32" and name in places and config[name].value not in ("", "null"):
+    unused = {"data": "`prepare` puts the data there and lets ./data lead to it, where train.py looks"}
+    if profile.use_gpu == "never":
+        unused["use_gpu"] = "the device is chosen by the command, or by what the machine has"
+    for name, then in unused.items():
+        if config[name].value not in ("", "null"):
             line = f"the script passes {config[name].key} to no command: {then}"
             yield Finding(places[name][0], False, line)
-    if profile.data == "none" and "i_img" in places and config["i_img"].value not in ("", "null"):
+    if not profile.data and "i_img" in places and config["i_img"].value not in ("", "null"):
         yield Finding(places["i_img"][0], False, "the image is passed in whole_infer only, not after training")
     if "gpu_list" in places:
         yield from _about_devices(places["gpu_list"][0], config["gpu_list"].value, profile)

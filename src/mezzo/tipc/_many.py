@@ -10,10 +10,11 @@ from pathlib import Path
 from mezzo._extras import require
 from mezzo.errors import MezzoError
 from mezzo.tipc._certify import Request, certify, run_folder
-from mezzo.tipc._config import choose_profile, read_config
+from mezzo.tipc._config import read_config
 from mezzo.tipc._machine import this_machine
 from mezzo.tipc._places import check_names, check_places
 from mezzo.tipc._planner import make_plan
+from mezzo.tipc._recognise import choose_profile
 from mezzo.tipc._record import RECORDS
 from mezzo.tipc._report import merge
 from mezzo.tipc._run import FAILED, NOTHING, RunOptions

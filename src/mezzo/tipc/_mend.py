@@ -15,7 +15,8 @@ from posixpath import basename, normpath, relpath
 from mezzo.files import FileError, MiB, read_bytes
 from mezzo.tipc._config import LITE_CPU, LITE_MODES, MODES, ConfigError
 from mezzo.tipc._plan import CVD, Plan, Step
-from mezzo.tipc._profiles import PROFILES, Profile
+from mezzo.tipc._profile import Profile
+from mezzo.tipc._profiles import PROFILES
 from mezzo.tipc._shell import dangerous
 from mezzo.tipc._text import evaluated
 from mezzo.tipc._wanted import recipes_of
@@ -79,10 +80,10 @@ def mend(
                 )
     own = dict.fromkeys(f"no part of the chain: {step.text}" for step in plan.steps if step.kind == "shell")
     steps = [_devices(step, profile, gpus, allow, visible) for step in steps]
-    steps = [_interpreter(step, works, profile.launcher == "torchrun") for step in steps]
+    steps = [_interpreter(step, works, profile.runs_mezzo) for step in steps]
     if gpus == 0:
         steps = [_on_cpu(step) for step in steps]
-    if profile.launcher and plan.mode in LITE_MODES:
+    if profile.runs_mezzo and plan.mode in LITE_MODES:
         steps = [left_out(step, root, lacking or {}) for step in steps]
     if gpus == 0 and plan.mode in LITE_MODES:
         steps = [_small_crops(step, root) for step in steps]
@@ -116,7 +117,7 @@ def _devices(step: Step, profile: Profile, gpus: int, allow: Allowances, visible
         what = f"needs {_in_words(len(cards))} ({','.join(cards)}), this machine has {_in_words(gpus)}"
         if allow.strict_devices or gpus:  # recipes for GPUs are small enough for a CPU where there is no GPU only
             return replace(step, env=env, skip=what)
-        if len(cards) > 1 and profile.launcher != "torchrun":
+        if len(cards) > 1 and not profile.runs_mezzo:
             return replace(step, env=env, skip=f"{what}, and this launcher starts no CPU processes")
         instead = "trained on the CPU" if len(cards) == 1 else f"trained as {len(cards)} CPU processes"
         return replace(step, env={**env, CVD: ""}, notices=(*step.notices, f"{what}: {instead}"))

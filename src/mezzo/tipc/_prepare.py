@@ -33,10 +33,11 @@ from mezzo.files import (
     write_file,
     write_text,
 )
-from mezzo.tipc._config import LITE_CPU, LITE_MODES, choose_profile, parse, read_config
+from mezzo.tipc._config import LITE_CPU, LITE_MODES, parse_config, read_config
 from mezzo.tipc._datasets import CLASSIFICATION, DataSet, first_image
 from mezzo.tipc._plan import Plan
 from mezzo.tipc._planner import make_plan
+from mezzo.tipc._recognise import choose_profile
 from mezzo.tipc._shell import option_values
 from mezzo.tipc._wanted import WantedData, all_recipes, data_of, images_of
 from mezzo.tipc._weights import fetch_weights, published
@@ -136,7 +137,7 @@ def prepare(
     source = Source(data=data, url=url, sha256=sha256)
     text = read_config(root / config_path)
     chosen, _ = choose_profile(profile, text, root)
-    plan, config = make_plan(text, mode, chosen, str(root)), parse(text, chosen)
+    plan, config = make_plan(text, mode, chosen, str(root)), parse_config(text, chosen)
     made = _Made(report)
     recipes = _lite_recipes(all_recipes(plan)) if not has_gpu and mode in LITE_MODES else {}
     for file in recipes:  # before anything is made

@@ -11,7 +11,7 @@ from mezzo.config import ConfigError as RecipeError
 from mezzo.config import load_recipe
 from mezzo.errors import MezzoError
 from mezzo.files import FileError
-from mezzo.tipc._config import LITE_MODES, Config, parse
+from mezzo.tipc._config import LITE_MODES, Config, parse_config
 from mezzo.tipc._datasets import CLASSIFICATION
 from mezzo.tipc._plan import Plan, Step
 from mezzo.tipc._profiles import PROFILES
@@ -45,10 +45,10 @@ def lacks(plan: Plan, text: str, root: Path, gpus: int) -> Iterator[tuple[bool, 
     """
     for line in missing_scripts(plan, root):
         yield True, line
-    ours = bool(PROFILES[plan.profile].launcher)
+    ours = PROFILES[plan.profile].runs_mezzo
     yield from _recipes(plan, root, ours)
     if ours:
-        yield from _data(plan, parse(text, PROFILES[plan.profile]), root)
+        yield from _data(plan, parse_config(text, PROFILES[plan.profile]), root)
         yield from _weights(plan, root)
     for step, folder in _with_folders(plan, root):
         yield from _trained(step, folder)

@@ -213,7 +213,7 @@ class _Runner:
             other = self._elsewhere(step)
             there.append(self.root / step.checkpoint if other is None else other)
         if (
-            step.kind == "export" and PROFILES[self.plan.profile].launcher
+            step.kind == "export" and PROFILES[self.plan.profile].runs_mezzo
         ):  # of other repositories nobody knows the files
             there += [self._folder(step) / name / "deploy.yaml" for name in saved_to(step.bare)]
         return all(path.exists() or (path.parent.is_dir() and "*" in path.name) for path in there)

@@ -12,13 +12,11 @@ from mezzo.config import Recipe, load_recipe
 from mezzo.fetch import is_url
 from mezzo.tipc._config import Config
 from mezzo.tipc._datasets import CLASSIFICATION, DataSet, dataset_of
+from mezzo.tipc._layouts import LAYOUTS
 from mezzo.tipc._plan import Plan, Step
 from mezzo.tipc._profiles import PROFILES
 from mezzo.tipc._shell import option_values, words
 from mezzo.tipc._text import evaluated
-
-TUTORIAL = "tutorial-32"
-"""The form of text whose lines for data and image are passed to no command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,7 @@ def data_of(plan: Plan, config: Config, root: Path) -> list[WantedData]:
     found = [each for name in all_recipes(plan) for each in _data_of_recipe(load_recipe(root / name), name)]
     passed = [name for step in plan.steps for name in option_values(evaluated(step.bare), "--data-path")]
     found += [WantedData(dataset_of(CLASSIFICATION), name, "--data-path") for name in passed]
-    if not found and PROFILES[plan.profile].layout == TUTORIAL:
+    if not found and "data" in LAYOUTS[PROFILES[plan.profile].layout]:  # a line that no command gets
         folder = _said(config, "data") or "data"
         found = [WantedData(dataset_of(CLASSIFICATION), folder, f"the line {config['data'].key}", is_passed=False)]
     merged: dict[str, WantedData] = {}
@@ -116,7 +114,7 @@ def images_of(plan: Plan, config: Config) -> list[str]:
     """Return the images, folders or lists that inference reads; the tutorial's form leaves its image to the script."""
     steps = [step for step in plan.steps if step.kind == "infer"]
     named = [name for step in steps for name in option_values(evaluated(step.bare), "--img-path", "--image-path")]
-    if not named and PROFILES[plan.profile].layout == TUTORIAL and (line := _said(config, "i_img")):
+    if not named and not PROFILES[plan.profile].data and (line := _said(config, "i_img")):
         named = [line]
     return list(dict.fromkeys(named))
 

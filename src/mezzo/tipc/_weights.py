@@ -94,6 +94,6 @@ def published(model: str, target: Path, say: Say) -> bool:
 
 def _addresses(plan: Plan, root: Path) -> list[str]:
     """Return the URLs of pretrained weights in a plan; empty for the plan of another repository."""
-    if not PROFILES[plan.profile].launcher:
+    if not PROFILES[plan.profile].runs_mezzo:
         return []
     return list(dict.fromkeys(each.url for step in plan.steps for each in weights_of(step, root)))
