@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mezzo.config import ConfigError, Recipe, load_recipe
+from mezzo.config import Recipe, RecipeError, load_recipe
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "test_tipc" / "configs"
@@ -70,7 +70,7 @@ def load(folder: Path, data: str | dict[str, Any], **options: Any) -> Recipe:
 
 def faults(folder: Path, data: str | dict[str, Any], **options: Any) -> list[str]:
     """Return the lines of the error that loading raises, without the folder and without what is allowed."""
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(RecipeError) as caught:
         load(folder, data, **options)
     lines = str(caught.value).replace(f"{folder}/", "").splitlines()
     return [line.partition(": must be")[0] for line in lines]

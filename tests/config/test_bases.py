@@ -10,23 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mezzo.config._errors import ConfigError, Faults
+from mezzo.config._errors import FaultLog, RecipeError
 from mezzo.config._source import MAX_BYTES, merge, read_tree
-from mezzo.files import Mark, mark_all
+from mezzo.files import SourceMark, mark_all
 
 
 def read(folder: Path, **files: str) -> Any:
     """Write files and return the plain data of the one called `main`."""
     for name, text in files.items():
         (folder / f"{name}.yml").write_text(text, encoding="utf-8")
-    faults = Faults()
+    faults = FaultLog()
     tree = read_tree(folder / "main.yml", faults)
     faults.raise_if_any()
     return tree.plain()
 
 
 def fault(folder: Path, **files: str) -> str:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(RecipeError) as caught:
         read(folder, **files)
     return str(caught.value).replace(f"{folder}/", "")
 
@@ -76,9 +76,9 @@ def merged(base: Any, over: Any) -> Any:
 
 @given(BLOCKS, BLOCKS)
 def test_merging_follows_the_rule(base: Any, over: Any) -> None:
-    result = merge(mark_all(base, Mark("f.yml")), mark_all(over, Mark("f.yml"))).plain()
+    result = merge(mark_all(base, SourceMark("f.yml")), mark_all(over, SourceMark("f.yml"))).plain()
     assert result == merged(base, over)
-    assert merge(mark_all(result, Mark("f.yml")), mark_all(over, Mark("f.yml"))).plain() == result
+    assert merge(mark_all(result, SourceMark("f.yml")), mark_all(over, SourceMark("f.yml"))).plain() == result
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_files_that_are_no_text_are_named(tmp_path: Path) -> None:
         (b"#" * (MAX_BYTES + 1), f"main.yml: larger than {MAX_BYTES} bytes, the most that is read of such a file"),
     ]:
         path.write_bytes(data)
-        faults = Faults()
+        faults = FaultLog()
         read_tree(path, faults)
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(RecipeError) as caught:
             faults.raise_if_any()
         assert str(caught.value).endswith(message)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from mezzo.config import ConfigError, classification_recipe
+from mezzo.config import RecipeError, classification_recipe
 
 
 @pytest.fixture
@@ -142,11 +142,11 @@ def test_resolved_settings_are_plain_and_call_the_same_recipe_again(folder: Path
 def test_what_is_wrong_with_an_option_is_said_at_the_option(
     tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(RecipeError, match=message):
         classification_recipe(**{"data_path": tmp_path, "num_classes": 2, **options})
 
 
 def test_all_options_are_checked_before_any_data_are_opened(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(RecipeError) as caught:
         classification_recipe(data_path=tmp_path / "gone", lr=-1, epochs=0, opt="x")
     assert [line.split(":")[0] for line in str(caught.value).splitlines()] == ["--epochs", "--lr", "--opt"]

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from mezzo.config._errors import ConfigError, Faults
+from mezzo.config._errors import FaultLog, RecipeError
 from mezzo.config._losses import ClassLoss, read_loss
-from mezzo.files import Mark, mark_all
+from mezzo.files import SourceMark, mark_all
 from mezzo.models import losses
 
 
 def read(block: Any, ignore_index: int = 255, num_classes: int | None = 4) -> torch.nn.Module:
-    faults = Faults()
-    recipe = read_loss(mark_all({"loss": block}, Mark("f.yml")), ignore_index, num_classes, faults)
+    faults = FaultLog()
+    recipe = read_loss(mark_all({"loss": block}, SourceMark("f.yml")), ignore_index, num_classes, faults)
     faults.raise_if_any()
     assert recipe is not None
     return recipe.create()
@@ -105,7 +105,7 @@ def test_two_classes_may_have_a_hinge_loss() -> None:
 
 def test_a_loss_without_gradient_is_left_out_of_a_mixture_and_that_is_said_once() -> None:
     block = mixed(CE, CONNECTIVITY, {"type": "LovaszSoftmaxLoss"}, coef=[0.8, 0.1, 0.2]) | {"coef": [1, 0.4]}
-    recipe = read_loss(mark_all({"loss": block}, Mark("f.yml", 7)), 255, 4, Faults())
+    recipe = read_loss(mark_all({"loss": block}, SourceMark("f.yml", 7)), 255, 4, FaultLog())
     assert recipe is not None
     why = "is computed from predicted classes, so it has no gradient; the loss is without it"
     assert recipe.ignored == (f"f.yml:7: SemanticConnectivityLoss: {why}",)
@@ -192,5 +192,5 @@ def test_a_loss_without_gradient_is_left_out_of_a_mixture_and_that_is_said_once(
     ],
 )
 def test_blocks_that_describe_no_loss_are_refused(block: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(RecipeError, match=message):
         read(block)

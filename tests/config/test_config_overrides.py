@@ -9,9 +9,9 @@ import recipe_files
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mezzo.config._errors import Faults
+from mezzo.config._errors import FaultLog
 from mezzo.config._overrides import apply_options
-from mezzo.files import Mark, mark_all
+from mezzo.files import SourceMark, mark_all
 
 
 def test_names_lead_into_blocks_and_lists(tmp_path: Path) -> None:
@@ -98,8 +98,8 @@ OPTION = st.tuples(
 
 @given(st.lists(OPTION.map("".join), max_size=6))
 def test_any_options_are_applied_or_noted(options: list[str]) -> None:
-    tree = mark_all({"a": [{"b": 1}, [2]], "b": {"a": 1}}, Mark("f.yml"))
-    faults = Faults()
+    tree = mark_all({"a": [{"b": 1}, [2]], "b": {"a": 1}}, SourceMark("f.yml"))
+    faults = FaultLog()
     result = apply_options(tree, options, faults)
     assert tree.plain() == {"a": [{"b": 1}, [2]], "b": {"a": 1}}, "the tree that came was changed"
     if not options:

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recipe_files import changed, faults, load
 
-from mezzo.config import ConfigError, load_recipe
+from mezzo.config import RecipeError, load_recipe
 from mezzo.data import Compose
 
 
@@ -354,7 +354,7 @@ def test_data_sets_must_agree(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"gone\.yml: no such file$"):
+    with pytest.raises(RecipeError, match=r"gone\.yml: no such file$"):
         load_recipe(tmp_path / "gone.yml")
 
 
@@ -400,7 +400,7 @@ def test_nonsense_anywhere_in_a_file_loads_or_is_refused(tmp_path: Path, changes
             inner[place[-1]] = value
     try:
         recipe = load(tmp_path, data)
-    except ConfigError:
+    except RecipeError:
         return
     assert yaml.safe_load(yaml.safe_dump(recipe.resolved)) is not None
 

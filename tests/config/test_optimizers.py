@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from mezzo.config._errors import ConfigError, Faults
-from mezzo.config._optimizers import OptimizerRecipe, Part, read_optimizer
-from mezzo.files import Mark, mark_all
+from mezzo.config._errors import FaultLog, RecipeError
+from mezzo.config._optimizers import OptimizerRecipe, ParameterGroup, read_optimizer
+from mezzo.files import SourceMark, mark_all
 
 
 def network() -> nn.Module:
@@ -21,8 +21,8 @@ def network() -> nn.Module:
 
 
 def read(**block: Any) -> OptimizerRecipe:
-    faults = Faults()
-    recipe = read_optimizer(mark_all({"optimizer": block}, Mark("f.yml")), 0.1, faults)
+    faults = FaultLog()
+    recipe = read_optimizer(mark_all({"optimizer": block}, SourceMark("f.yml")), 0.1, faults)
     faults.raise_if_any()
     assert recipe is not None
     return recipe
@@ -79,7 +79,7 @@ def test_a_part_of_the_network_has_its_own_rate(block: dict) -> None:
 
 
 def test_the_first_part_that_fits_has_the_parameter_and_decay_is_a_factor_too() -> None:
-    parts = (Part(name="head", weight_decay_mult=0.0), Part(name="weight", lr_mult=2.0))
+    parts = (ParameterGroup(name="head", weight_decay_mult=0.0), ParameterGroup(name="weight", lr_mult=2.0))
     recipe = OptimizerRecipe(kind="sgd", lr=1.0, weight_decay=0.1, parts=parts)
     groups = recipe.create(network()).param_groups
     found = [(len(group["params"]), group["lr"], group["weight_decay"]) for group in groups]
@@ -88,7 +88,7 @@ def test_the_first_part_that_fits_has_the_parameter_and_decay_is_a_factor_too() 
 
 def test_a_part_that_fits_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="no parameter for the part 'bakbone': none has that in its name"):
-        OptimizerRecipe(kind="sgd", lr=1.0, parts=(Part(name="bakbone"),)).create(network())
+        OptimizerRecipe(kind="sgd", lr=1.0, parts=(ParameterGroup(name="bakbone"),)).create(network())
 
 
 def test_the_norm_to_clip_by_is_kept() -> None:
@@ -132,5 +132,5 @@ def test_the_norm_to_clip_by_is_kept() -> None:
     ],
 )
 def test_blocks_that_describe_no_optimizer_are_refused(block: dict, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(RecipeError, match=message):
         read(**block)

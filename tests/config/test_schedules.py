@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch.optim import lr_scheduler as torch_schedules
 
 from mezzo.config._curves import CURVES, Curve
-from mezzo.config._errors import ConfigError, Faults
+from mezzo.config._errors import FaultLog, RecipeError
 from mezzo.config._schedules import Schedule, read_schedule
-from mezzo.files import Mark, mark_all
+from mezzo.files import SourceMark, mark_all
 
 STEPS = 60
 RATE = 0.1
@@ -83,9 +83,9 @@ def test_polynomial_decay_of_power_0_is_constant() -> None:
 
 
 def test_warm_up_of_no_steps_needs_no_first_rate() -> None:
-    faults = Faults()
+    faults = FaultLog()
     block = {"type": "ExponentialDecay", "learning_rate": 0.5, "gamma": 1, "warmup_iters": 0}
-    schedule = read_schedule(mark_all({"lr_scheduler": block}, Mark("f.yml")), faults)
+    schedule = read_schedule(mark_all({"lr_scheduler": block}, SourceMark("f.yml")), faults)
     faults.raise_if_any()
     assert schedule is not None
     assert [schedule.lr(step) for step in (0, 1)] == [0.5, 0.5]
@@ -198,7 +198,7 @@ def test_numbers_out_of_range_are_refused(name: str, arguments: dict, message: s
     ],
 )
 def test_blocks_that_describe_no_schedule_are_refused(block: Any, message: str) -> None:
-    faults = Faults()
-    assert read_schedule(mark_all({"lr_scheduler": block}, Mark("f.yml")), faults) is None
-    with pytest.raises(ConfigError, match=message):
+    faults = FaultLog()
+    assert read_schedule(mark_all({"lr_scheduler": block}, SourceMark("f.yml")), faults) is None
+    with pytest.raises(RecipeError, match=message):
         faults.raise_if_any()

@@ -12,20 +12,20 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mezzo.config._errors import ConfigError, Faults
-from mezzo.files import MAX_DEPTH, Node, parse_yaml
+from mezzo.config._errors import FaultLog, RecipeError
+from mezzo.files import MAX_DEPTH, YamlNode, parse_yaml
 
 
-def parsed(text: str) -> Node | None:
+def parsed(text: str) -> YamlNode | None:
     """Return the tree of a text; raise if there is a fault."""
-    faults = Faults()
+    faults = FaultLog()
     tree = parse_yaml(text, "f.yml", faults)
     faults.raise_if_any()
     return tree
 
 
 def fault(text: str) -> str:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(RecipeError) as caught:
         parsed(text)
     return str(caught.value)
 
@@ -139,7 +139,7 @@ def test_thousands_of_faults_are_cut() -> None:
     st.text(alphabet=st.sampled_from("ab1:-,?*&!|>'\"%@`[]{}#<~. \n\t\\x0eE+_="), max_size=40) | st.text(max_size=40)
 )
 def test_any_text_gives_a_tree_or_faults(text: str) -> None:
-    faults = Faults()
+    faults = FaultLog()
     tree = parse_yaml(text, "f.yml", faults)
     if tree is not None:
         yaml.safe_dump(tree.plain())
@@ -155,8 +155,8 @@ def test_any_text_gives_a_tree_or_faults(text: str) -> None:
 )
 def test_what_takes_quadratic_time_is_refused_or_read_at_once(text: str, word: str) -> None:
     started = time.perf_counter()
-    faults = Faults()
+    faults = FaultLog()
     parse_yaml(text, "f.yml", faults, max_values=200_000)
     assert time.perf_counter() - started < 20  # minutes before; seconds on a slow machine
-    with pytest.raises(ConfigError, match=word) if word else nullcontext():
+    with pytest.raises(RecipeError, match=word) if word else nullcontext():
         faults.raise_if_any()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mezzo.config import ConfigError
+from mezzo.config import RecipeError
 from mezzo.errors import MezzoError, RunError
 from mezzo.files import one_line, plain, say
 
@@ -91,7 +91,7 @@ def test_messages_of_errors_are_printable(error: type[MezzoError]) -> None:
 
 
 def test_an_error_with_several_faults_keeps_its_lines() -> None:
-    assert str(ConfigError(["a.yml:1: \x1b[31mbad", "a.yml:2: worse"])) == "a.yml:1: bad\na.yml:2: worse"
+    assert str(RecipeError(["a.yml:1: \x1b[31mbad", "a.yml:2: worse"])) == "a.yml:1: bad\na.yml:2: worse"
 
 
 def test_a_name_with_newlines_is_one_line() -> None:

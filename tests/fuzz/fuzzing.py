@@ -102,7 +102,7 @@ def judge(target: Target, path: Path) -> tuple[str, str, float]:
 
 
 def is_clean(message: str) -> bool:
-    """Return whether a message is lines of printable text; ConfigError has one line per fault."""
+    """Return whether a message is lines of printable text; RecipeError has one line per fault."""
     return all(line.isprintable() for line in message.split("\n"))
 
 

@@ -22,7 +22,7 @@ from PIL import Image
 
 from mezzo.amp._lists import load_lists
 from mezzo.config import load_recipe
-from mezzo.config._errors import Faults
+from mezzo.config._errors import FaultLog
 from mezzo.config._source import read_tree
 from mezzo.data import ImageList, read_image, read_label
 from mezzo.data._datasets import ListDataset
@@ -77,7 +77,7 @@ def write(path: Path, data: bytes) -> Path:
 def recipes() -> list[dict[str, Any]]:
     """Return the recipes of this repository, with their bases merged into them."""
     found = sorted((ROOT / "test_tipc" / "configs").rglob("*.yml"))
-    trees = [read_tree(path, Faults()).plain() for path in found]
+    trees = [read_tree(path, FaultLog()).plain() for path in found]
     return [tree for tree in trees if {"model", "loss", "train_dataset"} <= tree.keys()]
 
 

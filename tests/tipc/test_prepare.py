@@ -24,7 +24,7 @@ import yaml
 from test_mend import CONFIG
 
 from archives import special, tar_of, zip_of
-from mezzo.config import ConfigError, load_recipe
+from mezzo.config import RecipeError, load_recipe
 from mezzo.data import LITE_MARKER as GENERATED
 from mezzo.data import DataError
 from mezzo.data import prepare as generate
@@ -891,7 +891,7 @@ def test_two_recipes_of_a_folder_have_small_variants_of_their_own(tmp_path, run)
 def test_broken_recipe_is_named(tmp_path, run):
     run()
     (tmp_path / "configs/net.yml").unlink()
-    with pytest.raises(ConfigError, match=r"net\.yml: no such file"):
+    with pytest.raises(RecipeError, match=r"net\.yml: no such file"):
         prepare(Path("configs/text.txt"), LITE, root=tmp_path, has_gpu=False, profile="mezzo")
 
 

@@ -15,7 +15,7 @@ Mode = Literal["train", "eval", "predict"]
 Logs = Mapping[str, Any]
 
 
-class Place(Protocol):
+class RunProcess(Protocol):
     """This process among all of a run."""
 
     @property
@@ -23,13 +23,13 @@ class Place(Protocol):
         """Whether it writes files and prints lines."""
 
 
-class Trained(Protocol):
+class TrainedModel(Protocol):
     """What a callback may ask of a `mezzo.Model`."""
 
     stop_training: bool
 
     @property
-    def world(self) -> Place:
+    def world(self) -> RunProcess:
         """This process among all of a run."""
 
     @property
@@ -92,10 +92,10 @@ class Callback:
     looked at. Setting `self.model.stop_training` ends training after the epoch.
     """
 
-    model: Trained
+    model: TrainedModel
     params: dict[str, Any]
 
-    def set_model(self, model: Trained) -> None:
+    def set_model(self, model: TrainedModel) -> None:
         """Learn which model it is."""
         self.model = model
 
@@ -152,7 +152,7 @@ class Callback:
 class CallbackList:
     """Tells every callback, in order."""
 
-    def __init__(self, callbacks: Iterable[Callback], model: Trained, params: dict[str, Any]) -> None:
+    def __init__(self, callbacks: Iterable[Callback], model: TrainedModel, params: dict[str, Any]) -> None:
         self._callbacks = list(callbacks)
         for callback in self._callbacks:
             if not isinstance(callback, Callback):

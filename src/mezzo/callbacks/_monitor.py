@@ -15,7 +15,7 @@ Direction = Literal["auto", "min", "max"]
 _MORE_IS_BETTER = ("acc", "auc", "iou", "precision", "recall", "dice", "f1")
 
 
-class _Watch:
+class _Monitor:
     """The best value of a number so far."""
 
     def __init__(self, monitor: str, mode: str, min_delta: float) -> None:
@@ -100,7 +100,7 @@ class EarlyStopping(_Watcher):
         baseline: float | None = None,
         save_best_model: bool = True,
     ) -> None:
-        self._watch, self._patience = _Watch(monitor, mode, min_delta), _check_patience(patience)
+        self._watch, self._patience = _Monitor(monitor, mode, min_delta), _check_patience(patience)
         self._verbose, self._baseline, self._saves = verbose, baseline, save_best_model
 
     def on_train_begin(self, logs: Logs) -> None:
@@ -156,7 +156,7 @@ class ReduceLROnPlateau(_Watcher):
     ) -> None:
         if not 0 < factor < 1:
             raise ValueError(f"factor={factor}: must be between 0 and 1")
-        self._watch, self._patience = _Watch(monitor, mode, min_delta), _check_patience(patience)
+        self._watch, self._patience = _Monitor(monitor, mode, min_delta), _check_patience(patience)
         self._factor, self._verbose, self._rest, self._lowest = factor, verbose, cooldown, min_lr
         self._waited, self._resting = 0, 0
 

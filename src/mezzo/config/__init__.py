@@ -2,11 +2,11 @@
 
 from mezzo.config._classification import classification_recipe
 from mezzo.config._data import DataRecipe
-from mezzo.config._errors import ConfigError
+from mezzo.config._errors import RecipeError
 from mezzo.config._load import load_recipe
 from mezzo.config._losses import LossRecipe
 from mezzo.config._model import ModelRecipe
-from mezzo.config._optimizers import OptimizerRecipe, Part
+from mezzo.config._optimizers import OptimizerRecipe, ParameterGroup
 from mezzo.config._recipe import Recipe
 from mezzo.config._schedules import Schedule
 
@@ -18,7 +18,7 @@ __all__ = [
     "DataRecipe",
     "LossRecipe",
     "OptimizerRecipe",
-    "Part",
+    "ParameterGroup",
     "Schedule",
-    "ConfigError",
+    "RecipeError",
 ]

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-from mezzo.config._errors import Faults, unknown_key
+from mezzo.config._errors import FaultLog, unknown_key
 from mezzo.errors import MezzoError
-from mezzo.files import Mark, Node, short_repr
+from mezzo.files import SourceMark, YamlNode, short_repr
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -19,7 +19,7 @@ P = ParamSpec("P")
 REFUSALS = (MezzoError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError)
 
 
-def find_type(node: Node, what: str, table: Mapping[str, T], faults: Faults) -> T | None:
+def find_type(node: YamlNode, what: str, table: Mapping[str, T], faults: FaultLog) -> T | None:
     """Return what the `type` of a block stands for, or None after noting the fault."""
     if not isinstance(node.value, dict):
         faults.add(node.mark, f"{what}: {short_repr(node.plain())}: must be a block with a type")
@@ -34,7 +34,9 @@ def find_type(node: Node, what: str, table: Mapping[str, T], faults: Faults) -> 
     return table[name]
 
 
-def check_arguments(node: Node, factory: Callable[..., object], faults: Faults, *, given: tuple[str, ...] = ()) -> bool:
+def check_arguments(
+    node: YamlNode, factory: Callable[..., object], faults: FaultLog, *, given: tuple[str, ...] = ()
+) -> bool:
     """Note entries that a callable does not take and those that it needs; return whether all is well.
 
     Args:
@@ -63,14 +65,14 @@ def _keywords(factory: Callable[..., object]) -> dict[str, bool] | None:
     return {item.name: item.default is item.empty for item in named}
 
 
-def check_names(node: Node, what: str, allowed: Sequence[str], faults: Faults) -> None:
+def check_names(node: YamlNode, what: str, allowed: Sequence[str], faults: FaultLog) -> None:
     """Note every entry of a block that is not allowed, with the nearest name that is."""
     for key, item in node.block.items():
         if key not in allowed:
             faults.add(item.mark, unknown_key(f"key of {what}", key, allowed))
 
 
-def check_block(node: Node, what: str, allowed: Sequence[str], required: Sequence[str], faults: Faults) -> bool:
+def check_block(node: YamlNode, what: str, allowed: Sequence[str], required: Sequence[str], faults: FaultLog) -> bool:
     """Return whether a node is a block with these keys; what is not is noted."""
     if not isinstance(node.value, dict):
         faults.add(node.mark, f"{what}: {short_repr(node.plain())}: must be a block with {', '.join(allowed)}")
@@ -83,7 +85,9 @@ def check_block(node: Node, what: str, allowed: Sequence[str], required: Sequenc
     return len(faults) == before
 
 
-def create(node: Node, what: str, table: Mapping[str, Callable[..., R]], faults: Faults, **given: Any) -> R | None:
+def create(
+    node: YamlNode, what: str, table: Mapping[str, Callable[..., R]], faults: FaultLog, **given: Any
+) -> R | None:
     """Return the object that a block describes, or None after noting what is wrong.
 
     Args:
@@ -100,7 +104,7 @@ def create(node: Node, what: str, table: Mapping[str, Callable[..., R]], faults:
     return attempt(node, faults, factory, **arguments)
 
 
-def attempt(node: Node, faults: Faults, make: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
+def attempt(node: YamlNode, faults: FaultLog, make: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
     """Return what a call makes of a block; if it refuses, note that at the line of the entry it names, and return None."""
     try:
         return make(*args, **kwargs)
@@ -110,7 +114,7 @@ def attempt(node: Node, faults: Faults, make: Callable[P, R], *args: P.args, **k
         return None
 
 
-def find_line(node: Node, message: str) -> Mark:
+def find_line(node: YamlNode, message: str) -> SourceMark:
     """Return the place of the entry that a message names; of the block's type if it names none."""
     path = find_entry(node, message)
     for key in path[:-1]:
@@ -118,7 +122,7 @@ def find_line(node: Node, message: str) -> Mark:
     return node.mark_of(path[-1] if path else "type")
 
 
-def find_entry(node: Node, message: str) -> tuple[str, ...]:
+def find_entry(node: YamlNode, message: str) -> tuple[str, ...]:
     """Return the keys that lead to the entry that a message names, the longest name if it names several; or none."""
     # What is allowed stands behind the first semicolon, so only what is in front of it names the culprit.
     words = set(re.findall(r"\w+", message.partition(";")[0]))
@@ -126,6 +130,6 @@ def find_entry(node: Node, message: str) -> tuple[str, ...]:
     return max(named, key=lambda path: len(path[-1]), default=())
 
 
-def _paths(node: Node) -> list[tuple[str, ...]]:
+def _paths(node: YamlNode) -> list[tuple[str, ...]]:
     """Return the way to every entry of a block and of the blocks inside it."""
     return [(key, *rest) for key, item in node.block.items() for rest in ((), *_paths(item))]

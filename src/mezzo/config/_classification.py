@@ -10,7 +10,7 @@ from mezzo._arguments import check_integer, check_number
 from mezzo.config._check import REFUSALS
 from mezzo.config._curves import StepDecay
 from mezzo.config._data import DataRecipe
-from mezzo.config._errors import Faults, made
+from mezzo.config._errors import FaultLog, parsed
 from mezzo.config._model import ModelRecipe
 from mezzo.config._optimizers import OptimizerRecipe
 from mezzo.config._recipe import Recipe
@@ -28,7 +28,7 @@ from mezzo.data import (
 )
 from mezzo.data.transforms import RandomHorizontalFlip
 from mezzo.errors import unknown_choice
-from mezzo.files import Mark
+from mezzo.files import SourceMark
 from mezzo.models import list_models, model_info
 
 P = ParamSpec("P")
@@ -81,7 +81,7 @@ def classification_recipe(
         std: Deviation of the channels.
 
     Raises:
-        ConfigError: Options are wrong; the message has a line for each.
+        RecipeError: Options are wrong; the message has a line for each.
         DataError: The classes are to be counted, and the data cannot be read.
     """
     given = {name: _plain(value) for name, value in locals().items()}
@@ -102,13 +102,13 @@ def classification_recipe(
         task="classification",
         model=ModelRecipe(name=model, options={"num_classes": classes}),
         num_classes=classes,
-        train_data=_data(data_path, "train", classes, [*train, made(normalize)]),
-        val_data=_data(data_path, "val", classes, [*val, made(normalize)]),
+        train_data=_data(data_path, "train", classes, [*train, parsed(normalize)]),
+        val_data=_data(data_path, "val", classes, [*val, parsed(normalize)]),
         batch_size=batch_size,
         iters=None,
         epochs=epochs,
-        optimizer=made(optimizer),
-        schedule=Schedule(curve=made(curve), unit="epoch"),
+        optimizer=parsed(optimizer),
+        schedule=Schedule(curve=parsed(curve), unit="epoch"),
         loss=None,
         resolved={"task": "classification", **given, "num_classes": classes},
     )
@@ -118,21 +118,21 @@ class _Options:
     """Tries what options ask for and notes what is refused, under the names of the options."""
 
     def __init__(self) -> None:
-        self.faults = Faults()
+        self.faults = FaultLog()
 
     def check(self, option: str, make: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
         """Return what a call makes of the value of an option, or None after noting why it refuses."""
         try:
             return make(*args, **kwargs)
         except REFUSALS as error:
-            self.faults.add(Mark(f"--{option}"), str(error))
+            self.faults.add(SourceMark(f"--{option}"), str(error))
             return None
 
     def check_model(self, name: str) -> None:
         """Note a name that is no classifier."""
         known = [item for item in list_models() if model_info(item).task == "classification"]
         if name not in known:
-            self.faults.add(Mark("--model"), unknown_choice("classifier", name, known))
+            self.faults.add(SourceMark("--model"), unknown_choice("classifier", name, known))
 
     def curve(self, lr: float, step_size: int, gamma: float) -> StepDecay | None:
         """Return the steps of the learning rate."""
@@ -144,7 +144,7 @@ class _Options:
     def optimizer(self, opt: str, lr: float, momentum: float, weight_decay: float) -> OptimizerRecipe | None:
         """Return the optimizer."""
         if opt not in OPTIMIZERS:
-            self.faults.add(Mark("--opt"), unknown_choice("optimizer", opt, OPTIMIZERS))
+            self.faults.add(SourceMark("--opt"), unknown_choice("optimizer", opt, OPTIMIZERS))
             return None
         kind: Any = opt
         self.check("momentum", OptimizerRecipe, kind="sgd", lr=1.0, momentum=momentum)

@@ -9,9 +9,9 @@ from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
 
 from mezzo.config._check import attempt, check_arguments, create, find_type
-from mezzo.config._errors import Faults, unknown_key
+from mezzo.config._errors import FaultLog, unknown_key
 from mezzo.data import DATASETS, IGNORE, TRANSFORMS, Compose, Dataset, Transform
-from mezzo.files import Node, short_repr
+from mezzo.files import YamlNode, short_repr
 
 PADDING = "label_padding_value"
 MAX_CLASSES = 255  # labels are bytes, and one value is for pixels that do not count
@@ -35,7 +35,7 @@ class DataRecipe:
 
 
 def read_data(
-    tree: Node, key: Literal["train_dataset", "val_dataset"], num_classes: int | None, faults: Faults
+    tree: YamlNode, key: Literal["train_dataset", "val_dataset"], num_classes: int | None, faults: FaultLog
 ) -> DataRecipe | None:
     """Return the data of a block; None if there is none, or after noting what is wrong. Nothing is opened.
 
@@ -59,7 +59,7 @@ def read_data(
     return DataRecipe(factory=factory, options=node.without("type", "transforms").plain(), transforms=transforms)
 
 
-def _transforms(node: Node, key: str, faults: Faults) -> Compose | None:
+def _transforms(node: YamlNode, key: str, faults: FaultLog) -> Compose | None:
     if not isinstance(node.get("transforms"), list):
         faults.add(node.mark_of("transforms"), f"{key}: transforms must be a list, as in [{{type: Normalize}}]")
         return None
@@ -72,7 +72,7 @@ def _transforms(node: Node, key: str, faults: Faults) -> Compose | None:
     return attempt(node.block["transforms"], faults, Compose, good, image_only=image_only)
 
 
-def _transform(node: Node, image_only: bool, faults: Faults) -> Transform | None:
+def _transform(node: YamlNode, image_only: bool, faults: FaultLog) -> Transform | None:
     """Return the transform of a block, or None after noting at its line why there is none, or none for evaluation."""
     made = create(node, "transform", TRANSFORMS, faults)
     if made is None or attempt(node, faults, Compose, [made], image_only=image_only) is None:
@@ -80,7 +80,7 @@ def _transform(node: Node, image_only: bool, faults: Faults) -> Transform | None
     return made
 
 
-def _with_padding(node: Node, ignored: int, num_classes: int | None, faults: Faults) -> Node:
+def _with_padding(node: YamlNode, ignored: int, num_classes: int | None, faults: FaultLog) -> YamlNode:
     """Return a data set's block whose transforms pad labels with the value that does not count: see `Sample.label`.
 
     Files say `ignored` for such pixels; data sets turn that into 255 as they read, so transforms have to pad with 255.
@@ -89,22 +89,22 @@ def _with_padding(node: Node, ignored: int, num_classes: int | None, faults: Fau
     if written is None or not written.items:
         return node
     padded = [_padding(item, ignored, num_classes, faults) for item in written.items]
-    return node.with_entries({"transforms": Node(padded, written.mark)})
+    return node.with_entries({"transforms": YamlNode(padded, written.mark)})
 
 
-def _padding(node: Node, ignored: int, num_classes: int | None, faults: Faults) -> Node:
+def _padding(node: YamlNode, ignored: int, num_classes: int | None, faults: FaultLog) -> YamlNode:
     value = node.get(PADDING)
     if type(value) is not int:  # not given, or refused by the transform
         return node
     if value == ignored:
-        return node.with_entries({PADDING: Node(IGNORE, node.mark_of(PADDING))})
+        return node.with_entries({PADDING: YamlNode(IGNORE, node.mark_of(PADDING))})
     if num_classes is not None and num_classes <= value < IGNORE:
         text = f"{PADDING}={value}: must be {ignored}, which does not count, or a class below {num_classes}"
         faults.add(node.mark_of(PADDING), text)
     return node
 
 
-def _check_types(node: Node, factory: Callable[..., object], faults: Faults) -> None:
+def _check_types(node: YamlNode, factory: Callable[..., object], faults: FaultLog) -> None:
     """Note arguments that are not of the plain kind that the data set asks for: it is made much later."""
     hints = _hints(factory)
     for key, item in node.block.items():
@@ -123,7 +123,7 @@ def _hints(factory: Callable[..., object]) -> dict[str, Any]:
     return {name: parameter.annotation for name, parameter in parameters.items()}
 
 
-def _check_list(node: Node, factory: Callable[..., object], faults: Faults) -> None:
+def _check_list(node: YamlNode, factory: Callable[..., object], faults: FaultLog) -> None:
     """Note a mode that the data set does not have, and a list file that the mode needs and that is not named."""
     mode = node.get("mode")
     modes = getattr(factory, "MODES", (mode,))
@@ -135,16 +135,16 @@ def _check_list(node: Node, factory: Callable[..., object], faults: Faults) -> N
         faults.add(node.mark_of("mode"), f"{node.get('type')}: {needed} is missing: mode {mode!r} reads that list")
 
 
-def classes_of(tree: Node, key: str) -> int | None:
+def classes_of(tree: YamlNode, key: str) -> int | None:
     """Return how many classes a data set has by what is written or by its type; None if that does not say."""
-    node = tree.block.get(key, Node(None, tree.mark))
+    node = tree.block.get(key, YamlNode(None, tree.mark))
     written = node.get("num_classes")
     name = node.get("type")
     own = getattr(DATASETS.get(name), "NUM_CLASSES", None) if isinstance(name, str) else None
     return written if type(written) is int else own
 
 
-def ignored_of(tree: Node, key: str = "train_dataset") -> int:
+def ignored_of(tree: YamlNode, key: str = "train_dataset") -> int:
     """Return the label that does not count in the files of a data set."""
-    written = tree.block.get(key, Node(None, tree.mark)).get("ignore_index")
+    written = tree.block.get(key, YamlNode(None, tree.mark)).get("ignore_index")
     return written if type(written) is int else IGNORE

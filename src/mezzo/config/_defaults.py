@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from mezzo.config._data import classes_of
-from mezzo.config._errors import Faults, unknown_key
-from mezzo.files import Node, mark_all
+from mezzo.config._errors import FaultLog, unknown_key
+from mezzo.files import YamlNode, mark_all
 
 #: Old files have `learning_rate: {value: 0.01, decay: {type: poly}}`; the names of those types today.
 _OLD_DECAYS = {"poly": "PolynomialDecay", "piecewise": "PiecewiseDecay", "stepdecay": "StepDecay"}
@@ -20,7 +20,7 @@ _LENGTH = {
 }
 
 
-def translate_old(tree: Node, faults: Faults) -> Node:
+def translate_old(tree: YamlNode, faults: FaultLog) -> YamlNode:
     """Return a tree in which the old `learning_rate` block is an `lr_scheduler`."""
     old = tree.block.get("learning_rate")
     if old is None or "lr_scheduler" in tree.block:
@@ -33,11 +33,11 @@ def translate_old(tree: Node, faults: Faults) -> Node:
         faults.add(old.mark, text if known else unknown_key("decay of learning_rate", str(name), _OLD_DECAYS))
         return tree
     rate = "values" if name == "piecewise" else "learning_rate"
-    entries = {"type": Node(_OLD_DECAYS[name], decay.mark_of("type")), rate: old.block["value"]}
+    entries = {"type": YamlNode(_OLD_DECAYS[name], decay.mark_of("type")), rate: old.block["value"]}
     return tree.without("learning_rate").with_entries({"lr_scheduler": decay.with_entries(entries)})
 
 
-def fill_defaults(tree: Node) -> Node:
+def fill_defaults(tree: YamlNode) -> YamlNode:
     """Return a tree with everything that PaddleSeg takes for granted; nothing that is written is changed."""
     tree = tree.with_defaults(batch_size=1, optimizer=_OPTIMIZER)
     entries = {
@@ -50,14 +50,14 @@ def fill_defaults(tree: Node) -> Node:
     return tree.with_entries({key: node for key, node in entries.items() if node is not None})
 
 
-def _optimizer(node: Node) -> Node:
+def _optimizer(node: YamlNode) -> YamlNode:
     name = node.get("type")
     if isinstance(name, str) and name.lower() in ("sgd", "momentum"):
         return node.with_defaults(momentum=0.9, weight_decay=0.0)
     return node
 
 
-def _schedule(tree: Node) -> Node | None:
+def _schedule(tree: YamlNode) -> YamlNode | None:
     node = tree.block.get("lr_scheduler")
     if node is None or not isinstance(node.value, dict):
         return node
@@ -71,7 +71,7 @@ def _schedule(tree: Node) -> Node | None:
     return node
 
 
-def _model(tree: Node) -> Node | None:
+def _model(tree: YamlNode) -> YamlNode | None:
     node = tree.block.get("model")
     classes = classes_of(tree, "train_dataset") or classes_of(tree, "val_dataset")
     if node is None or not isinstance(node.value, dict) or classes is None:
@@ -79,7 +79,7 @@ def _model(tree: Node) -> Node | None:
     return node.with_defaults(num_classes=classes)
 
 
-def _dataset(tree: Node, key: str, mode: str) -> Node | None:
+def _dataset(tree: YamlNode, key: str, mode: str) -> YamlNode | None:
     node = tree.block.get(key)
     known: dict[str, Any] = {"mode": mode}
     return node.with_defaults(**known) if node is not None and isinstance(node.value, dict) else node

@@ -1,4 +1,4 @@
-"""Faults of a configuration: collected while it is read, told all at once."""
+"""FaultLog of a configuration: collected while it is read, told all at once."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from mezzo.errors import MezzoError, unknown_choice
-from mezzo.files import Mark
+from mezzo.files import SourceMark
 
 T = TypeVar("T")
 SHOWN = 50  # faults; a file that is no configuration at all has thousands
 
 
-class ConfigError(MezzoError):
+class RecipeError(MezzoError):
     """A configuration that cannot be used; the message has one line a fault, each with its place.
 
     Args:
@@ -25,7 +25,7 @@ class ConfigError(MezzoError):
         super().__init__("\n".join(self.faults[:SHOWN] + ((f"and {more} more faults",) if more > 0 else ())))
 
 
-class Faults:
+class FaultLog:
     """What is wrong with a configuration so far."""
 
     def __init__(self) -> None:
@@ -36,19 +36,19 @@ class Faults:
         """Return how often a fault was noted: it grows even if the same one comes again."""
         return self._count
 
-    def add(self, mark: Mark, text: str) -> None:
+    def add(self, mark: SourceMark, text: str) -> None:
         """Note a fault; a text of several lines becomes one."""
         self._found.add((mark.file, mark.line or 0, " ".join(text.split())))
         self._count += 1
 
     def raise_if_any(self) -> None:
-        """Raise a `ConfigError` with all faults, sorted by place; do nothing if there is none."""
+        """Raise a `RecipeError` with all faults, sorted by place; do nothing if there is none."""
         if self._found:
-            raise ConfigError(f"{Mark(file, line or None)}: {text}" for file, line, text in sorted(self._found))
+            raise RecipeError(f"{SourceMark(file, line or None)}: {text}" for file, line, text in sorted(self._found))
 
 
-def made(value: T | None) -> T:
-    """Return a value that is there: where none was made, a fault was noted, and has been raised."""
+def parsed(value: T | None) -> T:
+    """Return the parsed value; parsing errors have already been raised."""
     assert value is not None
     return value
 

@@ -11,7 +11,7 @@ from mezzo._arguments import check_integer
 from mezzo.config._check import attempt, check_names
 from mezzo.config._data import MAX_CLASSES, classes_of, ignored_of, read_data
 from mezzo.config._defaults import fill_defaults, translate_old
-from mezzo.config._errors import Faults, made
+from mezzo.config._errors import FaultLog, parsed
 from mezzo.config._losses import LossRecipe, read_loss
 from mezzo.config._model import count_outputs, read_model
 from mezzo.config._optimizers import check_parts, read_optimizer
@@ -19,7 +19,7 @@ from mezzo.config._overrides import apply_direct, apply_options
 from mezzo.config._recipe import Recipe
 from mezzo.config._schedules import read_schedule
 from mezzo.config._source import read_tree
-from mezzo.files import Mark, Node
+from mezzo.files import SourceMark, YamlNode
 
 _USED = ("batch_size", "iters", "train_dataset", "val_dataset", "model", "loss", "optimizer", "lr_scheduler")
 _COMMAND = "is an option of the command here"
@@ -57,9 +57,9 @@ def load_recipe(
         learning_rate: The first rate.
 
     Raises:
-        ConfigError: Something is wrong; the message has a line for each fault, with file and line.
+        RecipeError: Something is wrong; the message has a line for each fault, with file and line.
     """
-    faults = Faults()
+    faults = FaultLog()
     tree = read_tree(Path(path), faults)
     faults.raise_if_any()  # what a broken file lacks would only be told twice
     tree = translate_old(apply_options(tree, opts, faults), faults)
@@ -67,7 +67,7 @@ def load_recipe(
     return _read(fill_defaults(tree), faults)
 
 
-def _read(tree: Node, faults: Faults) -> Recipe:
+def _read(tree: YamlNode, faults: FaultLog) -> Recipe:
     check_names(tree, "a configuration", (*_USED, *UNUSED), faults)
     classes = _count_classes(tree, faults)
     model, outline = read_model(tree, faults)
@@ -84,38 +84,38 @@ def _read(tree: Node, faults: Faults) -> Recipe:
     faults.raise_if_any()
     return Recipe(
         task="segmentation",
-        model=made(model),
-        num_classes=made(classes),
+        model=parsed(model),
+        num_classes=parsed(classes),
         train_data=train,
         val_data=val,
-        batch_size=made(size),
-        iters=made(steps),
+        batch_size=parsed(size),
+        iters=parsed(steps),
         epochs=None,
-        optimizer=made(optimizer),
-        schedule=made(schedule),
-        loss=made(loss),
+        optimizer=parsed(optimizer),
+        schedule=parsed(schedule),
+        loss=parsed(loss),
         resolved=tree.plain(),
-        ignored=(*_unused(tree), *made(loss).ignored),
+        ignored=(*_unused(tree), *parsed(loss).ignored),
     )
 
 
-def _unused(tree: Node) -> list[str]:
+def _unused(tree: YamlNode) -> list[str]:
     return [f"{tree.mark_of(key)}: {key}: {UNUSED[key]}" for key in tree.block if key in UNUSED]
 
 
-def _count(tree: Node, key: str, faults: Faults) -> int | None:
+def _count(tree: YamlNode, key: str, faults: FaultLog) -> int | None:
     if key not in tree.block:
-        faults.add(Mark(tree.mark.file), f"{key} is missing: how many steps the run has")
+        faults.add(SourceMark(tree.mark.file), f"{key} is missing: how many steps the run has")
         return None
     return attempt(tree.block[key], faults, check_integer, key, tree.get(key), at_least=1)
 
 
-def _count_classes(tree: Node, faults: Faults) -> int | None:
+def _count_classes(tree: YamlNode, faults: FaultLog) -> int | None:
     """Return how many classes there are; note where the parts of the configuration disagree."""
     found: dict[str, int] = {}
     before = len(faults)
     for key in ("train_dataset", "val_dataset", "model"):
-        node = tree.block.get(key, Node(None, tree.mark))
+        node = tree.block.get(key, YamlNode(None, tree.mark))
         if "num_classes" in node.block:
             own = node.block["num_classes"]
             checked = attempt(own, faults, check_integer, "num_classes", own.plain(), at_least=1, at_most=MAX_CLASSES)
@@ -132,7 +132,7 @@ def _count_classes(tree: Node, faults: Faults) -> int | None:
     return next(iter(found.values()), None)
 
 
-def _check_heads(tree: Node, outline: nn.Module, loss: LossRecipe, faults: Faults) -> None:
+def _check_heads(tree: YamlNode, outline: nn.Module, loss: LossRecipe, faults: FaultLog) -> None:
     """Note a loss that has not one term for each output of the network."""
     outputs, terms = count_outputs(outline), len(loss.coefs)
     if outputs != terms:

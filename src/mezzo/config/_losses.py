@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from mezzo._arguments import check_numbers
 from mezzo.config._check import check_block, create
-from mezzo.config._errors import Faults
+from mezzo.config._errors import FaultLog
 from mezzo.config._loss_types import SINGLE, Maker, without_gradient
-from mezzo.files import Mark, Node, short_repr
+from mezzo.files import SourceMark, YamlNode, short_repr
 from mezzo.models import losses
 
 
@@ -41,7 +41,7 @@ class ClassLoss(nn.Module):
             return F.cross_entropy(logits.float(), labels.long())
 
 
-def read_loss(tree: Node, ignore_index: int, num_classes: int | None, faults: Faults) -> LossRecipe | None:
+def read_loss(tree: YamlNode, ignore_index: int, num_classes: int | None, faults: FaultLog) -> LossRecipe | None:
     """Return the loss of the `loss` block of a configuration, or None after noting what is wrong.
 
     Args:
@@ -51,7 +51,7 @@ def read_loss(tree: Node, ignore_index: int, num_classes: int | None, faults: Fa
         faults: Where to note.
     """
     if "loss" not in tree.block:
-        faults.add(Mark(tree.mark.file), "loss is missing, as in {types: [{type: CrossEntropyLoss}], coef: [1]}")
+        faults.add(SourceMark(tree.mark.file), "loss is missing, as in {types: [{type: CrossEntropyLoss}], coef: [1]}")
         return None
     return _Losses(ignore_index, num_classes, faults).heads(tree.block["loss"])
 
@@ -59,11 +59,11 @@ def read_loss(tree: Node, ignore_index: int, num_classes: int | None, faults: Fa
 class _Losses:
     """Reads blocks of losses that share what the data say."""
 
-    def __init__(self, ignore_index: int, num_classes: int | None, faults: Faults) -> None:
+    def __init__(self, ignore_index: int, num_classes: int | None, faults: FaultLog) -> None:
         self._ignore_index, self._num_classes, self._faults = ignore_index, num_classes, faults
         self._ignored: dict[str, None] = {}
 
-    def heads(self, node: Node) -> LossRecipe | None:
+    def heads(self, node: YamlNode) -> LossRecipe | None:
         """Return the losses of all heads; one type serves them all."""
         found = self._terms(node, "loss", "types")
         if found is None:
@@ -78,7 +78,7 @@ class _Losses:
         self._faults.add(node.mark_of("types"), text)
         return None
 
-    def _joined(self, node: Node, what: str, items: list[Node], coefs: tuple[float, ...]) -> LossRecipe | None:
+    def _joined(self, node: YamlNode, what: str, items: list[YamlNode], coefs: tuple[float, ...]) -> LossRecipe | None:
         if len(items) != len(coefs) or not items:
             text = f"{what}: {len(items)} losses and {len(coefs)} coefficients; must be as many, at least one"
             self._faults.add(node.mark_of("coef"), text)
@@ -87,7 +87,7 @@ class _Losses:
         good = tuple(maker for maker in makers if maker is not None)
         return LossRecipe(good, coefs) if len(good) == len(makers) else None
 
-    def _terms(self, node: Node, what: str, key: str) -> tuple[list[Node], tuple[float, ...]] | None:
+    def _terms(self, node: YamlNode, what: str, key: str) -> tuple[list[YamlNode], tuple[float, ...]] | None:
         """Return the blocks under `key` and their coefficients."""
         before = len(self._faults)
         if not check_block(node.without("type"), what, (key, "coef"), (key, "coef"), self._faults):
@@ -103,7 +103,7 @@ class _Losses:
             self._faults.add(node.mark_of("coef"), f"{what}: {error}")
             return None
 
-    def _maker(self, node: Node) -> Maker | None:
+    def _maker(self, node: YamlNode) -> Maker | None:
         if node.get("type") == "MixedLoss":
             return self._mixed(node)
         table: dict[str, Callable[..., Maker]] = {
@@ -115,7 +115,7 @@ class _Losses:
         self._check_data(node)
         return made if len(self._faults) == before else None
 
-    def _mixed(self, node: Node) -> Maker | None:
+    def _mixed(self, node: YamlNode) -> Maker | None:
         found = self._terms(node, "MixedLoss", "losses")
         joined = None if found is None else self._joined(node, "MixedLoss", *found)
         if joined is None:
@@ -129,7 +129,7 @@ class _Losses:
                 self._ignored[f"{item.mark_of('type')}: {item.get('type')}: {why}"] = None
         return lambda: losses.MixedLoss([make() for make, _ in kept], [coef for _, coef in kept])
 
-    def _check_data(self, node: Node) -> None:
+    def _check_data(self, node: YamlNode) -> None:
         """Note what disagrees with the data."""
         name, classes = node.get("type"), self._num_classes
         ignored, weight, written = (node.get(key) for key in ("ignore_index", "weight", "num_classes"))

@@ -13,8 +13,8 @@ from torch import nn
 
 from mezzo._arguments import check_flag, check_integer, check_integers
 from mezzo.config._check import REFUSALS, attempt, find_entry, find_line
-from mezzo.config._errors import Faults
-from mezzo.files import Mark, Node, short_repr
+from mezzo.config._errors import FaultLog
+from mezzo.files import SourceMark, YamlNode, short_repr
 from mezzo.models import create_from_types, create_model, model_info
 
 _WIDEST = 2**16
@@ -53,10 +53,10 @@ class ModelRecipe:
         return create_model(self.name, **self.options)
 
 
-def read_model(tree: Node, faults: Faults) -> tuple[ModelRecipe | None, nn.Module | None]:
+def read_model(tree: YamlNode, faults: FaultLog) -> tuple[ModelRecipe | None, nn.Module | None]:
     """Return the network of the `model` block of a configuration, and its outline; or None after noting what is wrong."""
     if "model" not in tree.block:
-        faults.add(Mark(tree.mark.file), "model is missing, as in {type: PPLiteSeg, backbone: {type: STDC1}}")
+        faults.add(SourceMark(tree.mark.file), "model is missing, as in {type: PPLiteSeg, backbone: {type: STDC1}}")
         return None, None
     node = tree.block["model"]
     if not isinstance(node.value, dict):
@@ -76,7 +76,7 @@ def read_model(tree: Node, faults: Faults) -> tuple[ModelRecipe | None, nn.Modul
     return recipe, _outline(bare, faults) if len(faults) == before else None
 
 
-def _outline(node: Node, faults: Faults) -> nn.Module | None:
+def _outline(node: YamlNode, faults: FaultLog) -> nn.Module | None:
     """Return a network with shapes and names only.
 
     Options that are refused are noted and left out, and the rest is tried again: all that is wrong is told at once.
@@ -95,24 +95,24 @@ def _outline(node: Node, faults: Faults) -> nn.Module | None:
             node = _without(node, path)
 
 
-def _check_values(node: Node, faults: Faults) -> Node:
+def _check_values(node: YamlNode, faults: FaultLog) -> YamlNode:
     """Return a block, and the blocks in it, without the options whose values are noted as wrong."""
-    good: dict[str, Node] = {}
+    good: dict[str, YamlNode] = {}
     for key, item in node.block.items():
         kept = _check_values(item, faults) if isinstance(item.value, dict) else item
         if key not in _VALUES or attempt(item, faults, _VALUES[key], key, item.plain()) is not None:
             good[key] = kept
-    return Node(good, node.mark)
+    return YamlNode(good, node.mark)
 
 
-def _without(node: Node, path: tuple[str, ...]) -> Node:
+def _without(node: YamlNode, path: tuple[str, ...]) -> YamlNode:
     """Return a block without the entry that a path leads to."""
     if len(path) == 1:
         return node.without(path[0])
     return node.with_entries({path[0]: _without(node.block[path[0]], path[1:])})
 
 
-def _check_common(node: Node, faults: Faults) -> None:
+def _check_common(node: YamlNode, faults: FaultLog) -> None:
     """Note keys that are nearly one that every network has; networks know only the options of their own."""
     for key, item in node.block.items():
         close = difflib.get_close_matches(key[:60], _COMMON, n=1, cutoff=0.8)
@@ -123,7 +123,7 @@ def _check_common(node: Node, faults: Faults) -> None:
             )
 
 
-def _weights(node: Node, faults: Faults) -> str | None:
+def _weights(node: YamlNode, faults: FaultLog) -> str | None:
     found = node.get("pretrained")
     if found is None or (isinstance(found, str) and found):
         return found

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from mezzo._arguments import check_flag, check_number
 from mezzo.config._check import attempt, check_arguments, check_block, find_type
-from mezzo.config._errors import Faults, unknown_key
-from mezzo.files import Mark, Node, short_repr
+from mezzo.config._errors import FaultLog, unknown_key
+from mezzo.files import SourceMark, YamlNode, short_repr
 
 Kind = Literal["sgd", "adam", "adamw", "rmsprop"]
 _NORM_CLIP = "ClipGradByGlobalNorm"
@@ -21,7 +21,7 @@ _OTHER_CLIPS = ("ClipGradByNorm", "ClipGradByValue")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class ParameterGroup:
     """Parameters with this text in their names have their own rate and decay."""
 
     name: str
@@ -48,7 +48,7 @@ class OptimizerRecipe:
     betas: tuple[float, float] = (0.9, 0.999)
     """Of adam and adamw."""
     eps: float = 1e-8
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ParameterGroup, ...] = ()
     """The first one whose name fits a parameter has it; a parameter that fits none has the plain rate."""
     clip_norm: float | None = None
     """Largest norm of all gradients together; whoever runs the steps applies it."""
@@ -76,7 +76,7 @@ class OptimizerRecipe:
 
     def groups(self, model: nn.Module) -> Iterator[dict[str, Any]]:
         """Yield the groups of parameters that `create` gives the optimizer."""
-        members: dict[Part | None, list[nn.Parameter]] = {part: [] for part in (*self.parts, None)}
+        members: dict[ParameterGroup | None, list[nn.Parameter]] = {part: [] for part in (*self.parts, None)}
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 members[next((part for part in self.parts if part.name in name), None)].append(parameter)
@@ -136,11 +136,11 @@ KINDS: dict[str, Callable[..., dict[str, Any]]] = {
 _ELSEWHERE = ("custom_cfg", "backbone_lr_mult", "grad_clip_cfg")
 
 
-def read_optimizer(tree: Node, lr: float, faults: Faults) -> OptimizerRecipe | None:
+def read_optimizer(tree: YamlNode, lr: float, faults: FaultLog) -> OptimizerRecipe | None:
     """Return the optimizer of the `optimizer` block of a configuration, or None after noting what is wrong."""
     node = tree.block["optimizer"]
     name = node.get("type")
-    lower = node.with_entries({"type": Node(name.lower(), node.mark_of("type"))}) if isinstance(name, str) else node
+    lower = node.with_entries({"type": YamlNode(name.lower(), node.mark_of("type"))}) if isinstance(name, str) else node
     translate = find_type(lower, "optimizer", KINDS, faults)
     before = len(faults)
     parts, clip_norm = _read_parts(node, faults), _read_clip(node, faults)
@@ -150,23 +150,23 @@ def read_optimizer(tree: Node, lr: float, faults: Faults) -> OptimizerRecipe | N
     return attempt(node, faults, OptimizerRecipe, lr=lr, parts=parts, clip_norm=clip_norm, **arguments)
 
 
-def _read_parts(node: Node, faults: Faults) -> tuple[Part, ...]:
-    parts: list[Part] = []
-    listed = node.block.get("custom_cfg", Node([], node.mark))
+def _read_parts(node: YamlNode, faults: FaultLog) -> tuple[ParameterGroup, ...]:
+    parts: list[ParameterGroup] = []
+    listed = node.block.get("custom_cfg", YamlNode([], node.mark))
     if not isinstance(listed.value, list):
         faults.add(listed.mark, "custom_cfg: must be a list of blocks, as [{name: backbone, lr_mult: 0.1}]")
     for item in listed.items:
         if check_block(item, "custom_cfg", ("name", "lr_mult", "weight_decay_mult"), ("name",), faults):
-            made = attempt(item, faults, Part, **item.plain())
+            made = attempt(item, faults, ParameterGroup, **item.plain())
             parts += [made] if made else []
     if "backbone_lr_mult" in node.block:
         own = node.block["backbone_lr_mult"]
-        made = attempt(own, faults, Part, name="backbone", lr_mult=own.plain())
+        made = attempt(own, faults, ParameterGroup, name="backbone", lr_mult=own.plain())
         parts += [made] if made else []
     return tuple(parts)
 
 
-def _read_clip(node: Node, faults: Faults) -> float | None:
+def _read_clip(node: YamlNode, faults: FaultLog) -> float | None:
     if node.get("grad_clip_cfg") is None:
         return None
     clip = node.block["grad_clip_cfg"]
@@ -181,7 +181,7 @@ def _read_clip(node: Node, faults: Faults) -> float | None:
     return attempt(clip, faults, check_number, "clip_norm", clip.get("clip_norm"), above=0)
 
 
-def check_parts(recipe: OptimizerRecipe, model: nn.Module, mark: Mark, faults: Faults) -> None:
+def check_parts(recipe: OptimizerRecipe, model: nn.Module, mark: SourceMark, faults: FaultLog) -> None:
     """Note parts that fit no parameter of a network."""
     try:
         list(recipe.groups(model))

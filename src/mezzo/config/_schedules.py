@@ -8,8 +8,8 @@ from typing import Literal
 from mezzo._arguments import check_integer, check_number
 from mezzo.config._check import attempt, check_arguments, find_type
 from mezzo.config._curves import CURVES, Curve
-from mezzo.config._errors import Faults
-from mezzo.files import Mark, Node
+from mezzo.config._errors import FaultLog
+from mezzo.files import SourceMark, YamlNode
 
 _WARMUP = ("warmup_iters", "warmup_start_lr")
 
@@ -56,11 +56,11 @@ class Schedule:
         return self.curve.at(position)
 
 
-def read_schedule(tree: Node, faults: Faults) -> Schedule | None:
+def read_schedule(tree: YamlNode, faults: FaultLog) -> Schedule | None:
     """Return the schedule of the `lr_scheduler` block of a configuration, or None after noting what is wrong."""
     if "lr_scheduler" not in tree.block:
         text = "lr_scheduler is missing, as in {type: PolynomialDecay, learning_rate: 0.01}"
-        faults.add(Mark(tree.mark.file), text)
+        faults.add(SourceMark(tree.mark.file), text)
         return None
     node = tree.block["lr_scheduler"]
     factory = find_type(node, "schedule", CURVES, faults)
@@ -74,7 +74,7 @@ def read_schedule(tree: Node, faults: Faults) -> Schedule | None:
     return attempt(node, faults, Schedule, curve=curve, warmup_steps=steps, warmup_start=start)
 
 
-def _has_both(node: Node, faults: Faults) -> bool:
+def _has_both(node: YamlNode, faults: FaultLog) -> bool:
     """Return whether warm-up has its length and its first rate, or neither; a length of 0 needs no rate."""
     given = [key for key in _WARMUP if key in node.block]
     if given == ["warmup_iters"] and _is_zero(node.get("warmup_iters")):

@@ -5,31 +5,31 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from mezzo.config._errors import Faults
-from mezzo.files import FileError, Mark, Node, parse_yaml, read_bytes, short_repr, shown_path
+from mezzo.config._errors import FaultLog
+from mezzo.files import FileError, SourceMark, YamlNode, parse_yaml, read_bytes, short_repr, shown_path
 
 MAX_BYTES = 256 * 1024
 MAX_FILES = 32
 BASE, INHERITED = "_base_", "_inherited_"
 
 
-def read_tree(path: Path, faults: Faults) -> Node:
+def read_tree(path: Path, faults: FaultLog) -> YamlNode:
     """Return what a file and its bases say together; what cannot be read is noted and left out.
 
     `_base_` names a file, relative to the one it stands in, or a list of them of which later ones win. Blocks are merged
     entry by entry, lists and values are replaced; a block with `_inherited_: False` replaces that of the base.
     """
-    tree = _Files(faults).read(path, Mark(str(path)), ())
-    return _clean(Node({}, Mark(str(path))) if tree is None else tree, faults)
+    tree = _Files(faults).read(path, SourceMark(str(path)), ())
+    return _clean(YamlNode({}, SourceMark(str(path))) if tree is None else tree, faults)
 
 
 class _Files:
     """Reads files that name other files, and counts them."""
 
-    def __init__(self, faults: Faults) -> None:
+    def __init__(self, faults: FaultLog) -> None:
         self._faults, self._count = faults, 0
 
-    def read(self, path: Path, named_at: Mark, above: tuple[Path, ...]) -> Node | None:
+    def read(self, path: Path, named_at: SourceMark, above: tuple[Path, ...]) -> YamlNode | None:
         """Return the merged tree of a file.
 
         Args:
@@ -49,13 +49,13 @@ class _Files:
         tree = self._parse(path, named_at, is_base=bool(above))
         if tree is None or BASE not in tree.block:
             return tree
-        merged = Node({}, tree.mark)
+        merged = YamlNode({}, tree.mark)
         for name in self._bases(tree.block[BASE]):
             base = self.read(path.parent / str(name.value), name.mark, (*above, real))
             merged = merged if base is None else merge(merged, base)
         return merge(merged, tree.without(BASE))
 
-    def _bases(self, node: Node) -> list[Node]:
+    def _bases(self, node: YamlNode) -> list[YamlNode]:
         names = node.value if isinstance(node.value, list) else [node]
         good = [name for name in names if isinstance(name.value, str) and _is_file_name(name.value)]
         if len(good) < len(names) or not names:
@@ -64,7 +64,7 @@ class _Files:
             )
         return good
 
-    def _parse(self, path: Path, named_at: Mark, *, is_base: bool) -> Node | None:
+    def _parse(self, path: Path, named_at: SourceMark, *, is_base: bool) -> YamlNode | None:
         text = self._text(path, named_at, what=f"{BASE}: {path}: " if is_base else "")
         if text is None:
             return None
@@ -74,10 +74,10 @@ class _Files:
             self._faults.add(tree.mark, "a configuration is a block of settings (key: value), this is not one")
             return None
         if tree is None and len(self._faults) == before:
-            self._faults.add(Mark(str(path)), "the file is empty")
+            self._faults.add(SourceMark(str(path)), "the file is empty")
         return tree
 
-    def _text(self, path: Path, named_at: Mark, what: str) -> str | None:
+    def _text(self, path: Path, named_at: SourceMark, what: str) -> str | None:
         try:
             data = read_bytes(path, limit=MAX_BYTES)
         except FileError as error:
@@ -86,7 +86,7 @@ class _Files:
         try:
             return data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            self._faults.add(Mark(str(path), data.count(b"\n", 0, error.start) + 1), "not UTF-8 text")
+            self._faults.add(SourceMark(str(path), data.count(b"\n", 0, error.start) + 1), "not UTF-8 text")
             return None
 
 
@@ -98,22 +98,22 @@ def _is_file_name(text: str) -> bool:
         return False
 
 
-def merge(base: Node, over: Node) -> Node:
+def merge(base: YamlNode, over: YamlNode) -> YamlNode:
     """Return a block with the entries of another over it; see `read_tree`."""
     if not isinstance(base.value, dict) or not isinstance(over.value, dict):
         return over
     if over.get(INHERITED) is False:
         return over.without(INHERITED)
     both = {key: merge(base.block[key], node) for key, node in over.block.items() if key in base.block}
-    return Node({**base.block, **over.block, **both}, over.mark)
+    return YamlNode({**base.block, **over.block, **both}, over.mark)
 
 
-def _clean(node: Node, faults: Faults) -> Node:
+def _clean(node: YamlNode, faults: FaultLog) -> YamlNode:
     """Return the tree without the entries that only say how to merge."""
     if isinstance(node.value, list):
-        return Node([_clean(item, faults) for item in node.value], node.mark)
+        return YamlNode([_clean(item, faults) for item in node.value], node.mark)
     if INHERITED in node.block and not isinstance(node.get(INHERITED), bool):
         faults.add(node.mark_of(INHERITED), f"{INHERITED}: {short_repr(node.get(INHERITED))}: must be True or False")
     if isinstance(node.value, dict):
-        return Node({key: _clean(item, faults) for key, item in node.block.items() if key != INHERITED}, node.mark)
+        return YamlNode({key: _clean(item, faults) for key, item in node.block.items() if key != INHERITED}, node.mark)
     return node

@@ -3,7 +3,7 @@
 Every other package opens, parses, unpacks and prints foreign data through this one.
 """
 
-from mezzo.files._archive import Entry, read_entry, stored_parts, unpack
+from mezzo.files._archive import ArchiveEntry, read_entry, stored_parts, unpack
 from mezzo.files._bounds import MAX_UNPACKED, WEIGHTS, Bounds, too_large, unpacked_limit
 from mezzo.files._errors import FileError
 from mezzo.files._json import parse_json, read_json
@@ -12,7 +12,7 @@ from mezzo.files._manifest import MANIFEST, check_manifest, write_manifest
 from mezzo.files._pickles import PlainUnpickler, UnsafePickle, encode, explained_pickle, no_items, rebuilt
 from mezzo.files._plain import one_line, plain, say, short_repr
 from mezzo.files._read import MiB, check_regular, is_regular, open_regular, read_bytes, read_text, shown_path
-from mezzo.files._tree import Mark, Node, Scalar, mark_all
+from mezzo.files._tree import Scalar, SourceMark, YamlNode, mark_all
 from mezzo.files._write import explained, flush, flush_tree, write_file, write_text
 from mezzo.files._yaml import MAX_DEPTH, parse_yaml, read_yaml
 
@@ -31,8 +31,8 @@ __all__ = [
     "parse_yaml",
     "read_yaml",
     "MAX_DEPTH",
-    "Node",
-    "Mark",
+    "YamlNode",
+    "SourceMark",
     "Scalar",
     "mark_all",
     "short_repr",
@@ -40,7 +40,7 @@ __all__ = [
     "unpack",
     "read_entry",
     "stored_parts",
-    "Entry",
+    "ArchiveEntry",
     "Bounds",
     "WEIGHTS",
     "MAX_UNPACKED",

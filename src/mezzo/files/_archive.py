@@ -46,7 +46,7 @@ _DAMAGE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ArchiveEntry:
     """What an archive holds under a name."""
 
     name: str
@@ -73,7 +73,9 @@ def unpack(archive: Path, folder: Path, bounds: Bounds) -> None:
                 _write(entry, folder / _inside(entry, archive))
 
 
-def read_entry(archive: Path, choose: Callable[[list[Entry]], Entry], bounds: Bounds = WEIGHTS) -> tuple[str, bytes]:
+def read_entry(
+    archive: Path, choose: Callable[[list[ArchiveEntry]], ArchiveEntry], bounds: Bounds = WEIGHTS
+) -> tuple[str, bytes]:
     """Return the name and the content of one file of a tar or zip file; nothing is written to the disk.
 
     Args:
@@ -101,7 +103,7 @@ def _explained(archive: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _opened(archive: Path, bounds: Bounds, room: int) -> Iterator[Iterator[Entry]]:
+def _opened(archive: Path, bounds: Bounds, room: int) -> Iterator[Iterator[ArchiveEntry]]:
     """Yield the entries of an archive, each counted before it is unpacked."""
     with archive.open("rb") as file:
         start = file.read(10)
@@ -127,7 +129,7 @@ def _tar_of(stream: Any, archive: Path) -> tarfile.TarFile:
         raise FileError(f"{archive}: neither a tar file (plain, gz, bz2, xz) nor a zip file") from error
 
 
-def _tar_entries(tar: tarfile.TarFile, stream: _Metered) -> Iterator[Entry]:
+def _tar_entries(tar: tarfile.TarFile, stream: _Metered) -> Iterator[ArchiveEntry]:
     for member in tar:
         yield _of_tar(tar, member)
     stream.seek(tar.offset)
@@ -137,7 +139,7 @@ def _tar_entries(tar: tarfile.TarFile, stream: _Metered) -> Iterator[Entry]:
         pass
 
 
-def _counted(entries: Iterable[Entry], archive: Path, bounds: Bounds, room: int) -> Iterator[Entry]:
+def _counted(entries: Iterable[ArchiveEntry], archive: Path, bounds: Bounds, room: int) -> Iterator[ArchiveEntry]:
     size = 0
     for number, entry in enumerate(entries, start=1):
         if entry.size < 0:
@@ -172,20 +174,20 @@ class _Metered:
             raise FileError(f"{self._archive}: unpacks to more than {self._limit} bytes")
 
 
-def _of_zip(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Entry:
+def _of_zip(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArchiveEntry:
     kind = stat.S_IFMT(info.external_attr >> 16)  # 0 where the archive was not made on Unix
     trouble = None if kind in (0, stat.S_IFREG, stat.S_IFDIR) else _trouble(kind == stat.S_IFLNK)
     if not info.filename:  # zipfile cuts a name at a zero byte, and fails for an empty one
         trouble = "has no name"
-    return Entry(info.filename, info.file_size, info.filename.endswith("/"), trouble, lambda: archive.open(info))
+    return ArchiveEntry(info.filename, info.file_size, info.filename.endswith("/"), trouble, lambda: archive.open(info))
 
 
-def _of_tar(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Entry:
+def _of_tar(archive: tarfile.TarFile, member: tarfile.TarInfo) -> ArchiveEntry:
     def opened() -> Any:
         return archive.extractfile(member)
 
     trouble = None if member.isfile() or member.isdir() else _trouble(member.issym() or member.islnk())
-    return Entry(member.name, member.size, member.isdir(), trouble, opened)
+    return ArchiveEntry(member.name, member.size, member.isdir(), trouble, opened)
 
 
 def _trouble(is_link: bool) -> str:
@@ -213,7 +215,7 @@ def stored_parts(archive: zipfile.ZipFile, size: int) -> list[zipfile.ZipInfo]:
     return infos
 
 
-def _inside(entry: Entry, archive: Path) -> PurePosixPath:
+def _inside(entry: ArchiveEntry, archive: Path) -> PurePosixPath:
     """Return the place of an entry below the folder; raises FileError if it is outside, or no file."""
     path = PurePosixPath(entry.name)
     trouble = entry.trouble
@@ -226,7 +228,7 @@ def _inside(entry: Entry, archive: Path) -> PurePosixPath:
     return path
 
 
-def _write(entry: Entry, target: Path) -> None:
+def _write(entry: ArchiveEntry, target: Path) -> None:
     if entry.is_folder:
         target.mkdir(parents=True, exist_ok=True)
         return

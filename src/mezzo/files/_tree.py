@@ -10,7 +10,7 @@ Scalar: TypeAlias = str | int | float | bool | None
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class SourceMark:
     """Where a value was written: a file and line, or an option of the command line."""
 
     file: str
@@ -21,19 +21,19 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class YamlNode:
     """A value with its place. The place of a value in a block is that of its key."""
 
-    value: Scalar | dict[str, Node] | list[Node]
-    mark: Mark
+    value: Scalar | dict[str, YamlNode] | list[YamlNode]
+    mark: SourceMark
 
     @property
-    def block(self) -> dict[str, Node]:
+    def block(self) -> dict[str, YamlNode]:
         """The entries, if this is a block; an empty dict otherwise."""
         return self.value if isinstance(self.value, dict) else {}
 
     @property
-    def items(self) -> list[Node]:
+    def items(self) -> list[YamlNode]:
         """The entries, if this is a list; an empty one otherwise."""
         return self.value if isinstance(self.value, list) else []
 
@@ -41,7 +41,7 @@ class Node:
         """Return the plain value of an entry, None if there is none."""
         return self.block[key].plain() if key in self.block else None
 
-    def mark_of(self, key: str) -> Mark:
+    def mark_of(self, key: str) -> SourceMark:
         """Return the place of an entry, or of the block if the entry is missing."""
         return self.block[key].mark if key in self.block else self.mark
 
@@ -53,26 +53,26 @@ class Node:
             return [node.plain() for node in self.value]
         return self.value
 
-    def with_entries(self, entries: Mapping[str, Node]) -> Node:
+    def with_entries(self, entries: Mapping[str, YamlNode]) -> YamlNode:
         """Return the block with entries added or replaced."""
-        return Node({**self.block, **entries}, self.mark)
+        return YamlNode({**self.block, **entries}, self.mark)
 
-    def without(self, *keys: str) -> Node:
+    def without(self, *keys: str) -> YamlNode:
         """Return the block without some entries; anything else as it is."""
         if not isinstance(self.value, dict):
             return self
-        return Node({key: node for key, node in self.block.items() if key not in keys}, self.mark)
+        return YamlNode({key: node for key, node in self.block.items() if key not in keys}, self.mark)
 
-    def with_defaults(self, **values: Any) -> Node:
+    def with_defaults(self, **values: Any) -> YamlNode:
         """Return the block with plain values for the entries that it lacks."""
         lacking = {key: mark_all(value, self.mark) for key, value in values.items() if key not in self.block}
         return self.with_entries(lacking)
 
 
-def mark_all(value: Any, mark: Mark) -> Node:
+def mark_all(value: Any, mark: SourceMark) -> YamlNode:
     """Return plain data as a tree of which every value has the same place."""
     if isinstance(value, Mapping):
-        return Node({str(key): mark_all(item, mark) for key, item in value.items()}, mark)
+        return YamlNode({str(key): mark_all(item, mark) for key, item in value.items()}, mark)
     if isinstance(value, (list, tuple)):
-        return Node([mark_all(item, mark) for item in value], mark)
-    return Node(value, mark)
+        return YamlNode([mark_all(item, mark) for item in value], mark)
+    return YamlNode(value, mark)

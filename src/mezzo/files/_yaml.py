@@ -12,7 +12,7 @@ from mezzo._plain import short_repr
 from mezzo.errors import MezzoError
 from mezzo.files._errors import FileError
 from mezzo.files._read import MiB, read_text, shown_path
-from mezzo.files._tree import Mark, Node, Scalar
+from mezzo.files._tree import Scalar, SourceMark, YamlNode
 
 _FAST_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # of libyaml, ten times faster, if PyYAML has it
 _FAST_FROM = 64 * 1024  # characters; below, PyYAML's own messages are worth its time
@@ -31,10 +31,10 @@ _COLLECTIONS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 _NUMBER_WITHOUT_POINT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+")
 
 
-class Faults(Protocol):
+class FaultSink(Protocol):
     """Takes note of what is wrong with a text."""
 
-    def add(self, mark: Mark, text: str) -> None:
+    def add(self, mark: SourceMark, text: str) -> None:
         """Note a fault."""
 
 
@@ -44,7 +44,7 @@ class _FirstFault:
     def __init__(self) -> None:
         self.line: str | None = None
 
-    def add(self, mark: Mark, text: str) -> None:
+    def add(self, mark: SourceMark, text: str) -> None:
         self.line = self.line or f"{mark}: {' '.join(text.split())}"
 
 
@@ -82,8 +82,8 @@ class _Refused(Exception):
 
 
 def parse_yaml(
-    text: str, file: str, faults: Faults, *, line: int | None = 1, max_values: int = MAX_VALUES
-) -> Node | None:
+    text: str, file: str, faults: FaultSink, *, line: int | None = 1, max_values: int = MAX_VALUES
+) -> YamlNode | None:
     """Return the tree of a text, or None after noting why there is none.
 
     Args:
@@ -128,19 +128,19 @@ def _refuse_large(text: str, loader: Any, max_values: int) -> None:
 class _Reader:
     """Turns what PyYAML composed into our tree."""
 
-    def __init__(self, file: str, faults: Faults, first_line: int | None, max_values: int) -> None:
+    def __init__(self, file: str, faults: FaultSink, first_line: int | None, max_values: int) -> None:
         self._file, self._faults, self._first_line, self._max_values = file, faults, first_line, max_values
         self._values = 0
         self._constructor = yaml.constructor.SafeConstructor()
 
-    def at(self, line: int | None) -> Mark:
+    def at(self, line: int | None) -> SourceMark:
         """Return the place of a line that PyYAML counts from 0."""
-        return Mark(self._file, None if line is None or self._first_line is None else self._first_line + line)
+        return SourceMark(self._file, None if line is None or self._first_line is None else self._first_line + line)
 
-    def mark(self, node: yaml.Node) -> Mark:
+    def mark(self, node: yaml.Node) -> SourceMark:
         return self.at(node.start_mark.line)
 
-    def tree(self, node: yaml.Node, mark: Mark, depth: int) -> Node:
+    def tree(self, node: yaml.Node, mark: SourceMark, depth: int) -> YamlNode:
         """Return a node with everything below it."""
         self._values += 1
         line = node.start_mark.line
@@ -151,15 +151,15 @@ class _Reader:
         if isinstance(node, yaml.CollectionNode) and node.tag not in _COLLECTIONS:
             self._faults.add(mark, f"the tag {short_repr(node.tag)} is not used here")
         if isinstance(node, yaml.MappingNode):
-            return Node(self._entries(node, depth), mark)
+            return YamlNode(self._entries(node, depth), mark)
         if isinstance(node, yaml.SequenceNode):
-            return Node([self.tree(item, self.mark(item), depth + 1) for item in node.value], mark)
+            return YamlNode([self.tree(item, self.mark(item), depth + 1) for item in node.value], mark)
         assert isinstance(node, yaml.ScalarNode)
-        return Node(self._scalar(node, mark), mark)
+        return YamlNode(self._scalar(node, mark), mark)
 
-    def _entries(self, node: yaml.MappingNode, depth: int) -> dict[str, Node]:
-        own: dict[str, Node] = {}
-        merged: dict[str, Node] = {}
+    def _entries(self, node: yaml.MappingNode, depth: int) -> dict[str, YamlNode]:
+        own: dict[str, YamlNode] = {}
+        merged: dict[str, YamlNode] = {}
         for key_node, value_node in node.value:
             mark = self.mark(key_node)
             if key_node.tag == _MERGE:
@@ -173,26 +173,26 @@ class _Reader:
             own.setdefault(key, value)
         return {**merged, **own}
 
-    def _key(self, node: yaml.Node, mark: Mark) -> str:
+    def _key(self, node: yaml.Node, mark: SourceMark) -> str:
         if isinstance(node, yaml.ScalarNode) and node.tag in _TEXT:
             return str(node.value)
         shown = short_repr(node.value) if isinstance(node, yaml.ScalarNode) else "(a list or block)"
         self._faults.add(mark, f"the key {shown} is no text; keys are names")
         return shown
 
-    def _merged(self, node: yaml.Node, depth: int) -> dict[str, Node]:
+    def _merged(self, node: yaml.Node, depth: int) -> dict[str, YamlNode]:
         """Return the entries that `<<` brings: of one block, or of several of which the first wins."""
         tree = self.tree(node, self.mark(node), depth + 1)
         blocks = [tree] if isinstance(tree.value, dict) else tree.items
         if not blocks or not all(isinstance(item.value, dict) for item in blocks):
             self._faults.add(tree.mark, "'<<' needs a block, or a list of blocks")
-        found: dict[str, Node] = {}
+        found: dict[str, YamlNode] = {}
         for item in blocks:
             for name, value in item.block.items():
                 found.setdefault(name, value)
         return found
 
-    def _scalar(self, node: yaml.ScalarNode, mark: Mark) -> Scalar:
+    def _scalar(self, node: yaml.ScalarNode, mark: SourceMark) -> Scalar:
         if node.tag in _TEXT:
             text = str(node.value)
             plain = node.style is None and _NUMBER_WITHOUT_POINT.fullmatch(text)

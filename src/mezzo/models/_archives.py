@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from mezzo.files import Entry, FileError, read_entry
+from mezzo.files import ArchiveEntry, FileError, read_entry
 
 FORMATS = (".pdparams", ".safetensors", ".pt", ".pth")
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
@@ -23,7 +23,7 @@ def read_weights_entry(path: Path) -> tuple[str, bytes]:
         FileError: The archive is refused, or holds none, or several and no single `model.pdparams`.
     """
 
-    def choose(entries: list[Entry]) -> Entry:
+    def choose(entries: list[ArchiveEntry]) -> ArchiveEntry:
         found = [entry for entry in entries if _is_weights(entry)]
         for name in _PREFERRED:
             same = [entry for entry in found if PurePosixPath(entry.name).name == name]
@@ -39,13 +39,13 @@ def read_weights_entry(path: Path) -> tuple[str, bytes]:
     return read_entry(path, choose)
 
 
-def _is_weights(entry: Entry) -> bool:
+def _is_weights(entry: ArchiveEntry) -> bool:
     path = PurePosixPath(entry.name)
     is_hidden = path.name.startswith(".")  # macOS adds ._model.pdparams
     return entry.trouble is None and not entry.is_folder and not is_hidden and path.suffix.lower() in FORMATS
 
 
-def _some(entries: list[Entry], most: int = 8) -> str:
+def _some(entries: list[ArchiveEntry], most: int = 8) -> str:
     names = [f"{entry.name!r} ({entry.trouble})" if entry.trouble else repr(entry.name) for entry in entries]
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

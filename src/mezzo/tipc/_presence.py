@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from mezzo.config import ConfigError as RecipeError
-from mezzo.config import load_recipe
+from mezzo.config import RecipeError, load_recipe
 from mezzo.errors import MezzoError
 from mezzo.files import FileError
 from mezzo.tipc._config import LITE_MODES, Config, parse_config
