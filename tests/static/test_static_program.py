@@ -301,7 +301,7 @@ def test_sizes_that_each_batch_brings_are_not_built_in() -> None:
     assert x.size(1) == 4
     with pytest.raises(ProgramError, match="a size that each batch brings is not known while the program is written"):
         x.size(0) + 1
-    with pytest.raises(ProgramError, match="numel gives a number that depends on a size which each batch brings"):
+    with pytest.raises(ProgramError, match="numel"):
         x.numel()
 
 
@@ -679,7 +679,7 @@ def test_an_input_is_no_result_to_be_saved(tmp_path: Path) -> None:
     with program_guard(new_program()):
         x = data("x", [None, 2])
         y = x + 1
-    with pytest.raises(ProgramError, match="'x' is an input: a file gives what is computed from its inputs, not them"):
+    with pytest.raises(ProgramError, match="'x' is an input"):
         x._program.save(tmp_path / "net.pt2", [x, y])
 
 

@@ -55,6 +55,10 @@ class Trials:
         """Whether anything ran inside `fp16_guard`."""
         self._fake: Any = None
 
+    def parameters_outside_guard(self) -> set[nn.Parameter]:
+        """Return the parameters that are used outside `fp16_guard` somewhere."""
+        return {param for param, use in self.uses.items() if use.outside}
+
     def inputs(self, spec: InputSpec) -> tuple[Tensor, ...]:
         """Return what stands for an input, one tensor a trial."""
         with self._without_memory():

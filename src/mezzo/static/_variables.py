@@ -202,7 +202,7 @@ def record(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if len(programs) != 1:
         raise ProgramError("a call takes variables of two programs: build both of its inputs in one")
     program = next(iter(programs.values()))
-    return program._record(target, args, kwargs)
+    return program.record(target, args, kwargs)
 
 
 def values_of(arguments: Any, trial: int) -> Any:

@@ -154,17 +154,17 @@ class MixedPrecisionOptimizer:
             return
         self._is_prepared = True
         decorate_model(
-            program._root, self.optimizer, policy.level, policy.dtype, self._master_weight,
-            master_grad=self._master_grad, excluded_layers=program.constants,
+            program.calls.root, self.optimizer, policy.level, policy.dtype, self._master_weight,
+            master_grad=self._master_grad, excluded_layers=program.calls.constants,
             excluded_parameters=self._not_only_half(program), half_layers=self._half_layers, fp8=policy.fp8,
         )  # fmt: skip
 
     def _not_only_half(self, program: Program) -> list[nn.Parameter]:
         """Return the parameters that something computes with in float32: outside guards, black by name or by operator."""
-        black = {id(p) for p in program.parameters_outside_guard()} if self.precision.use_guard else set()
-        names = program._parameter_names()
+        black = {id(p) for p in program.calls.trials.parameters_outside_guard()} if self.precision.use_guard else set()
+        names = program.calls.parameter_names()
         black |= {key for key, name in names.items() if name in self.precision.float32_names}
-        layers = [part for part in program._root.modules() if self._is_black(part)]
+        layers = [part for part in program.calls.root.modules() if self._is_black(part)]
         black |= {id(p) for part in layers for p in part.parameters(recurse=False)}
         return [p for p in program.parameters() if id(p) in black]
 
