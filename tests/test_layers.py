@@ -22,12 +22,14 @@ ROWS = (
     ("models", "data", "metric", "callbacks"),
     ("proof",),
     ("static",),
+    ("precision",),
     ("amp",),
     ("optim",),
     ("fp8", "fetch"),
     ("files",),
     ("_torch",),
 )
+MAY_IMPORT_UPWARDS = {("precision", "static")}  # Precision.compile, inside the method
 LOOSE_MAY_IMPORT = ("files", "_torch")  # what modules directly under mezzo may import
 DEPTH = {layer: depth for depth, row in enumerate(ROWS) for layer in row}
 
@@ -38,7 +40,7 @@ EXTRAS += ("jinja2", "openvino", "ray", "pytest", "hypothesis", "sklearn", "rich
 def layer_of(path: Path, root: Path) -> str | None:
     """Return the layer a file lies in; None for modules directly under mezzo, which belong to none."""
     parts = path.relative_to(root).parts
-    return parts[0] if len(parts) > 1 else None
+    return parts[0] if len(parts) > 1 else path.stem if path.stem in DEPTH else None
 
 
 def imported_modules(node: ast.AST, package: str) -> list[str]:
@@ -60,7 +62,7 @@ def breach(own: str | None, target: str, top_level: set[str]) -> str | None:
     if parts[0] != PACKAGE or len(parts) == 1:
         return None
     layer = parts[1]
-    if layer == own or (layer not in DEPTH and layer in top_level):
+    if layer == own or (own, layer) in MAY_IMPORT_UPWARDS or (layer not in DEPTH and layer in top_level):
         return None
     if layer not in DEPTH:
         return None if own is None else f"'{PACKAGE}.{layer}' is no layer of design.md and no module of mezzo"

@@ -8,9 +8,12 @@ from mezzo.errors import MezzoError
 
 if TYPE_CHECKING:
     from mezzo import amp, callbacks, metric, static
+    from mezzo.precision import Precision
     from mezzo.train import Model
 
-__all__ = ["MezzoError", "Model", "amp", "callbacks", "metric", "static", "__version__"]
+__all__ = ["Precision", "MezzoError", "Model", "amp", "callbacks", "metric", "static", "__version__"]
+
+_HOMES = {"Precision": "mezzo.precision", "Model": "mezzo.train"}
 
 __version__: str = version_of() or "0+sources"
 """The installed version; `0+sources` if mezzo runs from its sources without being installed."""
@@ -18,8 +21,8 @@ __version__: str = version_of() or "0+sources"
 
 def __getattr__(name: str) -> Any:
     """Load what is asked for when it is asked for: `import mezzo.amp` must not load a training engine."""
-    if name == "Model":
-        return importlib.import_module("mezzo.train").Model
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
     if name in __all__:
         return importlib.import_module(f"mezzo.{name}")
     raise AttributeError(f"module 'mezzo' has no attribute {name!r}")

@@ -14,9 +14,10 @@ from torch.nn.functional import mse_loss
 
 from mezzo import static
 from mezzo.amp import GradScaler, Policy, explain, float32_copy
+from mezzo.precision import Precision
 from mezzo.static import Executor, Program, data, program_guard
 from mezzo.static._graph import missing_compiler
-from mezzo.static._region import Precision
+from mezzo.static._region import CastRules
 from mezzo.static._step import TrainingStep, forward_and_loss
 
 RTOL_FP8 = 2.0**-3 / 32  # an e4m3 number moved to its neighbour, one of the 32 or more in a sum
@@ -58,7 +59,9 @@ def test_a_rehearsal_teaches_delayed_scales_nothing(taken_before: int) -> None:
     losses = []
     for rehearses in (False, True):
         net, optimizer = decorated()
-        step = TrainingStep(forward_and_loss(net, mse_loss), [net], optimizer, None, Precision(policy), None)
+        step = TrainingStep(
+            forward_and_loss(net, mse_loss), [net], optimizer, Precision(policy=policy), CastRules(policy), None
+        )
         for _ in range(taken_before):
             step.run(batch())
         if rehearses:

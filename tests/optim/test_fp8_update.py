@@ -19,9 +19,10 @@ from mezzo.amp._policy import Policy
 from mezzo.fp8 import WeightCopies, copies_of, keep_copies
 from mezzo.fp8._weights import renew_copies
 from mezzo.optim import StepRequest, attach, attach_master, engine_of, master_of, step_tier
+from mezzo.precision import Precision
 from mezzo.static import capture_step
 from mezzo.static._capture import CopiesOfWeights
-from mezzo.static._region import Precision
+from mezzo.static._region import CastRules
 from mezzo.static._step import TrainingStep, forward_and_loss
 
 E4M3 = torch.float8_e4m3fn
@@ -393,8 +394,9 @@ def test_a_copied_model_has_copies_of_its_own() -> None:
 
 
 def step_of(model: nn.Module, optimizer: Optimizer) -> TrainingStep:
-    precision = Precision(Policy.create("O3", "float16", fp8=RECIPE))
-    return TrainingStep(forward_and_loss(model, nn.functional.mse_loss), [model], optimizer, None, precision, None)
+    policy, compute = Policy.create("O3", "float16", fp8=RECIPE), forward_and_loss(model, nn.functional.mse_loss)
+    precision = Precision(policy=policy, scaler=GradScaler(enable=False))
+    return TrainingStep(compute, [model], optimizer, precision, CastRules(policy), None)
 
 
 @by_kernels

@@ -12,6 +12,7 @@ import torch
 from mezzo.amp import Policy
 from mezzo.amp.debugging import collect_operator_stats
 from mezzo.bench import find_task
+from mezzo.precision import Precision
 from mezzo.proof._trial import Setup, Trainer
 
 Counts = dict[str, Counter[str]]
@@ -84,7 +85,8 @@ def recorded_counts(trainer: Trainer) -> Counts:
 def make_trainer(name: str, level: str, dtype: str, cpu_compute: str) -> Trainer:
     torch.set_num_threads(1)  # threads that wait for each other on a busy machine take twenty times as long
     trainer = Trainer(find_task(name, 2, 64).copied(torch.device("cpu")), Setup(level=level, dtype=dtype))
-    trainer.policy = Policy.create(level, dtype, cpu_compute=cpu_compute)  # the same on every CPU
+    policy = Policy.create(level, dtype, cpu_compute=cpu_compute)  # the same on every CPU
+    trainer.precision = Precision(policy=policy)
     trainer.step()  # what happens once, such as the optimizer's state, is over
     return trainer
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 from mezzo.amp import Fp8Recipe, Policy, decorate
 from mezzo.amp.debugging import OperatorStats, collect_operator_stats
 from mezzo.static._graph import Capture
-from mezzo.static._region import NoGuardError, Precision, fp16_guard, precision_of
+from mezzo.static._region import CastRules, NoGuardError, casting_region, fp16_guard
 
 LISTED = ("linear", "softmax", "layer_norm", "gelu", "exp", "sigmoid", "add", "mul", "matmul", "cat", "sum", "relu")
 #: Cleaning up is what the graph is for: it has fewer of these.
@@ -133,7 +133,7 @@ def check_parity(case: dict[str, Any]) -> OperatorStats:
     policy = Policy.create(
         case["level"], case["dtype"], case["white"], black, case["use_promote"], case["cpu_compute"], **of_o3
     )
-    precision = Precision(policy, case["use_guard"])
+    precision = CastRules(policy, case["use_guard"])
     torch.manual_seed(len(case["layers"]))
     net = Net(case["layers"], width)
     if case["is_decorated"] and case["level"] != "OD" and not case["use_guard"]:
@@ -144,13 +144,13 @@ def check_parity(case: dict[str, Any]) -> OperatorStats:
     capture = Capture(precision, "aot_eager")
     captured = capture.compile(net)
 
-    with collect_operator_stats(print_table=False) as stats, precision_of(precision):
+    with collect_operator_stats(print_table=False) as stats, casting_region(precision):
         expected = net(x, target)
     if case["use_guard"] and not any(is_guarded for _, is_guarded in case["layers"]):
-        with pytest.raises(NoGuardError), precision_of(precision):
+        with pytest.raises(NoGuardError), casting_region(precision):
             captured(x, target)
         return stats
-    with precision_of(precision):
+    with casting_region(precision):
         results = captured(x, target)
     assert [r.dtype for r in results] == [e.dtype for e in expected]
     for result, wanted in zip(results, expected, strict=True):

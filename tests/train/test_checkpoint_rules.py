@@ -11,8 +11,8 @@ from test_model_reference import make_data, make_model
 import mezzo
 from mezzo.amp import Policy, _policy
 from mezzo.checkpoint import read_state, write_state
-from mezzo.train import MixedPrecision, RunOptions, make_precision
-from mezzo.train._precision import FullPrecision
+from mezzo.precision import Precision
+from mezzo.train import RunOptions, make_precision
 from mezzo.train._rules import describe_new_rules, rules_of
 
 OPTION = "--amp_use_promote {}"
@@ -25,13 +25,13 @@ def version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_policy, "LISTS_VERSION", NEW)
 
 
-def mixed(level: str = "O2", use_promote: bool = True) -> MixedPrecision:
-    return MixedPrecision(Policy.create(level, "bfloat16", use_promote=use_promote))
+def mixed(level: str = "O2", use_promote: bool = True) -> Precision:
+    return Precision(level, "bfloat16", use_promote=use_promote)
 
 
 def test_what_is_recorded_of_a_policy() -> None:
     assert rules_of(mixed()) == {"lists_version": NEW, "level": "O2", "use_promote": True}
-    assert rules_of(FullPrecision()) is None
+    assert rules_of(Precision("O0")) is None
 
 
 def recorded(version: Any = OLD, level: Any = "O2", use_promote: Any = False) -> dict[str, Any]:
@@ -76,7 +76,7 @@ PERHAPS = PROMOTED.replace("; ", "; if that was at O2 or O3, ", 1)
         (recorded(NEW), mixed(), None),  # the user's own change
         (recorded(NEW, "O1"), mixed(), None),
         ({"rules": None}, mixed(), None),  # float32 before
-        ({}, FullPrecision(), None),  # float32 now
+        ({}, Precision("O0"), None),  # float32 now
     ],
 )
 def test_a_line_tells_of_other_rules(state: dict[str, Any], precision: Any, line: str | None) -> None:

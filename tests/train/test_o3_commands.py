@@ -70,17 +70,17 @@ def test_a_list_file_says_which_layers_stay_in_half(
         precision.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         assert model[0].weight.dtype is torch.bfloat16
     else:
-        precision.keep_float32(model)
+        precision.prepare_for_evaluation(model)
     assert fp8_layers(model, precision) == in_fp8
 
 
 def test_half_layers_that_do_not_fit_are_named_with_the_file(tmp_path: Path) -> None:
     path = tmp_path / "lists.yml"
     path.write_text("half_layers: [hed]")
-    with pytest.raises(ValueError, match=r"lists\.yml: half_layers with amp_level O2: they belong to level O3"):
+    with pytest.raises(ValueError, match=r"lists\.yml: half_layers .* O3"):
         make_precision("bf16", "O2", lists=path)
     precision = make_precision("bf16", "O3", lists=path, fp8=SETTINGS)
-    for prepare in (precision.prepare, precision.keep_float32):
+    for prepare in (precision.prepare, precision.prepare_for_evaluation):
         model = four_layers()
         with pytest.raises(ValueError, match=r"lists\.yml: half_layers: no module is named 'hed'"):
             prepare(model)
@@ -198,7 +198,7 @@ def test_damaged_scales_are_refused_with_the_folder(tmp_path: Path, monkeypatch:
     model = Model(four_layers(), device="cpu")
     configs = {"level": "O3", "dtype": "bfloat16", "fp8": {**SETTINGS, "scaling": "delayed"}}
     model.prepare(torch.optim.SGD(model.parameters(), lr=0.01), nn.MSELoss(), amp_configs=configs)
-    monkeypatch.setattr("mezzo.train._precision.fp8_scales", lambda network: {"1.weight": {"input": torch.ones(2, 2)}})
+    monkeypatch.setattr("mezzo.precision.fp8_scales", lambda network: {"1.weight": {"input": torch.ones(2, 2)}})
     model.save(tmp_path / "net")
     message = "net: the state of its precision does not fit (FP8 scales: what is there of '1.weight' is not what fp8_scales() "
     with pytest.raises(CheckpointError, match=re.escape(message)):

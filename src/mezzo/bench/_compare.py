@@ -295,7 +295,7 @@ def _count_products(stats: debugging.OperatorStats) -> tuple[int, int]:
 
 def _fp8_note(trainer: Trainer, stats: debugging.OperatorStats, device: torch.device) -> str:
     """Return which layers were FP8, why others were not, and whether FP8 was emulated."""
-    policy = trainer.policy
+    policy = trainer.precision.policy
     assert policy is not None
     assert policy.fp8 is not None
     computed = {row.module for row in stats.rows if row.op == FP8_LINEAR}

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Optimizer
 
-from mezzo import amp, static
+from mezzo import static
 from mezzo._timer import Timing, synchronize
 from mezzo.bench._frame import (
     Bench,
@@ -29,9 +29,11 @@ from mezzo.bench._frame import (
     simple_net_sizes,
 )
 from mezzo.bench._machine import read_machine
+from mezzo.bench._stock import StockPrecision
 from mezzo.bench._workloads import SEED, SimpleNet, simple_net_task
 from mezzo.devices import find_device
 from mezzo.models import create_model
+from mezzo.precision import Precision
 from mezzo.proof import Task
 
 WARMUP_STEPS = 5
@@ -218,34 +220,26 @@ def _make_step(recipe: StaticRecipe, task: Task, optimizer: Optimizer, device: t
         level = recipe.level.split()[0]
         is_guarded = recipe.level == "O2 guard"
         excluded = task.model.linears[0] if is_guarded and isinstance(task.model, SimpleNet) else None
-        amp.decorate(
-            task.model,
-            optimizer,
-            level=level,
-            master_weight="compact" if recipe.compact else True,
-            excluded_layers=excluded,
-        )
-        policy, scaler = amp.Policy.create(level), amp.GradScaler()
-        step = static.compile_step(
-            task.model, task.loss_fn, optimizer, scaler=scaler, policy=policy, use_fp16_guard=is_guarded
-        )
+        masters: Any = "compact" if recipe.compact else True
+        precision = Precision(level, master_weight=masters, excluded_layers=excluded)
+        precision.prepare(task.model, optimizer)
+        step = precision.compile(task.model, task.loss_fn, optimizer, use_fp16_guard=is_guarded)
     return lambda: step(task.inputs, task.targets)
 
 
 def _stock_step(recipe: StaticRecipe, task: Task, optimizer: Optimizer, device: torch.device) -> Callable[[], Tensor]:
     """Return the step as users of torch write it."""
     is_half = recipe.level != "float32"
-    scaler = torch.amp.GradScaler(device.type, enabled=is_half)
+    precision = StockPrecision(device.type, "float16" if is_half else "float32")
     model: Callable[[Any], Any] = task.model
     if recipe.compile_mode is not None:
         model = torch.compile(task.model, mode=recipe.compile_mode)
 
     def step() -> Tensor:
-        with torch.autocast(device.type, dtype=torch.float16, enabled=is_half):
+        with precision.autocast():
             loss = task.loss_fn(model(task.inputs), task.targets)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
+        precision.backward(loss)
+        precision.step(optimizer)
         optimizer.zero_grad(set_to_none=not recipe.keeps_grads)
         return loss.detach()
 

@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from mezzo import amp
 from mezzo._timer import Timing, time_on_device
 from mezzo.amp.debugging import operator_log
 from mezzo.bench._frame import (
@@ -25,8 +23,10 @@ from mezzo.bench._frame import (
     simple_net_sizes,
 )
 from mezzo.bench._machine import read_machine
+from mezzo.bench._stock import StockPrecision
 from mezzo.bench._workloads import simple_net_task, small_net_task
 from mezzo.devices import find_device
+from mezzo.precision import Precision
 from mezzo.proof import Task
 
 WARMUP_STEPS = 3
@@ -196,48 +196,30 @@ class _Training:
 
     def __init__(self, recipe: StepRecipe, task: Task, kind: OptimizerKind) -> None:
         self.recipe, self.task, self.model = recipe, task, task.model.train()
-        scales = recipe.dtype == "float16"
-        device = next(self.model.parameters()).device.type
+        self._max_norm = MAX_NORM if recipe.clips else None
+        self.precision: Precision | StockPrecision
         if recipe.by == "mezzo":
             self.optimizer = kind.make(self.model.parameters())
-            amp.decorate(
-                self.model,
-                self.optimizer,
-                level=recipe.level,
-                dtype=recipe.dtype,
-                master_weight="compact" if recipe.compact else True,
-            )
-            self.scaler: Any = amp.GradScaler(enable=scales)
-            self.region: Callable[[], Any] = lambda: amp.auto_cast(level=recipe.level, dtype=recipe.dtype)
+            masters: Any = "compact" if recipe.compact else True
+            self.precision = Precision(recipe.level, recipe.dtype, master_weight=masters)
+            self.precision.prepare(self.model, self.optimizer)
         else:
             how = {"fused": True} if recipe.level == "fused" else {"foreach": True}
             self.optimizer = kind.make(self.model.parameters(), **how)
-            self.scaler = torch.amp.GradScaler(device, enabled=scales)
-            half = torch.float16 if scales else torch.bfloat16
-            self.region = lambda: torch.autocast(device, dtype=half, enabled=recipe.dtype != "float32")
+            self.precision = StockPrecision(next(self.model.parameters()).device.type, recipe.dtype)
 
     def step(self) -> float:
         """Train one step as users write it, and read the loss."""
-        with self.region():
+        with self.precision.autocast():
             loss = self.task.loss_fn(self.model(self.task.inputs), self.task.targets)
-        self.scaler.scale(loss).backward()
-        if self.recipe.clips:
-            self._clip()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        self.precision.backward(loss)
+        self.precision.step(self.optimizer, max_norm=self._max_norm)
         self.optimizer.zero_grad(set_to_none=not self.recipe.keeps_grads)
         return loss.item()
 
-    def _clip(self) -> None:
-        if self.recipe.by == "mezzo":
-            self.scaler.clip_grad_norm_(self.optimizer, MAX_NORM)
-            return
-        self.scaler.unscale_(self.optimizer)
-        nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)
-
     def make_grads(self) -> None:
         """Leave gradients behind, unscaled, for the update alone."""
-        with self.region():
+        with self.precision.autocast():
             loss = self.task.loss_fn(self.model(self.task.inputs), self.task.targets)
         loss.backward()
 

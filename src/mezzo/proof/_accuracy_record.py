@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from mezzo._arguments import check_at_least
 from mezzo._torch.layers import DropoutNd
-from mezzo.amp import auto_cast, decorate, float32_copy
+from mezzo.amp import GradScaler, auto_cast, float32_copy
 from mezzo.amp.debugging import ModuleListener, listening_to_modules, operator_log
-from mezzo.dtypes import dtype_name
+from mezzo.dtypes import dtype_name, parse_half_dtype
 from mezzo.fp8 import recipe_for
+from mezzo.precision import Precision
 from mezzo.proof._accuracy_run import (
     Call,
     Output,
@@ -100,7 +101,7 @@ def run_at(
     name: str | None = None,
     seed: int = 0,
     max_elements: int = MAX_ELEMENTS,
-    **region: Any,
+    **options: Any,
 ) -> Run:
     """Record one forward and backward of a copy of a model at a level; the model itself is not touched.
 
@@ -120,31 +121,32 @@ def run_at(
         name: In tables; None makes one of level and dtype.
         seed: Of the random numbers that the forward draws.
         max_elements: See `record_run`.
-        region: Further arguments of `auto_cast`, such as `custom_black_list`.
+        options: Further arguments of `mezzo.Precision`, such as `custom_black_list`.
     """
     device = next((each.device for each in itertools.chain(model.parameters(), model.buffers())), torch.device("cpu"))
+    level = level.upper() if isinstance(level, str) else level
     if level == "O3":
-        region = {**region, "fp8": recipe_for(device, region.get("fp8"))}
-    region_of_run = auto_cast(level=level, dtype=dtype, **region)
-    level, half = region_of_run.policy.level, region_of_run.policy.dtype
-    is_scaled = level != "O0" and half is torch.float16
+        options = {**options, "fp8": recipe_for(device, options.get("fp8"))}
+    is_scaled = level != "O0" and parse_half_dtype(dtype) is torch.float16
     scale = (2.0**15 if is_scaled else 1.0) if loss_scale is None else loss_scale
+    half_weights = False if level == "O1" else None  # so that O1 differs from O0 in its casts only
+    scaler = GradScaler(enable=scale != 1.0, init_loss_scaling=scale)
+    precision = Precision(level, dtype, half_weights=half_weights, scaler=scaler, **options)
     copied = float32_copy(model).to(device)
     copied.zero_grad()
     for module in copied.modules():
         if isinstance(module, DropoutNd):
             module.eval()
-    if level in ("O2", "O3"):
-        decorate(copied, level=level, dtype=half, fp8=region_of_run.policy.fp8)
+    precision.prepare(copied)
     own_inputs = copy.deepcopy(inputs)  # a network may change them in place
 
     def step() -> Tensor:
-        with region_of_run:
+        with precision.autocast():
             loss = loss_fn(call_model(copied, own_inputs), targets)
-        (loss.float() * scale).backward()
+        precision.backward(loss.float())
         return loss
 
-    label = "float32" if level == "O0" else f"{level} {dtype_name(half)}"
+    label = "float32" if level == "O0" else f"{level} {dtype_name(precision.dtype)}"
     with _seeded(device, seed):
         return record_run(copied, step, name=name or label, loss_scale=scale, max_elements=max_elements)
 

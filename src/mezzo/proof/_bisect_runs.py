@@ -18,10 +18,11 @@ from mezzo._arguments import check_at_least
 from mezzo._torch.layers import DropoutNd
 from mezzo._torch.pytree import tree_leaves, tree_map
 from mezzo.amp import first_and_last, is_excluded
-from mezzo.amp.debugging import OperatorStats, collect_operator_stats
+from mezzo.amp.debugging import OperatorStats
 from mezzo.dtypes import HALF_DTYPES, LEVELS, dtype_name, parse_half_dtype, parse_level
 from mezzo.errors import unknown_choice
 from mezzo.fp8 import Fp8Recipe, recipe_for
+from mezzo.precision import Precision
 from mezzo.proof._inputs import call_model
 from mezzo.proof._random import random_states_kept, seed_all
 
@@ -107,7 +108,7 @@ class Runs:
 
         Where operators are looked for, those of the loss belong to it. Modules that are excluded already are left out.
         """
-        model, _, region = self._prepare(frozenset())
+        model, _, precision = self._prepare(frozenset())
         order: dict[str, None] = {}
         excluded = {id(inner) for module in model.modules() if is_excluded(module) for inner in module.modules()}
         for name, module in model.named_modules():
@@ -115,7 +116,7 @@ class Runs:
                 module.register_forward_pre_hook(lambda *_, name=name: order.setdefault(name))
         if self._settings.metric != "output":
             model.train()
-        with random_states_kept(self._gpus), region, collect_operator_stats(print_table=False) as stats:
+        with random_states_kept(self._gpus), precision.autocast(), precision.record() as stats:
             inputs, targets = self._fresh_batch(0)
             output = call_model(model, inputs)
             if self._loss_fn is not None and self._settings.by == "ops":
@@ -129,13 +130,7 @@ class Runs:
         One whose loss is not finite, or that overflows without a scale, is the end.
         """
         settings = self._settings
-        model, optimizer, region = self._prepare(kept)
-        scaler = amp.GradScaler(
-            enable=kept is not None and settings.dtype == "float16",
-            decr_every_n_nan_or_inf=1,
-            max_skips_at_floor=None,
-        )
-        scaler.protect_batch_norm(model)
+        model, optimizer, precision = self._prepare(kept)
         loss_fn = copy.deepcopy(self._loss_fn) if isinstance(self._loss_fn, nn.Module) else self._loss_fn
         assert optimizer is not None
         assert loss_fn is not None
@@ -144,15 +139,15 @@ class Runs:
         with random_states_kept(self._gpus):
             while len(losses) < settings.steps:
                 inputs, targets = self._fresh_batch(len(losses))
-                with region:
+                with precision.autocast():
                     loss = loss_fn(call_model(model, inputs), targets)
                 value = float(loss.detach())
-                scaler.scale(loss).backward()
+                precision.backward(loss)
                 is_finite = math.isfinite(value) and _has_finite_gradients(optimizer)
-                if not is_finite and (not math.isfinite(value) or scaler.get_scale() <= 1):
+                scale = 1 if precision.scaler is None else precision.scaler.get_scale()
+                if not is_finite and (not math.isfinite(value) or scale <= 1):
                     break
-                scaler.step(optimizer)
-                scaler.update()
+                precision.step(optimizer)
                 optimizer.zero_grad(set_to_none=True)
                 if is_finite:
                     losses.append(value)
@@ -160,8 +155,8 @@ class Runs:
 
     def _forward(self, kept: frozenset[str] | None) -> Tensor:
         """Return the output of one forward in the model's own mode, all its floating tensors in one row of float64."""
-        model, _, region = self._prepare(kept)
-        with random_states_kept(self._gpus), torch.no_grad(), region:
+        model, _, precision = self._prepare(kept)
+        with random_states_kept(self._gpus), torch.no_grad(), precision.autocast():
             output = call_model(model, self._fresh_batch(0)[0])
         parts = [part for part in tree_leaves(output) if isinstance(part, Tensor) and part.is_floating_point()]
         if not parts:
@@ -170,36 +165,34 @@ class Runs:
             )
         return torch.cat([part.double().flatten() for part in parts])
 
-    def _prepare(self, kept: frozenset[str] | None) -> tuple[nn.Module, Optimizer | None, amp.auto_cast]:
-        """Return a copy of the start, its optimizer and its region."""
-        settings = self._settings
+    def _prepare(self, kept: frozenset[str] | None) -> tuple[nn.Module, Optimizer | None, Precision]:
+        """Return a copy of the start, its optimizer and its precision; None keeps everything in float32."""
         model = copy.deepcopy(self._start)
         optimizer: Optimizer | None = None
-        if settings.metric != "output":
+        if self._settings.metric != "output":
             params = [param for param in model.parameters() if param.requires_grad]
-            optimizer = SGD(params, lr=settings.learning_rate)
-        if kept is None:
-            return model, optimizer, amp.auto_cast(enable=False)
-        if settings.level == "O3":
-            return model, optimizer, self._prepare_fp8(model, optimizer, kept)
-        excluded = [module for module in model.modules() if is_excluded(module)]
-        if settings.by == "modules":
-            excluded += [model.get_submodule(name) for name in kept]
-        if settings.level == "OD":
-            amp.exclude_layers(model, excluded)
+            optimizer = SGD(params, lr=self._settings.learning_rate)
+        precision = Precision("O0") if kept is None else self._precision_with(model, kept)
+        if optimizer is None:
+            precision.prepare(model)
         else:
-            amp.decorate(model, optimizer, level=settings.level, dtype=settings.dtype, excluded_layers=excluded)
-        black = sorted(kept) if settings.by == "ops" else None
-        return model, optimizer, amp.auto_cast(level=settings.level, dtype=settings.dtype, custom_black_list=black)
+            precision.prepare(model, optimizer)
+        return model, optimizer, precision
 
-    def _prepare_fp8(self, model: nn.Module, optimizer: Optimizer | None, kept: frozenset[str]) -> amp.auto_cast:
-        """Decorate a copy for O3, some of its modules in half besides the first and the last layer."""
-        device = next((param.device for param in model.parameters()), torch.device("cpu"))
-        recipe = recipe_for(device, self._settings.fp8)
-        half_layers = [*first_and_last(model), *(model.get_submodule(name) for name in kept)]
-        options: dict[str, Any] = {"level": "O3", "dtype": self._settings.dtype, "fp8": recipe}
-        amp.decorate(model, optimizer, half_layers=half_layers, **options)
-        return amp.auto_cast(**options)
+    def _precision_with(self, model: nn.Module, kept: frozenset[str]) -> Precision:
+        """Return a precision that keeps operators or modules in float32; at O3 modules in half."""
+        settings = self._settings
+        modules = [model.get_submodule(name) for name in kept] if settings.by == "modules" else []
+        excluded = [module for module in model.modules() if is_excluded(module)]
+        options: dict[str, Any] = {"excluded_layers": [*excluded, *modules]}
+        if settings.level == "O3":
+            device = next((param.device for param in model.parameters()), torch.device("cpu"))
+            recipe, half_layers = recipe_for(device, settings.fp8), [*first_and_last(model), *modules]
+            options = {"fp8": recipe, "half_layers": half_layers}
+        elif settings.by == "ops":
+            options["custom_black_list"] = sorted(kept)
+        scaler = amp.GradScaler(enable=settings.dtype == "float16", decr_every_n_nan_or_inf=1, max_skips_at_floor=None)
+        return Precision(settings.level, settings.dtype, scaler=scaler, **options)
 
     def _fresh_batch(self, step: int) -> tuple[Any, Any]:
         """Return the batch as it was at first, with the random numbers of a step ahead."""

@@ -134,11 +134,14 @@ def measure(task: Task, setup: Setup, device: torch.device, steps: int) -> Measu
     """
     with _trained(task, setup, device) as trainer:
         outcomes: list[bool] = []
-        trainer.scaler.register_outcome_hook(outcomes.append)
+        scaler = trainer.precision.scaler
+        if scaler is not None:
+            scaler.register_outcome_hook(outcomes.append)
         timing = time_on_device(trainer.step, calls=steps, warmup_calls=WARMUP_STEPS, device=device)
         host_s = _host_time(trainer, device) if device.type == "cuda" else timing.median_s
         stats, products = _record(trainer)
-        trainer.scaler.flush()
+        if scaler is not None:
+            scaler.flush()
         return Measured(
             setup=setup,
             stats=stats,
@@ -148,7 +151,7 @@ def measure(task: Task, setup: Setup, device: torch.device, steps: int) -> Measu
             host_s=host_s,
             losses=tuple(float(loss) for loss in trainer.losses),
             num_skipped=outcomes.count(False),
-            last_scale=trainer.scaler.get_scale() if trainer.scaler.is_enable() else 1.0,
+            last_scale=1.0 if scaler is None else scaler.get_scale(),
         )
 
 

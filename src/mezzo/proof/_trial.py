@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mezzo import amp
 from mezzo._torch.pytree import tree_leaves, tree_map
 from mezzo.fp8 import Fp8Recipe, recipe_for
+from mezzo.precision import Precision
 from mezzo.proof._changes import NO_CHANGES, Changes, apply_changes
 from mezzo.proof._inputs import arguments_of, batch_size_of
 from mezzo.static import CapturedStep, capture_step
@@ -73,7 +73,7 @@ class Setup:
 
 
 class Trainer:
-    """One task trained in one way; a disabled auto_cast and GradScaler make float32 and bfloat16 the same loop."""
+    """One task trained in one way."""
 
     def __init__(self, task: Task, setup: Setup) -> None:
         self.task, self.setup = task, setup
@@ -82,21 +82,21 @@ class Trainer:
             self.model.train()
         white = apply_changes(self.model, setup.changes).get("custom_white_list")
         self.optimizer: Optimizer = torch.optim.SGD(self.model.parameters(), lr=setup.learning_rate)
-        is_mixed = setup.level != "O0"
-        fp8 = recipe_for(_device_of(self.model), setup.fp8) if setup.level == "O3" else None
-        if is_mixed and (setup.is_decorated or setup.level in ("O2", "O3")):
-            self.model, self.optimizer = amp.decorate(
-                models=self.model, optimizers=self.optimizer, level=setup.level, dtype=setup.dtype, fp8=fp8
-            )
-        self.policy = amp.Policy.create(setup.level, setup.dtype, white, fp8=fp8) if is_mixed else None
-        self.scaler = amp.GradScaler(enable=is_mixed and setup.dtype == "float16")
+        self.precision = Precision(
+            setup.level,
+            setup.dtype,
+            custom_white_list=white,
+            fp8=recipe_for(_device_of(self.model), setup.fp8) if setup.level == "O3" else None,
+            half_weights=setup.is_decorated if setup.level == "O1" else None,
+        )
+        self.precision.prepare(self.model, self.optimizer)
         self.losses: list[Tensor] = []
         self._args, self._kwargs = arguments_of(self.model, task.inputs)
         self._captured: CapturedStep | None = None
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context of the forward pass and the loss."""
-        return amp.auto_cast(enable=False) if self.policy is None else amp.auto_cast(policy=self.policy)
+        return self.precision.autocast()
 
     @torch.enable_grad()
     def step(self) -> None:
@@ -105,16 +105,16 @@ class Trainer:
             self.losses.append(self._replay())
             return
         before = None if self.losses else _versions(self.task.inputs, self.task.targets)
-        with self.autocast():
+
+        def forward() -> tuple[None, Tensor]:
             loss = self.task.loss_fn(self.model(*self._args, **self._kwargs), self.task.targets)
-        if before is not None:
-            self._check(loss, before)
-        self.scaler.scale(loss).backward()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+            if before is not None:
+                self._check(loss, before)
+            return None, loss
+
+        _, loss = self.precision.train_step(forward, self.optimizer)
         # a copy: on CUDA a mean loss is a view of the whole unreduced loss, which would stay allocated for each step
-        self.losses.append(loss.detach().clone())
+        self.losses.append(loss.clone())
 
     def _check(self, loss: Any, before: list[int]) -> None:
         """Look at the first step: what it gives, and what it did to the batch that all steps share."""
@@ -130,7 +130,7 @@ class Trainer:
         batch = (*self._args, self.task.targets)
         if self._captured is None:
             self._captured = capture_step(
-                self.model, self.task.loss_fn, self.optimizer, batch, scaler=self.scaler, policy=self.policy
+                self.model, self.task.loss_fn, self.optimizer, batch, precision=self.precision
             )
         loss: Tensor = self._captured(*batch)
         return loss

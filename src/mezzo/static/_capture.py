@@ -15,8 +15,17 @@ from mezzo._torch.foreach import foreach_copy_
 from mezzo.amp import GradScaler, Policy
 from mezzo.fp8 import WeightCopies, capture_that_follows_weights, copies_of
 from mezzo.optim import attach, engine_of
-from mezzo.static._region import Precision
-from mezzo.static._step import Loss, TrainingStep, check_optimizer, describe, device_of, forward_and_loss, policy_of
+from mezzo.precision import Precision
+from mezzo.static._region import CastRules
+from mezzo.static._step import (
+    Loss,
+    TrainingStep,
+    check_optimizer,
+    describe,
+    device_of,
+    forward_and_loss,
+    precision_of_step,
+)
 
 
 class CopiesOfWeights:
@@ -204,6 +213,7 @@ def capture_step(
     optimizer: Optimizer,
     batch: Sequence[Tensor],
     *,
+    precision: Precision | None = None,
     scaler: GradScaler | None = None,
     policy: Policy | str | None = None,
     max_norm: float | None = None,
@@ -221,6 +231,7 @@ def capture_step(
         loss_fn: Gets the model's output and the target; returns the loss, or a tuple of the loss and other tensors.
         optimizer: SGD, Adam or AdamW; others read from the device in their step.
         batch: Inputs of the model and, last, the target: their shapes and dtypes are those of every later batch.
+        precision: The `mezzo.Precision` that prepared model and optimizer; or give `scaler` and `policy`.
         scaler: For float16.
         policy: A level such as `O2`, in the dtype of the model's half weights (float16 if it has none), or from
             `Policy.create(...)`; None: no auto_cast.
@@ -240,8 +251,9 @@ def capture_step(
     device = device_of([model], batch)
     check_warmup(warmup_steps)
     compute = forward_and_loss(model, loss_fn)
+    precision = precision_of_step(precision, policy, scaler, model)
     step = CapturedStep(
-        TrainingStep(compute, [model], optimizer, scaler, Precision(policy_of(policy, model)), max_norm), batch
+        TrainingStep(compute, [model], optimizer, precision, CastRules(precision.policy), max_norm), batch
     )
     if device.type == "cuda":
         refuse_what_cannot_be_captured(optimizer)

@@ -14,10 +14,19 @@ from mezzo.amp import GradScaler, Policy
 from mezzo.amp.debugging import OperatorStats
 from mezzo.files import say
 from mezzo.optim import attach
+from mezzo.precision import Precision
 from mezzo.static._capture import CapturedStep, check_warmup, refuse_what_cannot_be_captured, unpacked
 from mezzo.static._graph import Capture, CapturedGraph
-from mezzo.static._region import Precision
-from mezzo.static._step import Compute, Loss, TrainingStep, check_optimizer, device_of, forward_and_loss, policy_of
+from mezzo.static._region import CastRules
+from mezzo.static._step import (
+    Compute,
+    Loss,
+    TrainingStep,
+    check_optimizer,
+    device_of,
+    forward_and_loss,
+    precision_of_step,
+)
 
 Shapes = tuple[tuple[torch.Size, torch.dtype], ...]
 
@@ -34,7 +43,7 @@ class CompiledStep:
         compute: Compute,
         modules: Sequence[nn.Module],
         optimizer: Optimizer,
-        scaler: GradScaler | None,
+        precision: Precision,
         capture: Capture,
         max_norm: float | None = None,
         max_shapes: int = 8,
@@ -45,7 +54,7 @@ class CompiledStep:
         check_warmup(warmup_steps)
         if max_shapes < 1:
             raise ValueError(f"max_shapes={max_shapes}: must be at least 1; a step is kept for each shape of a batch")
-        self._parts = compute, modules, optimizer, scaler, max_norm
+        self._parts = compute, modules, optimizer, precision, max_norm
         self._capture, self._max_shapes, self._warmup_steps = capture, max_shapes, warmup_steps
         self._steps: OrderedDict[Shapes, CapturedStep] = OrderedDict()
         self._last: CapturedStep | None = None
@@ -91,13 +100,13 @@ class CompiledStep:
         return step.run(batch)
 
     def _new(self, batch: Sequence[Tensor], compiled: Compute | None) -> CapturedStep:
-        compute, modules, optimizer, scaler, max_norm = self._parts
+        compute, modules, optimizer, precision, max_norm = self._parts
         device = device_of(modules, batch, self._smallest_batch)
         is_captured = device.type == "cuda" and self._capture.backend != "eager"
         if is_captured:
             refuse_what_cannot_be_captured(optimizer)
         step = TrainingStep(
-            compiled or self._capture.compile(compute), modules, optimizer, scaler, self._capture.precision, max_norm
+            compiled or self._capture.compile(compute), modules, optimizer, precision, self._capture.precision, max_norm
         )
         captured = CapturedStep(step, batch)
         attach(optimizer)
@@ -142,6 +151,7 @@ def compile_step(
     loss_fn: Loss,
     optimizer: Optimizer,
     *,
+    precision: Precision | None = None,
     scaler: GradScaler | None = None,
     policy: Policy | str | None = None,
     use_fp16_guard: bool = False,
@@ -152,13 +162,14 @@ def compile_step(
 ) -> CompiledStep:
     """Compile `loss_fn(model(*inputs), target)`, its backward and the optimizer's step into one program.
 
-    Precision is decided while the step is captured, by the policy's rules for eager mode; casts that give nothing new
+    CastRules is decided while the step is captured, by the policy's rules for eager mode; casts that give nothing new
     are dropped. Capturing leaves weights, optimizer state, buffers, loss scale and random numbers as they were.
 
     Args:
         model: On one CUDA device, or on the CPU; decorated or not.
         loss_fn: Gets the model's output and the target; returns the loss, or a tuple of the loss and other tensors.
         optimizer: SGD, Adam or AdamW on a CUDA device; any on the CPU.
+        precision: The `mezzo.Precision` that prepared model and optimizer; or give `scaler` and `policy`.
         scaler: For float16.
         policy: A level such as `O2`, in the dtype of the model's half weights (float16 if it has none), or from
             `Policy.create(...)`; None: no auto_cast.
@@ -176,6 +187,7 @@ def compile_step(
     >>> step.operators().totals()["addmm"]
     (0, 0, 1, 0)
     """
-    capture = Capture(Precision(policy_of(policy, model), use_fp16_guard), backend)
+    precision = precision_of_step(precision, policy, scaler, model)
+    capture = Capture(CastRules(precision.policy, use_fp16_guard), backend)
     compute = forward_and_loss(model, loss_fn)
-    return CompiledStep(compute, [model], optimizer, scaler, capture, max_norm, max_shapes, warmup_steps)
+    return CompiledStep(compute, [model], optimizer, precision, capture, max_norm, max_shapes, warmup_steps)

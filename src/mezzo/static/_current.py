@@ -12,7 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from mezzo.static._program import Program, Training
-from mezzo.static._region import Precision
+from mezzo.static._region import CastRules
 from mezzo.static._variables import Variable, begin_writing, end_writing, writing_inside
 
 
@@ -97,7 +97,7 @@ def minimize(optimizer: Optimizer, loss: Variable, max_norm: float | None = None
         max_norm: Clip the norm of the gradients to this.
     """
     check_minimize(optimizer, loss)
-    loss._program.close(Training(loss, optimizer, max_norm=max_norm), Precision())
+    loss._program.close(Training(loss, optimizer, max_norm=max_norm), CastRules())
 
 
 def check_minimize(optimizer: Any, loss: Any) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from mezzo.static._graph import Capture, CapturedGraph
-from mezzo.static._region import precision_of
+from mezzo.static._region import casting_region
 
 
 class Forward:
@@ -32,7 +32,7 @@ class Forward:
             if not self._training:
                 stack.enter_context(_evaluating(self._module))
             stack.enter_context(torch.no_grad())
-            stack.enter_context(precision_of(self._capture.precision))
+            stack.enter_context(casting_region(self._capture.precision))
             results: tuple[Tensor, ...] = self._function(*feeds)
         return results
 

@@ -35,7 +35,7 @@ from mezzo.static import _region
 from mezzo.static._casts import drop_needless_casts
 from mezzo.static._convolutions import register_operators, use_own_gradients
 from mezzo.static._operators import count_operators
-from mezzo.static._region import NoGuardError, Precision, precision_of
+from mezzo.static._region import CastRules, NoGuardError, casting_region
 from mezzo.static._traced_regions import regions_traced
 
 BACKENDS = ("inductor", "aot_eager", "eager")
@@ -76,7 +76,7 @@ def _show_markers_to_dynamo() -> None:
 class CapturedGraph:
     """What one call of a function was captured as: a forward and, in training, its backward, casts included."""
 
-    def __init__(self, module: GraphModule, inputs: Sequence[Any], precision: Precision) -> None:
+    def __init__(self, module: GraphModule, inputs: Sequence[Any], precision: CastRules) -> None:
         self._module, self._inputs, self.precision = module, inputs, precision
         self._has_backward = torch.is_grad_enabled()
 
@@ -84,7 +84,7 @@ class CapturedGraph:
     def parts(self) -> tuple[GraphModule, GraphModule | None]:
         """The graphs of forward and backward in aten operators, before anything is decomposed or fused."""
         found: list[GraphModule] = []
-        region = precision_of(self.precision) if self.precision.is_on else auto_cast(enable=False)
+        region = casting_region(self.precision) if self.precision.is_on else auto_cast(enable=False)
         with torch.set_grad_enabled(self._has_backward), region:
             _aot(copy.deepcopy(self._module), self._inputs, found.append)
         return found[0], found[1] if len(found) > 1 else None
@@ -103,7 +103,7 @@ class Capture:
     """Compiles functions under one precision and keeps the graphs they were captured as."""
 
     def __init__(
-        self, precision: Precision, backend: str = "inductor", float32_tensors: dict[int, str] | None = None
+        self, precision: CastRules, backend: str = "inductor", float32_tensors: dict[int, str] | None = None
     ) -> None:
         if backend not in BACKENDS:
             raise ValueError(unknown_choice("backend", backend, BACKENDS))
@@ -114,7 +114,7 @@ class Capture:
         """Parameters by identity, with their names."""
 
     def compile(self, function: Function, *, dynamic: bool | None = False) -> Function:
-        """Return the function captured at its first call; calls are made inside `precision_of(self.precision)`.
+        """Return the function captured at its first call; calls are made inside `casting_region(self.precision)`.
 
         Args:
             function: What is captured.
@@ -167,7 +167,7 @@ class Capture:
             _region.refuse_missing_guard(any(node.target is _region.enter_guard for node in module.graph.nodes))
         self._place_markers(module.graph)
         module.recompile()
-        precision = self.precision if self.precision.is_on else Precision(current_policy())
+        precision = self.precision if self.precision.is_on else CastRules(current_policy())
         self.graphs.append(CapturedGraph(copy.deepcopy(module), _without_memory(module, inputs), precision))
         if self.backend == "eager":
             return module

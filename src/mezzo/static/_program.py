@@ -25,8 +25,9 @@ from mezzo.static._compile import CompiledStep
 from mezzo.static._forward import Forward
 from mezzo.static._graph import Capture, CapturedGraph
 from mezzo.static._program_graph import by_name
-from mezzo.static._region import Precision, refuse_missing_guard
+from mezzo.static._region import CastRules, refuse_missing_guard
 from mezzo.static._save import load_forward, save_forward
+from mezzo.static._step import precision_of_step
 from mezzo.static._variables import InputSpec, ProgramError, Variable, begin_writing_without_guard, modules_unwatched
 
 _KEPT = 8
@@ -59,7 +60,7 @@ class Program:
         self._is_test = False
         self._is_warned_of_region = False
         self.training: Training | None = None
-        self.precision = Precision()
+        self.precision = CastRules()
         self.backend = "inductor"
         """As in `compile_step`: inductor, aot_eager or eager."""
         self._steps: OrderedDict[Any, CompiledStep | Forward] = OrderedDict()
@@ -106,7 +107,7 @@ class Program:
 
     # ---- closing
 
-    def close(self, training: Training, precision: Precision) -> None:
+    def close(self, training: Training, precision: CastRules) -> None:
         """Make the program a training step; `minimize` calls this."""
         loss, optimizer = training.loss, training.optimizer
         if self.training is not None:
@@ -126,7 +127,7 @@ class Program:
         self.training, self.precision = training, precision
         self._steps.clear()
 
-    def _refuse_unknown_names(self, precision: Precision) -> None:
+    def _refuse_unknown_names(self, precision: CastRules) -> None:
         known = [*self.calls.variables, *self.calls.parameter_names().values()]
         for name in sorted(precision.float32_names):
             if name not in known:
@@ -204,14 +205,14 @@ class Program:
             self._steps.move_to_end(key)
             return list(runner.run(feeds))[-len(fetches) :] if fetches else list(runner.run(feeds))[:0]
 
-    def _precision_now(self) -> Precision:
+    def _precision_now(self) -> CastRules:
         """Return the precision; if it is off and weights are half, as in a test program, all arithmetic is float32."""
         if self.precision.is_on:
             return self.precision
         half = next((p.dtype for p in self.parameters() if p.dtype in HALF_DTYPES), None)
         if half is None:
             return self.precision
-        return Precision(Policy.create("O2", half).in_float32())
+        return CastRules(Policy.create("O2", half).in_float32())
 
     def _build(self, fetches: Sequence[Variable]) -> CompiledStep | Forward:
         training = self.training
@@ -227,7 +228,7 @@ class Program:
             self.calls.training_module([training.loss, *fetches], in_float32),
             [self.calls.root],
             training.optimizer,
-            training.scaler,
+            precision_of_step(None, self.precision.policy, training.scaler, self.calls.root),
             capture,
             training.max_norm,
             smallest_batch=len(self.inputs),

@@ -18,7 +18,7 @@ class NoGuardError(MezzoError):
 
 
 @dataclass(frozen=True, slots=True)
-class Precision:
+class CastRules:
     """What decides the dtypes of a captured program; hashable, one captured graph for each."""
 
     policy: Policy | None = None
@@ -62,7 +62,7 @@ _here = _Here()
 
 
 @contextmanager
-def precision_of(precision: Precision) -> Iterator[None]:
+def casting_region(precision: CastRules) -> Iterator[None]:
     """Run a step's forward under its precision."""
     policy = precision.policy
     if policy is None or not precision.is_on:

@@ -1,4 +1,4 @@
-"""A training step as one would write it, and what it takes to try one without leaving a trace."""
+"""One training step written out, and how to try a step and undo everything that it changed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from mezzo.amp import GradScaler, Policy, current_policy
 from mezzo.dtypes import HALF_DTYPES, LEVELS, dtype_name
 from mezzo.errors import MezzoError
 from mezzo.fp8 import histories_of
-from mezzo.optim import engine_of, kept_of
-from mezzo.static._region import Precision, precision_of
+from mezzo.optim import kept_of
+from mezzo.precision import Precision
+from mezzo.static._region import CastRules, casting_region
 
 Loss = Callable[[Any, Tensor], Any]
 Compute = Callable[..., tuple[Tensor, ...]]
@@ -29,11 +30,28 @@ _NAMES_OTHER = re.compile(r"\b(Long|Int|Short|Byte|Char|Bool|Double)(Tensor)?\b|
 """Dtypes that no policy casts."""
 
 
-def policy_of(policy: Any, model: nn.Module) -> Policy | None:
-    """Return the policy of a step: one that was given, or that of a level, in the dtype of the model's half weights.
+def precision_of_step(
+    precision: Precision | None, policy: Any, scaler: GradScaler | None, model: nn.Module
+) -> Precision:
+    """Return the precision of a step: the given one, or one made of a policy and a scaler.
 
     Raises:
-        TypeError: It is neither a level nor a policy.
+        TypeError: Both were given, or `policy` is neither a level nor a policy.
+    """
+    if precision is None:
+        no_scaling = GradScaler(enable=False)  # None means that the user scales nothing, not 'the default scaler'
+        policy = policy_of(policy, model)
+        return Precision(policy=policy or Policy.create("O0"), scaler=scaler or no_scaling)
+    if policy is not None or scaler is not None:
+        raise TypeError("precision: give it instead of policy and scaler, not with them")
+    return precision
+
+
+def policy_of(policy: Any, model: nn.Module) -> Policy | None:
+    """Return the policy of a step; a level takes the dtype of the model's half weights.
+
+    Raises:
+        TypeError: `policy` is neither a level nor a policy.
     """
     if policy is None or isinstance(policy, Policy):
         return policy
@@ -64,18 +82,22 @@ class TrainingStep:
         compute: Compute,
         modules: Sequence[nn.Module],
         optimizer: Optimizer,
-        scaler: GradScaler | None,
         precision: Precision,
+        rules: CastRules,
         max_norm: float | None,
     ) -> None:
         self.compute, self.modules, self.optimizer = compute, modules, optimizer
-        self.scaler = scaler if scaler is not None and scaler.is_enable() else None
-        self.precision, self.max_norm = precision, max_norm
+        self.precision, self.rules, self.max_norm = precision, rules, max_norm
         self.grad_norm: Tensor | None = None
+
+    @property
+    def scaler(self) -> GradScaler | None:
+        """The loss scaler; None if the loss is not scaled."""
+        return self.precision.scaler
 
     def run(self, batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Train one step; return its loss and whatever else `compute` returns."""
-        with precision_of(self.precision):
+        with casting_region(self.rules):
             try:
                 results = self.compute(*batch)
             except (RuntimeError, TypeError, ValueError, MezzoError) as error:
@@ -84,22 +106,15 @@ class TrainingStep:
         _check_results(results)
         loss = results[0].float() if results[0].dtype in HALF_DTYPES else results[0]
         results = (loss, *results[1:])
-        if self.scaler is None:
-            loss.backward()
-            self._step_without_scaler()
-        else:
-            self.scaler.scale(loss).backward()
-            if self.max_norm is not None:
-                self.grad_norm = self.scaler.clip_grad_norm_(self.optimizer, self.max_norm)
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
+        self.precision.backward(loss)
+        self.grad_norm = self.precision.step(self.optimizer, max_norm=self.max_norm)
         self.optimizer.zero_grad(set_to_none=True)
         return tuple(result.detach().clone() for result in results)
 
     def _explain_missing_policy(self, error: Exception) -> None:
         """Raise ValueError where half weights met float32 inputs because the step has no policy; add a note if it may be so."""
         reason = " ".join(str(error).split())
-        if self.precision.is_on or current_policy() is not None or not _TYPES_DIFFER.search(reason):
+        if self.rules.is_on or current_policy() is not None or not _TYPES_DIFFER.search(reason):
             return
         half = next((p.dtype for p in self._params() if p.dtype in HALF_DTYPES), None)
         if half is None or _NAMES_OTHER.search(reason):
@@ -108,11 +123,6 @@ class TrainingStep:
         if _NAMES_HALF.search(reason) and _NAMES_FLOAT32.search(reason):
             raise ValueError(f"policy is missing: {cure} ({reason[:200]})") from error
         error.add_note(f"the step has no policy, and {cure}")
-
-    def _step_without_scaler(self) -> None:
-        if self.max_norm is not None:
-            self.grad_norm = engine_of(self.optimizer).clip_next_step(self.max_norm)
-        self.optimizer.step()
 
     def _params(self) -> Iterable[nn.Parameter]:
         return (param for module in self.modules for param in module.parameters())

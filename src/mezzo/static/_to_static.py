@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mezzo._torch.module_calls import compiled_call, plain_call, set_compiled_call
 from mezzo.amp.debugging import OperatorStats
 from mezzo.static._graph import Capture, CapturedGraph
-from mezzo.static._region import Precision
+from mezzo.static._region import CastRules
 from mezzo.static._variables import InputSpec, ProgramError
 
 _MOST_INPUTS = 64
@@ -24,7 +24,7 @@ class StaticFunction:
     """A function that is captured as a graph, once for each policy and each kind of input."""
 
     def __init__(self, function: Callable[..., Any], input_spec: Sequence[InputSpec] | None, backend: str) -> None:
-        self._capture = Capture(Precision(), backend)
+        self._capture = Capture(CastRules(), backend)
         self._function = self._capture.compile(function, dynamic=None)
         self._specs = tuple(input_spec or ())
         self._declared = _declared(function) if self._specs else []

@@ -16,7 +16,7 @@ from mezzo.dtypes import parse_half_dtype, parse_level
 from mezzo.static._current import check_minimize
 from mezzo.static._executor import Executor
 from mezzo.static._program import Program, Training
-from mezzo.static._region import NoGuardError, Precision, fp16_guard
+from mezzo.static._region import CastRules, NoGuardError, fp16_guard
 from mezzo.static._variables import ProgramError, Variable
 
 __all__ = ["decorate", "CustomOpLists", "MixedPrecisionOptimizer", "fp16_guard", "NoGuardError"]
@@ -58,7 +58,7 @@ class MixedPrecisionOptimizer:
     def __init__(
         self,
         optimizer: Optimizer,
-        precision: Precision,
+        precision: CastRules,
         scaler: GradScaler,
         master_weight: bool | Literal["compact"] | None,
         master_grad: bool,
@@ -255,7 +255,7 @@ def decorate(
     parse_master_weight(master_weight)  # now, not when the program is closed
     if half_layers is not None and chosen != "O3":
         raise ValueError(f"half_layers with level={chosen!r}: it belongs to level O3")
-    precision = Precision(policy, bool(use_pure_fp16) if guard is None else guard, lists.custom_black_varnames)
+    precision = CastRules(policy, bool(use_pure_fp16) if guard is None else guard, lists.custom_black_varnames)
     scales = chosen != "O0" and (half is torch.float16 or bool(use_dynamic_loss_scaling))
     scaler = GradScaler(
         enable=scales,

@@ -4,7 +4,7 @@ from mezzo.devices import DeviceError
 from mezzo.train._engine import NonFiniteLoss
 from mezzo.train._options import OptionError, RunOptions
 from mezzo.train._plot import plot_curves, plot_run
-from mezzo.train._precision import FullPrecision, MixedPrecision, Precision, make_precision
+from mezzo.train._precision import make_precision
 from mezzo.train._run import TrainResult, evaluate, train
 from mezzo.train._scalars import read_scalars
 from mezzo.train.model import Model
@@ -16,9 +16,6 @@ __all__ = [
     "TrainResult",
     "RunOptions",
     "OptionError",
-    "Precision",
-    "FullPrecision",
-    "MixedPrecision",
     "make_precision",
     "read_scalars",
     "plot_run",

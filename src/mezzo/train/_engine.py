@@ -12,16 +12,16 @@ from mezzo.amp.debugging import collect_operator_stats
 from mezzo.checkpoint import CheckpointStore
 from mezzo.data import DeviceBatch
 from mezzo.errors import MezzoError, RunError
-from mezzo.static import CaptureError, compile_step
+from mezzo.static import CaptureError
 from mezzo.train._checkpoints import Progress, save, save_best
 from mezzo.train._distributed import share_buffers
 from mezzo.train._evaluate import Evaluator
-from mezzo.train._loop import StepResult, run_steps, take_step
+from mezzo.train._loop import StepResult, run_steps
 from mezzo.train._meter import Meter, Window
 from mezzo.train._reporter import Reporter
 from mezzo.train._session import Session
 from mezzo.train._tasks import Scores
-from mezzo.train._watch import begin_step
+from mezzo.train._watch import FORWARD_DONE, begin_step, enter
 
 _NAMED_FILES = 4  # of a bad batch, in the message
 
@@ -40,11 +40,12 @@ def train_step(session: Session, batch: DeviceBatch) -> StepResult:
 
     def forward() -> tuple[Any, Tensor]:
         outputs = session.wrapped(batch.images)
-        return outputs, task.loss(outputs, batch.labels)
+        loss = task.loss(outputs, batch.labels)
+        enter(FORWARD_DONE)
+        return outputs, loss
 
-    outputs, loss = take_step(
-        session.precision, session.optimizer, forward, max_norm=session.recipe.optimizer.clip_norm
-    )
+    clip_norm = session.recipe.optimizer.clip_norm
+    outputs, loss = session.precision.train_step(forward, session.optimizer, max_norm=clip_norm)
     return StepResult(loss, task.watch(outputs, batch.labels))
 
 
@@ -53,14 +54,8 @@ class CompiledTraining:
 
     def __init__(self, session: Session) -> None:
         self._watched: tuple[str, ...] = ()
-        self._step = compile_step(
-            session.model,
-            self._loss,
-            session.optimizer,
-            scaler=session.precision.scaler,
-            policy=session.precision.policy,
-            max_norm=session.recipe.optimizer.clip_norm,
-        )
+        clip_norm = session.recipe.optimizer.clip_norm
+        self._step = session.precision.compile(session.model, self._loss, session.optimizer, max_norm=clip_norm)
         self._task = session.task
 
     def _loss(self, outputs: Any, labels: Tensor) -> tuple[Tensor, ...]:

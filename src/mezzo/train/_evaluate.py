@@ -8,9 +8,9 @@ from torch import nn
 from mezzo.amp.debugging import operator_log
 from mezzo.config import DataRecipe, Recipe
 from mezzo.data import DataError, Loader, Prefetcher, Shard, ToInput
+from mezzo.precision import Precision
 from mezzo.train._distributed import World
 from mezzo.train._options import RunOptions
-from mezzo.train._precision import Precision
 from mezzo.train._session import is_channels_last
 from mezzo.train._tasks import Scores, Task
 from mezzo.train._watch import EVALUATED, enter

@@ -1,4 +1,4 @@
-"""A step and the loop around it, written once: for the training command and for `mezzo.Model`."""
+"""The loop around training steps, for the training command and for `mezzo.Model`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torch import Tensor
-from torch.optim import Optimizer
 
 from mezzo.train._meter import Meter
-from mezzo.train._precision import Precision
-from mezzo.train._watch import FORWARD_DONE, enter
 
 B = TypeVar("B")
 
@@ -23,33 +20,6 @@ class StepResult:
 
     loss: Tensor
     watched: Mapping[str, Tensor]
-
-
-def take_step(
-    precision: Precision,
-    optimizer: Optimizer,
-    forward: Callable[[], tuple[Any, Tensor]],
-    *,
-    max_norm: float | None = None,
-    update: bool = True,
-) -> tuple[Any, Tensor]:
-    """Run forward and loss under the precision, backward, and update the weights; return outputs and loss.
-
-    Args:
-        precision: Decides dtypes, scales the loss, skips what overflowed.
-        optimizer: Of the weights.
-        forward: Returns the network's outputs and the loss.
-        max_norm: Clip the norm of the gradients to this.
-        update: False: gradients are kept, and the next step's are added to them.
-    """
-    with precision.autocast():
-        outputs, loss = forward()
-    enter(FORWARD_DONE)
-    precision.backward(loss)
-    if update:
-        precision.step(optimizer, max_norm)
-        optimizer.zero_grad(set_to_none=True)
-    return outputs, loss.detach()
 
 
 def run_steps(

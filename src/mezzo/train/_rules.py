@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mezzo.train._precision import Precision
+from mezzo.precision import Precision
 
 _RECORDED = ("lists_version", "level", "use_promote")
 _UNRECORDED = {"lists_version": 1, "level": None, "use_promote": False}

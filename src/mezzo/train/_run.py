@@ -114,7 +114,7 @@ def evaluate(recipe: Recipe, options: RunOptions) -> Scores:
     with join_world(options.device, options.dist_timeout) as world, translate_worker_errors():
         precision = open_precision(recipe, options, world.device)
         model = recipe.create_model()
-        precision.keep_float32(model)
+        precision.prepare_for_evaluation(model)
         report = load_trained(model, _weights(options, recipe))
         task = make_task(recipe, world.device)
         evaluator = _evaluator(recipe, options, world, task)

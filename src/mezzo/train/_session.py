@@ -18,11 +18,12 @@ from mezzo.errors import MezzoError
 from mezzo.fetch import is_url, place_of
 from mezzo.fp8 import why_no_fp8
 from mezzo.models import LoadReport, WeightsError, load_weights
+from mezzo.precision import Precision
 from mezzo.static import to_static
 from mezzo.train._distributed import World, use_sync_batch_norm, wrap
 from mezzo.train._ema import Ema
 from mezzo.train._options import OptionError, RunOptions
-from mezzo.train._precision import Precision, make_precision
+from mezzo.train._precision import make_precision
 from mezzo.train._sharded import shard
 from mezzo.train._tasks import Task, make_task
 

@@ -23,8 +23,8 @@ from torch.optim import Optimizer
 
 from mezzo._torch.layers import NormBase
 from mezzo.errors import MezzoError
+from mezzo.precision import Precision
 from mezzo.train._distributed import World
-from mezzo.train._precision import Precision
 
 _GROUP_SIZE = 1_000_000  # parameters that are gathered together: fewer are not worth a message of their own
 _NORMS = (NormBase, nn.LayerNorm, nn.GroupNorm)

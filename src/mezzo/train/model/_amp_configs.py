@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from mezzo.amp import GradScaler, Policy
+from mezzo.amp import GradScaler
 from mezzo.dtypes import HALF_NAMES, LEVELS, dtype_name
 from mezzo.errors import unknown_choice
-from mezzo.train._precision import FullPrecision, MixedPrecision, Precision
+from mezzo.precision import Precision
 
 _LEVELS = tuple(level for level in LEVELS if level != "OD")  # Paddle's Model has no OD
 _OF_SCALER = (
@@ -45,7 +45,7 @@ def make_precision_of(amp_configs: str | Mapping[str, Any] | None) -> Precision:
     ('fp16 O2', 'bf16 O1', 'fp32')
     """
     if amp_configs is None:
-        return FullPrecision()
+        return Precision("O0")
     if isinstance(amp_configs, str):
         return make_precision_of({"level": amp_configs} if amp_configs else None)
     if not isinstance(amp_configs, Mapping):
@@ -53,28 +53,28 @@ def make_precision_of(amp_configs: str | Mapping[str, Any] | None) -> Precision:
             f"amp_configs is a {type(amp_configs).__name__}: it must be None, a level ({', '.join(_LEVELS)}) or a dict"
         )
     if not amp_configs:
-        return FullPrecision()
+        return Precision("O0")
     _refuse_unknown(amp_configs)
     level, dtype = amp_configs.get("level", "O1"), _dtype_name(amp_configs.get("dtype", "float16"))
     if level not in _LEVELS:
         raise ValueError(f"amp_configs: {unknown_choice('level', level, _LEVELS)}")
     if level == "O0":
         _warn_of_what_is_off([key for key in amp_configs if key != "level"])
-        return FullPrecision()
+        return Precision("O0")
     settings = {key: amp_configs[key] for key in _OF_SCALER if key in amp_configs}
     if settings and dtype == "bfloat16":
         raise ValueError(
             f"amp_configs: {', '.join(settings)} with dtype 'bfloat16': its range is float32's and needs no loss scale; leave "
             "the one or the other out"
         )
-    lists: dict[str, Any] = {
+    options: dict[str, Any] = {
         key: _names(key, amp_configs[key]) for key in _OF_LISTS if amp_configs.get(key) is not None
     }
     if "use_promote" in amp_configs:
-        lists["use_promote"] = _switch("use_promote", amp_configs["use_promote"])
+        options["use_promote"] = _switch("use_promote", amp_configs["use_promote"])
     try:
-        policy = Policy.create(level, dtype=dtype, fp8=amp_configs.get("fp8"), **lists)
-        return MixedPrecision(policy, GradScaler(enable=dtype == "float16", **settings))
+        scaler = GradScaler(enable=dtype == "float16", **settings)
+        return Precision(level, dtype, fp8=amp_configs.get("fp8"), scaler=scaler, **options)
     except (ValueError, TypeError) as error:
         raise type(error)(f"amp_configs: {error}") from error
 

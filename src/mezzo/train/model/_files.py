@@ -19,8 +19,8 @@ from mezzo.checkpoint import CheckpointError, CheckpointStore, read_state, write
 from mezzo.errors import RunError
 from mezzo.files import explained, one_line
 from mezzo.models import WeightsError, load_weights
+from mezzo.precision import Precision
 from mezzo.static import InputSpec, save_forward
-from mezzo.train._precision import Precision
 from mezzo.train._rules import describe_new_rules, rules_of
 from mezzo.train._saved import WRONG, check_optimizer, mapping
 

@@ -24,9 +24,9 @@ from mezzo.data import translate_worker_errors
 from mezzo.dtypes import HALF_DTYPES
 from mezzo.files import folder_lock, say
 from mezzo.metric import Metric
+from mezzo.precision import Precision
 from mezzo.static import InputSpec
 from mezzo.train._distributed import decide_first, enter_world, share_buffers, share_state, wrap
-from mezzo.train._precision import FullPrecision
 from mezzo.train.model._amp_configs import make_precision_of
 from mezzo.train.model._data import (
     as_list,
@@ -78,7 +78,7 @@ class Model:
         num_inputs = count_inputs(network) if self._inputs is None else len(self._inputs)
         is_double = any(param.dtype is torch.float64 for param in network.parameters())
         self._prepared = Prepared(
-            self.world, self.network, self.network, num_inputs, FullPrecision(), is_double=is_double
+            self.world, self.network, self.network, num_inputs, Precision("O0"), is_double=is_double
         )
         self._is_in_epoch = False
 

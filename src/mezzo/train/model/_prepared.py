@@ -13,9 +13,10 @@ from torch.optim import Optimizer
 
 from mezzo.amp.debugging import operator_log
 from mezzo.metric import Metric
+from mezzo.precision import Precision
 from mezzo.train._distributed import World
-from mezzo.train._loop import StepResult, take_step
-from mezzo.train._precision import Precision
+from mezzo.train._loop import StepResult
+from mezzo.train._watch import FORWARD_DONE, enter
 from mezzo.train.model._data import as_list, split_batch
 from mezzo.train.model._summary import in_evaluation
 
@@ -73,11 +74,13 @@ class Prepared:
 
         def forward() -> tuple[Any, Tensor]:
             outputs = self.wrapped(*inputs)
-            return outputs, self._loss_of(outputs, labels)
+            loss = self._loss_of(outputs, labels)
+            enter(FORWARD_DONE)
+            return outputs, loss
 
         optimizer = self.need("optimizer", "train_batch")
         with operator_log.training_step() if operator_log.is_pending else nullcontext():
-            outputs, loss = take_step(self.precision, optimizer, forward, max_norm=self.max_norm, update=update)
+            outputs, loss = self.precision.train_step(forward, optimizer, max_norm=self.max_norm, update=update)
         self.has_updated = update
         self._update_metrics(outputs, labels)
         return StepResult(loss, {})

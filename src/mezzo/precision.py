@@ -1,0 +1,396 @@
+"""`Precision`: level, dtype, lists, loss scaler and FP8 recipe of a training run in one object.
+
+Every training step of mezzo goes through it: the training command, `Model`, graph mode, the doctor,
+bisection, accuracy comparison and the benchmarks (except their stock side). It is written with
+`auto_cast`, `decorate` and `GradScaler`, which stay public for users who come from torch.amp or Paddle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mezzo.amp import (
+    Excluded,
+    Explanation,
+    Fp8Recipe,
+    GradScaler,
+    Policy,
+    auto_cast,
+    decorate,
+    exclude_layers,
+    explain,
+    find_excluded,
+    first_and_last,
+    fp8_scales,
+    keep_in_half,
+    load_fp8_scales,
+    load_lists,
+    resolve_name,
+)
+from mezzo.amp.debugging import OperatorStats, collect_operator_stats
+from mezzo.dtypes import dtype_name
+from mezzo.fp8 import refuse_without_fp8
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from mezzo.static import CompiledStep
+
+__all__ = ["Precision"]
+
+M = TypeVar("M", bound=nn.Module)
+Optimizers = TypeVar("Optimizers", Optimizer, Sequence[Optimizer])
+Layers = Excluded | Sequence[Excluded]
+
+_FP8_SCALES = "fp8_scales"
+_SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+class Precision:
+    """The precision of one training run: prepares a model, and takes the steps.
+
+    Args:
+        level: `O0` is float32. `OD` computes only white-listed operators in half, `O1` decides by
+            lists, `O2` computes everything in half except the black list and normalisation, `O3` is
+            O2 with large matrix products in FP8.
+        dtype: `float16` or `bfloat16`.
+        custom_white_list: Operators to compute in half in addition to the defaults.
+        custom_black_list: Operators to compute in float32 in addition to the defaults.
+        use_promote: See `amp.auto_cast`.
+        fp8: O3: an `Fp8Recipe`, or a mapping of its settings.
+        policy: A ready `amp.Policy`, instead of level, dtype, lists, `use_promote` and `fp8`.
+        lists: A list file (`amp.read_lists`). Where it contradicts the custom lists, the file decides.
+        excluded_layers: Modules, module types or name globs that stay in float32.
+        half_layers: O3: modules, module types or name globs whose products stay in half. None: the
+            first and the last layer; `()`: none. Those of the list file are added.
+        half_weights: False leaves the weights float32 at O1, and every step casts them, as with
+            torch.amp. By default O1, O2 and O3 keep half weights with float32 masters.
+        master_weight: See `amp.decorate`.
+        scaler: The loss scaler. None: a `GradScaler()` for float16, no scaling otherwise.
+
+    Raises:
+        ValueError: A value is unknown, a list names an unknown operator, or two arguments contradict
+            each other.
+
+    >>> precision = Precision("O2", dtype="bfloat16")
+    >>> model = nn.Linear(4, 2)
+    >>> model, optimizer = precision.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    >>> with precision.autocast():
+    ...     loss = model(torch.ones(8, 4)).square().mean()
+    >>> precision.backward(loss)
+    >>> norm = precision.step(optimizer, max_norm=1.0)
+    >>> optimizer.zero_grad()
+    >>> precision, model.weight.dtype, loss.dtype
+    (Precision('O2', 'bfloat16'), torch.bfloat16, torch.float32)
+    """
+
+    def __init__(
+        self,
+        level: str = "O1",
+        dtype: str | torch.dtype = "float16",
+        *,
+        custom_white_list: Iterable[str] | None = None,
+        custom_black_list: Iterable[str] | None = None,
+        use_promote: bool | None = None,
+        fp8: Fp8Recipe | Mapping[str, Any] | None = None,
+        policy: Policy | None = None,
+        lists: str | Path | None = None,
+        excluded_layers: Layers | None = None,
+        half_layers: Layers | None = None,
+        half_weights: bool | None = None,
+        master_weight: bool | Literal["compact"] | None = None,
+        scaler: GradScaler | None = None,
+    ) -> None:
+        self._lists = None if lists is None else Path(lists)
+        named = {} if lists is None else load_lists(lists)
+        white, black = _merge(named, custom_white_list, custom_black_list)
+        given = (*white, *black, level != "O1", dtype != "float16", use_promote is not None, fp8 is not None)
+        if policy is None:
+            promotes = True if use_promote is None else use_promote
+            policy = Policy.create(level, dtype, white or None, black or None, promotes, fp8=fp8)
+        elif any(given):
+            raise ValueError("policy: give it instead of level, dtype, lists, use_promote and fp8, not with them")
+        self.level: str = policy.level
+        self.policy: Policy | None = None if self.level == "O0" else policy
+        """Decides the dtype of every operator; None at O0."""
+        self.excluded_layers: Sequence[Excluded] = (*named.get("excluded_layers", ()), *_as_sequence(excluded_layers))
+        self._named_half_layers: Sequence[str] = named.get("half_layers", ())
+        self._half_layers = None if half_layers is None else _as_sequence(half_layers)
+        self._half_weights = self._check_levels(half_layers, half_weights)
+        self._master_weight = master_weight
+        is_scaled = self.level != "O0" and policy.dtype is torch.float16
+        self._scaler = GradScaler(enable=is_scaled) if scaler is None else scaler
+        self.scaler: GradScaler | None = self._scaler if self._scaler.is_enable() else None
+        """The loss scaler; None if the loss is not scaled."""
+        self._region = auto_cast(enable=False) if self.policy is None else auto_cast(policy=policy)
+        self._model: nn.Module | None = None
+        self._stepped_since_backward = False
+
+    def _check_levels(self, half_layers: Layers | None, half_weights: bool | None) -> bool:
+        """Refuse options of other levels; return whether the weights become half."""
+        if self.level != "O3" and self._named_half_layers:
+            raise ValueError(f"{self._lists}: half_layers with level {self.level}: they belong to level O3")
+        if self.level != "O3" and half_layers is not None:
+            raise ValueError(f"half_layers with level={self.level!r}: it belongs to level O3")
+        if half_weights is False and self.level in ("O2", "O3"):
+            raise ValueError(f"half_weights=False with level={self.level!r}: O2 and O3 need half weights; use O1")
+        if half_weights and self.level in ("O0", "OD"):
+            raise ValueError(f"half_weights=True with level={self.level!r}: its weights stay float32; use O1 or O2")
+        return self.level in ("O1", "O2", "O3") if half_weights is None else half_weights
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The half dtype; float32 at O0."""
+        return torch.float32 if self.policy is None else self.policy.dtype
+
+    @property
+    def name(self) -> str:
+        """A short name for logs.
+
+        >>> Precision("O2").name, Precision("O0").name
+        ('fp16 O2', 'fp32')
+        """
+        return "fp32" if self.policy is None else f"{_SHORT[self.policy.dtype]} {self.level}"
+
+    def __repr__(self) -> str:
+        shown = repr(self.level) if self.policy is None else f"{self.level!r}, {dtype_name(self.dtype)!r}"
+        return f"Precision({shown})"
+
+    # Before training
+
+    @overload
+    def prepare(self, model: M) -> M: ...
+    @overload
+    def prepare(self, model: M, optimizer: Optimizers) -> tuple[M, Optimizers]: ...
+    @overload
+    def prepare(self, model: M, optimizer: Optimizer | None) -> Any: ...
+    def prepare(self, model: Any, optimizer: Any = None) -> Any:
+        """Make a model and its optimizer(s) ready to train, in place; return them.
+
+        Call it before a wrapper such as DDP or FSDP. Several networks: give them as one
+        `nn.ModuleList`, and their optimizers as a list.
+
+        Raises:
+            ValueError: `excluded_layers` or `half_layers` match no module.
+            RuntimeError: The model is wrapped already, or its device cannot compute what O3 asks for.
+        """
+        if self.policy is not None:
+            self._convert(model, optimizer)
+        self._model = model
+        self._scaler.name_parameters(model)
+        if self.scaler is not None:
+            self.scaler.protect_batch_norm(model)
+        return model if optimizer is None else (model, optimizer)
+
+    def _convert(self, model: nn.Module, optimizer: Any) -> None:
+        """Exclude layers, and make the other weights half where the level does."""
+        excluded = self._find(model, self.excluded_layers, "excluded_layers")
+        if self._half_weights:
+            decorate(
+                model,
+                [] if optimizer is None else optimizer,
+                level=self.level,
+                dtype=self.dtype,
+                master_weight=self._master_weight,
+                excluded_layers=excluded,
+                **self._fp8_options(model),
+            )
+        else:
+            exclude_layers(model, excluded)
+
+    def prepare_for_evaluation(self, model: nn.Module) -> None:
+        """Mark the layers that stay in float32, and O3's half layers, in place; weights do not change."""
+        if self.policy is None:
+            return
+        in_half = self._find_half_layers(model) if self.level == "O3" else []
+        exclude_layers(model, self._find(model, self.excluded_layers, "excluded_layers"))
+        keep_in_half(model, in_half)
+
+    def _fp8_options(self, model: nn.Module) -> dict[str, Any]:
+        """Return what `decorate` needs besides at O3."""
+        if self.level != "O3":
+            return {}
+        assert self.policy is not None
+        recipe = Fp8Recipe.of(self.policy.fp8)
+        for device in {param.device for param in model.parameters()}:
+            refuse_without_fp8(device, recipe.emulate)
+        return {"half_layers": self._find_half_layers(model), "fp8": recipe}
+
+    def _find_half_layers(self, model: nn.Module) -> list[nn.Module]:
+        own = (
+            first_and_last(model) if self._half_layers is None else self._find(model, self._half_layers, "half_layers")
+        )
+        return [*own, *self._find(model, self._named_half_layers, "half_layers")]
+
+    def _find(self, model: nn.Module, names: Sequence[Excluded], argument: str) -> list[nn.Module]:
+        try:
+            return find_excluded(model, names, argument)
+        except ValueError as error:
+            raise ValueError(f"{self._lists}: {error}" if self._lists else str(error)) from error
+
+    # A training step
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the region for the forward pass and the loss."""
+        return self._region
+
+    def backward(self, loss: Tensor, **options: Any) -> None:
+        """Compute the gradients of the scaled loss.
+
+        Args:
+            loss: The unscaled loss; a float32 number if it was computed inside `autocast()`.
+            options: Passed on to `Tensor.backward`, such as `retain_graph`.
+        """
+        self._scaler.scale(loss).backward(**options)
+        self._stepped_since_backward = False
+
+    def step(self, *optimizers: Optimizer, max_norm: float | None = None) -> Tensor | None:
+        """Check the gradients, unscale and clip them, update the weights, and adapt the loss scale.
+
+        A step whose gradients are not finite changes nothing but the scale. The device decides; the
+        host does not wait for it.
+
+        Args:
+            optimizers: One optimizer, or all whose gradients come from the same backward passes.
+            max_norm: Clip the norm of the true gradients to this, for each optimizer.
+
+        Returns:
+            The norm before clipping, on the device; None without `max_norm`. With several
+            optimizers: the norm over all of them.
+
+        Raises:
+            RuntimeError: The loss scale changed after the backward pass that made these gradients.
+        """
+        if not optimizers:
+            raise TypeError("step() needs the optimizer: precision.step(optimizer)")
+        if self._stepped_since_backward and self.scaler is not None:
+            self._refuse_old_scale(optimizers)
+        norms = []
+        if max_norm is not None:
+            norms = [self._scaler.clip_grad_norm_(optimizer, max_norm) for optimizer in optimizers]
+        for optimizer in optimizers:
+            self._scaler.step(optimizer)
+        self._scaler.update()
+        self._stepped_since_backward = True
+        if len(norms) > 1:
+            total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
+            return total
+        return norms[0] if norms else None
+
+    def _refuse_old_scale(self, optimizers: Sequence[Optimizer]) -> None:
+        """Raise RuntimeError if an optimizer has gradients, all of which come from before the last update."""
+        for optimizer in optimizers:
+            if any(param.grad is not None for group in optimizer.param_groups for param in group["params"]):
+                raise RuntimeError(
+                    "step() was called twice after one backward(): the first call changed the loss scale that these "
+                    "gradients carry. Step all optimizers in one call: precision.step(optimizer_a, optimizer_b)"
+                )
+
+    def train_step(
+        self,
+        forward: Callable[[], tuple[Any, Tensor]],
+        optimizer: Optimizer,
+        *,
+        max_norm: float | None = None,
+        update: bool = True,
+    ) -> tuple[Any, Tensor]:
+        """Run one whole training step; return the outputs and the detached loss.
+
+        Args:
+            forward: Returns the model's outputs and the loss; runs inside `autocast()`.
+            optimizer: Its gradients are freed after the update.
+            max_norm: Clip the norm of the true gradients to this.
+            update: False only accumulates gradients; the next step adds to them.
+        """
+        with self._region:
+            outputs, loss = forward()
+        self.backward(loss)
+        if update:
+            self.step(optimizer, max_norm=max_norm)
+            optimizer.zero_grad(set_to_none=True)
+        return outputs, loss.detach()
+
+    def compile(
+        self, model: nn.Module, loss_fn: Callable[..., Any], optimizer: Optimizer, **options: Any
+    ) -> CompiledStep:
+        """Return the whole training step as one captured program; call it with a batch.
+
+        Args:
+            model: Prepared by this object.
+            loss_fn: Gets the model's output and the target; returns the loss, or a tuple that starts with it.
+            optimizer: The optimizer that was prepared with the model.
+            options: `max_norm`, `backend`, `max_shapes`, `warmup_steps`: see `static.compile_step`.
+        """
+        from mezzo.static import compile_step  # the one import of a higher layer: see tests/test_layers.py
+
+        return compile_step(model, loss_fn, optimizer, precision=self, **options)
+
+    # What it does, and what a checkpoint keeps
+
+    def explain(self, target: str | nn.Module | Callable[..., Any]) -> Explanation:
+        """Tell which list or rule decides the dtype of an operator, or of every layer of a model."""
+        return explain(target, self.policy or Policy.create("O0"))
+
+    def record(self) -> AbstractContextManager[OperatorStats]:
+        """Return a context that counts which operators run in which dtype; its value has `table()`."""
+        return collect_operator_stats(print_table=False)
+
+    @property
+    def _delayed_model(self) -> nn.Module | None:
+        """The model whose delayed FP8 scales belong to the state; None if there are none."""
+        is_delayed = self.policy is not None and self.policy.fp8 is not None and self.policy.fp8.scaling == "delayed"
+        return self._model if is_delayed else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loss scale with its counters, and the history of delayed FP8 scales."""
+        state = self._scaler.state_dict()
+        if self._delayed_model is not None:
+            state[_FP8_SCALES] = fp8_scales(self._delayed_model)
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state; one without a loss scale (float32, bfloat16) leaves the first scale.
+
+        Raises:
+            ValueError: The loss scale is not valid, or the FP8 scales belong to another model.
+                Nothing has changed then.
+        """
+        state = dict(state)
+        scales = state.pop(_FP8_SCALES, {})
+        loads_scale = bool(state) and self.scaler is not None
+        if loads_scale:
+            GradScaler().load_state_dict(state)  # finds errors before the FP8 scales change
+        if self._delayed_model is not None:
+            load_fp8_scales(self._delayed_model, scales)
+        if loads_scale:
+            self._scaler.load_state_dict(state)
+
+
+def _as_sequence(layers: Layers | None) -> tuple[Excluded, ...]:
+    if isinstance(layers, (nn.Module, type, str)):
+        return (layers,)
+    return () if layers is None else tuple(layers)
+
+
+def _merge(
+    named: Mapping[str, Sequence[str]], white: Iterable[str] | None, black: Iterable[str] | None
+) -> tuple[list[str], list[str]]:
+    """Return the white and the black list: the file's, and of the given ones what the file does not contradict."""
+    file_white, file_black = named.get("custom_white_list", ()), named.get("custom_black_list", ())
+    if not (file_white or file_black):
+        return list(white or ()), list(black or ())
+    return [*_without(white, file_black), *file_white], [*_without(black, file_white), *file_black]
+
+
+def _without(names: Iterable[str] | None, others: Iterable[str]) -> list[str]:
+    return sorted(_operators(names or ()) - _operators(others))
+
+
+def _operators(names: Iterable[str]) -> frozenset[str]:
+    return frozenset().union(*map(resolve_name, names))
