@@ -32,12 +32,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "fp8"))
 import transformer
 
 from mezzo import amp
-from mezzo._tier import step_tier, uses_triton
-from mezzo._timer import release_memory, synchronize, time_calls
+from mezzo._torch.step_tier import step_tier, uses_triton
 from mezzo.bench import StepRecipe, read_machine, simple_net_task
 from mezzo.bench._step import OPTIMIZERS, _Training
 from mezzo.fp8 import E4M3, E5M2, FORMATS, Fp8Recipe, fp8_linear, make_operand, multiply, text_of
 from mezzo.optim import attach_master
+from mezzo.record import release_memory, synchronize, time_calls
 from mezzo.static import capture_step, compile_step
 
 T = TypeVar("T")

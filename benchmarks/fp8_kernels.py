@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from mezzo import amp
-from mezzo._timer import time_on_device
 from mezzo.fp8 import _operands, keep_copies, make_operand
 from mezzo.optim import _triton_step, engine_of
 from mezzo.proof._measure import copy_bandwidth
+from mezzo.record import time_on_device
 
 TILES = [
     (64, 64, 4), (64, 64, 8), (64, 128, 4), (64, 128, 8), (128, 64, 4), (128, 64, 8), (128, 128, 8), (32, 128, 4), (32, 64, 4),

@@ -15,10 +15,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mezzo.export import Description, ExportOptions, export_model
+from mezzo.export import Description, EngineOptions, ExportOptions, difference, export_model, load_engine
 from mezzo.export._network import finish
-from mezzo.infer import EngineOptions, difference, load_engine
-from mezzo.models import create_model
+from mezzo.vision.models import create_model
 
 CASES = {"pp_humanseg_lite": (2, 192, "segmentation"), "mobilenet_v3_small": (1000, 224, "classification")}
 CASES["pp_liteseg_stdc1"] = (19, 512, "segmentation")

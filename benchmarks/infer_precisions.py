@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mezzo.data import read_label
-from mezzo.infer import EngineOptions, load_engine, read_deployed, read_inputs
-from mezzo.metric import ConfusionMatrix
+from mezzo.export import EngineOptions, load_engine, read_deployed
+from mezzo.model.metric import ConfusionMatrix
+from mezzo.vision.data import read_label
+from mezzo.vision.infer import compose_transforms, read_inputs
 
 
 def main() -> None:
@@ -27,7 +28,7 @@ def main() -> None:
         engine, choice = load_engine(model, EngineOptions(precision=precision), "onnxruntime")
         confusion = ConfusionMatrix(model.num_classes, torch.device("cpu"))
         found[precision] = []
-        batches = read_inputs([image for image, _ in pairs], model.compose(), 1)
+        batches = read_inputs([image for image, _ in pairs], compose_transforms(model), 1)
         for batch, label in zip(batches, labels, strict=True):
             output = engine.run(batch.images)
             found[precision].append(output)

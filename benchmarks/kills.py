@@ -60,7 +60,7 @@ def prepare(folder: Path) -> list[str]:
     """Make data and a recipe; return the command of a small training. Everything that it needs is imported after this."""
     import yaml
 
-    from mezzo.data import prepare as prepare_data
+    from mezzo.vision.data import prepare as prepare_data
 
     data = prepare_data("mini_supervisely", folder / "data", count=(8, 2, 2), size=(32, 32))
 
@@ -195,7 +195,7 @@ import inspect, json, sys, tempfile, time
 from pathlib import Path
 import torch
 from mezzo.checkpoint import CheckpointStore, save_weights, write_state
-from mezzo.models import create_model
+from mezzo.vision.models import create_model
 torch.manual_seed(0)
 extra = {"with_manifest": False} if "with_manifest" in inspect.signature(write_state).parameters else {}
 model = create_model("mobilenet_v3_small")

@@ -122,7 +122,7 @@ def cases(large: bool) -> dict[str, Case]:
 
 def nine_cases() -> dict[str, Case]:
     """Return mezzo's own networks."""
-    from mezzo.models import create_model, list_models
+    from mezzo.vision.models import create_model, list_models
 
     def segment(model: nn.Module, batch: Batch) -> Tensor:
         outputs = model(batch[0])

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from mezzo.train import plot_curves, read_scalars
+from mezzo.vision.train import plot_curves, read_scalars
 
 ROOT = Path(__file__).parents[1]
 SEEDS = (0, 1, 2)

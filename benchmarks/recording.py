@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from mezzo._timer import time_calls
 from mezzo.amp.debugging import collect_operator_stats
 from mezzo.bench import find_task
 from mezzo.proof._trial import Setup, Trainer
+from mezzo.record import time_calls
 
 NETWORKS = [
     ("mobilenet_v3_small", 256, 224),

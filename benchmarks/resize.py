@@ -7,7 +7,7 @@ import statistics
 
 import torch
 
-from mezzo.models._resize import resize_gradient
+from mezzo.vision.models._resize import resize_gradient
 
 CASES = [  # n, channels, from, to: heads and fusions of the networks
     (16, 11, (44, 60), (352, 480)),

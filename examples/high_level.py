@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import mezzo
-from mezzo.metric import Accuracy
+from mezzo.model.metric import Accuracy
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:

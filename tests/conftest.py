@@ -12,7 +12,7 @@ from hypothesis import settings
 from tiny_nets import TinyClassifier, tiny_segmenter
 
 if TYPE_CHECKING:
-    from mezzo.infer import Deployed
+    from mezzo.export import Deployed
 
 # The same examples each time, so that a change is what makes a test fail; `--hypothesis-profile=explore` looks further.
 settings.register_profile("fixed", derandomize=True, deadline=None)  # a busy machine is no failure
@@ -85,7 +85,8 @@ def segmenter(tmp_path_factory: pytest.TempPathFactory) -> "Deployed":
 @pytest.fixture(scope="session")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> "Deployed":
     """An exported classifier with names of its classes."""
-    from mezzo.export import ExportOptions, describe_classifier, export_model
+    from mezzo.export import ExportOptions, export_model
+    from mezzo.vision.export import describe_classifier
 
     torch.manual_seed(0)
     described = describe_classifier("tiny", 4, image_size=24, resize_size=32, class_names=("ant", "bee", "cat", "dog"))

@@ -18,6 +18,9 @@ LISTS = Path(__file__).parent / "fences"
 HOME = "_torch"
 """The package that may use torch's private interfaces."""
 
+NESTED = ("model.callbacks", "model.metric", *(f"vision.{name}" for name in "data models recipes train infer".split()))
+"""Packages inside of packages: each has its own private modules."""
+
 ALLOWED = {
     "_version": "Tensor: counts changes in place; in every release, read per tensor and step",
     "_base": "Tensor: what a view is a view of; in every release",
@@ -36,7 +39,7 @@ ALLOWED = {
 SETTINGS = ("torch.backends", "torch.compiler.config")
 """Modules of torch whose attributes are settings: assigning to them is what they are for."""
 
-NAMES_IN_FILES = {"_torch_file.py": "names that files of torch.save hold; nothing is looked up by them"}
+NAMES_IN_FILES = {"checkpoint/_torch_file.py": "names that files of torch.save hold; nothing is looked up by them"}
 """Files whose texts may be private names of torch."""
 
 _MODULE_NAME = re.compile(r"torch(\.\w+)*\._[a-zA-Z]\w*(\.\w+)*")
@@ -70,8 +73,14 @@ def is_private(name: str) -> bool:
 
 
 def package_of(path: Path, root: Path) -> str:
-    """Return the package under mezzo that a file lies in; '' for modules directly under it."""
-    parts = path.relative_to(root).parts
+    """Return the package under mezzo that a file lies in, such as `amp` or `vision.data`; '' for none."""
+    return owner_of(list(path.relative_to(root).parts))
+
+
+def owner_of(parts: list[str]) -> str:
+    """Return the package of a name below mezzo: two parts where a package lies in another."""
+    if len(parts) > 2 and ".".join(parts[:2]) in NESTED:
+        return ".".join(parts[:2])
     return parts[0] if len(parts) > 1 else ""
 
 
@@ -167,8 +176,11 @@ class Checker:
         parts = dotted.split(".")
         if self._own != HOME and (parts[0] == "ctypes" or (parts[0] == "torch" and any(map(is_private, parts)))):
             yield node, TORCH, dotted
-        if parts[0] == "mezzo" and len(parts) > 2 and parts[1] != self._own and is_private(parts[2]):
-            yield node, IMPORT, dotted
+        if parts[0] == "mezzo" and len(parts) > 2:
+            owner = owner_of(parts[1:])
+            inside = parts[1 + len(owner.split(".")) :]
+            if owner != self._own and inside and is_private(inside[0]):
+                yield node, IMPORT, dotted
 
     def _check_call(self, node: ast.Call) -> Iterator[tuple[ast.AST, str, str]]:
         assert isinstance(node.func, ast.Name)
@@ -277,6 +289,11 @@ def test_every_allowed_attribute_is_used() -> None:
         ("static/_a.py", "import mezzo.amp._b", IMPORT, "mezzo.amp._b"),
         ("static/_a.py", "from ..amp._b import x", IMPORT, "mezzo.amp._b.x"),
         ("_a.py", "from mezzo.amp._b import x", IMPORT, "mezzo.amp._b.x"),
+        ("vision/train/_a.py", "from mezzo.vision.data._b import x", IMPORT, "mezzo.vision.data._b.x"),
+        ("vision/a.py", "from mezzo.vision.data._b import x", IMPORT, "mezzo.vision.data._b.x"),
+        ("tipc/_a.py", "from mezzo.vision.data import _b", IMPORT, "mezzo.vision.data._b"),
+        ("model/_a.py", "from mezzo.model.metric._b import x", IMPORT, "mezzo.model.metric._b.x"),
+        ("model/metric/_a.py", "from mezzo.model._b import x", IMPORT, "mezzo.model._b.x"),
         ("static/_a.py", "def f(scaler):\n    scaler._note()", REACH, "scaler._note"),
         ("static/_a.py", "def f(b):\n    b.scaler._kept = 1", REACH, "b.scaler._kept"),
         ("static/_a.py", "def f(b):\n    hasattr(b, '_slot')", REACH, "b._slot"),
@@ -286,7 +303,7 @@ def test_checker_names_rule_and_expression(tmp_path: Path, path: str, code: str,
     (tmp_path / "amp").mkdir()
     scaler = "class A:\n    __slots__ = ('_slot',)\n    def _note(self):\n        self._kept = 0\n"
     (tmp_path / "amp" / "_b.py").write_text(scaler)
-    (tmp_path / path).parent.mkdir(exist_ok=True)
+    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / path).write_text(code)
     (breach,) = breaches(tmp_path)
     assert (breach.path, breach.rule, breach.what) == (path, rule, what)
@@ -303,8 +320,10 @@ def test_checker_names_rule_and_expression(tmp_path: Path, path: str, code: str,
         ("amp/_a.py", "import torch\nprint(torch.__version__)\ntorch.backends.cudnn.benchmark = True"),
         ("amp/_a.py", "def f(tensor):\n    return tensor._version"),
         ("amp/_a.py", "import sys, os\nsys._getframe()\nos._exit(1)"),
-        ("amp/_a.py", "from mezzo._torch.foreach import x\nfrom mezzo import _errors\nfrom mezzo.amp._b import y"),
+        ("amp/_a.py", "from mezzo._torch.foreach import x\nfrom mezzo import _version\nfrom mezzo.amp._b import y"),
         ("amp/_a.py", "def f(other):\n    return other._note()"),
+        ("model/_a.py", "from mezzo.model._b import y\nfrom mezzo.model.metric import z"),
+        ("vision/data/_a.py", "from mezzo.vision.data._b import y"),
         ("amp/_a.py", '"""Some text about torch._dynamo, which is no name."""'),
         ("static/_a.py", "from mezzo.amp import A\nclass B(A):\n    def f(self):\n        super()._note()"),
         ("static/_a.py", "class B:\n    def f(self, ctx):\n        ctx._mezzo_state = self._x = 1"),
@@ -313,6 +332,6 @@ def test_checker_names_rule_and_expression(tmp_path: Path, path: str, code: str,
 def test_checker_passes_what_is_allowed(tmp_path: Path, path: str, code: str) -> None:
     (tmp_path / "amp").mkdir()
     (tmp_path / "amp" / "_b.py").write_text("class A:\n    def _note(self): ...\n")
-    (tmp_path / path).parent.mkdir(exist_ok=True)
+    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / path).write_text(code)
     assert breaches(tmp_path) == []

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 import mezzo
-from mezzo.data import DataError
 from mezzo.errors import RunError
+from mezzo.vision.data import DataError
 
 
 def test_every_name_of_all_is_there():
@@ -22,7 +22,7 @@ def test_one_class_catches_all_errors_and_knows_the_exit_code():
 
 
 def test_importing_mezzo_loads_neither_torch_nor_a_training_engine():
-    code = "import mezzo, sys; print(mezzo.__version__, 'torch' in sys.modules, 'mezzo.train' in sys.modules)"
+    code = "import mezzo, sys; print(mezzo.__version__, 'torch' in sys.modules, 'mezzo.vision.train' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     version, *loaded = done.stdout.split()
     assert version[0].isdigit()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
-from mezzo._plain import short_repr
+from mezzo.errors import short_repr
 
 LARGEST = 2**31 - 1
 

@@ -33,9 +33,9 @@ from mezzo.amp import (
     load_lists,
     resolve_name,
 )
-from mezzo.amp.debugging import OperatorStats, collect_operator_stats
 from mezzo.dtypes import dtype_name
 from mezzo.fp8 import refuse_without_fp8
+from mezzo.record import OperatorStats, collect_operator_stats
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from mezzo._timer import Timing
 from mezzo.bench import MachineClocks, StaticBench, StaticRecipe, StaticResult, StaticSettings, bench_static
 from mezzo.bench import _static as bench
 from mezzo.cli._app import run
+from mezzo.record import Timing
 from mezzo.static import _graph
 
 

@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 
-from mezzo._timer import time_on_device
 from mezzo.bench import (
     MachineClocks,
     StepBench,
@@ -17,6 +16,7 @@ from mezzo.bench import (
     small_net_task,
 )
 from mezzo.cli._app import run
+from mezzo.record import time_on_device
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from mezzo.amp import decorate
-from mezzo.checkpoint import save_weights
+from mezzo.checkpoint import load_weights, save_weights
 from mezzo.errors import RunError
-from mezzo.models import create_model, load_weights
+from mezzo.vision.models import create_model
 
 
 def other() -> nn.Module:

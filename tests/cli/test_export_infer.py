@@ -11,8 +11,9 @@ import yaml
 from mezzo.cli._app import run
 from mezzo.cli._export import _output_op
 from mezzo.cli._flags import read_switch, spelled_out
-from mezzo.config import Recipe
-from mezzo.infer import Deployed, parse_reports, read_deployed
+from mezzo.export import Deployed, read_deployed
+from mezzo.vision.infer import parse_reports
+from mezzo.vision.recipes import Recipe
 from tiny_nets import TinyClassifier, tiny_segmenter
 
 ROOT = Path(__file__).parents[2]
@@ -167,7 +168,7 @@ def test_export_of_a_file_by_the_documents_line(
 
 
 def test_export_of_a_classifier_by_the_documents_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mezzo.models.create_model", lambda name, num_classes: TinyClassifier())
+    monkeypatch.setattr("mezzo.vision.models.create_model", lambda name, num_classes: TinyClassifier())
     (tmp_path / "names.txt").write_text("".join(f"class {n}\n" for n in range(4)))
     line = ["export", "--model=mobilenet_v3_small", f"--save-inference-dir={tmp_path / 'out'}", "--num-classes", "4"]
     assert run([*line, "--img-size", "64", "--class-names", str(tmp_path / "names.txt"), "--no-onnx"]) == 0

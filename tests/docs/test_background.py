@@ -99,7 +99,7 @@ def test_thresholds_of_the_hardware_page_are_the_code_s() -> None:
     for name, dtype in (("float16", torch.float16), ("bfloat16", torch.bfloat16)):
         assert version(computes[name]) == hardware.COMPUTE_SINCE[dtype]
         assert version(pays[name]) == hardware.AMP_SINCE[dtype]
-        assert version(triton[name]) == (7, 0)  # mezzo._tier
+        assert version(triton[name]) == (7, 0)  # mezzo._torch.step_tier
 
 
 def test_chips_of_the_hardware_page_have_what_the_code_says() -> None:

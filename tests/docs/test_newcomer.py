@@ -66,7 +66,7 @@ def test_the_table_on_the_page_is_the_one_that_is_printed(path: tuple[dict[str, 
 
 @pytest.mark.slow
 def test_exported_files_give_what_the_network_gives(path: tuple[dict[str, Any], str, Path]) -> None:
-    from mezzo.infer import EngineOptions, load_engine, read_deployed
+    from mezzo.export import EngineOptions, load_engine, read_deployed
 
     names, _, folder = path
     fresh: dict[str, Any] = {}

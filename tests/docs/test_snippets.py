@@ -46,7 +46,8 @@ def own_network(names: dict[str, Any]) -> None:
 
 def published_weights(names: dict[str, Any]) -> None:
     """Put a file with weights for 19 classes where the page expects one."""
-    from mezzo.models import create_model, save_pdparams
+    from mezzo.checkpoint import save_pdparams
+    from mezzo.vision.models import create_model
 
     save_pdparams(create_model("pp_liteseg_stdc1", num_classes=19), Path("model.pdparams"))
 

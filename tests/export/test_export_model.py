@@ -13,10 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from mezzo.errors import MezzoError, RunError
-from mezzo.export import Description, ExportError, ExportOptions, export_model
+from mezzo.export import (
+    Deployed,
+    Description,
+    EngineOptions,
+    ExportError,
+    ExportOptions,
+    export_model,
+    load_engine,
+    read_deployed,
+    verify,
+)
 from mezzo.export._network import Deployable
-from mezzo.export._verify import MAX_ERROR, distance, own_rounding, verify
-from mezzo.infer import Deployed, EngineOptions, find_images, load_engine, read_deployed
+from mezzo.export._verify import MAX_ERROR, distance, own_rounding
+from mezzo.vision.infer import find_images, read_batches
 from tiny_nets import TinySegmenter, tiny_segmenter
 
 DESCRIBED = Description(task="segmentation", model_name="net", num_classes=2, transforms=({"type": "Normalize"},))
@@ -120,7 +130,9 @@ def test_int8_agrees_on_real_images(tmp_path: Path, pictures: Path, capsys: pyte
     network = Net()
     options = ExportOptions(save_dir=tmp_path / "out", precisions=("int8",), min_agreement=0.9)
     said: list[str] = []
-    report = export_model(network, DESCRIBED, options, images=find_images(pictures), say=said.append)
+    report = export_model(
+        network, DESCRIBED, options, images=find_images(pictures), read_images=read_batches, say=said.append
+    )
     (check,) = [check for check in report.checks if check.precision == "int8"]
     assert check.agreement > 0.95  # 7 bits of weights, 8 of activations
     assert check.inputs == "3 real images"
@@ -226,7 +238,7 @@ def test_int8_is_verified_with_real_images_alone(tmp_path: Path, pictures: Path)
     with pytest.raises(
         ExportError, match="int8 is verified with real images, and there is no whole batch of them; give"
     ):
-        export_model(Net(), DESCRIBED, options, images=find_images(pictures))
+        export_model(Net(), DESCRIBED, options, images=find_images(pictures), read_images=read_batches)
 
 
 def test_int8_needs_images(tmp_path: Path) -> None:
@@ -239,7 +251,7 @@ def test_images_of_another_size_than_the_export_are_refused(tmp_path: Path, pict
     with pytest.raises(
         RunError, match=r"a.png: is \(40, 60\) after its transforms, but the model is exported for \(32"
     ):
-        export_model(Net(), DESCRIBED, options, images=find_images(pictures))
+        export_model(Net(), DESCRIBED, options, images=find_images(pictures), read_images=read_batches)
 
 
 def test_a_damaged_calibration_image_is_named(tmp_path: Path) -> None:
@@ -248,7 +260,9 @@ def test_a_damaged_calibration_image_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         RunError, match=r"x.png: not an image file \(.*\); verification and calibration need images that can"
     ):
-        export_model(Net(), DESCRIBED, ExportOptions(save_dir=tmp_path / "out"), images=[broken])
+        export_model(
+            Net(), DESCRIBED, ExportOptions(save_dir=tmp_path / "out"), images=[broken], read_images=read_batches
+        )
 
 
 def test_verification_sees_another_network(segmenter: Deployed) -> None:
@@ -300,10 +314,10 @@ RELOAD = """
 import json, sys
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name.startswith(("mezzo.models", "mezzo.config", "mezzo.train")): raise ImportError(name)
+        if name.startswith(("mezzo.vision.models", "mezzo.vision.recipes", "mezzo.vision.train")): raise ImportError(name)
 sys.meta_path.insert(0, Blocked())
 import numpy as np
-from mezzo.infer import EngineOptions, load_engine, read_deployed
+from mezzo.export import EngineOptions, load_engine, read_deployed
 model = read_deployed(__import__("pathlib").Path(sys.argv[1]))
 x = np.load(sys.argv[2])
 print(json.dumps([load_engine(model, EngineOptions(), name)[0].run(x).tolist() for name in ("torch", "onnxruntime")]))
@@ -322,7 +336,7 @@ def test_a_new_process_without_the_source_gives_the_same(segmenter: Deployed, tm
 
 
 def test_bfloat16_has_a_program_only(segmenter: Deployed) -> None:
-    from mezzo.infer import DeployError
+    from mezzo.export import DeployError
 
     with pytest.raises(DeployError, match="has no ONNX file in bf16; choose another engine or precision"):
         load_engine(segmenter, EngineOptions(precision="bf16"), "onnxruntime")

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from mezzo.export import _files
 from mezzo.export._files import to_onnx, trace
+from mezzo.export._openvino import with_classes_first
 from mezzo.export._rewrites import _padded, rewrite
-from mezzo.infer._openvino import with_classes_first
 
 
 class Shuffled(nn.Module):

@@ -16,18 +16,19 @@ import torch
 from torch import nn
 
 import archives
-from mezzo.checkpoint import CheckpointError, find_weights
-from mezzo.errors import RunError
-from mezzo.fetch import FetchError, place_of
-from mezzo.models import (
+from mezzo.checkpoint import (
+    CheckpointError,
     WeightsError,
     convert,
-    create_model,
+    find_weights,
     load_pdparams,
     load_weights,
     read_pdparams,
     save_pdparams,
 )
+from mezzo.errors import RunError
+from mezzo.fetch import FetchError, place_of
+from mezzo.vision.models import create_model
 
 PACKED = {".tar": bytes, ".tar.gz": gzip.compress, ".tgz": gzip.compress, ".tar.xz": lzma.compress}
 PACKED |= {".tar.bz2": bz2.compress, ".TAR.GZ": gzip.compress}

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from mezzo.amp import read_lists
-from mezzo.config import load_recipe
 from mezzo.errors import MezzoError
-from mezzo.infer import read_deployed
+from mezzo.export import read_deployed
 from mezzo.proof import read_changes
+from mezzo.vision.recipes import load_recipe
 
 SOURCES = Path(__file__).parents[2] / "src" / "mezzo"
 PARSERS = {"yaml.load", "yaml.safe_load", "yaml.full_load", "yaml.unsafe_load", "json.load", "json.loads"}
@@ -32,7 +32,7 @@ ALLOWED = {
     ("_int8.py", "made.read_bytes()"): "a file that the line before has written",
     ("_download.py", "opener.open(urllib.request.Request(url, headers=agent | headers), timeout=TIMEOUT_S)"): "a URL",
     ("_run.py", "(folder / _BEFORE).read_text('utf-8')"): "records that the runner has set aside; is_file was asked",
-    ("_distributed.py", "json.loads(store.get(key))"): "a message of another rank of the same run",
+    ("parallel.py", "json.loads(store.get(key))"): "a message of another rank of the same run",
     ("_scalars.py", "path.read_bytes()"): "the run's own record, which read_bytes of mezzo.files has read just before",
 }
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mezzo.config import RecipeError
 from mezzo.errors import MezzoError, RunError
 from mezzo.files import one_line, plain, say
+from mezzo.vision.recipes import RecipeError
 
 SOURCE = Path(__file__).parents[2] / "src" / "mezzo"
 HOSTILE = "\x1b[2J\x1b]0;title\x07\x1b]8;;http://x\x1b\\name\x9b31m\r\u202egnp.exe\x00\x08"
@@ -20,7 +20,7 @@ ALLOWED = {
     "tipc/_status.py": ["print"],  # the scripts' yellow line; what stands in it is made plain
     "tipc/_compat.py": ["stdout.buffer.write"],  # what a command printed, byte for byte as the shell shows it
     "tipc/_view.py": ["console.print"],  # rich.Text of a plain line: no markup
-    "train/_reporter.py": ["_console.print"],  # a plain line above the bar, by a console without markup
+    "vision/train/_reporter.py": ["_console.print"],  # a plain line above the bar, by a console without markup
     "cli/_check.py": ["console.print"],  # a table of plain rich.Text
 }
 _WRITERS = ("print", "print_exception", "print_exc")

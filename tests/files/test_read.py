@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from mezzo.data import DataError
 from mezzo.files import (
     FileError,
     check_regular,
@@ -17,6 +16,7 @@ from mezzo.files import (
     read_text,
     read_yaml,
 )
+from mezzo.vision.data import DataError
 
 READERS = (open_regular, read_bytes, read_text, read_json, read_yaml)
 

@@ -30,9 +30,9 @@ from mezzo.amp._fp8 import stays_in_half
 from mezzo.amp._recompute import with_policy_in_replicas
 from mezzo.amp.debugging import collect_operator_stats
 from mezzo.fp8 import copies_of, fp8_linear, keep_copies, text_of
+from mezzo.model.precision import make_precision
 from mezzo.optim import attach, attach_master, refresh_master
 from mezzo.proof import bisect
-from mezzo.train._precision import make_precision
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 SIZE = 32

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mezzo._exported import quietly
+from mezzo.export import quietly
 
 _aten = torch.ops.aten
 _SCALES = (1e-30, -1e-30, 1e-18, 1e30, 0.0, -2.0, 0.5, 2.0, 5000.0, 1e300, "NaN", "Infinity", "-Infinity")

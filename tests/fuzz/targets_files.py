@@ -21,19 +21,20 @@ from mutate import NUMBERS, TEXTS, mutate_bytes, mutate_text, mutate_tree
 from PIL import Image
 
 from mezzo.amp._lists import load_lists
-from mezzo.config import load_recipe
-from mezzo.config._errors import FaultLog
-from mezzo.config._source import read_tree
-from mezzo.data import ImageList, read_image, read_label
-from mezzo.data._datasets import ListDataset
+from mezzo.export import read_deployed
 from mezzo.fetch._cache import recorded
 from mezzo.files import read_text
-from mezzo.infer import find_images, read_deployed
-from mezzo.infer._report_parser import parse_reports
 from mezzo.proof import Changes, read_changes
 from mezzo.tipc import MODES, choose_profile, lint, make_plan, read_config
 from mezzo.tipc._record import RECORDS, RUN, Record, RunInfo
 from mezzo.tipc._report import merge
+from mezzo.vision.data import ImageList, read_image, read_label
+from mezzo.vision.data._datasets import ListDataset
+from mezzo.vision.infer import compose_transforms, find_images
+from mezzo.vision.infer._report_parser import parse_reports
+from mezzo.vision.recipes import load_recipe
+from mezzo.vision.recipes._errors import FaultLog
+from mezzo.vision.recipes._source import read_tree
 
 ROOT = Path(__file__).parents[2]
 
@@ -130,7 +131,7 @@ def make_deploy(rng: random.Random, folder: Path) -> Path:
 
 def read_deploy(path: Path) -> None:
     model = read_deployed(path)
-    model.compose()
+    compose_transforms(model)
     model.file("fp32", "onnx")
 
 

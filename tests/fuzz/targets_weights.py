@@ -19,10 +19,11 @@ from fuzzing import Target
 from mutate import NUMBERS, TEXTS, mutate_bytes, mutate_tree
 from operator_programs import hostile, programs
 
-from mezzo._exported import load_program
+from mezzo.checkpoint import read_pdparams
+from mezzo.checkpoint._weights_files import read_torch_state
 from mezzo.errors import MezzoError
+from mezzo.export import load_program
 from mezzo.files import FileError
-from mezzo.models.weights import _read_torch_state, read_pdparams
 from mezzo.proof._accuracy_run import FORMAT, VERSION, load_run
 
 _PROGRAM = Path(__file__).parent / "seeds" / "program.pt2"
@@ -326,8 +327,8 @@ TARGETS = [
     Target("pt2", make_pt2, load_program, seconds=10),
     Target("pt2-run", make_pt2_run, run_pt2, seconds=20, megabytes=2048),
     Target("pdparams", make_pdparams, read_pdparams),
-    Target("pt", make_pt, _read_torch_state),
-    Target("safetensors", make_safetensors, _read_torch_state),
-    Target("weights-archive", make_archive, _read_torch_state),
+    Target("pt", make_pt, read_torch_state),
+    Target("safetensors", make_safetensors, read_torch_state),
+    Target("weights-archive", make_archive, read_torch_state),
     Target("accuracy-run", make_run, read_run),
 ]

@@ -16,7 +16,7 @@ from mezzo._torch.foreach import foreach_copy_
 from mezzo.amp import GradScaler, auto_cast, decorate, exclude_layers
 from mezzo.optim import attach, attach_master, kept_of, master_of, publish, refresh_master, step_tier
 from mezzo.optim._compact import join, split
-from mezzo.train._ema import Ema
+from mezzo.vision.train._ema import Ema
 
 HALVES = [torch.float16, torch.bfloat16]
 

@@ -3,11 +3,11 @@
 import torch
 from torch import nn
 
-from mezzo._timer import Timing
 from mezzo.amp.debugging import KernelRow, OperatorStats
 from mezzo.proof._examination import Examination
 from mezzo.proof._measure import Measured, Observed
 from mezzo.proof._trial import Setup, Task
+from mezzo.record import Timing
 
 
 def kernel(

@@ -2,11 +2,11 @@
 
 import torch
 
-from mezzo._timer import Timing
 from mezzo.amp.debugging import KernelRow, Leak, OperatorStats
 from mezzo.proof import Advice, Changes, Report
 from mezzo.proof._measure import Measured
 from mezzo.proof._trial import Setup
+from mezzo.record import Timing
 
 HOSTILE = [
     "</script><script>alert(1)</script>",

@@ -15,8 +15,7 @@ import torch
 from accuracy_nets import Large, batch, network, run
 from torch import nn
 
-from mezzo._extras import MissingExtra
-from mezzo.errors import MezzoError, RunError
+from mezzo.errors import MezzoError, MissingExtra, RunError
 from mezzo.proof import Comparison, Run, compare_accuracy, load_run, record_run
 from mezzo.proof import _accuracy_sheet as sheets
 from mezzo.proof._accuracy_sheet import COLOURS, COLUMNS, csv_text, harmless

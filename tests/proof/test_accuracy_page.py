@@ -12,12 +12,12 @@ from accuracy_nets import Cancel, Large, batch, network, run
 from torch import nn
 
 from html_page import Page
-from mezzo import _extras
-from mezzo._html import render_page, security_policy
-from mezzo._svg import Mark, Series, decades, line_chart
-from mezzo.errors import MezzoError
+from mezzo.errors import MezzoError, _extras
 from mezzo.proof import Comparison, Run, compare_accuracy, record_run
 from mezzo.proof._accuracy_page import chart
+from mezzo.report import Mark, Series, line_chart, render_page
+from mezzo.report._html import security_policy
+from mezzo.report._svg import decades
 from report_browser import NAMES, Browser, find_browser
 
 

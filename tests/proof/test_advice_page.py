@@ -11,13 +11,12 @@ from recordings import HOSTILE, gpu_report, measured
 from torch import nn
 
 from html_page import Page, cells
-from mezzo import _extras
-from mezzo._html import security_policy
 from mezzo.amp.debugging import OperatorStats
-from mezzo.errors import MezzoError
+from mezzo.errors import MezzoError, _extras
 from mezzo.proof import Advice, Changes, Report, advise, write_advice_page
 from mezzo.proof._advice import Kind
 from mezzo.proof._advice_page import changes_text, facts, page_text, steps_of
+from mezzo.report._html import security_policy
 from report_browser import NAMES, Browser, find_browser, fits_a_phone
 
 

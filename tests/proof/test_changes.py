@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from mezzo import amp
-from mezzo.amp._recorder import listening
 from mezzo.amp.debugging import collect_operator_stats
 from mezzo.proof import Changes, apply_changes
 from mezzo.proof._changes import (
@@ -25,6 +24,7 @@ from mezzo.proof._changes import (
     pad_layer,
     read_changes,
 )
+from mezzo.record import listening
 
 # float64, sums of at most 200 products near 1: their order may differ, 200 * 2**-53 is 2e-14
 TOLERANCE = 1e-12

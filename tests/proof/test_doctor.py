@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mezzo._timer import Timing, time_on_device
 from mezzo.proof import Changes, _measure, advise, apply_changes
 from mezzo.proof import _doctor as doctor
 from mezzo.proof._advice_page import page_text
+from mezzo.record import Timing, time_on_device
 
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 

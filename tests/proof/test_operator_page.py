@@ -9,10 +9,9 @@ from recordings import ADD, COPY, GEMM, HOSTILE, gpu_stats
 from torch import nn
 
 from html_page import Page, cells
-from mezzo import _extras, amp
-from mezzo._html import security_policy
+from mezzo import amp
 from mezzo.amp.debugging import Leak, OperatorStats, collect_operator_stats
-from mezzo.errors import MezzoError, RunError
+from mezzo.errors import MezzoError, RunError, _extras
 from mezzo.proof import write_operator_page
 from mezzo.proof._advice import time_text
 from mezzo.proof._operator_page import page_text, state
@@ -27,6 +26,7 @@ from mezzo.proof._recording_parts import (
     short_kernel,
     work_parts,
 )
+from mezzo.report._html import security_policy
 from report_browser import NAMES, Browser, find_browser, fits_a_phone
 
 

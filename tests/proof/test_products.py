@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mezzo.amp import auto_cast
-from mezzo.amp._recorder import listening
-from mezzo.amp._seen import Seen, describe_op
 from mezzo.proof import Changes, apply_changes
 from mezzo.proof._products import Product, ProductSink, is_product
+from mezzo.record import Seen, listening
+from mezzo.record._seen import describe_op
 
 CHANNELS_LAST = torch.channels_last
 Run = Callable[[], object]

@@ -24,17 +24,18 @@ import yaml
 from test_mend import CONFIG
 
 from archives import special, tar_of, zip_of
-from mezzo.config import RecipeError, load_recipe
-from mezzo.data import LITE_MARKER as GENERATED
-from mezzo.data import DataError
-from mezzo.data import prepare as generate
+from mezzo.checkpoint import save_pdparams
 from mezzo.errors import MezzoError, RunError
 from mezzo.fetch import FetchError, _download, place_of
 from mezzo.files import Bounds, FileError, _archive, locked
-from mezzo.models import count_classes, create_model, load_trained, save_pdparams
 from mezzo.tipc import PROFILES, Allowances, _datasets, _prepare, _weights, make_plan, mend
 from mezzo.tipc._datasets import DATASETS
 from mezzo.tipc._prepare import Prepared, prepare
+from mezzo.vision.data import LITE_MARKER as GENERATED
+from mezzo.vision.data import DataError
+from mezzo.vision.data import prepare as generate
+from mezzo.vision.models import count_classes, create_model, load_trained
+from mezzo.vision.recipes import RecipeError, load_recipe
 
 REPOSITORY = Path(__file__).parents[2]
 LITE, WHOLE, INFER = "lite_train_lite_infer", "whole_train_whole_infer", "whole_infer"

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from report_runs import REPORT, TABLE, losses, record
 
 from mezzo.amp.debugging import collect_operator_stats
-from mezzo.infer import BenchmarkReport, Environment, StageTimes, Usage, percentiles
 from mezzo.tipc import _log_text
 from mezzo.tipc._log_text import LINE_CHARS, READ_BYTES, one_line, plain, read_log, tail
 from mezzo.tipc._measures import (
@@ -19,7 +18,13 @@ from mezzo.tipc._measures import (
     loss_curve,
     operator_table,
 )
-from mezzo.train._log_lines import SegmentationTrainLine, TrainLine, format_segmentation_train_line, format_train_line
+from mezzo.vision.infer import BenchmarkReport, Environment, StageTimes, Usage, percentiles
+from mezzo.vision.train._log_lines import (
+    SegmentationTrainLine,
+    TrainLine,
+    format_segmentation_train_line,
+    format_train_line,
+)
 
 
 def segmentation_line(step: int, loss: float) -> str:

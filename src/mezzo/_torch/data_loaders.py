@@ -8,9 +8,19 @@ Without it: forked workers can hang (CPython gh-112275), and runs end with warni
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch.utils.data import DataLoader
+
+from mezzo.errors import RunError
+
+#: Of torch's error: the number of the process, then its end.
+_DEATH = re.compile(
+    r"DataLoader worker \(pid\(?s?\)? ?([\d, ]+)\) (is killed by signal: [^.]*|exited unexpectedly[^.]*)"
+)
 
 
 def has_workers(loader: DataLoader[Any]) -> bool:
@@ -24,3 +34,18 @@ def end_workers(loader: DataLoader[Any]) -> None:
     if iterator is not None:
         iterator._shutdown_workers()
         loader._iterator = None
+
+
+@contextmanager
+def translate_worker_errors() -> Iterator[None]:
+    """Turn the error of a dead worker into a one-line RunError; torch raises it at any point of the training process."""
+    try:
+        yield
+    except RuntimeError as error:
+        death = _DEATH.search(str(error))
+        if death is None:
+            raise
+        raise RunError(
+            f"a process that reads data (pid {death[1]}) {death[2]}: often the memory was used up; use fewer --workers, and "
+            "go on from the last checkpoint with --resume auto"
+        ) from error

@@ -1,6 +1,8 @@
 """Mixed precision: which precision each operator runs in, half weights with fp32 masters, and the loss scaler."""
 
-from mezzo.amp import debugging
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from mezzo.amp._auto_cast import auto_cast
 from mezzo.amp._averages import master_parameters
 from mezzo.amp._checkpoint import float32_copy
@@ -27,13 +29,22 @@ from mezzo.amp._names import is_operator_name as is_operator_name
 from mezzo.amp._names import operator_names
 from mezzo.amp._names import resolve_list as resolve_list
 from mezzo.amp._names import resolve_name as resolve_name
+from mezzo.amp._operator_log import OperatorLog as OperatorLog
+from mezzo.amp._operator_log import glog_asks_for_operators as glog_asks_for_operators
+from mezzo.amp._operator_log import operator_log as operator_log
 from mezzo.amp._ops import OPS as OPS
+from mezzo.amp._ops import VARIANTS as VARIANTS
+from mezzo.amp._ops import Classifier as Classifier
 from mezzo.amp._policy import Decision, Policy
 from mezzo.amp._recompute import bind_policy, custom_bwd, custom_fwd
 from mezzo.amp._scaler import GradScaler, LossScaleFloorError
 from mezzo.amp._state import current_policy
+from mezzo.amp._state import here as here
 from mezzo.amp.hardware import is_bfloat16_supported, is_float16_supported
 from mezzo.fp8 import Fp8Recipe
+
+if TYPE_CHECKING:
+    from mezzo.amp import debugging
 
 # What users call. The names imported `as` themselves above are for other packages of mezzo.
 __all__ = [
@@ -66,3 +77,10 @@ __all__ = [
     "debugging",
     "build_kernels",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load `debugging` when it is asked for: it stands above the recorder, which stands above `amp`."""
+    if name == "debugging":
+        return importlib.import_module("mezzo.amp.debugging")
+    raise AttributeError(f"module 'mezzo.amp' has no attribute {name!r}")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mezzo._torch.module_calls import wrap_conversions
 from mezzo.amp._decorated import Decoration, decoration_of
-from mezzo.amp._seen import level_of_user
+from mezzo.amp.user_lines import level_of_user
 from mezzo.dtypes import HALF_DTYPES, dtype_name
 from mezzo.optim import attach_master, detach_master, has_master, kept_of, master_of
 

@@ -16,8 +16,8 @@ from torch import nn
 from mezzo._torch.autocast_state import is_any_autocast_enabled
 from mezzo._torch.module_calls import wrap_calls_of_class
 from mezzo.amp._policy import Policy
-from mezzo.amp._seen import level_of_user
 from mezzo.amp._state import here
+from mezzo.amp.user_lines import level_of_user
 from mezzo.dtypes import HALF_DTYPES, dtype_name
 
 _HOME = "_mezzo_decoration"

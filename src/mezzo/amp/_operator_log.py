@@ -1,7 +1,8 @@
 """The operator table that `GLOG_v=5` in the environment asks for, as in Paddle's documents.
 
 It is printed once per process: of the first training step where mezzo runs the loop, otherwise of the first `auto_cast`
-region. The recorder does the work; this file decides when it runs, and keeps its faults away from the training.
+region. `mezzo.record` does the work, and is loaded if the table is asked for; this file decides when it runs, and keeps
+its faults away from the training.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from mezzo._torch.dynamo import DYNAMO, is_frame_of_compiled_call, load_dynamo
 from mezzo._torch.script import tracing_state
-from mezzo.amp._operator_stats import OperatorStats
-from mezzo.amp._recorder import abandon, counts_operators, has_foreign_mode, listening
 from mezzo.files import say
+
+if TYPE_CHECKING:
+    from mezzo.record import OperatorStats
 
 VARIABLE = "GLOG_v"
 LEAST_LEVEL = 5
@@ -104,11 +107,15 @@ class OperatorLog:
                 self.is_pending = False
             if not self.is_pending or self._paused.depth or _is_traced():
                 return
+            from mezzo.record import counts_operators
+
             self.is_pending = False
             if _is_first_process() and not counts_operators():  # statistics of the user's own show the same operators
                 self._start(depth, heading)
 
     def _start(self, depth: int, heading: str) -> None:
+        from mezzo.record import OperatorStats, listening
+
         load_dynamo()  # the recorder tells Dynamo to stay out only if it is loaded
         stats, installed = OperatorStats(), ExitStack()
         installed.enter_context(listening(stats))
@@ -131,6 +138,8 @@ class OperatorLog:
             try:
                 recording.installed.close()
             except RuntimeError:  # a mode was entered in the region and is still on
+                from mezzo.record import abandon
+
                 abandon(stats)
                 self.is_pending = True
                 raise
@@ -152,6 +161,8 @@ def _no_exceptions() -> Iterator[None]:
 
 def _is_traced() -> bool:
     """Whether the code that runs here is being captured, or is part of compiled code: a recording would end up in the graph."""
+    from mezzo.record import has_foreign_mode
+
     return (
         torch.compiler.is_compiling()
         or tracing_state() is not None

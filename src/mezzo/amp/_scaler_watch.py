@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from mezzo._torch.autograd_engine import hook_only, queue_callback
 from mezzo._torch.clipping import wrap_grouping_of_gradients
-from mezzo.amp._seen import level_of_user
+from mezzo.amp.user_lines import level_of_user
 
 _watches: list[weakref.ref[ScaleWatch]] = []
 _WALKS = 4

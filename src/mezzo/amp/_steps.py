@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from mezzo._torch.optimizers import wrap_loading_of_state
-from mezzo.amp._seen import level_of_user
+from mezzo.amp.user_lines import level_of_user
 from mezzo.dtypes import HALF_DTYPES
 from mezzo.optim import (
     describe_parameter,

@@ -1,30 +1,47 @@
-"""What ran in which precision, where NaN and inf come from, and how near to float16's limits each layer is."""
+"""What ran in which precision, where NaN and inf come from, and how near to float16's limits each layer is.
 
-from mezzo.amp._findings import Finding, Kind
+These are Paddle's names for parts of `mezzo.record`, which holds the code. `import mezzo.amp` does not load it.
+"""
+
 from mezzo.amp._foreign import replaced_kernels
-from mezzo.amp._fp8_numbers import Fp8Numbers, Fp8Row, collect_fp8_numbers
-from mezzo.amp._kernel_times import KernelRow, uses_tensor_cores
-from mezzo.amp._layer_numerics import check_layer_numerics
-from mezzo.amp._leaks import Leak
-from mezzo.amp._module_calls import ModuleListener, listening_to_modules
-from mezzo.amp._operator_log import OperatorLog, glog_asks_for_operators, operator_log
-from mezzo.amp._operator_stats import CastRow, ModuleRow, OperatorRow, OperatorStats
-from mezzo.amp._ranges import RangeRow, Ranges, ScaleSuggestion, collect_ranges
-from mezzo.amp._recorder import (
-    collect_operator_stats,
-    disable_operator_stats_collection,
-    enable_operator_stats_collection,
-)
-from mezzo.amp._seen import Phase
-from mezzo.amp._tensor_checker import (
+from mezzo.record import (
+    CastRow,
     CheckedTensor,
+    DebugMode,
+    Finding,
+    Fp8Numbers,
+    Fp8Row,
+    KernelRow,
+    Kind,
+    Leak,
+    ModuleListener,
+    ModuleRow,
+    NonFiniteError,
+    OperatorLog,
+    OperatorRow,
+    OperatorStats,
+    Phase,
+    RangeRow,
+    Ranges,
+    ScaleSuggestion,
     TensorChecker,
     TensorCheckerConfig,
+    TensorNumbers,
+    check_layer_numerics,
+    check_numerics,
+    collect_fp8_numbers,
+    collect_operator_stats,
+    collect_ranges,
+    disable_operator_stats_collection,
     disable_tensor_checker,
+    enable_operator_stats_collection,
     enable_tensor_checker,
+    glog_asks_for_operators,
+    listening_to_modules,
+    operator_log,
     tensor_checker,
+    uses_tensor_cores,
 )
-from mezzo.amp._tensor_numbers import DebugMode, NonFiniteError, TensorNumbers, check_numerics
 
 __all__ = [
     "collect_operator_stats",

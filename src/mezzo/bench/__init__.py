@@ -1,6 +1,5 @@
 """Side-by-side measurements, made in one run on one machine."""
 
-from mezzo._timer import Timing, time_calls
 from mezzo.bench._commands import bisect_model, examine_model
 from mezzo.bench._compare import CompareSettings, Comparison, ModeResult, compare
 from mezzo.bench._factories import ModelError
@@ -8,6 +7,7 @@ from mezzo.bench._machine import MachineClocks, read_machine
 from mezzo.bench._static import StaticBench, StaticRecipe, StaticResult, StaticSettings, bench_static
 from mezzo.bench._step import StepBench, StepMeasurement, StepRecipe, StepSettings, bench_step
 from mezzo.bench._workloads import find_task, load_task, simple_net_task, small_net_task
+from mezzo.record import Timing, time_calls
 
 __all__ = [
     "bisect_model",

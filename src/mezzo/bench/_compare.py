@@ -7,9 +7,7 @@ from typing import Any
 
 import torch
 
-from mezzo._timer import Timing, unsteady_note
 from mezzo.amp import Fp8Recipe, debugging, explain, has_half_units
-from mezzo.amp.debugging import operator_log
 from mezzo.bench._frame import Bench, Meter, Progress, gibibytes, measure_each, refuse_below_one
 from mezzo.bench._machine import read_machine
 from mezzo.bench._workloads import SEED, batch_words, failures_explained, load_task, simple_net_task
@@ -18,6 +16,7 @@ from mezzo.dtypes import dtype_name, parse_half_dtype
 from mezzo.errors import unknown_choice
 from mezzo.fp8 import FP8_LINEAR, recipe_for, why_no_fp8
 from mezzo.proof import MATRIX_PRODUCTS, Setup, Task, Trainer, random_states_kept, seed_all, torch_state
+from mezzo.record import Timing, operator_log, unsteady_note
 
 MODES = {"O0": "float32", "O1": "AMP-O1", "O2": "AMP-O2", "O3": "AMP-O3"}
 DEFAULT_LEVELS = ("O1", "O2")

@@ -8,9 +8,9 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from mezzo._timer import Timing, release_memory, synchronize, time_calls
 from mezzo.bench._machine import MachineClocks
 from mezzo.errors import unknown_choice
+from mezzo.record import Timing, release_memory, synchronize, time_calls
 
 Progress = Callable[[str, int, int], None]
 """Called with the variant's name, the number of finished steps and the total number of steps."""

@@ -14,7 +14,6 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Optimizer
 
 from mezzo import static
-from mezzo._timer import Timing, synchronize
 from mezzo.bench._frame import (
     Bench,
     Meter,
@@ -32,9 +31,10 @@ from mezzo.bench._machine import read_machine
 from mezzo.bench._stock import StockPrecision
 from mezzo.bench._workloads import SEED, SimpleNet, simple_net_task
 from mezzo.devices import find_device
-from mezzo.models import create_model
 from mezzo.precision import Precision
 from mezzo.proof import Task
+from mezzo.record import Timing, synchronize
+from mezzo.vision.models import create_model
 
 WARMUP_STEPS = 5
 ROUNDS = 3

@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch.optim import SGD, AdamW, Optimizer
 
-from mezzo._timer import Timing, time_on_device
-from mezzo.amp.debugging import operator_log
 from mezzo.bench._frame import (
     Bench,
     Meter,
@@ -28,6 +26,7 @@ from mezzo.bench._workloads import simple_net_task, small_net_task
 from mezzo.devices import find_device
 from mezzo.precision import Precision
 from mezzo.proof import Task
+from mezzo.record import Timing, operator_log, time_on_device
 
 WARMUP_STEPS = 3
 MAX_NORM = 0.5

@@ -23,8 +23,8 @@ from mezzo.bench._factories import (
     find_place,
 )
 from mezzo.errors import MezzoError, RunError, unknown_choice
-from mezzo.models import create_model, model_info, names_and_aliases
 from mezzo.proof import Task, random_states_kept
+from mezzo.vision.models import create_model, model_info, names_and_aliases
 
 SEED = 100  # the guide's
 IMAGE_SIZE = 64

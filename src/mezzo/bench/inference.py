@@ -14,11 +14,9 @@ import numpy as np
 import torch
 
 from mezzo._arguments import check_at_least
-from mezzo._timer import Timing, time_calls
 from mezzo.bench._frame import Progress
 from mezzo.errors import MezzoError, RunError
-from mezzo.files import write_file
-from mezzo.infer import (
+from mezzo.export import (
     Deployed,
     DeployError,
     Engine,
@@ -28,7 +26,9 @@ from mezzo.infer import (
     difference,
     load_engine,
 )
-from mezzo.infer import percentiles as percentiles_of
+from mezzo.files import write_file
+from mezzo.record import Timing, time_calls
+from mezzo.vision.infer import percentiles as percentiles_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from mezzo.checkpoint._tensors import pack_tensors
+from mezzo.checkpoint._weights_files import save_pdparams
 from mezzo.files import write_file
-from mezzo.models import save_pdparams
 
 WEIGHTS, PADDLE_WEIGHTS = "model.safetensors", "model.pdparams"
 
 
 def save_weights(folder: Path, model: nn.Module) -> None:
-    """Write `model.safetensors` and, for a network of `mezzo.models`, `model.pdparams`; `load_weights` reads both.
+    """Write `model.safetensors` and, for a network of `mezzo.vision.models`, `model.pdparams`; `load_weights` reads both.
 
     Args:
         folder: Made if it is not there.

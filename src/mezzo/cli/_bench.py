@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from mezzo._extras import require
 from mezzo.cli._show import progress_bar, table
+from mezzo.errors import require
 from mezzo.files import say
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, help="Measure stock torch beside mezzo, in one run.")
@@ -121,7 +121,7 @@ def infer(
     """Time an exported model on all engines, precisions, threads and batches, in one run."""
     require("cv2", "PIL", *(["matplotlib"] if plot is not None else []), extra="vision")
     from mezzo.bench.inference import bench_infer
-    from mezzo.infer import read_deployed
+    from mezzo.export import read_deployed
 
     with progress_bar() as report:
         result = bench_infer(

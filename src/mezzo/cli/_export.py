@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from mezzo._extras import require
 from mezzo.cli._flags import NO, Flag, switch
 from mezzo.cli._options import UsageError, option
+from mezzo.errors import require
 from mezzo.files import FileError, MiB, read_text, say
 
 SWITCHES = "--without-argmax --with-softmax --no-onnx".split()
@@ -51,8 +51,9 @@ def export(
         raise UsageError(f"{came} of --config and --model: give --config FILE.yml, or --model with a classifier's name")
     if num_classes is not None and num_classes < 1:
         raise UsageError(f"--num-classes {num_classes}: must be at least 1")
-    from mezzo.export import ExportOptions, describe_classifier, export_model, export_recipe
-    from mezzo.infer import find_images
+    from mezzo.export import ExportOptions, export_model
+    from mezzo.vision.export import describe_classifier, export_recipe
+    from mezzo.vision.infer import find_images, read_batches
 
     options = ExportOptions(
         save_dir=save_dir,
@@ -66,7 +67,7 @@ def export(
     names = _names(class_names)
     images = find_images(calibration) if calibration is not None else []
     if config is not None:
-        from mezzo.config import load_recipe
+        from mezzo.vision.recipes import load_recipe
 
         recipe = load_recipe(config, opts=opts or ())
         report = export_recipe(recipe, weights, options, calibration=images, class_names=names, say=say)
@@ -75,14 +76,16 @@ def export(
         described = describe_classifier(
             str(model), classes, image_size=img_size, resize_size=resize_size, class_names=names
         )
-        report = export_model(network, described, options, images=images, calibration=images, say=say)
+        report = export_model(
+            network, described, options, images=images, calibration=images, read_images=read_batches, say=say
+        )
     _show(report, options)
     return 0
 
 
 def _output_op(given: str | None, without_argmax: bool, with_softmax: bool) -> Any:
     from mezzo.errors import unknown_choice
-    from mezzo.infer import OUTPUT_OPS
+    from mezzo.export import OUTPUT_OPS
 
     if given is None:
         return "softmax" if with_softmax else "none" if without_argmax else None
@@ -104,7 +107,7 @@ def _names(path: Path | None) -> list[str]:
 def _classifier(name: str, num_classes: int | None, weights: str | None) -> tuple[Any, int]:
     """Return a classifier and its number of classes: as asked for, else that of the weights."""
     from mezzo.checkpoint import find_weights
-    from mezzo.models import count_classes, create_model, load_trained, model_info
+    from mezzo.vision.models import count_classes, create_model, load_trained, model_info
 
     if weights is None:
         classes = num_classes or model_info(name).num_classes

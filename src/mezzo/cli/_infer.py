@@ -4,16 +4,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from mezzo._extras import require
-from mezzo._lines import stamped
 from mezzo.cli._flags import NO, Flag, switch
 from mezzo.cli._options import UsageError, option
 from mezzo.cli._show import progress_bar
 from mezzo.devices import CPU_OR_GPU, parse_device
+from mezzo.errors import require
 from mezzo.files import say, write_text
+from mezzo.report import stamped
 
 if TYPE_CHECKING:
-    from mezzo.infer import Deployed, InferResult
+    from mezzo.export import Deployed
+    from mezzo.vision.infer import InferResult
 
 SWITCHES = "--use-gpu --benchmark --enable-mkldnn --use-trt --with-argmax --print-detail --enable-auto-tune".split()
 """Options that take True or False, or stand alone."""
@@ -59,7 +60,8 @@ def infer(
         )
     if max_batch_size is not None and batch_size > max_batch_size:
         raise UsageError(f"--batch-size {batch_size} is more than --max-batch-size {max_batch_size}")
-    from mezzo.infer import EngineOptions, InferOptions, infer, read_deployed
+    from mezzo.export import EngineOptions, read_deployed
+    from mezzo.vision.infer import InferOptions, infer
 
     deployed = read_deployed(model)
     run = EngineOptions(device=_device(device, use_gpu), threads=threads, precision=precision)

@@ -16,7 +16,7 @@ def models(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
 ) -> int:
     """List the networks: task, parameters, multiply-accumulates, input size, classes, heads."""
-    from mezzo.models import (  # torch takes seconds to import: not for --help
+    from mezzo.vision.models import (  # torch takes seconds to import: not for --help
         describe,
         list_models,
         model_info,
@@ -59,7 +59,7 @@ def convert(
     target: Annotated[str, typer.Argument(help="Where to write; its ending says in which format.")],
 ) -> int:
     """Rewrite a weights file in another format, with the names and layouts that belong to it."""
-    from mezzo.models import convert as rewrite  # torch takes seconds to import: not for --help
+    from mezzo.checkpoint import convert as rewrite  # torch takes seconds to import: not for --help
 
     say(f"{rewrite(source, target)} entries written to {target}")
     return 0

@@ -6,10 +6,10 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from mezzo._extras import require
 from mezzo.cli._flags import Flag, switch
 from mezzo.cli._options import FP8_HELP, option, read_fp8
 from mezzo.cli._training import Given
+from mezzo.errors import require
 from mezzo.files import say
 
 _Path: TypeAlias = Path | None
@@ -98,7 +98,7 @@ def train(
         log_ops=log_ops, to_static=to_static, amp_lists=amp_lists, fp8=read_fp8(fp8),
         amp_use_promote=_as_bool(amp_use_promote),
     )  # fmt: skip
-    from mezzo.train import evaluate, train  # torch takes seconds to import: not for --help
+    from mezzo.vision.train import evaluate, train  # torch takes seconds to import: not for --help
 
     _say_assumed(given)
     if test_only:
@@ -153,7 +153,7 @@ def evaluate(
         amp_level=amp_level, batch_size=batch_size,
         image_size=image_size, resize_size=resize_size, opts=(*(opts or ()), *_extra(opts, more_opts)),
     )  # fmt: skip
-    from mezzo.train import evaluate
+    from mezzo.vision.train import evaluate
 
     options = given.options(
         pretrained=weights, device=device, workers=workers, eval_batch_size=batch_size, amp_lists=amp_lists,
@@ -171,7 +171,7 @@ def prepare(
     """Make a small data set to try commands on: generated, the same each time, and learnable."""
     require("cv2", "PIL", extra="vision")
     from mezzo.cli._show import progress_bar
-    from mezzo.data import prepare
+    from mezzo.vision.data import prepare
 
     with progress_bar() as report:
         made = prepare(name, directory, progress=lambda done, total: report(name, done, total))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from mezzo.cli._options import UsageError
 
 if TYPE_CHECKING:
-    from mezzo.config import Recipe
-    from mezzo.train import RunOptions
+    from mezzo.vision.recipes import Recipe
+    from mezzo.vision.train import RunOptions
 
 #: Options that only one of the two forms has.
 _OF_CLASSIFICATION: tuple[str, ...] = (
@@ -74,7 +74,7 @@ class Given:
         Raises:
             UsageError: Neither or both of `--config` and `--data-path` are given, or an option of the other form.
         """
-        from mezzo.config import classification_recipe, load_recipe
+        from mezzo.vision.recipes import classification_recipe, load_recipe
 
         data_path = self._data_path()
         if (self.config is None) == (data_path is None):
@@ -103,7 +103,7 @@ class Given:
 
     def options(self, **others: Any) -> RunOptions:
         """Return how it is trained; `amp_level` alone means fp16 for a classifier, as in its document."""
-        from mezzo.train import RunOptions
+        from mezzo.vision.train import RunOptions
 
         precision = self.precision
         if precision is None:
@@ -114,7 +114,7 @@ class Given:
 
     def has_validation(self) -> bool:
         """Return whether a classifier's folder has images to evaluate on: then it is evaluated, asked or not."""
-        from mezzo.data import has_split
+        from mezzo.vision.data import has_split
 
         data_path = self._data_path()
         return data_path is not None and has_split(data_path, "val")
@@ -129,7 +129,7 @@ class Given:
     def _data_path(self) -> Path | None:
         """Return the folder of images; the documents' certification names none, then it is a usual one."""
         if self.config is None and self.data_path is None:
-            from mezzo.data import TRAIN, has_split
+            from mezzo.vision.data import TRAIN, has_split
 
             return next((path for path in DEFAULT_DATA if has_split(path, TRAIN)), None)
         return self.data_path
@@ -147,7 +147,7 @@ class Given:
 def _check_classes(weights: str | Path, recipe: Recipe) -> None:
     """Raise UsageError if weights are for another number of classes than the data has."""
     from mezzo.checkpoint import find_weights
-    from mezzo.models import count_classes
+    from mezzo.vision.models import count_classes
 
     found = count_classes(recipe.model.name, find_weights(weights))
     if found is not None and found != recipe.num_classes:

@@ -1,18 +1,49 @@
-"""Networks as files that run without their source: torch.export, ONNX, deploy.yaml, each verified as it is written."""
+"""Networks as files that run without their source: torch.export, ONNX, deploy.yaml, each verified as it is written.
 
-from mezzo.export._recipes import describe_classifier, describe_recipe, export_recipe
-from mezzo.export._run import Description, ExportError, ExportOptions, ExportReport, export_model
+The engines that run these files are here too.
+"""
+
+from mezzo.export._choose import AUTO, ENGINES, Choice, brief_engines, difference, load_engine
+from mezzo.export._deployed import OUTPUT_OPS, PRECISIONS, Deployed, OutputOp, Task, read_deployed, sha256
+from mezzo.export._engine import Engine, EngineOptions
+from mezzo.export._engine import Output as Output
+from mezzo.export._errors import DeployError, EngineError
+from mezzo.export._openvino import LABELS_LAST
+from mezzo.export._programs import forget_places as forget_places
+from mezzo.export._programs import load_program as load_program
+from mezzo.export._programs import own_program as own_program
+from mezzo.export._programs import quietly as quietly
+from mezzo.export._programs import write_program as write_program
+from mezzo.export._run import Description, ExportError, ExportOptions, ExportReport, ReadImages, Say, export_model
 from mezzo.export._verify import Check, verify
 
+# What users call. The names imported `as` themselves above are for other packages of mezzo.
 __all__ = [
     "export_model",
-    "export_recipe",
-    "describe_recipe",
-    "describe_classifier",
     "Description",
     "ExportOptions",
     "ExportReport",
     "ExportError",
+    "ReadImages",
+    "Say",
     "Check",
     "verify",
+    "read_deployed",
+    "Deployed",
+    "Task",
+    "OutputOp",
+    "OUTPUT_OPS",
+    "PRECISIONS",
+    "sha256",
+    "DeployError",
+    "load_engine",
+    "Engine",
+    "EngineOptions",
+    "EngineError",
+    "ENGINES",
+    "brief_engines",
+    "AUTO",
+    "LABELS_LAST",
+    "Choice",
+    "difference",
 ]

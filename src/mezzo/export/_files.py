@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from mezzo._exported import forget_places, quietly
 from mezzo._torch.exported_programs import guards_of
 from mezzo._torch.operators import ASSERT_TENSOR_METADATA
 from mezzo.errors import RunError
+from mezzo.export._programs import forget_places, quietly
 from mezzo.export._rewrites import rewrite
 from mezzo.files import write_file
 

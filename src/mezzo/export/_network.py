@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from mezzo.amp import float32_copy
 from mezzo.dtypes import PRECISION_DTYPES
-from mezzo.infer import OutputOp
+from mezzo.export import OutputOp
 
 DTYPES: dict[str, torch.dtype] = {word: getattr(torch, name) for word, name in PRECISION_DTYPES.items()}
 

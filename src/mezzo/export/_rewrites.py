@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mezzo.infer import LABELS_LAST
+from mezzo.export import LABELS_LAST
 
 ALIGNED = 4
 """ONNX Runtime reorders channels into blocks, for its fast convolutions, only where their number is a multiple of this."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,22 +14,23 @@ from numpy.typing import NDArray
 from torch import nn
 
 from mezzo._arguments import check_at_least
-from mezzo._exported import write_program
-from mezzo._extras import require
 from mezzo._version import version_of
-from mezzo.errors import MezzoError, RunError, unknown_choice
+from mezzo.errors import MezzoError, RunError, require, unknown_choice
+from mezzo.export import PRECISIONS, Deployed, OutputOp, Task, sha256
 from mezzo.export._files import trace, write_onnx
 from mezzo.export._fold import fold_batch_norms
 from mezzo.export._int8 import write_int8
 from mezzo.export._network import Deployable
+from mezzo.export._programs import write_program
 from mezzo.export._verify import Check, random_inputs, verify
 from mezzo.files import explained
-from mezzo.infer import PRECISIONS, Deployed, InputBatch, OutputOp, Refused, Task, read_inputs, sha256
 
 VERIFIED_IMAGES = 16
 CALIBRATION_IMAGES = 100
 
 Say = Callable[[str], None]
+ReadImages = Callable[[Sequence[Path], Deployed], Iterable[NDArray[Any]]]
+"""From image files to batches as the model takes them: (batch, channels, height, width), float32."""
 
 
 class ExportError(MezzoError):
@@ -93,6 +94,7 @@ def export_model(
     *,
     images: Sequence[Path] = (),
     calibration: Sequence[Path] = (),
+    read_images: ReadImages | None = None,
     say: Say = lambda line: None,
 ) -> ExportReport:
     """Write a network as `torch.export` program, ONNX and deploy.yaml, and verify every file against it.
@@ -103,10 +105,11 @@ def export_model(
         options: What is written, and where.
         images: Real images to verify with; the first few are taken.
         calibration: Real images that int8 takes its ranges from; without them those of `images`.
+        read_images: Reads and transforms image files; `mezzo.vision.infer.read_batches` applies the description's transforms.
         say: Takes a line about each step.
 
     Raises:
-        ExportError: int8 without images.
+        ExportError: int8 without images, or images without `read_images`.
         RunError: The network cannot be exported, or a file is beyond its tolerance: then nothing was put in place.
     """
     if options.with_onnx:
@@ -118,13 +121,16 @@ def export_model(
         raise ExportError("a classifier gives probabilities (softmax) or logits (none), from which classes are named")
     if "int8" in options.precisions and not (calibration or images):
         raise ExportError("int8 takes the ranges of its activations from images: give --calibration FOLDER")
+    if (images or calibration) and read_images is None:
+        raise ExportError("image files need read_images=, such as mezzo.vision.infer.read_batches")
     stage = options.save_dir / f".export-{os.getpid()}"
     with explained(stage):
         stage.mkdir(parents=True, exist_ok=True)
     try:
         output_op = options.output_op or ("argmax" if description.task == "segmentation" else "softmax")
         model = _described(description, options, output_op, stage)
-        model, checks = _write_all(network, model, options, images, calibration or images, say)
+        real = _Images(images, calibration or images, read_images or (lambda paths, model: ()))
+        model, checks = _write_all(network, model, options, real, say)
         bad = [check for check in checks if not check.is_fine]
         if bad:
             raise RunError(f"nothing was exported: {len(bad)} of {len(checks)} checks failed, first {bad[0]}")
@@ -149,18 +155,28 @@ def _described(description: Description, options: ExportOptions, output_op: Outp
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Images:
+    """Real images: to verify with, and to take the ranges of int8 from."""
+
+    verification: Sequence[Path]
+    calibration: Sequence[Path]
+    read: ReadImages
+
+    def to_verify(self, model: Deployed) -> list[NDArray[Any]]:
+        return list(self.read(_spread(self.verification, max(VERIFIED_IMAGES, model.input_shape[0])), model))
+
+    def to_calibrate(self, model: Deployed, most: int) -> Iterable[NDArray[Any]]:
+        return self.read(_spread(self.calibration, most), model)
+
+
 def _write_all(
-    network: nn.Module,
-    model: Deployed,
-    options: ExportOptions,
-    images: Sequence[Path],
-    calibration: Sequence[Path],
-    say: Say,
+    network: nn.Module, model: Deployed, options: ExportOptions, images: _Images, say: Say
 ) -> tuple[Deployed, list[Check]]:
     right = Deployable(network, model.output_op)
     inputs = _accepted(right, model, random_inputs(model.input_shape), say)
     takes_any_size = len(inputs) == len(random_inputs(model.input_shape))
-    real = list(batches(_spread(images, max(VERIFIED_IMAGES, model.input_shape[0])), model))
+    real = images.to_verify(model)
     if real:
         inputs.append((f"{sum(len(batch) for batch in real)} real images", real))
     if "int8" in options.precisions and not real:
@@ -171,7 +187,7 @@ def _write_all(
     for precision in dict.fromkeys(("fp32", *options.precisions)):
         say(f"exporting {model.model_name} in {precision}")
         lowered = Deployable(folded, model.output_op, "fp32" if precision == "int8" else precision)
-        written = _write_variant(lowered, takes_any_size, model, precision, options, calibration, say)
+        written = _write_variant(lowered, takes_any_size, model, precision, options, images, say)
         hashes = {name: sha256(model.folder / name) for name in written.values()}
         variants = {**model.variants, precision: written}
         model = replace(model, variants=variants, files={**model.files, **hashes})
@@ -233,7 +249,7 @@ def _write_variant(
     model: Deployed,
     precision: str,
     options: ExportOptions,
-    calibration: Sequence[Path],
+    images: _Images,
     say: Say,
 ) -> dict[str, str]:
     """Write the files of a precision; return their names."""
@@ -243,7 +259,7 @@ def _write_variant(
         write_int8(
             model.folder / "model.onnx",
             model.folder / onnx,
-            batches(_spread(calibration, options.calibration_images), model),
+            images.to_calibrate(model, options.calibration_images),
         )
         return {"onnx": onnx}
     traced = trace(lowered, model.input_shape, takes_any_size=takes_any_size)
@@ -255,27 +271,6 @@ def _write_variant(
         return {"program": program}
     write_onnx(traced, model.folder / onnx)
     return {"program": program, "onnx": onnx}
-
-
-def batches(images: Sequence[Path], model: Deployed) -> Iterator[NDArray[Any]]:
-    """Yield images as the network is given them, one a batch, or as many as the model's batch has.
-
-    Raises:
-        RunError: An image cannot be read, or has not the size that the model was exported for.
-    """
-    wanted = model.input_shape
-    for batch in read_inputs(images, model.compose(), max(wanted[0], 1)):
-        if isinstance(batch, Refused):
-            raise RunError(f"{batch}; verification and calibration need images that can be read")
-        if not isinstance(batch, InputBatch) or (wanted[0] > 0 and len(batch.images) != wanted[0]):
-            continue  # the last few of a batch that is fixed
-        for size, free in zip(batch.images.shape[2:], wanted[2:], strict=True):
-            if free not in (-1, size):
-                raise RunError(
-                    f"{batch.paths[0]}: is {batch.images.shape[2:]} after its transforms, but the model is exported for "
-                    f"{wanted[2:]}; leave height and width free (-1)"
-                )
-        yield batch.images
 
 
 def _put_in_place(model: Deployed, folder: Path) -> Deployed:

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mezzo._exported import own_program
+from mezzo.export import Deployed, DeployError, EngineOptions, OutputOp, load_engine
 from mezzo.export._network import Deployable, finish
-from mezzo.infer import Deployed, DeployError, EngineOptions, OutputOp, load_engine
+from mezzo.export._programs import own_program
 
 #: Largest error of a float32 export: rounding in another order.
 MAX_ERROR = 1e-4

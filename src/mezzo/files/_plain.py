@@ -2,7 +2,7 @@
 
 import sys
 
-from mezzo._plain import one_line, plain, short_repr
+from mezzo.errors import one_line, plain, short_repr
 
 __all__ = ["one_line", "plain", "say", "short_repr"]
 

@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 import yaml
 
-from mezzo._plain import short_repr
-from mezzo.errors import MezzoError
+from mezzo.errors import MezzoError, short_repr
 from mezzo.files._errors import FileError
 from mezzo.files._read import MiB, read_text, shown_path
 from mezzo.files._tree import Scalar, SourceMark, YamlNode

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mezzo._tier import uses_triton
+from mezzo._torch.step_tier import uses_triton
 from mezzo.fp8._numbers import E4M3, LARGEST, amax_of, round_to, scale_for
 from mezzo.fp8._product import LEAST_CAPABILITY
 

@@ -1,6 +1,6 @@
 """The step: check, update and half copy on float32 masters. Tensors in, tensors out."""
 
-from mezzo._tier import step_tier, uses_triton
+from mezzo._torch.step_tier import step_tier, uses_triton
 from mezzo.optim._check import Verdict
 from mezzo.optim._engine import (
     StepEngine,

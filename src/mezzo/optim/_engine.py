@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from mezzo._tier import uses_triton
 from mezzo._torch.dynamo import hide_from_dynamo
 from mezzo._torch.modes import no_torch_function
 from mezzo._torch.optimizers import (
@@ -27,6 +26,7 @@ from mezzo._torch.optimizers import (
     mark_as_wrapped,
 )
 from mezzo._torch.sharding import is_of_fsdp1
+from mezzo._torch.step_tier import uses_triton
 from mezzo.optim import _fused
 from mezzo.optim._check import Verdict, check
 from mezzo.optim._grads import Slot, factor_of, gather, inverse_of

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mezzo._tier import uses_triton
+from mezzo._torch.step_tier import uses_triton
 from mezzo.optim._check import Verdict
 
 #: What `counts` holds, int32 each.

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from mezzo._html import render_page
-from mezzo._svg import Mark, Series, line_chart
 from mezzo.proof._accuracy_rows import Kind, Row, as_computed
 from mezzo.proof._accuracy_sheet import bad_counts, short
+from mezzo.report import Mark, Series, line_chart, render_page
 
 WORDS = {"red": "overflow, NaN or inf", "orange": "beyond rounding", "yellow": "half", "": ""}
 

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from mezzo._arguments import check_at_least
 from mezzo._torch.layers import DropoutNd
 from mezzo.amp import GradScaler, auto_cast, float32_copy
-from mezzo.amp.debugging import ModuleListener, listening_to_modules, operator_log
 from mezzo.dtypes import dtype_name, parse_half_dtype
 from mezzo.fp8 import recipe_for
 from mezzo.precision import Precision
@@ -32,6 +31,7 @@ from mezzo.proof._accuracy_run import (
     sample_places,
 )
 from mezzo.proof._inputs import call_model
+from mezzo.record import ModuleListener, listening_to_modules, operator_log
 
 MAX_ELEMENTS = 2**16
 """Of a tensor that are kept; 256 KiB."""

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from mezzo._torch_file import read_torch_file
+from mezzo.checkpoint import read_torch_file
 from mezzo.files import FileError, plain, read_bytes, write_file
 
 T = TypeVar("T")

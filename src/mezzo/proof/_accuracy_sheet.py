@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from mezzo._extras import MissingExtra
+from mezzo.errors import MissingExtra
 from mezzo.files import plain
 from mezzo.proof._accuracy_rows import Row
 

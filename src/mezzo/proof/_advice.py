@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from mezzo._html import duration
 from mezzo.proof._trial import Setup
+from mezzo.report import duration
 
 Kind = Literal[
     "hardware",

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mezzo._html import render_page
 from mezzo.files import write_text
 from mezzo.proof._advice import Advice, time_text
 from mezzo.proof._doctor import Report
 from mezzo.proof._measure import Measured
 from mezzo.proof._recording_parts import TOOLS, Part, percent, work_parts
+from mezzo.report import render_page
 
 
 @dataclass(frozen=True, slots=True)

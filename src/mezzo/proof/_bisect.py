@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from mezzo import amp
 from mezzo._arguments import check_at_least
-from mezzo.amp.debugging import operator_log
 from mezzo.dtypes import dtype_name, parse_half_dtype
 from mezzo.files import write_text
 from mezzo.proof._bisect_candidates import Stages, check_candidates, module_stages, operator_stages
 from mezzo.proof._bisect_runs import BY, Runs, RunSettings
 from mezzo.proof._search import Outcome, SearchResult, minimal_set
+from mezzo.record import operator_log
 
 MAX_EVALUATIONS = 60
 SHOWN = 10

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from torch import nn
 
 from mezzo.amp import OPERATOR_GROUPS, OPS, resolve_list, resolve_name
-from mezzo.amp.debugging import OperatorRow
 from mezzo.fp8 import FP8_LINEAR
+from mezzo.record import OperatorRow
 
 Stages = tuple[tuple[str, ...], ...]
 """Candidates in the order in which they are preferred; those of a later stage count only if all before do not help."""

@@ -18,13 +18,13 @@ from mezzo._arguments import check_at_least
 from mezzo._torch.layers import DropoutNd
 from mezzo._torch.pytree import tree_leaves, tree_map
 from mezzo.amp import first_and_last, is_excluded
-from mezzo.amp.debugging import OperatorStats
 from mezzo.dtypes import HALF_DTYPES, LEVELS, dtype_name, parse_half_dtype, parse_level
 from mezzo.errors import unknown_choice
 from mezzo.fp8 import Fp8Recipe, recipe_for
 from mezzo.precision import Precision
 from mezzo.proof._inputs import call_model
 from mezzo.proof._random import random_states_kept, seed_all
+from mezzo.record import OperatorStats
 
 SEED = 0
 BY = ("modules", "ops")

@@ -13,10 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from mezzo._arguments import check_at_least
-from mezzo._timer import Timing, drift_note, unsteady_note
 from mezzo._torch.pytree import tree_leaves
 from mezzo.amp import Fp8Recipe, GradScaler
-from mezzo.amp.debugging import operator_log
 from mezzo.dtypes import dtype_name, parse_half_dtype
 from mezzo.proof._advice import Advice, time_text
 from mezzo.proof._changes import NO_CHANGES, Changes
@@ -27,6 +25,7 @@ from mezzo.proof._number_rules import leaks, loss_scale
 from mezzo.proof._shape_rules import layout, shapes, with_padding
 from mezzo.proof._time_rules import LEAST_GAIN, amdahl, amp_itself, casts, hardware, launches, loader
 from mezzo.proof._trial import Setup, Task
+from mezzo.record import Timing, drift_note, operator_log, unsteady_note
 
 RULES: tuple[Callable[[Examination], Any], ...] = (
     hardware, amp_itself, amdahl, launches, layout, shapes, casts, leaks, loss_scale, fp8, loader,

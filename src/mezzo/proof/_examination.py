@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from mezzo.amp import GradScaler
-from mezzo.amp.debugging import Fp8Row
 from mezzo.proof._measure import (
     Measured,
     Observed,
@@ -21,6 +20,7 @@ from mezzo.proof._measure import (
     product_speedup,
 )
 from mezzo.proof._trial import Setup, Task
+from mezzo.record import Fp8Row
 
 Progress = Callable[[str, int, int], None]
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 from torch import nn
 
 from mezzo.amp import Fp8Recipe, first_and_last, is_excluded
-from mezzo.amp.debugging import Fp8Row
 from mezzo.fp8 import LEAST_CAPABILITY, MULTIPLE, recipe_for, why_no_fp8
 from mezzo.proof._advice import Advice
 from mezzo.proof._examination import Examination
 from mezzo.proof._products import Product, is_product
 from mezzo.proof._shape_rules import round_up
 from mezzo.proof._time_rules import LEAST_GAIN
+from mezzo.record import Fp8Row
 
 MOST_LAYERS = 8
 """Layers that are told one by one."""

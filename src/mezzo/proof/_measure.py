@@ -10,13 +10,22 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from mezzo._timer import Timing, release_memory, synchronize, time_on_device
-from mezzo.amp._kernel_times import FP8
-from mezzo.amp._recorder import listening
-from mezzo.amp.debugging import Fp8Row, KernelRow, OperatorStats, collect_fp8_numbers, collect_operator_stats
 from mezzo.fp8 import make_operand, multiply
 from mezzo.proof._products import Product, ProductSink, is_product
 from mezzo.proof._trial import Setup, Task, Trainer
+from mezzo.record import (
+    Fp8Row,
+    KernelRow,
+    OperatorStats,
+    Timing,
+    collect_fp8_numbers,
+    collect_operator_stats,
+    listening,
+    release_memory,
+    synchronize,
+    time_on_device,
+)
+from mezzo.record._kernel_times import FP8
 
 WARMUP_STEPS = 3
 HOST_CALLS = 5

@@ -4,11 +4,10 @@ import math
 from collections.abc import Iterator
 
 from mezzo.amp import is_operator_name
-from mezzo.amp._seen import EXCLUDED
-from mezzo.amp.debugging import Leak
 from mezzo.proof._advice import Advice
 from mezzo.proof._examination import Examination
 from mezzo.proof._time_rules import LEAST_GAIN
+from mezzo.record import EXCLUDED, Leak
 
 MOST_LEAKS = 12
 PASSES = 4

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mezzo._html import render_page
-from mezzo.amp.debugging import OperatorStats
 from mezzo.files import write_text
 from mezzo.proof._advice import time_text
 from mezzo.proof._recording_parts import (
@@ -16,6 +14,8 @@ from mezzo.proof._recording_parts import (
     percent,
     plural,
 )
+from mezzo.record import OperatorStats
+from mezzo.report import render_page
 
 
 def write_operator_page(stats: OperatorStats, path: Path | str, *, title: str = "") -> None:

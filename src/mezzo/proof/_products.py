@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mezzo.amp._seen import Op, Seen, tensors
 from mezzo.fp8 import FP8_LINEAR, FP8_LINEAR_BACKWARD
+from mezzo.record import Op, Seen, tensors
 
 MATRIX_PRODUCTS = frozenset(
     [

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mezzo.amp.debugging import KernelRow, ModuleRow, OperatorRow, OperatorStats
 from mezzo.dtypes import HALF_NAMES
 from mezzo.proof._advice import time_text
 from mezzo.proof._products import is_product
+from mezzo.record import KernelRow, ModuleRow, OperatorRow, OperatorStats
 
 MOST_ROWS = 40
 """Kernels, casts and leaks that a page lists; it says how many more there are."""

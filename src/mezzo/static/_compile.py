@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mezzo.amp import GradScaler, Policy
-from mezzo.amp.debugging import OperatorStats
 from mezzo.files import say
 from mezzo.optim import attach
 from mezzo.precision import Precision
+from mezzo.record import OperatorStats
 from mezzo.static._capture import CapturedStep, check_warmup, refuse_what_cannot_be_captured, unpacked
 from mezzo.static._graph import Capture, CapturedGraph
 from mezzo.static._region import CastRules

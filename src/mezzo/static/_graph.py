@@ -29,8 +29,8 @@ from mezzo._torch.autocast_state import is_any_autocast_enabled
 from mezzo._torch.dynamo import dynamo_errors
 from mezzo._torch.inductor import compile_graph, cpp_compiler, inductor_error, make_graph_pass
 from mezzo.amp import auto_cast, current_policy
-from mezzo.amp.debugging import OperatorStats
 from mezzo.errors import MezzoError, RunError, unknown_choice
+from mezzo.record import OperatorStats
 from mezzo.static import _region
 from mezzo.static._casts import drop_needless_casts
 from mezzo.static._convolutions import register_operators, use_own_gradients

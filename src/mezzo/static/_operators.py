@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from mezzo.amp.debugging import OperatorStats, Phase
+from mezzo.record import OperatorStats, Phase
 
 AT_CAPTURE = "decided at capture"
 

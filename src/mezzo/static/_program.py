@@ -16,10 +16,10 @@ from torch.fx import GraphModule
 from torch.optim import Optimizer
 
 from mezzo.amp import GradScaler, Policy, current_policy, float32_copy
-from mezzo.amp.debugging import OperatorStats
 from mezzo.dtypes import HALF_DTYPES
 from mezzo.errors import unknown_choice
 from mezzo.files import say
+from mezzo.record import OperatorStats
 from mezzo.static._calls import Calls
 from mezzo.static._compile import CompiledStep
 from mezzo.static._forward import Forward

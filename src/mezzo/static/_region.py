@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from mezzo.amp import Policy, auto_cast
-from mezzo.amp.debugging import operator_log
 from mezzo.dtypes import dtype_name
 from mezzo.errors import MezzoError
+from mezzo.record import operator_log
 
 
 class NoGuardError(MezzoError):

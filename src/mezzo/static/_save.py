@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from mezzo._exported import forget_places, load_program, quietly, write_program
 from mezzo.amp import float32_copy
 from mezzo.errors import DeployError, RunError
+from mezzo.export import forget_places, load_program, quietly, write_program
 from mezzo.static._input_names import name_of
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from mezzo._torch.module_calls import compiled_call, plain_call, set_compiled_call
-from mezzo.amp.debugging import OperatorStats
+from mezzo.record import OperatorStats
 from mezzo.static._graph import Capture, CapturedGraph
 from mezzo.static._region import CastRules
 from mezzo.static._variables import InputSpec, ProgramError

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mezzo.infer import EngineOptions, load_engine, read_deployed
+from mezzo.export import EngineOptions, load_engine, read_deployed
 from mezzo.tipc._record import Record
 from mezzo.tipc._shell import saved_to
 

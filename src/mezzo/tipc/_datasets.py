@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mezzo.data import IMAGE_SUFFIXES, DataError, listed_path, read_list_file
+from mezzo.vision.data import IMAGE_SUFFIXES, DataError, listed_path, read_list_file
 
 VAL_LIST = "cityscapes_val_5.list"
 VAL_IMAGES = 5
@@ -29,7 +29,7 @@ class DataSet:
     """What a recipe calls it; `CLASSIFICATION` for folders or lists of images by class."""
 
     generator: str
-    """One of `mezzo.data.LITE`: draws a small set of the same form."""
+    """One of `mezzo.vision.data.LITE`: draws a small set of the same form."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of the generator, where its own are too much for a run of seconds."""

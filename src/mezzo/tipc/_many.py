@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mezzo._extras import require
-from mezzo.errors import MezzoError
+from mezzo.errors import MezzoError, require
 from mezzo.tipc._certify import Request, certify, run_folder
 from mezzo.tipc._config import read_config
 from mezzo.tipc._machine import this_machine

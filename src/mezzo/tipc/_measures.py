@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from mezzo.infer import parse_reports
 from mezzo.tipc._record import Record
+from mezzo.vision.infer import parse_reports
 
 MAX_POINTS = 400
 """Points of a curve; of a longer one, every n-th is kept."""

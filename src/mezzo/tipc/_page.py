@@ -1,6 +1,6 @@
 """The page of one run or of many: a single HTML file that asks nothing of the network.
 
-What runs print and record is foreign text; `mezzo._html` makes it harmless.
+What runs print and record is foreign text; `mezzo.report._html` makes it harmless.
 """
 
 import os
@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mezzo._html import render_page
-from mezzo._svg import Series, line_chart
 from mezzo.files import write_text
+from mezzo.report import Series, line_chart, render_page
 from mezzo.tipc._load import Check, Run
 from mezzo.tipc._matrix import inference_support, stage_matrix, training_support, verdict
 from mezzo.tipc._shown import SYMBOLS, Shown, show_steps

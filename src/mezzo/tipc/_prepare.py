@@ -13,10 +13,6 @@ from typing import Any
 
 import yaml
 
-from mezzo.config import load_recipe
-from mezzo.data import IMAGE_SUFFIXES, TRAIN, DataError, has_split
-from mezzo.data import LITE_MARKER as GENERATED
-from mezzo.data import prepare as generate
 from mezzo.fetch import check_request, download
 from mezzo.files import (
     Bounds,
@@ -41,6 +37,10 @@ from mezzo.tipc._recognise import choose_profile
 from mezzo.tipc._shell import option_values
 from mezzo.tipc._wanted import WantedData, all_recipes, data_of, images_of
 from mezzo.tipc._weights import fetch_weights, published
+from mezzo.vision.data import IMAGE_SUFFIXES, TRAIN, DataError, has_split
+from mezzo.vision.data import LITE_MARKER as GENERATED
+from mezzo.vision.data import prepare as generate
+from mezzo.vision.recipes import load_recipe
 
 LITE_SIZE = (128, 64)
 """Width and height of its crops."""

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from mezzo.config import RecipeError, load_recipe
 from mezzo.errors import MezzoError
 from mezzo.files import FileError
 from mezzo.tipc._config import LITE_MODES, Config, parse_config
@@ -18,6 +17,7 @@ from mezzo.tipc._shell import option_values, words
 from mezzo.tipc._text import evaluated
 from mezzo.tipc._wanted import WantedData, data_of, images_of, recipes_of
 from mezzo.tipc._weights import not_cached
+from mezzo.vision.recipes import RecipeError, load_recipe
 
 _TENSORRT = re.compile(r"--use[-_]trt[= ]True\b")
 _GPU = re.compile(r"--(?:device[= ](?:gpu|cuda)\S*|use[-_]gpu[= ]True)(?!\S)")

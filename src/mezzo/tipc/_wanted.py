@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from posixpath import normpath, relpath
 
-from mezzo.config import Recipe, load_recipe
 from mezzo.fetch import is_url
 from mezzo.tipc._config import Config
 from mezzo.tipc._datasets import CLASSIFICATION, DataSet, dataset_of
@@ -17,6 +16,7 @@ from mezzo.tipc._plan import Plan, Step
 from mezzo.tipc._profiles import PROFILES
 from mezzo.tipc._shell import option_values, words
 from mezzo.tipc._text import evaluated
+from mezzo.vision.recipes import Recipe, load_recipe
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from mezzo.checkpoint import convert
 from mezzo.errors import MezzoError, RunError
 from mezzo.fetch import cached, fetch, place_of, terminal_progress
 from mezzo.files import explained
-from mezzo.models import convert
 from mezzo.tipc._config import LITE_MODES
 from mezzo.tipc._plan import Plan, Step
 from mezzo.tipc._profiles import PROFILES

@@ -1,0 +1,75 @@
+"""Which kernels take the step: Triton's where they work, torch's fused ones elsewhere.
+
+Why: whether Triton can build a kernel shows only when it builds one, and torch has no question for it.
+Releases: 2.11 to 2.15.
+Without it: a machine without a C compiler or with an old driver fails in its first step.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_TIERS = ("auto", "triton", "fused")
+_asked = "auto"
+
+
+@contextmanager
+def step_tier(name: str) -> Iterator[None]:
+    """Inside, steps are taken by one tier: `triton`, `fused` (torch's own kernels), or `auto`, which is the default.
+
+    For comparisons and for doubt. `triton` where Triton does not work is an error instead of the silent other tier.
+
+    Raises:
+        ValueError: There is no such tier.
+    """
+    global _asked
+    if name not in _TIERS:
+        raise ValueError(f"step_tier({name!r}): there are {', '.join(_TIERS)}")
+    before, _asked = _asked, name
+    try:
+        yield
+    finally:
+        _asked = before
+
+
+def uses_triton(device: torch.device) -> bool:
+    """Whether steps on a device are Triton's.
+
+    Raises:
+        RuntimeError: `step_tier("triton")` is asked for, and Triton does not work here.
+    """
+    if _asked == "fused":
+        return False
+    works = _works_on(device.type) is None
+    if _asked == "triton" and not works:
+        raise RuntimeError(f"step_tier('triton'): {_works_on(device.type)}; use 'auto' or 'fused'")
+    return works
+
+
+@functools.cache
+def _works_on(device_type: str) -> str | None:
+    """Return why Triton does not work on a device type; None if it does."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: kernels run in Python, on the host
+    if device_type != ("cpu" if interpreted else "cuda"):
+        return f"Triton has no kernels for {device_type} tensors"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if not interpreted and torch.cuda.get_device_capability() < (7, 0):
+        return "Triton needs a GPU of compute capability 7.0 or above"
+    try:
+        from mezzo._torch.triton_probe import try_kernel
+
+        try_kernel(device_type)
+    except Exception as error:  # noqa: BLE001  a broken Triton, no C compiler, an old driver: many kinds, all mean this
+        message = (str(error).strip().splitlines() or ["no message"])[0]
+        reason = f"Triton cannot build a kernel here ({type(error).__name__}: {message})"
+        warnings.warn(f"{reason}; steps use torch's fused kernels, which move twice the bytes", stacklevel=2)
+        return reason
+    return None

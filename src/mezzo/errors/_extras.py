@@ -1,0 +1,21 @@
+"""Optional dependencies: one line that names what is missing, before any work."""
+
+import importlib.util
+
+from mezzo.errors._kinds import MezzoError
+
+_PACKAGES = {"cv2": "opencv-python-headless", "PIL": "Pillow"}
+
+
+class MissingExtra(MezzoError):
+    """A command needs a package that is not installed."""
+
+
+def require(*modules: str, extra: str) -> None:
+    """Raise MissingExtra if a module is not installed.
+
+    >>> require("json", extra="vision")
+    """
+    missing = [_PACKAGES.get(module, module) for module in modules if importlib.util.find_spec(module) is None]
+    if missing:
+        raise MissingExtra(f"this command needs {', '.join(missing)}: pip install 'mezzo[{extra}]'")

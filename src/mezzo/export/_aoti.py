@@ -1,0 +1,77 @@
+"""AOTInductor as an engine: the program as a compiled library.
+
+The library is code, so it never lies beside the model, where it could come from anyone: it is built on this machine, into the
+user's own cache, under the hash of what it was built from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mezzo._torch.inductor import compile_package, load_package
+from mezzo.export._deployed import Deployed, sha256
+from mezzo.export._engine import EngineOptions, Images, Output
+from mezzo.export._errors import EngineError
+from mezzo.export._programs import load_program
+from mezzo.export._torch_engines import use_threads
+
+
+class AotiEngine:
+    """The program compiled ahead of time for the CPU; built on first use, which takes a minute.
+
+    Args:
+        model: The exported model.
+        options: Threads and precision.
+
+    Raises:
+        EngineError: There is no C++ compiler, a GPU was asked for, or the program cannot be compiled.
+    """
+
+    def __init__(self, model: Deployed, options: EngineOptions) -> None:
+        if options.on_gpu:
+            raise EngineError("torch-aoti works on the CPU here; for a GPU use --engine torch-graph")
+        if shutil.which(os.environ.get("CXX", "g++")) is None:
+            raise EngineError("torch-aoti needs a C++ compiler: install g++ or name one in CXX")
+        self._threads = options.threads or torch.get_num_threads()
+        path = model.file(options.precision, "program")
+        self._network: Callable[[Tensor], Any] = load_package(str(_built(path)))
+
+    def run(self, images: Images) -> Output:
+        """Return the output for images."""
+        use_threads(self._threads)
+        with torch.inference_mode():
+            output = self._network(torch.from_numpy(images))
+        result: Output = (output[0] if isinstance(output, list | tuple) else output).numpy()
+        return result
+
+
+def cache_folder() -> Path:
+    """Return where compiled programs lie."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "mezzo" / "aoti"
+
+
+def _built(program: Path) -> Path:
+    """Return the package of a program, compiled if that was not done before."""
+    key = f"{sha256(program)} {torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
+    package = cache_folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.pt2"
+    if not package.exists():
+        package.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        part = package.with_name(f"{package.stem}-{os.getpid()}.pt2")
+        try:
+            compile_package(load_program(program, keep_sizes=True), str(part))
+            os.replace(part, package)
+        except Exception as error:  # a compiler fails in many ways; all mean: not here
+            reason = " ".join(str(error).split())[:300]
+            raise EngineError(f"{program}: AOTInductor cannot compile it: {reason}") from error
+        finally:
+            part.unlink(missing_ok=True)
+    return package

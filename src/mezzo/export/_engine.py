@@ -1,0 +1,111 @@
+"""What an engine is: something that turns a batch of images into the network's output."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mezzo.devices import CPU_OR_GPU, find_device, parse_device
+from mezzo.errors import MezzoError, RunError
+from mezzo.export._errors import EngineError
+
+T = TypeVar("T")
+
+Images = NDArray[np.float32]
+Output = NDArray[Any]
+
+KEPT_SHAPES = 8
+"""How many input shapes an engine stays prepared for."""
+
+
+class Engine(Protocol):
+    """A network that is loaded and ready."""
+
+    def run(self, images: Images) -> Output:
+        """Return the output (labels, probabilities or logits) for images (n, 3, h, w)."""
+        ...
+
+
+class Guarded:
+    """An engine that takes any float32 array, and whose failures are one line.
+
+    Args:
+        engine: What does the work.
+        name: For messages.
+    """
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        self._engine, self._name = engine, name
+
+    def run(self, images: Images) -> Output:
+        """Return the output for images.
+
+        Raises:
+            RunError: The engine fails: out of memory, or the network takes no images of this size.
+        """
+        whole = np.require(images, np.float32, ["C", "W"])
+        try:
+            return self._engine.run(whole)
+        except MezzoError:
+            raise
+        except Exception as error:  # every engine has exceptions of its own
+            reason = " ".join(str(error).split())[:300]
+            raise RunError(f"{self._name} cannot run images of {images.shape}: {reason}") from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineOptions:
+    """How an engine is to work."""
+
+    device: str = "cpu"
+    """A name that `mezzo.devices.parse_device` reads; it becomes `cpu` or `cuda:N`."""
+    threads: int = 0
+    """Of the CPU; 0 leaves it to the engine."""
+    precision: str = "fp32"
+
+    def __post_init__(self) -> None:
+        kind, index = parse_device(self.device, CPU_OR_GPU)
+        if kind == "auto":
+            kind = find_device().type
+        object.__setattr__(self, "device", "cpu" if kind == "cpu" else f"cuda:{index or 0}")
+        if self.threads < 0:
+            raise EngineError(f"threads={self.threads}: must be 0 (the engine's choice) or more")
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it works on a GPU."""
+        return self.gpu_index is not None
+
+    @property
+    def gpu_index(self) -> int | None:
+        """The number of the GPU; None for the CPU."""
+        return parse_device(self.device).number
+
+
+class PerShape(Generic[T]):
+    """What was prepared for each of the last few input shapes."""
+
+    def __init__(self, prepare: Callable[..., T], most: int = KEPT_SHAPES) -> None:
+        self._prepare, self._most = prepare, most
+        self._kept: OrderedDict[Hashable, T] = OrderedDict()
+
+    def get(self, shape: tuple[int, ...]) -> T:
+        """Return what belongs to a shape; the shape that was not used for the longest time is forgotten."""
+        if shape not in self._kept:
+            while len(self._kept) >= self._most:
+                self._kept.popitem(last=False)
+            self._kept[shape] = self._prepare(shape)
+        self._kept.move_to_end(shape)
+        return self._kept[shape]
+
+
+def need(module: str, package: str) -> None:
+    """Raise an EngineError that says what to install, if a module is not there."""
+    if importlib.util.find_spec(module) is None:
+        raise EngineError(f"this engine needs {module}, which is not installed: pip install {package}")

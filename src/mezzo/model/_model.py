@@ -1,0 +1,517 @@
+"""The high-level API: a network with its optimizer, loss and metrics, trained, evaluated and saved by single calls."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mezzo._arguments import check_at_least
+from mezzo._torch.data_loaders import translate_worker_errors
+from mezzo.amp import GradScaler
+from mezzo.dtypes import HALF_DTYPES
+from mezzo.files import folder_lock, say
+from mezzo.model._amp_configs import make_precision_of
+from mezzo.model._data import as_list, as_tensors, begin_epoch, count_inputs, count_samples, length_of, make_loader
+from mezzo.model._files import export_forward, load_training, save_training
+from mezzo.model._prepared import Loss, Prepared
+from mezzo.model._runs import Epoch, run_evaluation
+from mezzo.model._summary import count_parameters, summarize
+from mezzo.model.callbacks import Callback, CallbackList, ModelCheckpoint, ProgBarLogger
+from mezzo.model.metric import Metric
+from mezzo.model.parallel import decide_first, enter_world, share_buffers, share_state, wrap
+from mezzo.precision import Precision
+from mezzo.record import operator_log
+from mezzo.static import InputSpec
+
+Callbacks = Callback | Sequence[Callback] | None
+_prepared_as: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+"""The precision that the weights of a network are in: another Model of it must know."""
+
+
+class Model:
+    """A network that trains, evaluates and predicts by one call each, in mixed precision if asked.
+
+    Started by `torchrun`, every process makes its own; data sets are shared out, gradients averaged, metrics added up.
+
+    Args:
+        network: Moved to the device, in place.
+        inputs: What forward takes, an `InputSpec` each: how many tensors of a batch are inputs, and what an exported file
+            takes. None: as many as forward has arguments without a default, with the shapes of the first batch.
+        device: `auto` (the GPU if there is one), `cpu`, `gpu` or `gpu:1`.
+
+    >>> model = Model(nn.Linear(4, 2), device="cpu")
+    >>> model.prepare(torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss(), amp_configs="O1")
+    >>> losses = [model.train_batch(torch.ones(3, 4), torch.tensor([0, 1, 1]))[0] for _ in range(2)]
+    >>> losses[1] < losses[0]
+    True
+    """
+
+    def __init__(
+        self, network: nn.Module, inputs: InputSpec | Sequence[InputSpec] | None = None, device: str = "auto"
+    ) -> None:
+        if not isinstance(network, nn.Module):
+            raise TypeError(f"network is a {type(network).__name__}: must be a torch.nn.Module")
+        self.world = enter_world(device, setting="device={!r}", leave_at_exit=True)
+        self.network = network.to(self.world.device)
+        self.stop_training = False
+        """Set by a callback: training ends after this epoch."""
+        self._inputs = None if inputs is None else [_check_spec(spec) for spec in as_list(inputs)]
+        num_inputs = count_inputs(network) if self._inputs is None else len(self._inputs)
+        is_double = any(param.dtype is torch.float64 for param in network.parameters())
+        self._prepared = Prepared(
+            self.world, self.network, self.network, num_inputs, Precision("O0"), is_double=is_double
+        )
+        self._is_in_epoch = False
+
+    # What it consists of
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of the network, for an optimizer."""
+        return list(self.network.parameters())
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """What `prepare` was given."""
+        return self._prepared.optimizer
+
+    @property
+    def has_updated(self) -> bool:
+        """Whether the last batch of training updated the weights; False where its gradients wait for the next."""
+        return self._prepared.has_updated
+
+    @property
+    def scaler(self) -> GradScaler | None:
+        """The loss scaler; None without float16."""
+        return self._prepared.precision.scaler
+
+    def summary(self, input_size: Sequence[int] | None = None, dtype: str | torch.dtype = "float32") -> dict[str, int]:
+        """Print the layers with output shapes and parameters; return the numbers of parameters.
+
+        Args:
+            input_size: Of one input, batch first; None: that of `inputs`, or of the batches seen so far, or no shapes.
+            dtype: Of that input.
+        """
+        inputs = self._prepared.sample
+        if input_size is not None:
+            spec = InputSpec(input_size, dtype)
+            inputs = [_zeros(spec, self.world.device)]
+        elif self._inputs is not None:
+            inputs = [_zeros(spec, self.world.device) for spec in self._inputs]
+        with operator_log.paused(), self._prepared.precision.autocast():
+            text = summarize(self.network, inputs)
+        if self.world.is_first:
+            say(text)
+        return count_parameters(self.network)
+
+    def prepare(
+        self,
+        optimizer: Optimizer | None = None,
+        loss: Loss | None = None,
+        metrics: Metric | Sequence[Metric] | None = None,
+        amp_configs: str | Mapping[str, Any] | None = None,
+        *,
+        max_norm: float | None = None,
+    ) -> None:
+        """Say what to train with; everything is checked here, before anything is changed.
+
+        Args:
+            optimizer: Of `model.parameters()`; None: the model only evaluates and predicts.
+            loss: Called with the network's outputs, then the labels; returns a number, or several, which are added up.
+            metrics: From `mezzo.model.metric`.
+            amp_configs: None: float32. 'O1', 'O2', 'O3', or a dict: `level`, `dtype` (float16, bfloat16),
+                `init_loss_scaling`, `incr_ratio`, `decr_ratio`, `incr_every_n_steps`, `decr_every_n_nan_or_inf`,
+                `use_dynamic_loss_scaling`, `custom_white_list`, `custom_black_list`, `fp8` (a dict).
+            max_norm: Clip the norm of the gradients to this.
+
+        Raises:
+            TypeError: Something is of another type.
+            ValueError: Of `amp_configs`, see there; or `max_norm` is negative.
+            RuntimeError: The network has half weights of another precision already, or the device has no FP8 products.
+        """
+        if optimizer is not None and not isinstance(optimizer, Optimizer):
+            raise TypeError(f"optimizer is a {type(optimizer).__name__}: must be a torch.optim.Optimizer")
+        if loss is not None and not callable(loss):
+            raise TypeError(f"loss is a {type(loss).__name__}: must be a torch.nn.Module or a function")
+        chosen = [] if metrics is None else as_list(metrics)
+        for metric in chosen:
+            if not isinstance(metric, Metric):
+                raise TypeError(f"metrics: a {type(metric).__name__} is no mezzo.model.metric.Metric")
+        if max_norm is not None and not max_norm >= 0:
+            raise ValueError(f"max_norm={max_norm!r}: must be 0 or more")
+        self._refuse_what_does_not_fit(optimizer, chosen)
+        precision = make_precision_of(amp_configs)
+        before = _prepared_as.get(self.network, "fp32")
+        if before not in ("fp32", precision.name):
+            raise RuntimeError(
+                f"the network has the weights of {before}, {precision.name} was asked: prepare a Model of another network, "
+                "such as amp.float32_copy(model.network)"
+            )
+        share_state(self.network, self.world)
+        precision.prepare(self.network, optimizer)
+        _prepared_as[self.network] = precision.name
+        if isinstance(loss, nn.Module):
+            loss.to(self.world.device)
+        wrapped = self.network if optimizer is None else wrap(self.network, self.world, is_shared=True)
+        self._prepared = replace(
+            self._prepared,
+            wrapped=wrapped,
+            precision=precision,
+            optimizer=optimizer,
+            loss=loss,
+            metrics=chosen,
+            max_norm=max_norm,
+            is_double=any(param.dtype is torch.float64 for param in self.network.parameters()),
+        )
+
+    def _refuse_what_does_not_fit(self, optimizer: Optimizer | None, metrics: Sequence[Metric]) -> None:
+        if optimizer is not None:
+            own = {id(param) for param in self.network.parameters()}
+            if not any(id(param) in own for group in optimizer.param_groups for param in group["params"]):
+                raise ValueError("the optimizer has no parameter of the network: make it of model.parameters()")
+        names = ["loss", *(name for metric in metrics for name in as_list(metric.name()))]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(
+                f"metrics: the name {twice[0]!r} is there twice; give one of them another, as Accuracy(name=...)"
+            )
+
+    # One batch
+
+    def train_batch(self, inputs: Any, labels: Any = None, update: bool = True) -> Any:
+        """Train on one batch; return `[loss]`, and the values of the metrics behind it if there are any: `[loss], values`.
+
+        Args:
+            inputs: A tensor or array, or a list of them.
+            labels: The same.
+            update: False: gradients are added to those of the next call, which updates.
+        """
+        prepared = self._prepared
+        prepared.need("optimizer", "train_batch")
+        prepared.need("loss", "train_batch")
+        prepared.reset_metrics()
+        result = prepared.train(self._as_batch(inputs, labels), update)
+        return _with_metrics(prepared, result.loss)
+
+    def eval_batch(self, inputs: Any, labels: Any = None) -> Any:
+        """Evaluate one batch; return as `train_batch` does."""
+        prepared = self._for_evaluation()
+        if not prepared.metrics:
+            prepared.need("loss", "eval_batch")
+        prepared.reset_metrics()
+        with prepared.evaluation():
+            loss = prepared.measure(self._as_batch(inputs, labels))
+        return _with_metrics(prepared, loss)
+
+    def predict_batch(self, inputs: Any) -> list[np.ndarray[Any, Any]]:
+        """Return the network's outputs for one batch, as arrays; half values become float32."""
+        with self._prepared.evaluation():
+            return [_as_array(output) for output in self._prepared.predict(self._as_tensors(inputs))]
+
+    # All of the data
+
+    def fit(
+        self,
+        train_data: Any,
+        eval_data: Any = None,
+        batch_size: int = 1,
+        epochs: int = 1,
+        eval_freq: int = 1,
+        log_freq: int = 10,
+        save_dir: str | Path | None = None,
+        save_freq: int = 1,
+        verbose: int = 2,
+        drop_last: bool = False,
+        shuffle: bool = True,
+        num_workers: int = 0,
+        callbacks: Callbacks = None,
+        accumulate_grad_batches: int = 1,
+        num_iters: int | None = None,
+    ) -> list[dict[str, float]]:
+        """Train; return loss and metrics of every epoch, those of its evaluation as `eval_loss` and so on.
+
+        Args:
+            train_data: A data set, a `DataLoader`, or an iterable of batches: inputs, then labels. A list is a data set.
+            eval_data: The same, for evaluations on the way.
+            batch_size: Samples in a batch of one process, of a data set.
+            epochs: How often the data is gone through.
+            eval_freq: Epochs between two evaluations.
+            log_freq: Batches between two looks at the numbers.
+            save_dir: Where checkpoints go: one every `save_freq` epochs, named after the epoch, and `final`.
+            save_freq: Epochs between two of them.
+            verbose: 0: silent; 1: a bar; 2: lines.
+            drop_last: Leave out a last, smaller batch.
+            shuffle: Another order in every epoch.
+            num_workers: Processes that read a data set.
+            callbacks: More of `mezzo.model.callbacks`.
+            accumulate_grad_batches: Batches whose gradients are added up for one update; their sum is not divided.
+            num_iters: End after so many batches in all.
+
+        Raises:
+            NonFiniteLoss: The loss became inf or nan, and there is no loss scale to mend it.
+            FolderInUse: Another training writes to `save_dir`.
+        """
+        prepared = self._prepared
+        optimizer: Optimizer = prepared.need("optimizer", "fit")
+        prepared.need("loss", "fit")
+        _check_counts(
+            epochs=epochs, eval_freq=eval_freq, accumulate_grad_batches=accumulate_grad_batches, num_iters=num_iters
+        )
+        world = self.world
+        loader = make_loader(
+            train_data,
+            world,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            share="even",
+        )
+        eval_loader = eval_data
+        if eval_data is not None:
+            eval_loader = make_loader(eval_data, world, batch_size=batch_size, num_workers=num_workers)
+        told = self._tell(
+            callbacks,
+            [ProgBarLogger(log_freq, verbose), ModelCheckpoint(save_freq)],
+            epochs=epochs,
+            steps=length_of(loader, num_iters),
+            evaluates=eval_data is not None,
+            batch_size=batch_size,
+            verbose=verbose,
+            save_dir=None if save_dir is None else Path(save_dir),
+        )
+        history: list[dict[str, float]] = []
+        self.stop_training, left = False, num_iters
+        optimizer.zero_grad(set_to_none=True)
+        with told.closing(), translate_worker_errors(), self._folders(save_dir, callbacks):
+            told.begin("train")
+            for number in range(epochs):
+                begin_epoch(loader, number)
+                self._is_in_epoch = True
+                try:
+                    logs = Epoch(prepared, told, accumulate_grad_batches, left).run(loader, number)
+                finally:
+                    self._is_in_epoch = False
+                left = None if left is None else left - int(logs["step"])
+                is_last = number == epochs - 1 or self.stop_training or left == 0
+                if eval_loader is not None and ((number + 1) % eval_freq == 0 or is_last):
+                    found = run_evaluation(prepared, eval_loader, told)
+                    logs |= {f"eval_{name}": value for name, value in found.items() if name != "samples"}
+                history.append(logs)
+                if self.stop_training or left == 0:
+                    break
+            share_buffers(self.network, self.world)  # each process has seen its own batches
+            told.end("train", history[-1])
+        return history
+
+    def evaluate(
+        self,
+        eval_data: Any,
+        batch_size: int = 1,
+        log_freq: int = 10,
+        verbose: int = 2,
+        num_workers: int = 0,
+        callbacks: Callbacks = None,
+        num_iters: int | None = None,
+    ) -> dict[str, float]:
+        """Return loss and metrics over all of the data; in several processes each does its share.
+
+        Args:
+            eval_data: A data set, a `DataLoader`, or an iterable of batches.
+            batch_size: Samples in a batch, of a data set.
+            log_freq: As in `fit`.
+            verbose: As in `fit`.
+            num_workers: Processes that read a data set.
+            callbacks: Of `mezzo.model.callbacks`.
+            num_iters: End after so many batches.
+        """
+        if self._prepared.loss is None and not self._prepared.metrics:
+            raise RuntimeError("evaluate() needs a loss or metrics: call prepare(...) first")
+        _check_counts(num_iters=num_iters)
+        loader = make_loader(eval_data, self.world, batch_size=batch_size, num_workers=num_workers)
+        told = self._tell(callbacks, [ProgBarLogger(log_freq, verbose)], batch_size=batch_size, verbose=verbose)
+        with told.closing():
+            return run_evaluation(self._for_evaluation(), loader, told, num_iters)
+
+    def predict(
+        self,
+        test_data: Any,
+        batch_size: int = 1,
+        num_workers: int = 0,
+        stack_outputs: bool = False,
+        verbose: int = 1,
+        callbacks: Callbacks = None,
+    ) -> list[Any]:
+        """Return the outputs for all of the data: for each output of the network a list of arrays, one a batch.
+
+        Every process predicts everything.
+
+        Args:
+            test_data: A data set, a `DataLoader`, or an iterable of batches; labels in it are left out.
+            batch_size: Samples in a batch, of a data set.
+            num_workers: Processes that read a data set.
+            stack_outputs: For each output one array of all samples.
+            verbose: As in `fit`.
+            callbacks: Of `mezzo.model.callbacks`.
+        """
+        loader = make_loader(test_data, self.world, batch_size=batch_size, num_workers=num_workers, share="none")
+        told = self._tell(callbacks, [ProgBarLogger(1, verbose)], batch_size=batch_size, verbose=verbose)
+        rows, samples = [], 0
+        with told.closing():
+            told.begin("predict", {"steps": length_of(loader)})
+            for step, batch in enumerate(loader):
+                told.begin_batch("predict", step)
+                inputs, _ = self._prepared.split(batch)
+                rows.append(self.predict_batch(inputs))
+                samples += count_samples(inputs)
+                told.end_batch("predict", step, {})
+            told.end("predict", {"samples": samples})
+        outputs = [list(column) for column in zip(*rows, strict=True)]
+        return [np.concatenate(column) for column in outputs] if stack_outputs else outputs
+
+    # Files
+
+    def save(self, path: str | Path, training: bool = True) -> Path:
+        """Write the model; return what was written. The first process writes.
+
+        Args:
+            path: `training`: a folder, which gets weights (float32), optimizer and loss scale. Else a file; `.pt2` is added.
+            training: False: the forward alone, exported in float32 for evaluation, checked against the network.
+
+        Raises:
+            RunError: The network cannot be exported, or the system refuses to write.
+            ValueError: Nobody knows the shapes of the inputs.
+        """
+        target = Path(path)
+        if training:
+            if self.world.is_first:
+                save_training(target, self.network, self.optimizer, self._prepared.precision)
+            self.world.barrier()
+            return target
+        inputs, sample = self._known_inputs()
+        target = target if target.suffix == ".pt2" else target.with_name(f"{target.name}.pt2")
+        if self.world.is_first:
+            export_forward(target, self.network, inputs, sample)
+        self.world.barrier()
+        return target
+
+    def _known_inputs(self) -> tuple[list[InputSpec], list[Tensor]]:
+        """Return what forward takes, and samples of it: of the first batch, or zeros."""
+        seen = self._prepared.sample
+        sample = None if seen is None else [tensor.cpu() for tensor in seen]
+        if self._inputs is not None:
+            if sample is None or not all(map(_fits, self._inputs, sample)):
+                sample = [_zeros(spec, torch.device("cpu")) for spec in self._inputs]
+            return self._inputs, sample
+        if sample is None:
+            raise ValueError(
+                "save(training=False): the shapes of the inputs are not known; say Model(network, "
+                "inputs=[InputSpec(...)]), or train or predict a batch first"
+            )
+        wide = [tensor.float() if tensor.dtype in HALF_DTYPES else tensor for tensor in sample]
+        return [InputSpec([None, *tensor.shape[1:]] if tensor.dim() else [], tensor.dtype) for tensor in wide], wide
+
+    def load(self, path: str | Path, skip_mismatch: bool = False, reset_optimizer: bool = False) -> None:
+        """Load what `save` wrote, or a file of weights (`.safetensors`, `.pdparams`, `.pt`).
+
+        Args:
+            path: A folder, or a file.
+            skip_mismatch: Take the weights that fit, and warn of the others.
+            reset_optimizer: Leave optimizer and loss scale as they are.
+
+        Raises:
+            CheckpointError: There is nothing to load, or it does not fit.
+        """
+        load_training(
+            Path(path),
+            self.network,
+            self.optimizer,
+            self._prepared.precision,
+            skip_mismatch=skip_mismatch,
+            reset_optimizer=reset_optimizer,
+        )
+
+    # Inside
+
+    def _tell(self, callbacks: Callbacks, usual: list[Callback], **params: Any) -> CallbackList:
+        numbers = ["loss", *self._prepared.metric_names()]
+        known = {"epochs": 1, "steps": None, "save_dir": None, "evaluates": True, "metrics": numbers}
+        given = [] if callbacks is None else as_list(callbacks)
+        missing = [one for one in usual if not any(isinstance(other, type(one)) for other in given)]
+        # A bar first; a checkpoint last: it must hold what the others did after the epoch.
+        first = [one for one in missing if isinstance(one, ProgBarLogger)]
+        return CallbackList([*first, *given, *(one for one in missing if one not in first)], self, {**known, **params})
+
+    @contextmanager
+    def _folders(self, save_dir: str | Path | None, callbacks: Callbacks) -> Iterator[None]:
+        """Hold the locks of the folders that a training writes to; the first process takes them."""
+        given = [] if callbacks is None else as_list(callbacks)
+        own = [callback.save_dir for callback in given if isinstance(callback, ModelCheckpoint)]
+        folders = {Path(path).resolve() for path in (save_dir, *own) if path is not None}
+
+        def take(locks: ExitStack) -> list[str]:
+            found = [locks.enter_context(_lock(folder)) for folder in sorted(folders)]
+            return [line for line in found if line is not None]
+
+        with ExitStack() as locks:
+            for line in decide_first(self.world, lambda: take(locks)) if folders else ():
+                if self.world.is_first:
+                    warnings.warn(line, UserWarning, stacklevel=4)
+            yield
+
+    def _for_evaluation(self) -> Prepared:
+        """Return what evaluates: in the middle of an epoch with metrics of its own, since those of training go on counting."""
+        if not self._is_in_epoch:
+            return self._prepared
+        return replace(self._prepared, metrics=copy.deepcopy(self._prepared.metrics))
+
+    def _as_batch(self, inputs: Any, labels: Any) -> tuple[list[Tensor], list[Tensor]]:
+        return self._as_tensors(inputs), self._as_tensors(labels)
+
+    def _as_tensors(self, values: Any) -> list[Tensor]:
+        return as_tensors(values, self.world.device, double=self._prepared.is_double)
+
+
+def _lock(folder: Path) -> AbstractContextManager[str | None]:
+    return folder_lock(folder, purpose="a training", advice="wait for it, or choose another save_dir")
+
+
+def _with_metrics(prepared: Prepared, loss: Tensor | None) -> Any:
+    values = [metric.accumulate() for metric in prepared.metrics]
+    losses = [] if loss is None else [loss.item()]
+    return (losses, values) if values else losses
+
+
+def _as_array(output: Tensor) -> np.ndarray[Any, Any]:
+    wide = output.float() if output.dtype in HALF_DTYPES else output
+    array: np.ndarray[Any, Any] = wide.cpu().numpy()
+    return array
+
+
+def _zeros(spec: InputSpec, device: torch.device) -> Tensor:
+    return torch.zeros([2 if size < 0 else size for size in spec.shape], dtype=spec.dtype, device=device)
+
+
+def _fits(spec: InputSpec, tensor: Tensor) -> bool:
+    return spec.fits(tensor.shape) and spec.dtype is tensor.dtype
+
+
+def _check_spec(spec: Any) -> InputSpec:
+    if not isinstance(spec, InputSpec):
+        raise TypeError(f"inputs: a {type(spec).__name__} is no mezzo.static.InputSpec")
+    return spec
+
+
+def _check_counts(**counts: int | None) -> None:
+    for name, value in counts.items():
+        check_at_least(name, value)

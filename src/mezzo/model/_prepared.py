@@ -1,0 +1,163 @@
+"""What `prepare` put together: a network with all that one batch needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mezzo.model._data import as_list, split_batch
+from mezzo.model._summary import in_evaluation
+from mezzo.model.metric import Metric
+from mezzo.model.parallel import World
+from mezzo.model.steps import StepResult
+from mezzo.model.watchdog import FORWARD_DONE, enter
+from mezzo.precision import Precision
+from mezzo.record import operator_log
+
+Loss = Callable[..., Any]
+Batch = tuple[list[Tensor], list[Tensor]]
+"""Inputs and labels, on the device."""
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A network that can take a batch."""
+
+    world: World
+    network: nn.Module
+    """The bare network: what is saved and evaluated."""
+    wrapped: nn.Module
+    """The same as all processes train it."""
+    num_inputs: int
+    """How many tensors of a batch are inputs."""
+    precision: Precision
+    optimizer: Optimizer | None = None
+    loss: Loss | None = None
+    metrics: Sequence[Metric] = ()
+    max_norm: float | None = None
+    is_double: bool = False
+    """Whether the network computes in float64."""
+    sample: list[Tensor] | None = None
+    """Inputs of two samples of the first batch: what an exported file is tried on."""
+    has_updated: bool = True
+    """Whether the last batch of training updated the weights."""
+
+    def split(self, batch: Any) -> Batch:
+        """Return inputs and labels of a batch, on the device."""
+        return split_batch(batch, self.num_inputs, self.world.device, double=self.is_double)
+
+    def need(self, name: str, call: str) -> Any:
+        """Return the optimizer or the loss, which a call cannot do without.
+
+        Raises:
+            RuntimeError: `prepare` was not given one.
+        """
+        value = getattr(self, name)
+        if value is None:
+            raise RuntimeError(
+                f"{call}() needs {'an' if name[0] in 'aeiou' else 'a'} {name}: call prepare({name}=...) first"
+            )
+        return value
+
+    def train(self, batch: Batch, update: bool = True) -> StepResult:
+        """Train on a batch, and count it into the metrics."""
+        inputs, labels = batch
+        self._remember(inputs)
+        if not self.network.training:  # else parts that are kept in evaluation, as frozen batch norms, stay there
+            self.wrapped.train()
+
+        def forward() -> tuple[Any, Tensor]:
+            outputs = self.wrapped(*inputs)
+            loss = self._loss_of(outputs, labels)
+            enter(FORWARD_DONE)
+            return outputs, loss
+
+        optimizer = self.need("optimizer", "train_batch")
+        with operator_log.training_step() if operator_log.is_pending else nullcontext():
+            outputs, loss = self.precision.train_step(forward, optimizer, max_norm=self.max_norm, update=update)
+        self.has_updated = update
+        self._update_metrics(outputs, labels)
+        return StepResult(loss, {})
+
+    def measure(self, batch: Batch) -> Tensor | None:
+        """Return the loss of a batch, None without a loss function, and count it into the metrics; inside `evaluation`."""
+        inputs, labels = batch
+        self._remember(inputs)
+        with self.precision.autocast():
+            outputs = self.network(*inputs)
+            loss = None if self.loss is None else self._loss_of(outputs, labels)
+        self._update_metrics(outputs, labels)
+        return loss
+
+    def predict(self, inputs: list[Tensor]) -> list[Tensor]:
+        """Return the outputs; inside `evaluation`."""
+        self._remember(inputs)
+        with self.precision.autocast():
+            outputs = as_list(self.network(*inputs))
+        for output in outputs:
+            if not isinstance(output, Tensor):
+                raise TypeError(
+                    f"the network returned a {type(output).__name__}: predict takes tensors, or a list or tuple of them"
+                )
+        return outputs
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Inside, the network evaluates, without gradients; afterwards its parts are in the modes they were in."""
+        with in_evaluation(self.network), torch.no_grad(), operator_log.paused():
+            yield
+
+    def _remember(self, inputs: list[Tensor]) -> None:
+        if self.sample is None:
+            self.sample = [tensor[:2].clone() if tensor.dim() else tensor.clone() for tensor in inputs]
+
+    def _loss_of(self, outputs: Any, labels: list[Tensor]) -> Tensor:
+        assert self.loss is not None
+        try:
+            losses = as_list(self.loss(*as_list(outputs), *labels))
+        except TypeError as error:
+            if labels:
+                raise
+            raise ValueError(f"the batch has no labels, and the loss fails without: {error}") from error
+        if not losses:
+            raise TypeError("the loss function returned an empty list: it must return a tensor, or several")
+        for loss in losses:
+            if not isinstance(loss, Tensor):
+                raise TypeError(f"the loss is a {type(loss).__name__}: it must be a tensor, or several")
+            if loss.numel() != 1:
+                raise ValueError(f"the loss has shape {list(loss.shape)}: it must be one number; use reduction='mean'")
+        first, *others = (loss.reshape(()) for loss in losses)
+        total: Tensor = torch.stack([first.float(), *(loss.float() for loss in others)]).sum() if others else first
+        return total
+
+    # Metrics
+
+    def metric_names(self) -> list[str]:
+        """Return the name of every number that the metrics give."""
+        return [name for metric in self.metrics for name in as_list(metric.name())]
+
+    def reset_metrics(self) -> None:
+        """Forget what was counted."""
+        for metric in self.metrics:
+            metric.reset()
+
+    def metric_values(self, *, of_all: bool = False) -> dict[str, float]:
+        """Return the numbers of this process, or those of all processes together."""
+        values: dict[str, float] = {}
+        for metric in self.metrics:
+            if of_all:
+                metric.reduce()
+            values |= dict(zip(as_list(metric.name()), as_list(metric.accumulate()), strict=True))
+        return values
+
+    @torch.no_grad()
+    def _update_metrics(self, outputs: Any, labels: list[Tensor]) -> None:
+        detached = [output.detach() if isinstance(output, Tensor) else output for output in as_list(outputs)]
+        for metric in self.metrics:
+            metric.update(*as_list(metric.compute(*detached, *labels)))

@@ -1,0 +1,67 @@
+"""The loop around training steps, for the training command and for `mezzo.Model`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from mezzo.errors import RunError
+from mezzo.model.meter import Meter
+
+B = TypeVar("B")
+
+
+class NonFiniteLoss(RunError):
+    """The loss of a step was inf or nan, and no loss scale is there that would mend it."""
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a step leaves, on the device; read when it is logged."""
+
+    loss: Tensor
+    watched: Mapping[str, Tensor]
+
+
+def run_steps(
+    steps: Iterable[int],
+    batches: Iterator[B],
+    train: Callable[[int, B], StepResult],
+    samples_of: Callable[[B], int],
+    meter: Meter,
+    *,
+    before: Callable[[int], None],
+    after: Callable[[int], bool],
+) -> int:
+    """Train on one batch a step until steps or batches end; return how many steps were taken.
+
+    Args:
+        steps: Their numbers.
+        batches: Where the batches come from.
+        train: Takes a step on a batch.
+        samples_of: How many samples a batch has.
+        meter: Gets losses and times.
+        before: Called with the number of a step that begins.
+        after: Called with the number of a step that is done; True ends the loop.
+    """
+    done = 0
+    for step in steps:
+        start = time.perf_counter()
+        batch: Any = next(batches, _END)
+        reading_s = time.perf_counter() - start
+        if batch is _END:
+            break
+        before(step)
+        result = train(step, batch)
+        meter.add(step, result.loss, result.watched, samples_of(batch), reading_s)
+        done += 1
+        if after(step):
+            break
+    return done
+
+
+_END = object()

@@ -1,0 +1,153 @@
+"""float32 leaks: results in float32, made from half ones, that other operators went on with until a half one took them.
+
+A tensor is followed from the kernel that made it float32, through whatever computes on it in float32, to the cast that
+turns it half again. On the way each operator moves twice the bytes, and the cast is one more pass.
+"""
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from mezzo.dtypes import HALF_DTYPES
+from mezzo.record._seen import EXCLUDED, Op, Seen, tensors
+
+_FULL = frozenset({torch.float32, torch.complex64})
+_HALF_BYTES = 2  # what an element takes more in float32
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """What leaked at one place; several calls from there are one leak."""
+
+    op: str
+    """The torch-level call whose result was float32 first: `interpolate`, `add`, `to`."""
+    module: str
+    line: str
+    reason: str
+    """What the policy says about it, or which input promoted it."""
+    followers: tuple[str, ...]
+    """Operators that computed in float32 because of it, in order, each once."""
+    fed: tuple[str, ...]
+    """Half operators that took the result, as `module: operator`."""
+    calls: int
+    extra_bytes: int
+    """What float32 wrote more than half would have, in the forward."""
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where float32 begins, and what became of it."""
+
+    op: str
+    module: str
+    line: str
+    reason: str
+    followers: dict[str, None] = field(default_factory=dict)
+    fed: dict[str, None] = field(default_factory=dict)
+    calls: int = 0
+    extra_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Flow:
+    """One result in float32, from the call that made it."""
+
+    place: _Place
+    call: int
+    own_bytes: int = 0
+    """Written by that call itself; they count once another call goes on with the result."""
+
+    def leave(self) -> None:
+        self.place.calls += self.own_bytes > 0
+        self.place.extra_bytes += self.own_bytes
+        self.own_bytes = 0
+
+
+class LeakTracker:
+    """Listens to a recording and follows float32 results of half inputs; forward only, gradients follow the forward."""
+
+    wants_lines = True
+    wants_times = False
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[str, str, str], _Place] = {}
+        self._flows: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._lock = threading.Lock()
+
+    def wants(self, op: Op) -> bool:
+        """Whether an operator is followed: views too."""
+        return op.has_tensors
+
+    def see(self, seen: Seen) -> None:
+        """Follow the tensors of a kernel."""
+        if seen.phase != "forward":
+            return
+        with self._lock:
+            inputs, outputs = _followed((*seen.args, *seen.kwargs.values())), _followed((seen.out,))
+            flows = list({id(flow): flow for tensor in inputs for flow in self._flows.get(tensor, ())}.values())
+            full = [tensor for tensor in outputs if tensor.dtype in _FULL]
+            older = [flow for flow in flows if flow.call != seen.call]
+            for flow in older:
+                self._go_on(flow, seen, is_half=bool(outputs) and not full)
+            flows = older or flows  # what the call itself casts, to meet a float32 tensor, begins nothing
+            if not flows and full and any(tensor.dtype in HALF_DTYPES for tensor in inputs):
+                flows = [_Flow(self._place(seen, inputs), seen.call)]
+            for tensor in full if flows else ():
+                self._mark(tensor, flows, seen)
+
+    def _mark(self, tensor: Tensor, flows: list[_Flow], seen: Seen) -> None:
+        """Let a tensor, and what it is a view of where it was written into, belong to flows; the first counts its bytes."""
+        self._flows[tensor] = flows
+        if seen.op.is_in_place and tensor._base is not None:
+            self._flows[tensor._base] = flows
+        if seen.op.computes and seen.call == flows[0].call:
+            flows[0].own_bytes += _HALF_BYTES * tensor.numel()
+        elif seen.op.computes:
+            flows[0].place.extra_bytes += _HALF_BYTES * tensor.numel()
+
+    def _go_on(self, flow: _Flow, seen: Seen, *, is_half: bool) -> None:
+        if is_half:  # somebody wanted it so
+            flow.place.fed[f"{seen.module}: {_name(seen)}" if seen.module else _name(seen)] = None
+            flow.leave()
+        elif seen.op.computes:
+            flow.place.followers[_name(seen)] = None
+            flow.leave()
+
+    def _place(self, seen: Seen, inputs: list[Tensor]) -> _Place:
+        key = (_name(seen), seen.module, seen.line)
+        if key not in self._places:
+            self._places[key] = _Place(*key, _why(seen, inputs))
+        return self._places[key]
+
+    def leaks(self) -> list[Leak]:
+        """Return what fed a half operator, the most bytes first."""
+        with self._lock:
+            found = [
+                Leak(o.op, o.module, o.line, o.reason, tuple(o.followers), tuple(o.fed), o.calls, o.extra_bytes)
+                for o in self._places.values()
+                if o.fed
+            ]
+        return sorted(found, key=lambda leak: (-leak.extra_bytes, leak.module, leak.op))
+
+
+def _followed(values: Iterable[Any]) -> list[Tensor]:
+    return [tensor for tensor in tensors(values) if tensor.is_floating_point() or tensor.is_complex()]
+
+
+def _name(seen: Seen) -> str:
+    return seen.api_op or seen.op.name
+
+
+def _why(seen: Seen, inputs: list[Tensor]) -> str:
+    if seen.reason == EXCLUDED:
+        return EXCLUDED
+    if seen.cast is None and any(t.dtype is torch.float32 for t in inputs):
+        return "promoted: another input is float32"
+    if seen.api_op in ("to", "float", "type", "type_as"):
+        return "cast by the model's own code"
+    return seen.reason

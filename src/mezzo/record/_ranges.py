@@ -1,0 +1,336 @@
+"""How near to float16's limits each layer is: the largest value of every operator, and what would underflow.
+
+Magnitudes are counted by power of two on the device; the host reads all counts at once, when they are asked for.
+"""
+
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from mezzo._torch.modes import no_dispatch_modes
+from mezzo._torch.storages import storage_id
+from mezzo.dtypes import dtype_name
+from mezzo.record._findings import own_infinities, readable, results
+from mezzo.record._recorder import listening
+from mezzo.record._seen import Op, Phase, Seen
+from mezzo.record._tensor_numbers import FLOAT16_MAX, FLOAT16_NORMAL_FROM, undisturbed
+
+# The bits of a float32 magnitude, read as an integer, are in the order of the magnitudes, and the exponent stands above
+# 23 bits. Bin 0 holds what is not finite, bin 1 zeros, bin b > 1 magnitudes over 2^(b - 129) up to 2^(b - 128).
+_MANTISSA_BITS, _INF_BITS, _BAD = 23, 0x7F800000, -(2**23)
+_EXPONENT_OF_BIN_0, _NUM_BINS = -128, 257
+_LAST_TO_ZERO = -25  # float16 rounds magnitudes up to 2^-25 to zero
+
+TO_FLOAT16 = " -> float16"
+"""What the name of an operator ends with for values that were cast to float16 in it, as they were before."""
+
+Order = Literal["margin", "underflow"]
+
+
+@dataclass(frozen=True, slots=True)
+class RangeRow:
+    """The results of one operator in one module, over all its calls."""
+
+    module: str
+    phase: Phase
+    op: str
+    """Torch-level call; in the backward the one whose gradient it is. `linear -> float16`: values that were cast to float16
+    there (inputs, weights; on a CPU without half units results too), as they were before the cast."""
+    is_gradient: bool
+    """False in the forward, and for what a backward computes from the forward alone: `2 * x` for the gradient of `x ** 2`,
+    or a forward that is repeated. The loss scale does not change it."""
+    dtype: str
+    """That the values were in."""
+    calls: int
+    values: int
+    largest: float
+    """Of the finite magnitudes; 0 if there is none."""
+    margin: float | None
+    """How many times `largest` can be doubled before it is more than 65504, in powers of two; negative: it is already.
+    None if all values are zero or not finite."""
+    non_finite: int
+    """NaN and inf."""
+    zero_share: float
+    """Of all values."""
+    subnormal_share: float
+    """Of the non-zero values: what is, or would be, subnormal in float16."""
+    to_zero_share: float
+    """Of the non-zero values: what float16 rounds to zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleSuggestion:
+    """A loss scale for the gradients that were recorded."""
+
+    loss_scale: float
+    """Largest power of two with which the largest gradient, times the headroom, is at most 65504."""
+    largest: float
+    """Largest gradient, with the loss scale that it was recorded with."""
+    to_zero_now: float
+    """Share of the non-zero gradients that float16 rounds to zero as they were recorded."""
+    to_zero_then: float
+    """The same share with the suggested scale."""
+
+
+_Key = tuple[str, Phase, str, bool, str]
+
+
+class _ForwardBorn:
+    """Memory of tensors that the forward used or made, and of what a backward computes from those alone."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, StorageWeakRef] = {}  # the reference keeps the key from being used again
+        self._limit = 2**14
+
+    def add(self, tensors: Iterable[Tensor]) -> None:
+        for storage in (tensor.untyped_storage() for tensor in tensors if readable(tensor)):
+            self._storages.setdefault(storage_id(storage), StorageWeakRef(storage))
+        if len(self._storages) > self._limit:
+            self._storages = {key: ref for key, ref in self._storages.items() if not ref.expired()}
+            self._limit = max(self._limit, 2 * len(self._storages))
+
+    def holds(self, tensor: Tensor) -> bool:
+        return readable(tensor) and storage_id(tensor.untyped_storage()) in self._storages
+
+    def is_gradient(self, seen: Seen) -> bool:
+        """Whether a kernel computes a gradient; notes what the forward, or a backward from the forward alone, has."""
+        inputs = list(seen.inputs())
+        starts = seen.op.name == "ones_like"  # the gradient of the loss by itself
+        if seen.phase == "backward" and (starts or not inputs or not all(map(self.holds, inputs))):
+            return True
+        self.add((*inputs, *seen.outputs()))
+        return False
+
+
+@dataclass(slots=True)
+class _Counts:
+    """What is counted of one row, on a device or read from there."""
+
+    bins: Any
+    """How many values by power of two; the last entry: how many are less than float16's smallest normal number."""
+    largest: Any
+    """The bits of the largest magnitude."""
+    calls: int = 0
+
+
+class Ranges:
+    """What `collect_ranges` has seen; it can be read while the recording runs, and afterwards."""
+
+    wants_lines = False
+    wants_times = False
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[_Key, torch.device], _Counts] = {}
+        self._forward_born = _ForwardBorn()
+        self._read: dict[_Key, _Counts] | None = None
+        self._lock = threading.Lock()
+
+    def wants(self, op: Op) -> bool:
+        """Whether an operator is followed: views too, as the gradient of a view computes and is named by the view."""
+        return op.has_tensors
+
+    def see(self, seen: Seen) -> None:
+        """Count the results of a kernel; infinities that a user writes are meant."""
+        if seen.phase == "optimizer" or not seen.op.computes:
+            return
+        with undisturbed(), self._lock:
+            is_gradient = self._forward_born.is_gradient(seen)
+            if own_infinities(seen):
+                return
+            self._read = None
+            for op, dtype, tensor in _counted(seen):
+                self._add((seen.module, seen.phase, op, is_gradient, dtype_name(dtype)), *_count(tensor))
+
+    def _add(self, key: _Key, bins: Tensor, largest: Tensor) -> None:
+        counts = self._counts.get((key, bins.device))
+        if counts is None:
+            counts = self._counts[key, bins.device] = _Counts(bins, largest)
+        else:
+            counts.bins.add_(bins)
+            torch.maximum(counts.largest, largest, out=counts.largest)
+        counts.calls += 1
+
+    def _totals(self) -> dict[_Key, _Counts]:
+        """Read what was counted: one transfer a device."""
+        with self._lock, no_dispatch_modes(), undisturbed():  # reading is not recorded
+            if self._read is None:
+                self._read = {}
+                for device in {device for _, device in self._counts}:
+                    self._read_device(device, self._read)
+            return self._read
+
+    def _read_device(self, device: torch.device, totals: dict[_Key, _Counts]) -> None:
+        found = [(key, counts) for (key, where), counts in self._counts.items() if where == device]
+        rows = torch.stack([torch.cat((counts.bins, counts.largest.reshape(1))) for _, counts in found]).tolist()
+        for (key, counts), row in zip(found, rows, strict=True):
+            total = totals.setdefault(key, _Counts([0] * (_NUM_BINS + 1), 0))
+            total.bins = [a + b for a, b in zip(total.bins, row[:-1], strict=True)]
+            total.largest = max(total.largest, row[-1])
+            total.calls += counts.calls
+
+    @property
+    def rows(self) -> list[RangeRow]:
+        """One row a module, phase, operator and dtype: first what is not finite, then by the smallest margin."""
+        rows = [_row(key, counts) for key, counts in self._totals().items()]
+        return sorted(rows, key=_by_margin)
+
+    def table(self, limit: int | None = 20, *, by: Order = "margin", phase: Phase | None = None) -> str:
+        """Return a table with a line a row.
+
+        Args:
+            limit: How many rows at most; None: all.
+            by: `margin`: what is nearest to 65504 comes first; `underflow`: where most becomes zero or subnormal.
+            phase: Only the forward, or only the backward.
+        """
+        if by not in _ORDERS:
+            raise ValueError(f"by={by!r}: must be 'margin' or 'underflow'")
+        rows = sorted((row for row in self.rows if phase in (None, row.phase)), key=_ORDERS[by])
+        shown = rows if limit is None else rows[:limit]
+        width = max([len(row.module) for row in shown] + [len("module")])
+        wide = max([len(row.op) for row in shown] + [len("operator")])
+        lines = [
+            f"{'module':<{width}}  {'phase':<9}  {'operator':<{wide}}  {'dtype':<8}  {'largest':>10}  {'margin':>7}  "
+            f"{'to zero':>7}  {'subnormal':>9}  {'inf, nan':>8}"
+        ]
+        for row in shown:
+            margin = "" if row.margin is None else f"{row.margin:+.1f}"
+            phase_of_row = f"{row.phase}*" if row.phase == "backward" and not row.is_gradient else row.phase
+            lines.append(
+                f"{row.module:<{width}}  {phase_of_row:<9}  {row.op:<{wide}}  {row.dtype:<8}  {row.largest:>10.4g}  "
+                f"{margin:>7}  {row.to_zero_share:>7.1%}  {row.subnormal_share:>9.1%}  {row.non_finite or '':>8}"
+            )
+        if len(shown) < len(rows):
+            lines.append(f"... and {len(rows) - len(shown)} more")
+        if any(row.phase == "backward" and not row.is_gradient for row in shown):
+            lines.append("* no gradient: computed from the forward alone, so the loss scale does not change it")
+        return "\n".join(lines) + "\n"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the rows for JSON."""
+        return {"rows": [asdict(row) for row in self.rows]}
+
+    def suggest_scale(self, loss_scale: float = 1.0, *, headroom: float = 4.0) -> ScaleSuggestion:
+        """Return the loss scale that suits the recorded gradients.
+
+        Where gradients were recorded in float16, those are looked at, else all. What was zero when it was recorded is not
+        counted: to see what underflows, record in float32, where nothing does. A gradient that is handed to `backward`
+        must be made outside of the recording, else what follows from it is taken for a part of the forward.
+
+        Args:
+            loss_scale: The loss scale with which they were recorded. Magnitudes are counted by power of two: for a scale
+                that is none, `to_zero_then` is a lower bound.
+            headroom: How much larger gradients may become.
+        """
+        if not loss_scale > 0:
+            raise ValueError(f"loss_scale={loss_scale!r}: must be more than 0")
+        if not headroom >= 1:
+            raise ValueError(f"headroom={headroom!r}: must be at least 1")
+        gradients = {key: counts for key, counts in self._totals().items() if key[3]}
+        in_half = [counts for key, counts in gradients.items() if key[4] == "float16"]
+        chosen = in_half or list(gradients.values())
+        largest = max((_as_float(counts.largest) for counts in chosen), default=0.0)
+        if not largest:
+            raise ValueError("no gradient other than zero was recorded; run a backward inside of collect_ranges()")
+        factor = math.floor(math.log2(FLOAT16_MAX / headroom / largest))
+        # a power of two for any scale before: the nearest one below
+        exponent = math.floor(math.log2(loss_scale * 2.0**factor))
+        shift = exponent - math.log2(loss_scale)
+        return ScaleSuggestion(2.0**exponent, largest, _to_zero_share(chosen, 0.0), _to_zero_share(chosen, shift))
+
+
+def _counted(seen: Seen) -> Iterator[tuple[str, torch.dtype, Tensor]]:
+    """Yield name, dtype and values of what is counted of a kernel; of a cast, what float16 has to hold, if it is to."""
+    op = seen.api_op or seen.forward_op or seen.op.name
+    if seen.cast is None:
+        yield from ((op, tensor.dtype, tensor) for _, tensor in results(seen))
+        return
+    source, target = seen.cast
+    if target.dtype is torch.float16 and readable(source):
+        yield f"{op}{TO_FLOAT16}", target.dtype, source
+
+
+def _count(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Return, on the device, the bins of a tensor's magnitudes with one count more, and the largest one's bits."""
+    magnitude = tensor.float().abs()
+    bits = magnitude.view(torch.int32)
+    bits = torch.where(bits < _INF_BITS, bits, _BAD)
+    bins = ((bits - 1) >> _MANTISSA_BITS) + 2
+    if tensor.device.type == "cpu":
+        counts = torch.bincount(bins.flatten(), minlength=_NUM_BINS)
+    else:  # bincount would wait for the device
+        counts = torch.histc(bins, bins=_NUM_BINS, min=0, max=_NUM_BINS - 1).long()
+    num_small = (magnitude < FLOAT16_NORMAL_FROM).sum()
+    return torch.cat((counts, num_small.reshape(1))), bits.amax().clamp(min=0).long()
+
+
+def _as_float(bits: int) -> float:
+    return float(torch.tensor(bits, dtype=torch.int32).view(torch.float32).item())
+
+
+def _up_to(counts: _Counts, exponent: float) -> int:
+    """Return how many non-zero magnitudes are at most 2^exponent."""
+    end = math.floor(exponent) - _EXPONENT_OF_BIN_0
+    return int(sum(counts.bins[2 : max(2, end + 1)]))
+
+
+def _num_nonzero(counts: _Counts) -> int:
+    return int(sum(counts.bins[2:_NUM_BINS]))
+
+
+def _to_zero_share(chosen: Sequence[_Counts], shift: float) -> float:
+    """Return the share of non-zero magnitudes that are rounded to zero once they are multiplied by 2^shift."""
+    total = sum(map(_num_nonzero, chosen))
+    return sum(_up_to(counts, _LAST_TO_ZERO - shift) for counts in chosen) / total if total else 0.0
+
+
+def _row(key: _Key, counts: _Counts) -> RangeRow:
+    module, phase, op, is_gradient, dtype = key
+    bins, largest = counts.bins, _as_float(counts.largest)
+    values, nonzero = sum(bins[:_NUM_BINS]), _num_nonzero(counts)
+    to_zero = _up_to(counts, _LAST_TO_ZERO)
+    subnormal = bins[_NUM_BINS] - bins[1] - to_zero
+    return RangeRow(
+        module, phase, op, is_gradient, dtype, counts.calls, values, largest,
+        margin=math.log2(FLOAT16_MAX / largest) if largest else None,
+        non_finite=bins[0],
+        zero_share=bins[1] / values if values else 0.0,
+        subnormal_share=subnormal / nonzero if nonzero else 0.0,
+        to_zero_share=to_zero / nonzero if nonzero else 0.0,
+    )  # fmt: skip
+
+
+def _by_margin(row: RangeRow) -> tuple[Any, ...]:
+    margin = math.inf if row.margin is None else row.margin
+    return row.non_finite == 0, margin, row.module, row.phase, row.op, row.dtype
+
+
+def _by_underflow(row: RangeRow) -> tuple[Any, ...]:
+    return -row.to_zero_share, -row.subnormal_share, row.module, row.phase, row.op, row.dtype
+
+
+_ORDERS: dict[str, Callable[[RangeRow], tuple[Any, ...]]] = {"margin": _by_margin, "underflow": _by_underflow}
+
+
+@contextmanager
+def collect_ranges() -> Iterator[Ranges]:
+    """Count, for each operator of each module, the magnitudes of its results in the forward and of gradients in the backward.
+
+    In a float32 run it says what would happen in float16, in a float16 run what does. The values are as they lie in
+    memory: gradients are multiplied by the loss scale. Nothing waits for the device meanwhile. A kernel takes about a
+    dozen small ones more, and some temporary copies of its result, one result at a time.
+
+    >>> with collect_ranges() as ranges:
+    ...     _ = torch.full((4,), 2.0) * 1024
+    >>> [(row.op, row.largest, round(row.margin)) for row in ranges.rows]
+    [('mul', 2048.0, 5), ('full', 2.0, 15)]
+    """
+    ranges = Ranges()
+    with listening(ranges):
+        yield ranges

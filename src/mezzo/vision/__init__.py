@@ -1,0 +1,1 @@
+"""The application: networks for images, their data, recipes, training, export and predictions."""

@@ -1,0 +1,81 @@
+"""Batches on their device: uint8 travels, the device normalises, while it computes the step before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mezzo.vision.data._loader import Batch
+from mezzo.vision.data.transforms import Normalize
+
+
+@dataclass(slots=True)
+class DeviceBatch:
+    """What a network takes: `images` (n, 3, h, w) float32, labels, and where they came from."""
+
+    images: Tensor
+    labels: Tensor
+    paths: list[str]
+    undo: tuple[tuple[str, int, int], ...] = ()
+    """See `Sample.undo`."""
+
+
+class ToInput:
+    """Makes network inputs of images as they travel.
+
+    Args:
+        normalize: Mean and standard deviation; None leaves values at 0..255.
+        device: Where inputs are wanted.
+        channels_last: Keep the memory layout that images have anyway.
+    """
+
+    def __init__(self, normalize: Normalize | None, device: torch.device, *, channels_last: bool = True) -> None:
+        self._channels_last = channels_last
+        self._factor, self._offset = torch.ones(3, 1, 1, device=device), torch.zeros(3, 1, 1, device=device)
+        if normalize is not None:
+            mean = torch.tensor(normalize.mean, dtype=torch.float64).view(3, 1, 1)
+            std = torch.tensor(normalize.std, dtype=torch.float64).view(3, 1, 1)
+            self._factor = (1 / (255 * std)).to(device, torch.float32)
+            self._offset = (-mean / std).to(device, torch.float32)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return (n, 3, h, w) float32 of images (n, h, w, 3) on the device."""
+        planes = images.permute(0, 3, 1, 2)  # of a contiguous image this is channels-last, without a copy
+        if images.dtype is torch.uint8:
+            planes = torch.addcmul(self._offset, planes.float(), self._factor)
+        return planes if self._channels_last else planes.contiguous()
+
+
+class Prefetcher:
+    """Iterates over batches on a device.
+
+    On CUDA copies and normalisation run on a stream of their own: the host is ahead of the device, so they happen while
+    the device computes the step before.
+    """
+
+    def __init__(self, batches: Iterable[Batch], to_input: ToInput, device: torch.device) -> None:
+        self._batches, self._to_input, self._device = batches, to_input, device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def __iter__(self) -> Iterator[DeviceBatch]:
+        for batch in self._batches:
+            yield self._move(batch) if self._stream is None else self._move_aside(batch, self._stream)
+
+    def _move(self, batch: Batch) -> DeviceBatch:
+        images = batch.images.to(self._device, non_blocking=True)
+        labels = batch.labels.to(self._device, non_blocking=True).long()
+        return DeviceBatch(self._to_input(images), labels, batch.paths, batch.undo)
+
+    def _move_aside(self, batch: Batch, stream: torch.cuda.Stream) -> DeviceBatch:
+        current = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(stream):
+            moved = self._move(batch)
+        current.wait_stream(stream)
+        for tensor in (moved.images, moved.labels):
+            tensor.record_stream(
+                current
+            )  # its memory is the side stream's: not to be used again before this one is done
+        return moved

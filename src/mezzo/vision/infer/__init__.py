@@ -1,0 +1,35 @@
+"""Predictions of exported models: engines, images in, results out, the benchmark report."""
+
+from mezzo.vision.infer._report import BenchmarkReport, Environment
+from mezzo.vision.infer._report_parser import parse_reports
+from mezzo.vision.infer._run import InferOptions, InferResult, infer
+from mezzo.vision.infer._sources import (
+    InputBatch,
+    Refused,
+    compose_transforms,
+    find_images,
+    read_batches,
+    read_inputs,
+)
+from mezzo.vision.infer._stages import StageTimer, StageTimes, percentiles
+from mezzo.vision.infer._usage import Usage, UsageSampler
+
+__all__ = [
+    "infer",
+    "InferOptions",
+    "InferResult",
+    "find_images",
+    "read_inputs",
+    "read_batches",
+    "compose_transforms",
+    "InputBatch",
+    "Refused",
+    "BenchmarkReport",
+    "Environment",
+    "parse_reports",
+    "StageTimer",
+    "StageTimes",
+    "percentiles",
+    "UsageSampler",
+    "Usage",
+]

@@ -1,0 +1,205 @@
+"""The training of a recipe: for both tasks, every precision, one process or many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from torch import Tensor
+
+from mezzo.checkpoint import CheckpointStore
+from mezzo.errors import MezzoError
+from mezzo.model.meter import Meter, Window
+from mezzo.model.parallel import share_buffers
+from mezzo.model.steps import NonFiniteLoss, StepResult, run_steps
+from mezzo.model.watchdog import FORWARD_DONE, begin_step, enter
+from mezzo.record import collect_operator_stats
+from mezzo.static import CaptureError
+from mezzo.vision.data import DeviceBatch
+from mezzo.vision.train._checkpoints import Progress, save, save_best
+from mezzo.vision.train._evaluate import Evaluator
+from mezzo.vision.train._reporter import Reporter
+from mezzo.vision.train._session import Session
+from mezzo.vision.train._tasks import Scores
+
+_NAMED_FILES = 4  # of a bad batch, in the message
+
+
+class BatchTooSmall(MezzoError):
+    """There is nothing to normalise over."""
+
+
+def train_step(session: Session, batch: DeviceBatch) -> StepResult:
+    """Train one step on a batch."""
+    task = session.task
+
+    def forward() -> tuple[Any, Tensor]:
+        outputs = session.wrapped(batch.images)
+        loss = task.loss(outputs, batch.labels)
+        enter(FORWARD_DONE)
+        return outputs, loss
+
+    clip_norm = session.recipe.optimizer.clip_norm
+    outputs, loss = session.precision.train_step(forward, session.optimizer, max_norm=clip_norm)
+    return StepResult(loss, task.watch(outputs, batch.labels))
+
+
+class CompiledTraining:
+    """The same step captured as a graph and compiled at its first call; on a GPU replayed from then on."""
+
+    def __init__(self, session: Session) -> None:
+        self._watched: tuple[str, ...] = ()
+        clip_norm = session.recipe.optimizer.clip_norm
+        self._step = session.precision.compile(session.model, self._loss, session.optimizer, max_norm=clip_norm)
+        self._task = session.task
+
+    def _loss(self, outputs: Any, labels: Tensor) -> tuple[Tensor, ...]:
+        watched = self._task.watch(outputs, labels)
+        self._watched = tuple(watched)
+        return (self._task.loss(outputs, labels), *watched.values())
+
+    def __call__(self, session: Session, batch: DeviceBatch) -> StepResult:
+        """Train one step on a batch."""
+        loss, *watched = self._step.run((batch.images, batch.labels))
+        return StepResult(loss, dict(zip(self._watched, watched, strict=True)))
+
+
+Step = Callable[[Session, DeviceBatch], StepResult]
+
+
+class Engine:
+    """Trains a session to its end, with evaluations, checkpoints and lines on the way."""
+
+    def __init__(
+        self, session: Session, store: CheckpointStore, reporter: Reporter, evaluator: Evaluator | None
+    ) -> None:
+        self._session, self._store, self._reporter, self._evaluate = session, store, reporter, evaluator
+        self._meter = Meter(session.world.device)
+        self._step: Step = CompiledTraining(session) if session.is_compiled else train_step
+
+    def run(self, progress: Progress) -> Progress:
+        """Train from where the progress stands; return how far it came."""
+        session = self._session
+        if progress.step >= session.steps:
+            self._reporter.note(f"nothing left to train: {progress.step} of {session.steps} iterations are done")
+            return progress
+        self._records = session.options.wants_operator_table()
+        run_steps(
+            range(progress.step, session.steps),
+            iter(session.batches(progress.step)),
+            self._train,
+            lambda batch: batch.images.shape[0],
+            self._meter,
+            before=self._begin,
+            after=lambda step: self._end(step, progress),
+        )
+        return progress
+
+    def _begin(self, step: int) -> None:
+        begin_step(step)
+        self._rate = self._session.set_learning_rate(step)
+
+    def _train(self, step: int, batch: DeviceBatch) -> StepResult:
+        session, records = self._session, self._records
+        with collect_operator_stats(print_table=False) if records else nullcontext() as stats, _explained(session):
+            result = (train_step if records else self._step)(session, batch)
+        if stats is not None:
+            self._reporter.operator_table(stats.table())
+        self._records = False
+        return result
+
+    def _end(self, step: int, progress: Progress) -> bool:
+        """Do what follows a step; return whether the run ends here."""
+        session = self._session
+        if session.ema is not None:
+            session.ema.update()
+        progress.step = step + 1
+        self._reporter.advance(progress.step)
+        if self._is_logged(step):
+            self._log(step, self._rate)
+        if progress.step % session.save_every and progress.step != session.steps:
+            return False
+        if not self._meter.is_empty:
+            self._log(step, self._rate)
+        self._meter.pause()
+        self._end_interval(progress)
+        self._meter.go_on()
+        return self._is_stopped_early(progress)
+
+    def _is_logged(self, step: int) -> bool:
+        """Whether a line follows a step: counted from 1 for segmentation, from 0 in each epoch for classification."""
+        session, every = self._session, self._session.options.log_every
+        if session.recipe.task == "segmentation":
+            return (step + 1) % every == 0
+        return step % session.steps_per_epoch % every == 0
+
+    def _log(self, step: int, rate: float) -> None:
+        window = self._meter.read()
+        self._raise_if_not_finite(window)
+        if self._session.precision.scaler is not None:
+            self._session.precision.scaler.flush()
+        self._reporter.train_line(step, rate, window)
+
+    def _raise_if_not_finite(self, window: Window) -> None:
+        session, bad = self._session, window.first_bad_step
+        if bad is None or session.precision.scaler is not None:
+            return
+        paths = [session.loader.dataset.path(index) for _, index in session.stream.batch(bad)]
+        named = ", ".join(paths[:_NAMED_FILES]) + (
+            f" and {len(paths) - _NAMED_FILES} more" if len(paths) > _NAMED_FILES else ""
+        )
+        raise NonFiniteLoss(
+            f"the loss is not finite at iteration {bad + 1} (batch: {named}); lower the learning rate, or look at these "
+            "files; the checkpoints before it are kept"
+        )
+
+    def _end_interval(self, progress: Progress) -> None:
+        """Evaluate, then write what is to be kept."""
+        session = self._session
+        share_buffers(session.model, session.world)
+        try:
+            scores = self._evaluate_now(progress)
+        except Exception:
+            if (
+                session.world.size == 1
+            ):  # what was trained is not lost; of several processes the others would never come
+                save(session, self._store, progress)
+            raise
+        if scores is not None:
+            self._reporter.eval_lines(progress, scores)
+        self._reporter.saved(save(session, self._store, progress))
+
+    def _evaluate_now(self, progress: Progress) -> Scores | None:
+        session = self._session
+        if self._evaluate is None:
+            return None
+        with nullcontext() if session.ema is None else session.ema.applied():
+            scores = self._evaluate(session.model, session.precision)
+            if progress.best is None or scores.best > progress.best:
+                progress.best, progress.best_step, progress.evaluations_without_gain = scores.best, progress.step, 0
+                save_best(session, self._store)
+            else:
+                progress.evaluations_without_gain += 1
+        return scores
+
+    def _is_stopped_early(self, progress: Progress) -> bool:
+        limit = self._session.options.early_stop_after
+        if limit is None or progress.evaluations_without_gain < limit:
+            return False
+        self._reporter.note(f"stopped at iteration {progress.step}: no better result in {limit} evaluations")
+        return True
+
+
+@contextmanager
+def _explained(session: Session) -> Iterator[None]:
+    """Say in a user's words what torch says of a batch norm that sees one value."""
+    try:
+        yield
+    except (ValueError, CaptureError) as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise BatchTooSmall(
+            f"a batch norm of this network saw a single value: a batch of {session.recipe.batch_size} is too small for "
+            "images of this size; use a larger --batch_size"
+        ) from error

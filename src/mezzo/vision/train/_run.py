@@ -1,0 +1,141 @@
+"""A whole run: from a recipe to checkpoints, lines and plots; or to scores."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from mezzo._torch.data_loaders import translate_worker_errors
+from mezzo.checkpoint import BEST, CheckpointStore, find_weights
+from mezzo.files import folder_lock, say
+from mezzo.model.parallel import World, decide_first, join_world
+from mezzo.vision.models import load_trained
+from mezzo.vision.recipes import Recipe
+from mezzo.vision.train._checkpoints import Progress, put_aside
+from mezzo.vision.train._engine import Engine
+from mezzo.vision.train._evaluate import Evaluator
+from mezzo.vision.train._notices import find_notices
+from mezzo.vision.train._options import RunOptions
+from mezzo.vision.train._record import write_record
+from mezzo.vision.train._reporter import Reporter, eval_lines
+from mezzo.vision.train._resume import AUTO, find_checkpoint, resume
+from mezzo.vision.train._scalars import ScalarLog
+from mezzo.vision.train._session import RecipeError, Session, open_precision, open_session
+from mezzo.vision.train._tasks import Scores, Task, make_task
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """What a run ended with."""
+
+    directory: Path
+    steps: int
+    best: float | None
+    """Best top-1 or mIoU; None without evaluation."""
+    best_step: int
+
+
+def train(recipe: Recipe, options: RunOptions) -> TrainResult:
+    """Train by a recipe and return how it ended; lines go to standard output as the documents have them.
+
+    Under `torchrun` every process calls this.
+
+    Raises:
+        MezzoError: Something is wrong with recipe, options, data or checkpoint, or another training works in the folder;
+            nothing was lost.
+    """
+    with join_world(options.device, options.dist_timeout) as world, translate_worker_errors(), ExitStack() as closing:
+        store = CheckpointStore(options.save_dir, keep=options.keep_checkpoints)
+        checkpoint, lines = decide_first(world, lambda: _open_folder(store, options, closing))
+        options = replace(options, resume=None if checkpoint is None else Path(checkpoint))
+        session = open_session(recipe, options, world)
+        closing.callback(session.loader.close)
+        session.notices[:0] = [*lines, *find_notices(recipe, options, world)]
+        evaluator = None
+        if options.do_eval:
+            evaluator = _evaluator(recipe, options, world, session.task)
+            closing.callback(evaluator.close)
+            evaluator.start()
+        session.loader.start()
+        progress = _begin(session, store)
+        scalars: ScalarLog | None = None
+        if world.is_first:
+            write_record(session, options.save_dir)
+            scalars = closing.enter_context(ScalarLog(options.save_dir, resume_at=progress.step + 1))
+        reporter = closing.enter_context(Reporter(session, scalars))
+        reporter.begin(progress)
+        Engine(session, store, reporter, evaluator).run(progress)
+        if world.device.type == "cuda":
+            reporter.memory(torch.cuda.max_memory_reserved(world.device), torch.cuda.max_memory_allocated(world.device))
+        if scalars is not None and not scalars.is_empty:
+            reporter.plot(options.save_dir)
+        return TrainResult(options.save_dir, progress.step, progress.best, progress.best_step)
+
+
+def _open_folder(store: CheckpointStore, options: RunOptions, closing: ExitStack) -> tuple[str | None, list[str]]:
+    """Take the lock of the run's folder, for as long as `closing` is open, and choose the checkpoint to go on from.
+
+    This comes before anything is read or written: a second training in the folder must not disturb the first.
+    """
+    lock = folder_lock(
+        store.directory,
+        purpose="a training",
+        advice="wait for it, or choose another --save_dir",
+        force=options.force,
+        force_by="--force",
+    )
+    notice = closing.enter_context(lock)
+    store.clean()
+    checkpoint, lines = find_checkpoint(store, options.resume)
+    return None if checkpoint is None else str(checkpoint), [*([] if notice is None else [notice]), *lines]
+
+
+def _begin(session: Session, store: CheckpointStore) -> Progress:
+    """Return where the run begins: at a checkpoint, or at the start in a folder of its own."""
+    options = session.options
+    if options.resume is not None:
+        progress = resume(session, Path(options.resume))
+        if progress.best is not None and not (store.directory / BEST).exists():
+            session.notices.append(f"{store.directory} has no {BEST} yet: the next evaluation makes it")
+            progress.best, progress.evaluations_without_gain = None, 0
+    else:
+        progress = Progress(step=options.start_epoch * session.steps_per_epoch)
+        if session.world.is_first and (moved := put_aside(store.directory)) is not None:
+            session.notices.append(f"results of an earlier run are now in {moved}")
+    session.world.barrier()
+    return progress
+
+
+def evaluate(recipe: Recipe, options: RunOptions) -> Scores:
+    """Evaluate weights (`options.pretrained`, or the checkpoint `options.resume`) and print the documented lines."""
+    with join_world(options.device, options.dist_timeout) as world, translate_worker_errors():
+        precision = open_precision(recipe, options, world.device)
+        model = recipe.create_model()
+        precision.prepare_for_evaluation(model)
+        report = load_trained(model, _weights(options, recipe))
+        task = make_task(recipe, world.device)
+        evaluator = _evaluator(recipe, options, world, task)
+        try:
+            scores = evaluator(model.to(world.device), precision)
+        finally:
+            evaluator.close()
+        if world.is_first:
+            for line in (*find_notices(recipe, options, world), str(report), *eval_lines(scores)):
+                say(line)
+        return scores
+
+
+def _weights(options: RunOptions, recipe: Recipe) -> Path:
+    given = options.pretrained or (options.save_dir if options.resume == AUTO else options.resume) or recipe.pretrained
+    if given is None:
+        raise RecipeError("no weights to evaluate: give --model_path (or --pretrained) FILE or a checkpoint's folder")
+    return find_weights(given)
+
+
+def _evaluator(recipe: Recipe, options: RunOptions, world: World, task: Task) -> Evaluator:
+    if recipe.val_data is None:
+        raise RecipeError("the recipe has no val_dataset: there is nothing to evaluate on")
+    return Evaluator(recipe, recipe.val_data, options, task, world)

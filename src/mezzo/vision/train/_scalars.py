@@ -1,0 +1,170 @@
+"""Numbers of a run by step: a file of JSON lines that survives a kill, and TensorBoard beside it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from mezzo.errors import MezzoError, RunError
+from mezzo.files import MiB, explained, parse_json, read_bytes, say, short_repr, write_file
+from mezzo.model.callbacks import EventWriter
+
+SCALARS = "scalars.jsonl"
+EVENTS = "tensorboard"
+Point = dict[str, Any]
+"""`step`, an int, and the numbers that were logged at it, floats by name."""
+_MOST_BYTES = 4096 * MiB
+_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # JSON has no word for them
+
+
+class ScalarLogError(MezzoError):
+    """A file of scalars cannot be read, or has nothing to show."""
+
+
+class ScalarLog:
+    """Logs numbers by step into `scalars.jsonl` and, where it is installed, TensorBoard. A context manager.
+
+    Args:
+        directory: Of the run; made if it is not there.
+        resume_at: The step that the run goes on with, 0 for a new one: points of this step and later are dropped, so that
+            no step is there twice. None keeps all.
+        with_tensorboard: False writes the file alone.
+        notice: Called with one line where TensorBoard is not installed, and where it cannot write.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        resume_at: int | None = None,
+        with_tensorboard: bool = True,
+        notice: Callable[[str], object] = say,
+    ) -> None:
+        self.path = Path(directory) / SCALARS
+        with explained(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            _drop_from(self.path, resume_at)
+            if self.path.is_symlink():
+                self.path.unlink()  # of a folder from somebody else; it could lead anywhere
+            self._file = self.path.open("ab", buffering=0)  # nothing is left to write when it is closed
+        self._events = _event_writer(self.path.parent / EVENTS, resume_at, notice) if with_tensorboard else None
+
+    def add(self, step: int, **values: float) -> None:
+        """Log numbers of a step; they are with the operating system when this returns.
+
+        Raises:
+            ValueError: The step is no whole number from 0, or the log is closed.
+            RunError: The system refuses to write, or the file was removed. TensorBoard's failures are notices: the same
+                numbers are in the file.
+        """
+        if type(step) is not int or step < 0:
+            raise ValueError(f"step={step!r}: must be a whole number, 0 or more")
+        if self._file.closed:
+            raise ValueError(f"{self.path}: is closed; numbers are added before close()")
+        numbers = {name: float(value) for name, value in values.items()}
+        with explained(self.path):
+            left = memoryview(_line({"step": step, **numbers}).encode())
+            while left:  # a disk that fills up takes a part
+                left = left[self._file.write(left) :]
+            is_removed = os.fstat(self._file.fileno()).st_nlink == 0
+        if is_removed:
+            raise RunError(
+                f"{self.path}: was removed while the run writes to it; go on from a checkpoint, if there is one left, with "
+                "--resume auto"
+            )
+        if self._events is not None:
+            for name, number in numbers.items():
+                self._events.add(name, number, step)
+
+    def read(self) -> list[Point]:
+        """Return all points of the file, in the order in which they were added."""
+        return read_scalars(self.path)
+
+    @staticmethod
+    def read_file(directory: Path) -> list[Point]:
+        """Return the points of a run's directory, without opening its log for writing; see `read_scalars`."""
+        return read_scalars(Path(directory) / SCALARS)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was logged yet."""
+        return not self.path.exists() or self.path.stat().st_size == 0
+
+    def close(self) -> None:
+        """Finish both files; may be called again."""
+        self._file.close()
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+
+    def __enter__(self) -> ScalarLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_scalars(path: Path) -> list[Point]:
+    """Return the points of a `scalars.jsonl`; a last line that a kill cut short is left out.
+
+    Raises:
+        ScalarLogError: It cannot be read, or another line is no point; the message names file and line.
+    """
+    try:
+        text = read_bytes(path, limit=_MOST_BYTES, raising=ScalarLogError).decode("utf-8", "replace")
+    except ScalarLogError as error:
+        raise ScalarLogError(f"{error}; give the file of a run") from error
+    *lines, _cut = text.split("\n")
+    return [_point(line, path, number) for number, line in enumerate(lines, start=1)]
+
+
+def _point(line: str, path: Path, number: int) -> Point:
+    try:
+        content = parse_json(line)
+        step, values = content["step"], {name: _value(x) for name, x in content.items() if name != "step"}
+        if type(step) is not int or step < 0:
+            raise ValueError("a point has a step")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ScalarLogError(f"{path}:{number}: {short_repr(line, 40)} is no logged point; delete this line") from error
+    return {"step": step, **values}
+
+
+def _value(value: Any) -> float:
+    if isinstance(value, str):
+        return _WORDS[value]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError("a value is a number")
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise ValueError("a value is a float") from error
+
+
+def _line(point: Point) -> str:
+    return json.dumps({name: x if math.isfinite(x) else str(x) for name, x in point.items()}) + "\n"
+
+
+def _drop_from(path: Path, step: int | None) -> None:
+    """Rewrite a file without its points from a step on, and without a line that was cut; whole or not at all."""
+    if not path.exists():
+        return
+    kept = [point for point in read_scalars(path) if step is None or point["step"] < step]
+    content = "".join(map(_line, kept)).encode()
+    if content != path.read_bytes():
+        write_file(path, content)
+
+
+def _event_writer(directory: Path, resume_at: int | None, notice: Callable[[str], object]) -> EventWriter | None:
+    """Return TensorBoard's writer, or None and a notice where it is not installed."""
+    try:
+        return EventWriter(directory, resume_at, notice)
+    except ImportError:
+        notice(f"TensorBoard is not installed: scalars go to {SCALARS} alone (pip install 'mezzo[vision]')")
+        return None

@@ -1,0 +1,196 @@
+"""Losses of configurations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from mezzo.files import SourceMark, mark_all
+from mezzo.vision.models import losses
+from mezzo.vision.recipes._errors import FaultLog, RecipeError
+from mezzo.vision.recipes._losses import ClassLoss, read_loss
+
+
+def read(block: Any, ignore_index: int = 255, num_classes: int | None = 4) -> torch.nn.Module:
+    faults = FaultLog()
+    recipe = read_loss(mark_all({"loss": block}, SourceMark("f.yml")), ignore_index, num_classes, faults)
+    faults.raise_if_any()
+    assert recipe is not None
+    return recipe.create()
+
+
+def logits_and_labels(heads: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+    labels = torch.randint(4, (2, 5, 6))
+    labels[0, :2] = 255
+    return [torch.randn(2, 4, 5, 6) for _ in range(heads)], labels
+
+
+def test_one_type_serves_as_many_heads_as_there_are_coefficients() -> None:
+    outputs, labels = logits_and_labels(3)
+    loss = read({"types": [{"type": "OhemCrossEntropyLoss", "min_kept": 7, "thresh": 0.6}], "coef": [1, 0.5, 2]})
+    single = losses.OhemCrossEntropyLoss(0.6, 7)
+    expected = sum(c * single(out, labels) for c, out in zip((1, 0.5, 2), outputs, strict=True))
+    assert loss(outputs, labels).item() == pytest.approx(expected.item(), rel=1e-6)
+    assert all(isinstance(part, losses.OhemCrossEntropyLoss) for part in loss.losses)
+
+
+def test_mixed_loss_is_the_weighted_sum_of_its_terms() -> None:
+    outputs, labels = logits_and_labels(1)
+    mixed = {
+        "type": "MixedLoss",
+        "losses": [{"type": "CrossEntropyLoss"}, {"type": "LovaszSoftmaxLoss"}],
+        "coef": [0.8, 0.2],
+    }
+    loss = read({"types": [mixed], "coef": [2]})
+    expected = 2 * (
+        0.8 * torch.nn.functional.cross_entropy(outputs[0], labels, ignore_index=255)
+        + 0.2 * losses.LovaszSoftmaxLoss()(outputs[0], labels)
+    )
+    assert loss(outputs, labels).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_weights_of_classes_reach_the_loss() -> None:
+    outputs, labels = logits_and_labels(1)
+    weight = [1.0, 0.0, 2.0, 0.5]
+    loss = read({"types": [{"type": "CrossEntropyLoss", "weight": weight}], "coef": [1]})
+    expected = torch.nn.functional.cross_entropy(outputs[0], labels, torch.tensor(weight), ignore_index=255)
+    assert loss(outputs, labels).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_mean_over_the_pixels_that_count_may_be_asked_for() -> None:
+    outputs, labels = logits_and_labels(1)
+    loss = read({"types": [{"type": "CrossEntropyLoss", "avg_non_ignore": True}], "coef": [1]})
+    expected = torch.nn.functional.cross_entropy(outputs[0], labels, ignore_index=255)
+    assert loss(outputs, labels).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_a_label_that_the_files_leave_out_is_255_when_the_loss_sees_it() -> None:
+    loss = read({"types": [{"type": "CrossEntropyLoss", "ignore_index": 0}], "coef": [1]}, ignore_index=0)
+    assert loss.losses[0].ignore_index == 255
+
+
+def test_classification_takes_a_tensor_or_a_list_and_computes_in_float32() -> None:
+    logits, labels = torch.randn(8, 5), torch.randint(5, (8,))
+    expected = torch.nn.functional.cross_entropy(logits.half().float(), labels)
+    loss = ClassLoss()
+    assert loss(logits.half(), labels).dtype is torch.float32
+    assert loss(logits.half(), labels).item() == pytest.approx(expected.item())
+    assert loss([logits.half()], labels.to(torch.uint8)).item() == pytest.approx(expected.item())
+
+
+CE = {"type": "CrossEntropyLoss"}
+CONNECTIVITY = {"type": "SemanticConnectivityLoss", "max_pred_num_conn": 5}
+
+
+def mixed(*items: dict[str, Any], coef: list[float]) -> dict[str, Any]:
+    return {"types": [{"type": "MixedLoss", "losses": list(items), "coef": coef}], "coef": [1]}
+
+
+def test_arguments_of_region_mutual_information_reach_the_loss() -> None:
+    block = {"type": "RMILoss", "num_classes": 4, "rmi_radius": 2, "rmi_pool_size": 1, "rmi_pool_stride": 1}
+    loss = read({"types": [block], "coef": [1]}).losses[0]
+    assert isinstance(loss, losses.RMILoss)
+    assert (loss.radius, loss.pool, loss.ignore_index) == (2, 1, 255)
+    plain = read({"types": [{"type": "RMILoss"}], "coef": [1]}).losses[0]
+    assert (plain.radius, plain.pool) == (3, 3)
+
+
+def test_two_classes_may_have_a_hinge_loss() -> None:
+    loss = read(mixed(CE, {"type": "LovaszHingeLoss"}, coef=[1, 0.01]), num_classes=2).losses[0]
+    assert [type(part) for part in loss.losses] == [losses.CrossEntropyLoss, losses.LovaszHingeLoss]
+    assert loss.coefs == (1, 0.01)
+
+
+def test_a_loss_without_gradient_is_left_out_of_a_mixture_and_that_is_said_once() -> None:
+    block = mixed(CE, CONNECTIVITY, {"type": "LovaszSoftmaxLoss"}, coef=[0.8, 0.1, 0.2]) | {"coef": [1, 0.4]}
+    recipe = read_loss(mark_all({"loss": block}, SourceMark("f.yml", 7)), 255, 4, FaultLog())
+    assert recipe is not None
+    why = "is computed from predicted classes, so it has no gradient; the loss is without it"
+    assert recipe.ignored == (f"f.yml:7: SemanticConnectivityLoss: {why}",)
+    for head in recipe.create().losses:
+        assert [type(part) for part in head.losses] == [losses.CrossEntropyLoss, losses.LovaszSoftmaxLoss]
+        assert head.coefs == (0.8, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        (3, "loss: 3: must be a block with types, coef"),
+        ({"types": [CE]}, "loss: coef is missing"),
+        ({"types": CE, "coef": [1]}, "loss: types must be a list, one entry a loss"),
+        ({"types": [CE], "coef": [1], "typs": 1}, "unknown key of loss 'typs'; did you mean 'types'"),
+        ({"types": [CE, CE], "coef": [1, 1, 1]}, "loss: 2 losses and 3 coefficients; must be as many, at least one"),
+        ({"types": [], "coef": []}, "loss: 0 losses and 0 coefficients; must be as many, at least one"),
+        ({"types": [CE], "coef": ["x"]}, r"loss: coef\[0\]='x'"),
+        (
+            {"types": [{"type": "CrossEntropy"}], "coef": [1]},
+            "unknown loss 'CrossEntropy'; did you mean 'CrossEntropyLoss'",
+        ),
+        ({"types": [3], "coef": [1]}, "loss: 3: must be a block with a type"),
+        ({"types": [{**CE, "min_kept": 3}], "coef": [1]}, "unknown key of CrossEntropyLoss 'min_kept'"),
+        ({"types": [{**CE, "ignore_index": 0}], "coef": [1]}, "ignore_index=0: the data set leaves out 255"),
+        ({"types": [{**CE, "weight": [1, 2]}], "coef": [1]}, "weight: 2 numbers for 4 classes; must be one a class"),
+        ({"types": [{**CE, "weight": "dynamic"}], "coef": [1]}, "weight='dynamic'"),
+        (
+            {"types": [{**CE, "top_k_percent_pixels": 0.5}], "coef": [1]},
+            "top_k_percent_pixels=0.5: only 1.0 is built here",
+        ),
+        ({"types": [{**CE, "avg_non_ignore": False}], "coef": [1]}, "avg_non_ignore=False: only True is built here"),
+        ({"types": [{**CE, "data_format": "NHWC"}], "coef": [1]}, "data_format='NHWC': only 'NCHW' is built here"),
+        (
+            {"types": [{"type": "OhemCrossEntropyLoss", "thresh": 2}], "coef": [1]},
+            "thresh=2",
+        ),
+        (
+            {"types": [{"type": "OhemCrossEntropyLoss", "min_kept": -1}], "coef": [1]},
+            "min_kept=-1",
+        ),
+        (
+            {"types": [{"type": "LovaszSoftmaxLoss", "classes": "all"}], "coef": [1]},
+            "classes='all': only 'present' is built",
+        ),
+        ({"types": [{"type": "MixedLoss"}], "coef": [1]}, "MixedLoss: losses is missing"),
+        (
+            {"types": [{"type": "MixedLoss", "losses": [CE, CE], "coef": [1]}], "coef": [1]},
+            "MixedLoss: 2 losses and 1 coefficients; must be as many",
+        ),
+        (
+            {"types": [{"type": "MixedLoss", "losses": [{"type": "Lovasz"}], "coef": [1]}], "coef": [1]},
+            "unknown loss 'Lovasz'; allowed: CrossEntropyLoss",
+        ),
+        (
+            {"types": [{"type": "LovaszHingeLoss"}], "coef": [1]},
+            "LovaszHingeLoss: 4 classes; it is for two, LovaszSoftmaxLoss for more",
+        ),
+        (
+            {"types": [{"type": "RMILoss", "num_classes": 19}], "coef": [1]},
+            "RMILoss: num_classes=19: the data have 4; leave it away here",
+        ),
+        (
+            {"types": [{"type": "RMILoss", "rmi_radius": 11}], "coef": [1]},
+            "rmi_radius=11",
+        ),
+        ({"types": [{"type": "RMILoss", "rmi_pool_way": 1}], "coef": [1]}, "rmi_pool_way=1: only 0 is built here"),
+        ({"types": [{"type": "RMILoss", "rmi_pool_size": 0}], "coef": [1]}, "rmi_pool_size=0"),
+        ({"types": [{"type": "RMILoss", "rmi_pool_size": 4}], "coef": [1]}, "rmi_pool_stride=3: only 4 is built here"),
+        (
+            {"types": [{"type": "RMILoss", "loss_weight_lambda": "x"}], "coef": [1]},
+            "loss_weight_lambda='x'",
+        ),
+        (
+            {"types": [CONNECTIVITY], "coef": [1]},
+            "loss: SemanticConnectivityLoss has no gradient; put it into a MixedLoss beside another, or leave it out",
+        ),
+        (mixed(CONNECTIVITY, coef=[1]), "loss: SemanticConnectivityLoss has no gradient"),
+        (mixed(CE, {**CONNECTIVITY, "use_argmax": False}, coef=[1, 1]), "use_argmax=False: only True is built here"),
+        (
+            mixed(CE, {**CONNECTIVITY, "max_pred_num_conn": 0}, coef=[1, 1]),
+            "max_pred_num_conn=0",
+        ),
+    ],
+)
+def test_blocks_that_describe_no_loss_are_refused(block: Any, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        read(block)
