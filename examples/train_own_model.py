@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from mezzo import amp
+import mezzo
 
 
 class Classifier(nn.Module):
@@ -47,26 +47,25 @@ def main() -> None:
     images = torch.randn(64, 3, 16, 16, device=device) + labels.view(-1, 1, 1, 1)
     model = Classifier().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    if options.level in ("O1", "O2"):
-        model, optimizer = amp.decorate(model, optimizer, level=options.level, dtype=options.dtype)
-    scaler = amp.GradScaler(enable=options.dtype == "float16" and options.level != "O0")
+    precision = mezzo.Precision(options.level, options.dtype)
+    model, optimizer = precision.prepare(model, optimizer)
 
     for step in range(options.steps):
-        with amp.auto_cast(level=options.level, dtype=options.dtype):
+        with precision.autocast():
             loss = nn.functional.cross_entropy(model(images), labels)
-        scaler.scale(loss).backward()
-        scaler.clip_grad_norm_(optimizer, 1.0)
-        scaler.step(optimizer)
-        scaler.update()
+        precision.backward(loss)
+        precision.step(optimizer, max_norm=1.0)
         optimizer.zero_grad(set_to_none=True)
         if step % 10 == 0 or step == options.steps - 1:
-            print(f"step {step:3d}  loss {loss.item():.4f}  skipped {scaler.skipped_steps}")
+            skipped = precision.scaler.skipped_steps if precision.scaler else 0
+            print(f"step {step:3d}  loss {loss.item():.4f}  skipped {skipped}")
 
     if options.save is not None:  # float32 under the usual names, whatever the level
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
-        torch.save(state, options.save)
-    with amp.auto_cast(level=options.level, dtype=options.dtype), amp.debugging.collect_operator_stats():
+        parts = {"model": model, "optimizer": optimizer, "precision": precision}
+        torch.save({name: part.state_dict() for name, part in parts.items()}, options.save)
+    with precision.autocast(), precision.record() as stats:
         model(images)
+    print(stats.table())
 
 
 if __name__ == "__main__":
