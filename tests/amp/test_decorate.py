@@ -86,11 +86,11 @@ def test_weight_normalised_layers_are_cast() -> None:
         ({"level": "OD"}, ValueError, "level='OD': must be one of O1, O2"),
         ({"dtype": "float32"}, ValueError, "dtype='float32': must be"),
         ({"save_dtype": "int8"}, ValueError, "save_dtype='int8': must be None or one of float16, bfloat16"),
-        ({"optimizers": "sgd"}, TypeError, "optimizers: str is no Optimizer; give one or a list of them"),
+        ({"optimizers": "sgd"}, TypeError, "optimizers: .*Optimizer.* str"),
         ({"excluded_layers": "nothing.*"}, ValueError, "no module is named 'nothing"),
         ({"excluded_layers": 3}, TypeError, "excluded_layers: 3 is int; give modules, module types or name globs"),
         ({"excluded_layers": nn.Linear(1, 1)}, ValueError, "this Linear is not part of the model"),
-        ({"models": [nn.ReLU(), 3]}, TypeError, "models: int is no Module"),
+        ({"models": [nn.ReLU(), 3]}, TypeError, "models: .*Module.* int"),
     ],
 )
 def test_a_bad_argument_leaves_the_model_untouched(arguments: dict, error: type, message: str) -> None:
@@ -198,10 +198,8 @@ def test_single_parameters_stay_float32() -> None:
 
 def test_excluded_parameters_are_parameters_of_the_models() -> None:
     model = nn.Linear(4, 4)
-    with pytest.raises(TypeError, match="excluded_parameters: str is no Parameter; names go into excluded_layers"):
+    with pytest.raises(TypeError, match=r"excluded_parameters: str .*excluded_layers"):
         decorate(model, level="O2", excluded_parameters=["weight"])
-    with pytest.raises(
-        ValueError, match=r"excluded_parameters: one of shape \[2, 2\] belongs to no model that was given"
-    ):
+    with pytest.raises(ValueError, match=r"excluded_parameters: \[2, 2\]"):
         decorate(model, level="O2", excluded_parameters=[nn.Parameter(torch.ones(2, 2))])
     assert model.weight.dtype is torch.float32

@@ -181,7 +181,7 @@ def test_decorating_again_changes_nothing_and_the_other_dtype_is_refused() -> No
     master = master_of(model.weight)
     assert decorate(model, level="O2") is model
     assert master_of(model.weight) is master
-    with pytest.raises(RuntimeError, match="'weight' is float16 already; bfloat16 was asked"):
+    with pytest.raises(RuntimeError, match=r"'weight' is float16 already.*bfloat16"):
         decorate(model, level="O2", dtype="bfloat16")
 
 
@@ -246,5 +246,5 @@ def test_an_optimizer_of_another_model_warns() -> None:
 
 def test_a_half_model_without_masters_cannot_change_its_dtype() -> None:
     model = decorate(nn.Linear(2, 2), level="O2", master_weight=False)
-    with pytest.raises(RuntimeError, match="'weight' is float16 already; bfloat16 was asked"):
+    with pytest.raises(RuntimeError, match=r"'weight' is float16 already.*bfloat16"):
         decorate(model, level="O2", dtype="bfloat16")

@@ -473,10 +473,10 @@ def test_masters_of_another_kind_are_refused_and_none_is_any() -> None:
     model = nn.Linear(4, 4)
     decorate(model, level="O2", master_weight="compact")
     decorate(model, level="O2")
-    with pytest.raises(RuntimeError, match="'weight' has a compact master already; a full one was asked"):
+    with pytest.raises(RuntimeError, match=r"'weight' has a compact master already.*full"):
         decorate(model, level="O2", master_weight=True)
     full = decorate(nn.Linear(4, 4), level="O2")
-    with pytest.raises(RuntimeError, match="'weight' has a full master already; a compact one was asked"):
+    with pytest.raises(RuntimeError, match=r"'weight' has a full master already.*compact"):
         decorate(full, level="O2", master_weight="compact")
 
 
@@ -490,8 +490,8 @@ def test_what_masters_are_wanted_must_be_said_right(given_value: Any) -> None:
 
 def test_sharded_weights_are_refused_before_anything_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(4, 4)
-    monkeypatch.setattr("mezzo.amp._decorate.is_dtensor", lambda tensor: True)
-    with pytest.raises(RuntimeError, match=r"master_weight='compact': 'weight' is a DTensor, .* use True"):
+    monkeypatch.setattr("mezzo.amp._decorate_checks.is_dtensor", lambda tensor: True)
+    with pytest.raises(RuntimeError, match=r"master_weight='compact': 'weight' is a DTensor.*True"):
         decorate(model, level="O2", master_weight="compact")
     assert model.weight.dtype is torch.float32
     monkeypatch.setattr("mezzo.optim._masters.is_dtensor", lambda tensor: True)

@@ -10,7 +10,7 @@ from mezzo.amp._compiled import build_kernels
 from mezzo.amp._compiled import library_path as library_path
 from mezzo.amp._cpu import has_half_units as has_half_units
 from mezzo.amp._decorate import decorate
-from mezzo.amp._decorate import parse_master_weight as parse_master_weight
+from mezzo.amp._decorate_checks import parse_master_weight as parse_master_weight
 from mezzo.amp._environment import Environment as Environment
 from mezzo.amp._environment import Gpu as Gpu
 from mezzo.amp._environment import check_environment
