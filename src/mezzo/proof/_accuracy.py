@@ -1,4 +1,4 @@
-"""`compare_accuracy`: two runs of one model, layer by layer; where they part, and which layer does the harm."""
+"""`compare_accuracy`: two runs of one model, layer by layer: the first divergence, and the layer that causes it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mezzo.proof._accuracy_run import Run, load_run
 from mezzo.proof._accuracy_sheet import csv_text, text_table, xlsx_bytes
 
 INPUTS_DIFFER = 2.0**-8
-"""Error of a model's inputs above which the runs were given different data: more than rounding them to bfloat16."""
+"""A larger error of the model's inputs means different data: rounding to bfloat16 makes less."""
 
 NEVER_CALLED_SHOWN = 12
 
@@ -25,11 +25,11 @@ def compare_accuracy(run_a: Run | str | os.PathLike[str], run_b: Run | str | os.
     """Compare the outputs and gradients of two runs of one model, layer by layer.
 
     Args:
-        run_a: The reference, usually float32: a run, or the file of one.
-        run_b: The run that is judged.
+        run_a: The reference, usually float32: a run or its file.
+        run_b: The run under test.
 
     Raises:
-        ValueError: The runs are of different models, keep samples of different sizes, or a file is no run.
+        ValueError: The runs are of different models or keep samples of different sizes, or a file is not a run.
     """
     a, b = (each if isinstance(each, Run) else load_run(each) for each in (run_a, run_b))
     pairing = Pairing(a, b)
@@ -39,52 +39,52 @@ def compare_accuracy(run_a: Run | str | os.PathLike[str], run_b: Run | str | os.
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What `compare_accuracy` found; `name_a` is the reference."""
+    """Result of `compare_accuracy`; `name_a` is the reference."""
 
     name_a: str
     name_b: str
     loss_a: float | None
     loss_b: float | None
     rows: tuple[Row, ...]
-    """By harm: who makes NaN or inf, who inherits them, then error and underflow that were added, largest first."""
+    """By harm: tensors with new NaN or inf, tensors that inherit them, then the largest added error and underflow."""
     notes: tuple[str, ...]
-    """What a reader must know: gradients that are missing, modules that were never called, inputs that differ."""
+    """Warnings: missing gradients, modules that were never called, different inputs."""
 
     def in_order(self) -> list[Row]:
-        """Return the rows as they were computed: outputs forward, then gradients backward."""
+        """Return the rows in execution order: outputs forward, then gradients backward."""
         return sorted(self.rows, key=as_computed)
 
     @property
     def first_divergence(self) -> Row | None:
-        """The first output, in the order of the forward, that differs by more than rounding explains."""
+        """The first output in the forward pass that differs by more than rounding explains."""
         return next((row for row in self.in_order() if row.kind == "output" and row.diverges), None)
 
     @property
     def first_gradient_divergence(self) -> Row | None:
-        """The first gradient, in the order of the backward, that differs by more than rounding explains."""
+        """The first gradient in the backward pass that differs by more than rounding explains."""
         return next((row for row in self.in_order() if row.kind != "output" and row.diverges), None)
 
     def summary(self) -> list[str]:
-        """Return what there is to say in a few lines: the losses, where the runs part, the notes."""
+        """Return a few lines: the losses, the first divergences, the notes."""
         lines = [f"{self.name_b} against {self.name_a}: {len(self.rows)} tensors"]
         if self.loss_a is not None and self.loss_b is not None:
             apart = self.loss_b - self.loss_a
             lines.append(f"loss {self.loss_b:.6g} against {self.loss_a:.6g}, difference {apart:.3g}")
         for what, row in (("output", self.first_divergence), ("gradient", self.first_gradient_divergence)):
-            told = "none; all differences are rounding" if row is None else describe(row)
+            found = "none; all differences are rounding" if row is None else describe(row)
             if row is not None or any((each.kind == "output") == (what == "output") for each in self.rows):
-                lines.append(f"first {what} that diverges: {told}")
-        told_already = (self.first_divergence, self.first_gradient_divergence)
-        if self.rows and self.rows[0].diverges and self.rows[0] not in told_already:
+                lines.append(f"first {what} that diverges: {found}")
+        shown = (self.first_divergence, self.first_gradient_divergence)
+        if self.rows and self.rows[0].diverges and self.rows[0] not in shown:
             lines.append(f"most harm: {describe(self.rows[0])}")
         return [plain(line) for line in (*lines, *self.notes)]
 
     def table(self, limit: int | None = 20) -> str:
-        """Return a text: the summary and the rows that do most harm; None for all rows."""
+        """Return the summary and the `limit` rows with most harm as text; None: all rows."""
         return "\n".join([*self.summary(), "", text_table(self.rows, limit)])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as plain types, for JSON; numbers that are not finite are the texts `inf`, `-inf` and `nan`."""
+        """Return plain types for JSON; non-finite numbers become the strings `inf`, `-inf` and `nan`."""
         first, first_gradient = self.first_divergence, self.first_gradient_divergence
         return {
             "name_a": self.name_a,
@@ -98,7 +98,7 @@ class Comparison:
         }
 
     def write_csv(self, path: str | os.PathLike[str]) -> None:
-        """Write the rows, by harm. A text that a spreadsheet would take for a formula begins with a quote.
+        """Write the rows by harm as CSV. Text that a spreadsheet would read as a formula gets a leading quote.
 
         Raises:
             RunError: The file cannot be written.
@@ -106,16 +106,16 @@ class Comparison:
         write_text(Path(path), csv_text(self.rows))
 
     def write_xlsx(self, path: str | os.PathLike[str]) -> None:
-        """Write the rows as a coloured sheet: red overflow, NaN and inf, orange beyond rounding, yellow half.
+        """Write the rows as a coloured XLSX sheet: red overflow, NaN and inf; orange beyond rounding; yellow half.
 
         Raises:
-            MissingExtra: Neither XlsxWriter nor openpyxl is installed.
+            MissingExtra: XlsxWriter is not installed.
             RunError: The file cannot be written.
         """
         write_file(Path(path), xlsx_bytes(self.rows))
 
     def write_html(self, path: str | os.PathLike[str]) -> None:
-        """Write a page: where the runs part, a chart of the error over depth, the rows by harm or in order.
+        """Write an HTML page: the first divergences, a chart of the error over depth, the rows by harm or in order.
 
         Raises:
             MissingExtra: jinja2 is not installed.
@@ -132,15 +132,15 @@ class Comparison:
 
 
 def describe(row: Row) -> str:
-    """Return one line about a row that diverges."""
+    """Return one line about a diverging row."""
     where = f"{row.name} ({row.module}, {row.kind}, number {row.order})"
     if row.note:
         return f"{where}: {row.note}"
     if row.is_bad:
-        inherited = ", as in what it was computed from" if row.is_inherited else ""
-        beyond = "; the reference is larger than float16 holds" if row.overflows else ""
+        inherited = ", as in its inputs" if row.is_inherited else ""
+        beyond = "; the reference exceeds the range of float16" if row.overflows else ""
         return f"{where}: {row.nan_b} NaN and {row.inf_b} inf of {math.prod(row.shape)}{inherited}{beyond}"
-    return f"{where}: error {row.error:.3g}, rounding explains {row.limit:.3g}; {row.added:.3g} was added here"
+    return f"{where}: error {row.error:.3g}, rounding explains {row.limit:.3g}; this layer added {row.added:.3g}"
 
 
 def _finite(value: float | None) -> float | str | None:
@@ -151,9 +151,9 @@ def _notes(pairing: Pairing) -> list[str]:
     a, b = pairing.a, pairing.b
     notes = []
     if (error := pairing.inputs_error()) > INPUTS_DIFFER:
-        notes.append(f"the model was given different inputs (error {error:.3g}): compare runs on the same batch")
+        notes.append(f"the inputs of the model differ (error {error:.3g}): compare runs on the same batch")
     if not pairing.has_gradients:
-        notes.append("outputs alone are compared: a run without a backward has no gradients")
+        notes.append("only outputs are compared: a run without a backward pass has no gradients")
     silent = [path or "(model)" for path in a.modules if path in set(a.never_called()) & set(b.never_called())]
     if silent:
         more = f" and {len(silent) - NEVER_CALLED_SHOWN} more" if len(silent) > NEVER_CALLED_SHOWN else ""

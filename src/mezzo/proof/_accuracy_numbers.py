@@ -1,4 +1,4 @@
-"""How far a tensor is from its reference, in float64, over the elements that are finite in both."""
+"""The difference of a tensor from its reference, in float64, over elements that are finite in both."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from mezzo.proof._accuracy_run import GRIDS, TensorRecord
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Of a tensor from its reference."""
+    """The difference of a tensor from its reference."""
 
     error: float = 0.0
-    """L2 norm of the difference over that of the reference; 1 where the reference is zero and the other is not."""
+    """L2 norm of the difference divided by that of the reference; 1 if only the reference is zero."""
     max_abs_error: float = 0.0
     cosine: float = 1.0
     underflow: float = 0.0
-    """Share of the elements that are zero here and not in the reference."""
+    """Share of the elements that are zero, but not in the reference."""
     distance: float = 0.0
-    """L2 norm of the difference of the whole tensors; of samples: extrapolated."""
+    """L2 norm of the difference; extrapolated from a sample to the whole tensor."""
 
 
 def difference(a: TensorRecord, b: TensorRecord) -> Difference:
-    """Return how far b is from the reference a, which has the same shape."""
+    """Return the difference of b from the reference a of the same shape."""
     x, y = _finite(a, b)
     if x.numel() == 0:
         return Difference(error=math.inf if b.num_bad > a.num_bad else 0.0)
@@ -47,8 +47,8 @@ def max_ulps(a: TensorRecord, b: TensorRecord, dtype: str, scale: float = 1.0) -
     Args:
         a: The reference.
         b: Of the same shape.
-        dtype: Whose units.
-        scale: What the numbers were multiplied by when they were rounded: the loss scale of a gradient.
+        dtype: The dtype that defines the units.
+        scale: Factor of the numbers when they were rounded: the loss scale of a gradient.
     """
     x, y = _finite(a, b)
     if x.numel() == 0:
@@ -57,7 +57,7 @@ def max_ulps(a: TensorRecord, b: TensorRecord, dtype: str, scale: float = 1.0) -
 
 
 def ulps(magnitudes: Tensor, dtype: str, scale: float = 1.0) -> Tensor:
-    """Return the distance to the next number of a dtype, for float64 magnitudes that are stored times a scale.
+    """Return the distance to the next number of a dtype for float64 magnitudes that were rounded after scaling.
 
     >>> ulps(torch.tensor([1.0, 3.0, 0.0], dtype=torch.float64), "float16").log2().tolist()
     [-10.0, -9.0, -24.0]
@@ -69,7 +69,7 @@ def ulps(magnitudes: Tensor, dtype: str, scale: float = 1.0) -> Tensor:
 
 
 def norm(record: TensorRecord) -> float:
-    """Return the L2 norm of the finite elements of a tensor; of a sample: extrapolated."""
+    """Return the L2 norm of the finite elements; extrapolated from a sample to the whole tensor."""
     values = record.values.double()
     return float(values[values.isfinite()].norm()) * _share(record)
 
@@ -81,5 +81,5 @@ def _finite(a: TensorRecord, b: TensorRecord) -> tuple[Tensor, Tensor]:
 
 
 def _share(record: TensorRecord) -> float:
-    """Return the factor from the norm of a sample to that of the tensor."""
+    """Return the factor from the norm of a sample to the norm of the whole tensor."""
     return math.sqrt(math.prod(record.shape) / max(record.values.numel(), 1))

@@ -1,4 +1,4 @@
-"""The page of a comparison: one HTML file, with a chart of the error over depth."""
+"""The HTML page of a comparison, with a chart of the error over depth."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def page_text(
     """Return the page.
 
     Args:
-        title: Which run is held against which.
-        summary: Lines; those about the first divergences are among them.
-        rows: By harm.
-        first: The first output that diverges.
-        first_gradient: The first gradient that does.
+        title: Names of both runs.
+        summary: Lines of text.
+        rows: Sorted by harm.
+        first: The first diverging output.
+        first_gradient: The first diverging gradient.
     """
     firsts = [row for row in (first, first_gradient) if row is not None]
     orders = {id(row): place for place, row in enumerate(sorted(rows, key=as_computed))}
@@ -40,7 +40,7 @@ def page_text(
 
 
 def chart(rows: Sequence[Row], firsts: Sequence[Row]) -> str:
-    """Return the chart as SVG; nothing where there is no difference to draw."""
+    """Return the chart as SVG, or an empty text if there is no difference to draw."""
     known = [row for row in rows if row.depth and math.isfinite(row.error) and not row.note]
     positive = [row.error for row in known if row.error > 0]
     if not positive:
@@ -66,7 +66,7 @@ def chart(rows: Sequence[Row], firsts: Sequence[Row]) -> str:
 
 
 def _series(rows: Sequence[Row], style: str, floor: float) -> Series:
-    """Return a line over depth; parameters, of which a layer has several, are dots alone by their style."""
+    """Return a line over depth."""
     rows = sorted(rows, key=lambda row: (row.depth, row.order))
     points = [(float(row.depth), max(row.error, floor)) for row in rows]
     names = [f"{row.kind} {row.name}: {row.error:.3g}" for row in rows]

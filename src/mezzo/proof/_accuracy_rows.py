@@ -1,4 +1,4 @@
-"""Rows of a comparison: two tensors, how much of their difference was added here, and how bad that is."""
+"""Rows of a comparison: two tensors, how much of their difference this layer added, and how bad that is."""
 
 from __future__ import annotations
 
@@ -18,67 +18,67 @@ FLOAT16_MAX = 65504.0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One tensor of both runs; `_a` is the reference, `_b` what is judged."""
+    """One tensor in both runs; `_a` is the reference, `_b` the run under test."""
 
     kind: Kind
     name: str
-    """Path of the module or parameter; `#2` is its second call, `[0]` or `.x` the place in what it returned."""
+    """Path of the module or parameter; `#2` is its second call, `[0]` or `.x` the position in its result."""
     module: str
-    """Class of the module that it belongs to."""
+    """Class of the module."""
     order: int
-    """Position in its phase, from 1: outputs as the forward made them, gradients as the backward did."""
+    """Position from 1: outputs in the order of the forward pass, gradients in that of the backward pass."""
     depth: int
-    """Position of the module's output in the forward, from 1; 0 where it has none."""
+    """Position of the module's output in the forward pass, from 1; 0 if it has none."""
     shape: tuple[int, ...]
     dtype_a: str
-    """Empty where the run has no such tensor."""
+    """Empty if the run has no such tensor."""
     dtype_b: str
     rounding: str
     """The coarsest dtype that either run used up to here."""
     error: float
-    """L2 norm of the difference over that of the reference, of the elements that are finite in both; 1 where the reference
-    is zero and b is not."""
+    """L2 norm of the difference divided by that of the reference, over elements that are finite in both runs; 1 if
+    only the reference is zero."""
     max_abs_error: float
     max_ulps: float
     """Largest difference in units in the last place of `rounding`."""
     cosine: float
     max_abs_a: float
-    """Of the finite elements."""
+    """Over the finite elements."""
     max_abs_b: float
     nan_a: int
     nan_b: int
     inf_a: int
     inf_b: int
     overflows: bool
-    """Whether b is float16, and the reference (a gradient: times the loss scale of b) is larger than float16 holds."""
+    """Whether b is float16 and the reference exceeds its range; a gradient is multiplied by b's loss scale."""
     underflow: float
-    """Share of the elements that are zero in b and not in a."""
+    """Share of the elements that are zero only in b."""
     inflow: float
-    """Largest error of what the tensor was computed from."""
+    """Largest error of the tensors that it was computed from."""
     limit: float
     """Largest error that rounding explains."""
     harm: float
-    """inf for new NaN or inf and for what cannot be compared; else error and underflow that were added here."""
+    """inf for new NaN or inf and for tensors that cannot be compared; otherwise the added error and underflow."""
     diverges: bool
-    """Whether there is more of a difference than rounding explains."""
+    """Whether the difference is larger than rounding explains."""
     is_inherited: bool
-    """Whether new NaN or inf were in what the tensor was computed from."""
+    """Whether new NaN or inf were already in the tensors that it was computed from."""
     note: str
     """Why it cannot be compared, or why it is excused."""
 
     @property
     def is_bad(self) -> bool:
-        """Whether b has NaN or inf that a has not."""
+        """Whether b has more NaN and inf than a."""
         return self.nan_b + self.inf_b > self.nan_a + self.inf_a
 
     @property
     def added(self) -> float:
-        """Error beyond that of what the tensor was computed from."""
+        """Error beyond `inflow`."""
         return _beyond(self.error, self.inflow)
 
     @property
     def state(self) -> State:
-        """The colour: red for overflow, NaN and inf, orange for a difference beyond rounding, yellow for a half tensor."""
+        """Colour: red for overflow, NaN and inf; orange for a difference beyond rounding; yellow for a half tensor."""
         if self.is_bad or self.overflows:
             return "red"
         if self.diverges:
@@ -86,7 +86,7 @@ class Row:
         return "yellow" if self.dtype_b in GRIDS and GRIDS[self.dtype_b][0] <= GRIDS["float16"][0] else ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the row as plain types; numbers that are not finite are the texts `inf` and `nan`."""
+        """Return the row as plain types; non-finite numbers become the strings `inf` and `nan`."""
         whole = {**asdict(self), "shape": list(self.shape), "added": self.added, "state": self.state}
         return {
             name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
@@ -96,7 +96,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a row stands."""
+    """Name and position of a row."""
 
     kind: Kind
     name: str
@@ -113,7 +113,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flow:
-    """Something that a tensor was computed from, in both runs."""
+    """A tensor in both runs, and its difference."""
 
     a: TensorRecord
     b: TensorRecord
@@ -121,49 +121,39 @@ class Flow:
 
     @property
     def is_bad(self) -> bool:
-        """Whether b has NaN or inf that a has not."""
+        """Whether b has more NaN and inf than a."""
         return self.b.num_bad > self.a.num_bad
 
 
 def compared_row(place: Place, own: Flow, flows: Sequence[Flow]) -> Row:
-    """Return the row of two tensors of one shape."""
+    """Return the row of two tensors of the same shape; `flows` are what they were computed from."""
     a, b, apart = own.a, own.b, own.difference
     inflow = max((flow.difference.error for flow in flows), default=0.0)
     zeros = max((flow.difference.underflow for flow in flows), default=0.0)
-    added = _beyond(apart.error, inflow) + _beyond(apart.underflow, zeros)
-    return Row(
-        kind=place.kind,
-        name=place.name,
-        module=place.module,
-        order=place.order,
-        depth=place.depth,
-        shape=a.shape,
-        dtype_a=a.dtype,
-        dtype_b=b.dtype,
-        rounding=place.rounding,
+    return _row(
+        place,
+        a,
+        b,
         error=apart.error,
         max_abs_error=apart.max_abs_error,
         max_ulps=max_ulps(a, b, place.rounding, place.ulp_scale),
         cosine=apart.cosine,
-        max_abs_a=a.max_abs,
-        max_abs_b=b.max_abs,
-        nan_a=a.num_nan,
-        nan_b=b.num_nan,
-        inf_a=a.num_inf,
-        inf_b=b.num_inf,
         overflows=b.dtype == "float16" and a.max_abs * place.scale_b > FLOAT16_MAX,
         underflow=apart.underflow,
         inflow=inflow,
-        limit=place.limit,
-        harm=math.inf if own.is_bad else added,
+        harm=math.inf if own.is_bad else _beyond(apart.error, inflow) + _beyond(apart.underflow, zeros),
         diverges=own.is_bad or apart.error > place.limit,
         is_inherited=own.is_bad and any(flow.is_bad for flow in flows),
-        note="",
     )
 
 
 def uncompared_row(place: Place, a: TensorRecord | None, b: TensorRecord | None, note: str) -> Row:
-    """Return the row of a tensor that one run has not, or that has another shape there."""
+    """Return the row of a tensor that one run lacks or that has different shapes."""
+    unknown = dict.fromkeys(("error", "max_abs_error", "max_ulps", "cosine", "underflow", "inflow"), math.nan)
+    return _row(place, a, b, **unknown, overflows=False, harm=math.inf, diverges=True, is_inherited=False, note=note)
+
+
+def _row(place: Place, a: TensorRecord | None, b: TensorRecord | None, *, note: str = "", **figures: Any) -> Row:
     some = a or b
     return Row(
         kind=place.kind,
@@ -175,34 +165,25 @@ def uncompared_row(place: Place, a: TensorRecord | None, b: TensorRecord | None,
         dtype_a=a.dtype if a else "",
         dtype_b=b.dtype if b else "",
         rounding=place.rounding,
-        error=math.nan,
-        max_abs_error=math.nan,
-        max_ulps=math.nan,
-        cosine=math.nan,
         max_abs_a=a.max_abs if a else math.nan,
         max_abs_b=b.max_abs if b else math.nan,
         nan_a=a.num_nan if a else 0,
         nan_b=b.num_nan if b else 0,
         inf_a=a.num_inf if a else 0,
         inf_b=b.num_inf if b else 0,
-        overflows=False,
-        underflow=math.nan,
-        inflow=math.nan,
         limit=place.limit,
-        harm=math.inf,
-        diverges=True,
-        is_inherited=False,
         note=note,
+        **figures,
     )
 
 
 def by_harm(row: Row) -> tuple[bool, bool, float, bool, int]:
-    """Return the key that sorts rows: who makes NaN or inf, who inherits them, then by harm; ties as they ran."""
+    """Return the sort key: rows that create NaN or inf, rows that inherit them, then by harm; ties in execution order."""
     return (row.harm < math.inf, row.is_inherited, -row.harm, row.kind != "output", row.order)
 
 
 def as_computed(row: Row) -> tuple[bool, int]:
-    """Return the key that sorts rows as they were computed: outputs forward, then gradients backward."""
+    """Return the sort key of execution order: outputs forward, then gradients backward."""
     return (row.kind != "output", row.order)
 
 

@@ -1,16 +1,15 @@
-"""Rows as text, as CSV and as a coloured sheet."""
+"""Rows of a comparison as text, CSV and XLSX."""
 
 from __future__ import annotations
 
 import csv
 import importlib
-import importlib.util
 import io
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from mezzo.errors import MissingExtra
+from mezzo.errors import require
 from mezzo.files import plain
 from mezzo.proof._accuracy_rows import Row
 
@@ -26,7 +25,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 _TEXT_COLUMNS = ("harm", "error", "added", "ulps", "cosine", "zeroed", "max a", "max b", "bad", "dtype", "kind", "name")
 _NUMBERS = 9
-"""Of the text columns, from the left."""
+"""The first so many text columns are right-aligned."""
 
 
 def csv_text(rows: Iterable[Row]) -> str:
@@ -39,7 +38,7 @@ def csv_text(rows: Iterable[Row]) -> str:
 
 
 def harmless(value: Any) -> Any:
-    """Return a cell that no spreadsheet takes for a formula: a text that looks like one gets a quote in front.
+    """Return a cell that no spreadsheet reads as a formula: text that looks like one gets a leading quote.
 
     >>> harmless("=1+1"), harmless("-0.5"), harmless(-0.5), harmless("-inf"), harmless("layer")
     ("'=1+1", '-0.5', -0.5, '-inf', 'layer')
@@ -57,27 +56,39 @@ def xlsx_bytes(rows: Sequence[Row]) -> bytes:
     """Return rows as a workbook with one coloured sheet.
 
     Raises:
-        MissingExtra: Neither XlsxWriter nor openpyxl is installed.
+        MissingExtra: XlsxWriter is not installed.
     """
-    for name, write in (("xlsxwriter", _by_xlsxwriter), ("openpyxl", _by_openpyxl)):
-        if importlib.util.find_spec(name) is not None:
-            return write(rows)
-    raise MissingExtra("write_xlsx needs XlsxWriter or openpyxl: pip install XlsxWriter; write_csv needs neither")
+    require("xlsxwriter", extra="xlsx")
+    buffer = io.BytesIO()
+    options = {"in_memory": True, "strings_to_formulas": False, "strings_to_urls": False}
+    book = importlib.import_module("xlsxwriter").Workbook(buffer, options)
+    sheet = book.add_worksheet("accuracy")
+    bold = book.add_format({"bold": True})
+    fills = {state: book.add_format({"bg_color": f"#{colour}"}) for state, colour in COLOURS.items()}
+    sheet.write_row(0, 0, COLUMNS, bold)
+    for number, row in enumerate(rows, start=1):
+        for column, value in enumerate(_cells(row)):
+            write = sheet.write_string if isinstance(value, str) else sheet.write
+            write(number, column, value, fills.get(row.state))
+    sheet.freeze_panes(1, 1)
+    sheet.autofilter(0, 0, max(len(rows), 1), len(COLUMNS) - 1)
+    book.close()
+    return buffer.getvalue()
 
 
 def text_table(rows: Sequence[Row], limit: int | None) -> str:
-    """Return the first rows in columns."""
+    """Return the first `limit` rows in columns; None: all."""
     shown = rows if limit is None else rows[:limit]
     cells = [_TEXT_COLUMNS, *(_text_cells(row) for row in shown)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(_TEXT_COLUMNS))]
     lines = ["  ".join(_aligned(line, widths)).rstrip() for line in cells]
     if len(shown) < len(rows):
-        lines.append(f"... and {len(rows) - len(shown)} rows that do less harm")
+        lines.append(f"... and {len(rows) - len(shown)} rows with less harm")
     return "\n".join(lines)
 
 
 def short(value: float) -> str:
-    """Return a number in few letters; nothing for one that is not known.
+    """Return a number with three digits, or an empty text for NaN.
 
     >>> short(0.00123456), short(float("inf")), short(float("nan"))
     ('0.00123', 'inf', '')
@@ -86,11 +97,11 @@ def short(value: float) -> str:
 
 
 def bad_counts(row: Row) -> str:
-    """Return the counts of NaN and inf in b, with those in a where there are any; nothing for none."""
-    told = [f"{count} {what}" for count, what in ((row.nan_b, "NaN"), (row.inf_b, "inf")) if count]
+    """Return the counts of NaN and inf in b, and those in a if there are any."""
+    counts = [f"{count} {what}" for count, what in ((row.nan_b, "NaN"), (row.inf_b, "inf")) if count]
     if row.nan_a + row.inf_a:
-        told.append(f"({row.nan_a} NaN, {row.inf_a} inf in the reference)")
-    return " ".join(told)
+        counts.append(f"({row.nan_a} NaN, {row.inf_a} inf in the reference)")
+    return " ".join(counts)
 
 
 def _text_cells(row: Row) -> tuple[str, ...]:
@@ -113,48 +124,7 @@ def _aligned(line: Sequence[str], widths: Sequence[int]) -> list[str]:
 
 
 def _cells(row: Row) -> list[Any]:
-    """Return the cells of a row: numbers as such, all else as plain text."""
+    """Return the cells of a row: numbers, and plain text."""
     values = row.to_dict()
     values["shape"] = "x".join(str(size) for size in row.shape)
     return [plain(value) if isinstance(value, str) else value for value in (values[name] for name in COLUMNS)]
-
-
-def _by_xlsxwriter(rows: Sequence[Row]) -> bytes:
-    buffer = io.BytesIO()
-    options = {"in_memory": True, "strings_to_formulas": False, "strings_to_urls": False}
-    book = importlib.import_module("xlsxwriter").Workbook(buffer, options)
-    sheet = book.add_worksheet("accuracy")
-    bold = book.add_format({"bold": True})
-    fills = {state: book.add_format({"bg_color": f"#{colour}"}) for state, colour in COLOURS.items()}
-    sheet.write_row(0, 0, COLUMNS, bold)
-    for number, row in enumerate(rows, start=1):
-        for column, value in enumerate(_cells(row)):
-            write = sheet.write_string if isinstance(value, str) else sheet.write
-            write(number, column, value, fills.get(row.state))
-    sheet.freeze_panes(1, 1)
-    sheet.autofilter(0, 0, max(len(rows), 1), len(COLUMNS) - 1)
-    book.close()
-    return buffer.getvalue()
-
-
-def _by_openpyxl(rows: Sequence[Row]) -> bytes:
-    styles = importlib.import_module("openpyxl.styles")
-    book = importlib.import_module("openpyxl").Workbook()
-    sheet = book.active
-    sheet.title = "accuracy"
-    sheet.append(COLUMNS)
-    for cell in sheet[1]:
-        cell.font = styles.Font(bold=True)
-    fills = {state: styles.PatternFill("solid", start_color=colour) for state, colour in COLOURS.items()}
-    for number, row in enumerate(rows, start=2):
-        for column, value in enumerate(_cells(row), start=1):
-            cell = sheet.cell(number, column, value)
-            if isinstance(value, str):
-                cell.data_type = "s"  # also where it looks like a formula
-            if row.state:
-                cell.fill = fills[row.state]
-    sheet.freeze_panes = "B2"
-    sheet.auto_filter.ref = sheet.dimensions
-    buffer = io.BytesIO()
-    book.save(buffer)
-    return buffer.getvalue()

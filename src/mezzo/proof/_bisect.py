@@ -25,21 +25,21 @@ from mezzo.record import operator_log
 MAX_EVALUATIONS = 60
 SHOWN = 10
 MIN_EVALUATIONS = 3
-"""With nothing in float32, with all modules that have none inside, with all."""
+"""One with nothing in float32, one with all modules without children, one with all modules."""
 
 TOLERANCES = {
     "loss": {"float16": 0.03, "bfloat16": 0.05},
     "output": {"float16": 0.02, "bfloat16": 0.1},
     "finite": {"float16": 0.0, "bfloat16": 0.0},
 }
-"""What is allowed where nothing is said. Sound networks stay below: the losses of those of `mezzo models`, untrained and on
-noise, differed by up to 0.017 and 0.034 in five steps, on a CPU and an H200."""
+"""Default tolerances. Healthy networks stay below: the losses of all networks of `mezzo models`, untrained and on noise,
+differed by up to 0.017 (float16) and 0.034 (bfloat16) in five steps, on a CPU and an H200."""
 
 FP8_TOLERANCES = {"loss": 0.1, "output": 0.3, "finite": 0.0}
-"""The same for O3: an operand of a product is off by up to a sixteenth, a product by 4 %, a stack of them by more."""
+"""Default tolerances at O3: FP8 rounds an operand by up to 1/16; a product is off by 4 %, several by more."""
 
-Run = Callable[[frozenset[str]], float]
-"""Returns how far a run with these names in float32 is off; NaN and inf fail."""
+RunMetric = Callable[[frozenset[str]], float]
+"""Returns the metric of a run with these names in float32; NaN and inf fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,49 +49,49 @@ class Evaluation:
     number: int
     """From 1."""
     kept: tuple[str, ...]
-    """What was in float32."""
+    """Names in float32."""
     value: float
-    """Of the metric."""
+    """Value of the metric."""
     passed: bool
 
 
 Progress = Callable[[Evaluation, int], None]
-"""Told each evaluation when it is done, and how many there may be."""
+"""Called with each finished evaluation and the maximum number of evaluations."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bisection:
-    """What must stay in float32, and every evaluation that led there."""
+    """The names that must stay in float32, and all evaluations."""
 
     outcome: Outcome
-    """`found`; `nothing needed`: passes in half as it is; `not the cause`: fails with all in float32 too; `out of
-    evaluations`: `kept` passes, fewer names may do."""
+    """`found`; `nothing needed`: passes in half; `not the cause`: also fails with everything in float32; `out of
+    evaluations`: `kept` passes, but fewer names may suffice."""
     kept: tuple[str, ...]
-    """Names that stay in float32, in the order of the candidates; empty where nothing helps."""
+    """Names that stay in float32, in the order of the candidates; empty if nothing helps."""
     is_minimal: bool
-    """Without any one of them a run failed."""
+    """Whether a run failed without each one of them."""
     by: Literal["modules", "ops"]
     metric: str
     tolerance: float
     candidates: tuple[str, ...]
-    """What could be kept, modules in the order of their calls; those with modules inside come last."""
+    """All candidates, modules in the order of their calls; containers come last."""
     evaluations: tuple[Evaluation, ...]
     value_without: float
     """Metric with nothing in float32."""
     value_with: float
     """Metric with `kept` in float32."""
     value_all: float | None
-    """Metric with all candidates in float32; None if that was not run."""
+    """Metric with all candidates in float32; None if it was not run."""
     stays: Literal["float32", "half"] = "float32"
-    """What `kept` is in; at O3 modules are kept out of FP8, in half."""
+    """Precision of `kept`; at O3 modules stay in half instead of FP8."""
 
     @property
     def has_answer(self) -> bool:
-        """Whether it is known what to keep, be it nothing."""
+        """Whether the search ended with a set, which may be empty."""
         return self.outcome in ("found", "nothing needed")
 
     def summary(self) -> str:
-        """Return the result as a line."""
+        """Return the result in one line."""
         among, shown = f"{len(self.candidates)} {self.by}", _shown(self.kept)
         allowed = f"{self.tolerance:g} allowed"
         if self.outcome == "nothing needed":
@@ -103,17 +103,19 @@ class Bisection:
         if self.outcome == "found":
             return f"{len(self.kept)} of {among} must stay in {self.stays}: {shown} ({values})"
         count = len(self.evaluations)
-        return f"{count} evaluations were not enough: {len(self.kept)} of {among} do, fewer may: {shown} ({values})"
+        return (
+            f"{count} evaluations were not enough: {len(self.kept)} of {among} suffice, maybe fewer: {shown} ({values})"
+        )
 
     def table(self) -> list[list[str]]:
-        """Return one row an evaluation, header first."""
+        """Return the header and one row per evaluation."""
         rows = [["run", f"{self.by} in {self.stays}", self.metric, "passed"]]
         for one in self.evaluations:
             rows.append([str(one.number), str(len(one.kept)), f"{one.value:.3g}", "yes" if one.passed else "no"])
         return rows
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON; a value that is not finite is None."""
+        """Return plain data for JSON; non-finite values become None."""
         data = asdict(self)
         for holder in (data, *data["evaluations"]):
             for key, value in holder.items():
@@ -122,24 +124,24 @@ class Bisection:
         return data
 
     def to_lists(self) -> dict[str, list[str]]:
-        """Return what the list file holds: `excluded_layers`, at O3 `half_layers`, or `custom_black_list`.
+        """Return the content of the list file: `excluded_layers`, at O3 `half_layers`, or `custom_black_list`.
 
         Raises:
             ValueError: No set passes.
         """
         if self.outcome == "not the cause":
-            raise ValueError(f"there is no list that helps; {self.summary()}")
+            raise ValueError(f"no list helps; {self.summary()}")
         if self.by == "modules":
             key = "half_layers" if self.stays == "half" else "excluded_layers"
             return {key: [glob.escape(name) for name in self.kept]}
         return {"custom_black_list": list(self.kept)}
 
     def write(self, path: str | Path) -> None:
-        """Write the list file that `amp.read_lists` and `mezzo train --amp-lists` take, whole or not at all.
+        """Write the list file for `amp.read_lists` and `mezzo train --amp-lists`, atomically.
 
         Raises:
             ValueError: No set passes.
-            RunError: The system refuses.
+            RunError: The file cannot be written.
         """
         note = f"# mezzo bisect: {' '.join(self.summary().split())}\n"
         write_text(Path(path), note + yaml.safe_dump(self.to_lists(), sort_keys=False, allow_unicode=True))
@@ -164,31 +166,31 @@ def bisect(
     fp8: amp.Fp8Recipe | Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Bisection:
-    """Find a smallest set of modules or operators that must stay in float32 for a run to pass; at O3, in half.
+    """Find a minimal set of modules or operators that must stay in float32 (at O3: in half) for a run to pass.
 
-    An evaluation runs a copy of the model from the same start on the batch; the model, the batch and all random states
-    stay as they are. Dropout layers are off in the copies: on a GPU their masks depend on the dtype. Modules are kept as
-    `decorate(excluded_layers=...)` keeps them, operators by `custom_black_list`.
+    Each evaluation runs a copy of the model from the same start on the same batch. The model, the batch and all random
+    states are unchanged. Dropout is off in the copies, because on a GPU its masks depend on the dtype. Modules stay in
+    float32 by `decorate(excluded_layers=...)`, operators by `custom_black_list`.
 
     Args:
-        model: On its device; a decorated one starts from its masters. Layers that are excluded already stay so.
-        inputs: What the model is called with: a tuple of positional arguments, a dict of named ones, or the one argument.
-        targets: What the loss gets beside the output.
-        loss_fn: Returns the loss of output and targets; `output` needs none.
+        model: On its device. A decorated model starts from its masters. Excluded layers stay excluded.
+        inputs: A tuple of positional arguments, a dict of named ones, or the only argument of the model.
+        targets: Second argument of `loss_fn`.
+        loss_fn: Returns the loss of output and targets; the metric `output` needs none.
         by: `modules` or `ops`.
-        metric: `loss`: largest relative distance of the losses from those of the float32 run. `finite`: steps, of
-            `steps`, that were not taken because the loss, or a gradient at any loss scale, was not finite. `output`: L2
-            norm of the output's error over that of the float32 output, of one forward in the model's own mode.
-        tolerance: The metric may be so large; None: `TOLERANCES`, at O3 `FP8_TOLERANCES`.
-        level: `OD`, `O1` or `O2`; `O3` finds the layers whose products must stay in half besides the first and the last.
-        dtype: `float16`, trained with a loss scale, or `bfloat16`.
-        steps: Steps of SGD an evaluation takes; a step that only the loss scale makes overflow is repeated.
+        metric: `loss`: largest relative difference of the losses from those of the float32 run. `finite`: number of
+            steps that failed because the loss, or a gradient at any loss scale, was not finite. `output`: relative L2
+            error of the output of one forward pass, in the model's own mode.
+        tolerance: Largest allowed value of the metric; None: `TOLERANCES`, at O3 `FP8_TOLERANCES`.
+        level: `OD`, `O1` or `O2`; `O3` finds layers whose products must stay in half, besides the first and the last.
+        dtype: `float16` (with loss scaling) or `bfloat16`.
+        steps: SGD steps per evaluation; a step that overflows only because of the loss scale is repeated.
         learning_rate: Of the SGD.
-        max_evaluations: More are not made.
-        candidates: Names of modules or operators to look at, preferred in this order; None: all that ran in half, at O3
-            all that ran in FP8.
-        fp8: Of O3: a recipe or its settings; None: the usual one. Where the device has no FP8 products they are emulated.
-        progress: Told each evaluation.
+        max_evaluations: Maximum number of evaluations.
+        candidates: Names of modules or operators, in the order of preference; None: all that ran in half, at O3 all that
+            ran in FP8.
+        fp8: O3: a recipe or its settings; None: the default. A device without FP8 products emulates them.
+        progress: Called after each evaluation.
 
     Raises:
         ValueError: An argument is wrong.
@@ -222,7 +224,7 @@ def bisect(
 
 
 def bisect_run(
-    run: Run,
+    run: RunMetric,
     candidates: Iterable[str],
     tolerance: float,
     *,
@@ -231,16 +233,16 @@ def bisect_run(
     max_evaluations: int = MAX_EVALUATIONS,
     progress: Progress | None = None,
 ) -> Bisection:
-    """Find a smallest set as `bisect` does, with a training of your own.
+    """Find a minimal set as `bisect` does, with your own training function.
 
     Args:
-        run: Trains with these names in float32 and returns how far it is off; the same for the same names.
-        candidates: Names to look at; of two that would do, the one that stands first is preferred.
-        tolerance: `run` may return so much.
-        by: `modules` or `ops`: what the names are, for the list file.
-        metric: What `run` returns, for the table.
-        max_evaluations: So often `run` is called at most.
-        progress: Told each evaluation.
+        run: Trains with these names in float32 and returns the metric; it must be deterministic.
+        candidates: Names, in the order of preference.
+        tolerance: Largest allowed value of the metric.
+        by: `modules` or `ops`: the kind of the names, for the list file.
+        metric: Name of the metric, for the table.
+        max_evaluations: Maximum number of calls of `run`.
+        progress: Called after each evaluation.
 
     >>> bisect_run(lambda kept: 0.0 if "head" in kept else 1.0, ["stem", "body", "head"], tolerance=0.1).kept
     ('head',)
@@ -260,7 +262,7 @@ def _check_numbers(tolerance: float, max_evaluations: int) -> None:
 
 
 def _search(
-    run: Run,
+    run: RunMetric,
     stages: Stages,
     ordered: Sequence[str],
     *,
@@ -271,7 +273,7 @@ def _search(
     progress: Progress | None,
     stays: Literal["float32", "half"] = "float32",
 ) -> Bisection:
-    """Search stage by stage: a stage adds its candidates to those before, where these do not help."""
+    """Search stage by stage; a stage adds its candidates to the earlier ones."""
     values: dict[frozenset[str], float] = {}
     evaluations: list[Evaluation] = []
 
@@ -309,6 +311,6 @@ def _search(
 
 
 def _shown(names: Sequence[str]) -> str:
-    """Return the names as a sentence has them, not all of very many."""
+    """Return up to `SHOWN` names for a sentence."""
     listed = [name or "the whole model" for name in names[:SHOWN]]
     return ", ".join(listed) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

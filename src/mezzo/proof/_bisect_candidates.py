@@ -1,4 +1,4 @@
-"""What a bisection may keep in float32: modules and operators that ran in half."""
+"""Candidates of a bisection: modules and operators that ran in half."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from mezzo.fp8 import FP8_LINEAR
 from mezzo.record import OperatorRow
 
 Stages = tuple[tuple[str, ...], ...]
-"""Candidates in the order in which they are preferred; those of a later stage count only if all before do not help."""
+"""Candidates by preference; a later stage is added only if all earlier ones do not help."""
 
 
 def module_stages(rows: Iterable[OperatorRow], call_order: Sequence[str], *, in_fp8: bool = False) -> Stages:
-    """Return the modules that ran operators in half, or products in FP8; those without such modules inside come first.
+    """Return the modules that ran operators in half, or products in FP8; containers of such modules come last.
 
-    A module that is kept takes the modules inside along, so one with operators of its own between its children is looked
-    at last. The last module called is preferred: at O1 the float32 result of a module makes the operators after it
-    float32 too, so that a module before the culprit would seem to help.
+    Keeping a container also keeps the modules inside it. Modules that were called later are preferred: at O1 the
+    float32 result of a module makes later operators float32 too, so a module before the culprit would seem to help.
     """
     ran = {row.module for row in rows if (is_fp8_forward(row) if in_fp8 else _is_half(row))}
     names = [name for name in reversed(call_order) if name in ran]
@@ -30,9 +29,9 @@ def module_stages(rows: Iterable[OperatorRow], call_order: Sequence[str], *, in_
 
 
 def operator_stages(rows: Iterable[OperatorRow]) -> Stages:
-    """Return the operators that ran in half, under names that lists know; those on no list first.
+    """Return the operators that ran in half, by names that operator lists accept; white-listed ones come last.
 
-    A white operator in float32 makes what follows it float32 too at O1, so it would often seem to help.
+    At O1 a white operator in float32 makes later operators float32 too, so it would often seem to help.
     """
     whites: dict[str, bool] = {}
     for row in rows:
@@ -44,10 +43,10 @@ def operator_stages(rows: Iterable[OperatorRow]) -> Stages:
 
 
 def check_candidates(candidates: Iterable[str], by: str, model: nn.Module) -> Stages:
-    """Return the candidates that a user gave, as one stage.
+    """Return the user's candidates as one stage.
 
     Raises:
-        ValueError: The model has no module of such a name, or no operator is called so.
+        ValueError: The model has no such module, or there is no such operator.
     """
     names = tuple(dict.fromkeys(candidates))
     if by == "ops":
@@ -57,18 +56,18 @@ def check_candidates(candidates: Iterable[str], by: str, model: nn.Module) -> St
     for name in names:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else "dict(model.named_modules()) has all"
+            hint = f"did you mean {close[0]!r}?" if close else "dict(model.named_modules()) lists all"
             raise ValueError(f"candidates: the model has no module {name!r}; {hint}")
     return (names,)
 
 
 def is_fp8_forward(row: OperatorRow) -> bool:
-    """Whether it is a product of the forward in FP8."""
+    """Return whether a row is an FP8 product of the forward pass."""
     return row.phase == "forward" and row.op == FP8_LINEAR
 
 
 def _is_half(row: OperatorRow) -> bool:
-    """Whether it computed in half, be it between half borders on a CPU without units for it; a cast computes nothing."""
+    """Return whether a row computed in half, or would on a device with half units; casts do not count."""
     if row.phase != "forward" or row.op == "_to_copy":
         return False
     return row.fp16 + row.bf16 > 0 or row.reason.endswith("white list")
@@ -79,7 +78,7 @@ def _is_inside(name: str, outer: str) -> bool:
 
 
 def _list_name(row: OperatorRow) -> str | None:
-    """Return the name for a list: that of the call, else of the kernel (`add_` under `x += y` is add)."""
+    """Return the name for an operator list: that of the call, otherwise of the kernel (`add` for `add_`)."""
     for name in (row.api_op, row.op, row.op.rstrip("_")):
         try:
             if name and resolve_name(name):
@@ -90,6 +89,6 @@ def _list_name(row: OperatorRow) -> str | None:
 
 
 def _exact(name: str, names: Iterable[str]) -> str:
-    """Return `aten::name` for a name that is also a group with another candidate in it: each is to be told apart."""
+    """Return `aten::name` for a name that is also the group of another candidate, to select only the operator."""
     others = frozenset().union(*(resolve_name(other) for other in names if other != name))
     return f"aten::{name}" if name in OPERATOR_GROUPS and name in OPS and OPERATOR_GROUPS[name] & others else name

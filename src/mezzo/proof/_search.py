@@ -1,4 +1,4 @@
-"""The smallest set that makes a run pass: binary search where keeping more never hurts, delta debugging where it does."""
+"""Find a minimal set that makes a run pass: by binary search, then by delta debugging if the set is not minimal."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from itertools import pairwise
 from typing import Literal
 
 Passes = Callable[[frozenset[str]], bool]
-"""Whether the run is fine with these names in float32."""
+"""Returns whether the run passes with these names in float32."""
 
 Outcome = Literal["found", "nothing needed", "not the cause", "out of evaluations"]
 
 MIN_EVALUATIONS = 2
-"""With nothing kept and with all kept: less says nothing."""
+"""One with nothing kept, one with everything kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchResult:
-    """What a search ended with."""
+    """Result of a search."""
 
     outcome: Outcome
     """`found`; `nothing needed`: passes with none; `not the cause`: fails with all; `out of evaluations`: the set passes,
-    whether a smaller one does is not known."""
+    but a smaller one may pass too."""
     kept: tuple[str, ...]
     """The smallest set known to pass, in the order of the candidates; empty if none passes."""
     is_minimal: bool
-    """Without any one of its names the run was seen to fail."""
+    """Whether the run was seen to fail without each one of the names."""
     evaluations: int
 
 
 class _OutOfEvaluations(Exception):
-    """The next evaluation would be one too many."""
+    """The limit of evaluations is reached."""
 
 
 class _Search:
-    """Asks each set once, and counts."""
+    """Evaluates each set once, and counts the evaluations."""
 
     def __init__(
         self,
@@ -61,9 +61,9 @@ class _Search:
         return self.answers[key]
 
     def by_halves(self, pool: Sequence[str]) -> list[str]:
-        """Return a passing set out of a pool that passes.
+        """Return a passing subset of a passing pool, by binary search.
 
-        The shortest beginning of the pool that passes ends with a name that is needed; the others are before it.
+        The shortest passing prefix of the pool ends with a needed name; the other needed names come before it.
         """
         needed: list[str] = []
         while not self.ask(needed):
@@ -79,11 +79,11 @@ class _Search:
         return needed
 
     def is_minimal(self, kept: Sequence[str]) -> bool:
-        """Return whether each set with one name less fails."""
+        """Return whether each set with one name fewer fails."""
         return all(not self.ask(_without(kept, [name])) for name in kept)
 
     def by_parts(self, kept: list[str]) -> list[str]:
-        """Return a minimal passing part of a set that passes, by delta debugging: parts, then all but a part, then finer."""
+        """Return a minimal passing subset, by delta debugging: try parts, then complements, then smaller parts."""
         parts = 2
         while len(kept) > 1:
             chunks = _split(kept, parts)
@@ -109,21 +109,21 @@ def minimal_set(
     *,
     known: Mapping[frozenset[str], bool] | None = None,
 ) -> SearchResult:
-    """Return a smallest set of candidates with which `passes` is true.
+    """Return a minimal set of candidates for which `passes` is true.
 
-    Where keeping more never makes a passing run fail, k of n names are found in about k (log2 n + 2) + 2 evaluations. If
-    the result turns out not to be minimal, which happens only where keeping more can hurt, delta debugging goes on with
-    the evaluations that are left. Minimal means that no name can be left out; another set may be smaller.
+    If keeping more names never makes a passing run fail, k of n names take about k (log2 n + 2) + 2 evaluations.
+    Otherwise the result may not be minimal, and delta debugging continues with the remaining evaluations. Minimal means
+    that no name can be left out; a different set may be smaller.
 
     Args:
-        passes: Asked once for a set.
-        candidates: Different names; of two that would do, the one that stands first is preferred.
-        max_evaluations: So often `passes` is called at most.
-        progress: Told the evaluations done and `max_evaluations` after each.
-        known: Answers that are known already; they cost nothing.
+        passes: Called once per set.
+        candidates: Names without duplicates; earlier names are preferred.
+        max_evaluations: Maximum number of calls of `passes`.
+        progress: Called after each evaluation with its number and `max_evaluations`.
+        known: Answers that are already known; they do not count as evaluations.
 
     Raises:
-        ValueError: `max_evaluations` is too small, or a candidate stands there twice.
+        ValueError: `max_evaluations` is too small, or a candidate is duplicated.
 
     >>> minimal_set(lambda kept: {"b", "d"} <= kept, ["a", "b", "c", "d", "e"]).kept
     ('b', 'd')
@@ -132,7 +132,7 @@ def minimal_set(
         raise ValueError(f"max_evaluations={max_evaluations}: must be at least {MIN_EVALUATIONS}")
     if len(set(candidates)) != len(candidates):
         twice = next(name for name in candidates if list(candidates).count(name) > 1)
-        raise ValueError(f"candidates: {twice!r} stands there twice")
+        raise ValueError(f"candidates: {twice!r} is duplicated")
     search = _Search(passes, max_evaluations, progress, known or {})
     is_over = False
     try:
@@ -149,7 +149,7 @@ def minimal_set(
 
 
 def _best(search: _Search, candidates: Sequence[str], is_over: bool) -> SearchResult:
-    """Return the smallest set that was seen to pass; of equal ones the last."""
+    """Return the smallest passing set; of equally small ones the last."""
     passing = [kept for kept, passed in search.answers.items() if passed]
     best = min(reversed(passing), key=len)
     is_minimal = all(search.answers.get(best - {name}) is False for name in best)
@@ -166,6 +166,6 @@ def _without(kept: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def _split(names: Sequence[str], parts: int) -> list[list[str]]:
-    """Return so many pieces of nearly equal length."""
+    """Return `parts` pieces of nearly equal length."""
     cuts = [len(names) * part // parts for part in range(parts + 1)]
     return [list(names[start:end]) for start, end in pairwise(cuts)]
