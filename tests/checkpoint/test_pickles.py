@@ -127,7 +127,7 @@ def test_small_files_cannot_take_all_time_or_memory(data: bytes) -> None:
 
 def test_huge_shapes_are_not_multiplied_and_one_array_is_made_once() -> None:
     start = time.process_time()
-    with pytest.raises(UnsafePickle, match="no readable shape"):
+    with pytest.raises(UnsafePickle, match="invalid shape"):
         read_arrays(forged(shape=(2**2000,) * 20000))
     assert time.process_time() - start < 5
     shared = np.zeros(1000, np.float32)
@@ -153,9 +153,9 @@ def forged(**changes: Any) -> bytes:
     ("changes", "message"),
     [
         ({"shape": (10**9,)}, "shape .1000000000,. with 8 bytes"),
-        ({"shape": (-2,)}, "an array of no readable shape"),
-        ({"shape": (2.0,)}, "an array of no readable shape"),
-        ({"shape": [2]}, "an array of no readable shape"),
+        ({"shape": (-2,)}, "invalid shape"),
+        ({"shape": (2.0,)}, "invalid shape"),
+        ({"shape": [2]}, "invalid shape"),
         ({"data": ["x", "y"]}, "an array of objects"),
         ({"dtype": np.dtype("O")}, "of dtype 'O8'"),
         ({"dtype": np.dtype("U2")}, "weights are numbers"),

@@ -417,7 +417,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     for name, text in (
         ("w.pt", "the weights do not fit the model"),
         ("w.bin", "unknown kind of weights '.bin'"),
-        ("w.safetensors", "is no file of weights alone"),
+        ("w.safetensors", "not a file of only weights"),
     ):
         with pytest.raises(MezzoError, match=text):
             make_model().load(tmp_path / name)

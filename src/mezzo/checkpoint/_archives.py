@@ -1,4 +1,4 @@
-"""The one file of weights in an archive, read into memory."""
+"""Reads the one weights file in an archive into memory."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _PREFERRED = ("model.pdparams", "model.safetensors")
 
 
 def is_archive(path: Path) -> bool:
-    """Whether a name is that of an archive; the content cannot tell, as a `.pt` file is a zip file."""
+    """Return whether the name is that of an archive; the content cannot tell, as a `.pt` file is a zip file."""
     return path.name.lower().endswith(ARCHIVES)
 
 
 def read_weights_entry(path: Path) -> tuple[str, bytes]:
-    """Return the name and the content of the file of weights in an archive.
+    """Return name and content of the weights file in an archive.
 
     Raises:
-        FileError: The archive is refused, or holds none, or several and no single `model.pdparams`.
+        FileError: The archive is refused, holds no weights file, or several and no single `model.pdparams`.
     """
 
     def choose(entries: list[ArchiveEntry]) -> ArchiveEntry:
@@ -32,9 +32,9 @@ def read_weights_entry(path: Path) -> tuple[str, bytes]:
         if len(found) == 1:
             return found[0]
         if found:
-            raise FileError(f"{path}: several files of weights in it: {_some(found)}; unpack it and give one of them")
+            raise FileError(f"{path}: holds several weights files: {_some(found)}; unpack it and give one of them")
         there = _some([entry for entry in entries if not entry.is_folder]) or "no files"
-        raise FileError(f"{path}: no file of weights in it ({', '.join(FORMATS)}); it holds {there}")
+        raise FileError(f"{path}: holds no weights file ({', '.join(FORMATS)}), only {there}")
 
     return read_entry(path, choose)
 

@@ -1,7 +1,7 @@
-"""Reads the pickles that Paddle saves weights in, without running anything that they name.
+"""Reads the pickles in which Paddle saves weights, without calling anything that they name.
 
-Such files come from the internet. Only numpy arrays in plain containers are accepted, and not even numpy's own functions
-are called by the file: what it names is replaced by passive objects, which are turned into arrays afterwards.
+Such files come from the internet. Only numpy arrays in plain containers are accepted. Every name in the file is
+replaced by a passive object; these objects are turned into arrays afterwards.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _MOST_DIMENSIONS = 32
 _MOST_ENTRIES = 1_000_000
 
 
-class _Dtype:
-    """What a file says of a dtype."""
+class _ArrayDtype:
+    """The description of a dtype in a file."""
 
     def __init__(self, *description: Any) -> None:
         self.name = description[0] if description else None
@@ -41,24 +41,24 @@ class _Dtype:
 
 
 class _Array:
-    """What a file says of an array."""
+    """The description of an array in a file."""
 
     def __init__(self, *ignored: Any) -> None:
-        # numpy would allocate the shape that is given here; the state that follows has the real one.
+        # numpy would allocate the shape given here; the real one is in the state that follows.
         self.state: Any = None
-        self._made: np.ndarray[Any, Any] | None = None
+        self._array: np.ndarray[Any, Any] | None = None
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
     def make(self) -> np.ndarray[Any, Any]:
-        """Return the array; the same one however often a file refers to it."""
-        if self._made is None:
-            self._made = self._make()
-        return self._made
+        """Return the array; the same object on every call, as a file may refer to it twice."""
+        if self._array is None:
+            self._array = self._make()
+        return self._array
 
     def num_bytes(self) -> int:
-        """Return the size of the array, before it is made."""
+        """Return the size of the array before allocating it."""
         data = self.state[-1] if isinstance(self.state, tuple) and self.state else None
         return len(data) if isinstance(data, bytes | bytearray) else 0
 
@@ -66,28 +66,28 @@ class _Array:
         if not isinstance(self.state, tuple) or len(self.state) != 5:
             raise UnsafePickle("an array without its numbers")
         _, shape, dtype, is_fortran, data = self.state
-        if not isinstance(dtype, _Dtype) or not isinstance(data, bytes | bytearray):
+        if not isinstance(dtype, _ArrayDtype) or not isinstance(data, bytes | bytearray):
             raise UnsafePickle("an array of objects; weights are numbers")
         if not isinstance(shape, tuple) or len(shape) > _MOST_DIMENSIONS:
-            raise UnsafePickle("an array of no readable shape")
+            raise UnsafePickle("an array with an invalid shape")
         if not all(type(n) is int and 0 <= n < 2**48 for n in shape):
-            raise UnsafePickle("an array of no readable shape")
-        made = dtype.make()
-        if math.prod(shape) * made.itemsize != len(data):
-            raise UnsafePickle(f"an array of shape {shape} with {len(data)} bytes of {made}")
-        array = np.frombuffer(data, dtype=made).reshape(shape, order="F" if is_fortran else "C")
-        return array.astype(made.newbyteorder("="))  # a copy of its own, in this machine's byte order
+            raise UnsafePickle("an array with an invalid shape")
+        kind = dtype.make()
+        if math.prod(shape) * kind.itemsize != len(data):
+            raise UnsafePickle(f"an array of shape {shape} with {len(data)} bytes of {kind}")
+        array = np.frombuffer(data, dtype=kind).reshape(shape, order="F" if is_fortran else "C")
+        return array.astype(kind.newbyteorder("="))  # a copy of its own, in this machine's byte order
 
 
 def _no_bytes(*args: Any) -> bytes:
-    """Old protocols write empty bytes as a call without arguments."""
+    """Return empty bytes: old pickle protocols write them as a call without arguments."""
     if args:
-        raise UnsafePickle("bytes made from something else; only numpy arrays and plain containers are read")
+        raise UnsafePickle("a call of bytes() with arguments; only numpy arrays and plain containers are read")
     return b""
 
 
 def _from_buffer(data: Any = None, dtype: Any = None, shape: Any = None, order: Any = "C") -> _Array:
-    """How protocol 5 writes an array."""
+    """Return an array as pickle protocol 5 describes it."""
     array = _Array()
     array.state = (1, shape, dtype, order == "F", data)
     return array
@@ -98,26 +98,26 @@ _REPLACED: dict[str, Any] = {
     **{f"numpy.{core}.numeric._frombuffer": _from_buffer for core in ("core", "_core")},
     **{f"{builtins}.bytes": _no_bytes for builtins in ("__builtin__", "builtins")},
     "numpy.ndarray": _Array,
-    "numpy.dtype": _Dtype,
+    "numpy.dtype": _ArrayDtype,
     "_codecs.encode": encode,
     "collections.OrderedDict": no_items,
 }
 
 
-class _Reader(PlainUnpickler):
+class _ArrayUnpickler(PlainUnpickler):
     """An unpickler of arrays and plain containers."""
 
     replaced = _REPLACED
-    stateful = (_Array, _Dtype)
+    stateful = (_Array, _ArrayDtype)
     only = "only numpy arrays and plain containers are read"
 
 
 def read_arrays(data: bytes) -> dict[str, Any]:
-    """Return the dictionary that a pickle holds: arrays, and plain values beside them.
+    """Return the dictionary in a pickle: arrays and plain values.
 
     Raises:
-        UnsafePickle: It holds anything else, is damaged, or its arrays are larger than `unpacked_limit` together. Nothing that
-            it names was called.
+        UnsafePickle: It holds anything else, is damaged, or its arrays together exceed `unpacked_limit`. Nothing that it
+            names was called.
     """
     loaded: dict[str, Any] = explained_pickle(lambda: _read_arrays(data))
     return loaded
@@ -125,7 +125,7 @@ def read_arrays(data: bytes) -> dict[str, Any]:
 
 def _read_arrays(data: bytes) -> dict[str, Any]:
     limit = unpacked_limit(len(data))
-    loaded = _Reader(io.BytesIO(data), limit).load()
+    loaded = _ArrayUnpickler(io.BytesIO(data), limit).load()
     if not isinstance(loaded, dict):
         raise UnsafePickle(f"the file holds a {type(loaded).__name__}; must be a dictionary of arrays")
     return dict(rebuilt(loaded, _Array.make, _size_of, most_entries=_MOST_ENTRIES, limit=limit, tuples=list))

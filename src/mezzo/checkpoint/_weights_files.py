@@ -1,4 +1,4 @@
-"""Weights in and out: Paddle's `.pdparams`, safetensors, torch files, and archives of one of these."""
+"""Reads, writes and converts weights: `.pdparams` of Paddle, safetensors, torch files, and archives of these."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from mezzo.checkpoint._torch_file import read_torch_file
 from mezzo.errors import MezzoError, RunError
 from mezzo.files import FileError, UnsafePickle, read_bytes, write_file
 
-#: Entries of a `.pdparams` file that are no weights.
+#: Entries of a `.pdparams` file that are not weights.
 _NAMES, _SLICES = "StructuredToParameterName@@", "UnpackBigParamInfor@@"
-#: The place of a file is wrong; anything else that the system refuses, as a full disk, is a run that failed.
-_BAD_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS)
-#: Kinds of numbers that a format holds, and that torch can copy. Paddle's uint16 is bfloat16.
+#: System errors that mean a bad path (WeightsError); others, as a full disk, are a failed run (RunError).
+_BAD_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS)
+#: Dtypes that a format can hold and torch can copy. In Paddle, uint16 is bfloat16.
 _COMMON = frozenset({
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint32, torch.uint64,
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,
@@ -34,19 +34,19 @@ _COMMON = frozenset({
 })  # fmt: skip
 _WRITABLE = {".safetensors": _COMMON | {torch.uint16}, ".pdparams": _COMMON | {torch.complex128}}
 _WRITABLE_BY_TORCH = _COMMON | {torch.uint16, torch.complex32, torch.complex128, torch.float8_e8m0fnu}
-_METADATA = "__metadata__"  # what a safetensors file says of itself
+_METADATA = "__metadata__"  # reserved in safetensors files
 _TO_PADDLE = {"running_mean": "_mean", "running_var": "_variance"}
 _BACKBONE = "backbone."
 _TO_TORCH = {paddle: ours for ours, paddle in _TO_PADDLE.items()}
 
 
 class WeightsError(MezzoError):
-    """Weights do not fit, or cannot be read."""
+    """Weights that do not fit the model, or cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What became of each entry; all names are Paddle's."""
+    """What happened to each entry; all names are those of Paddle."""
 
     loaded: tuple[str, ...]
     missing: tuple[str, ...] = ()
@@ -54,17 +54,15 @@ class LoadReport:
     unexpected: tuple[str, ...] = ()
     """In the file, not in the model."""
     mismatched: tuple[str, ...] = ()
-    """In both, of another shape: 'name (shape in the file, shape in the model)'."""
+    """In both, with different shapes: 'name (shape in the file, shape in the model)'."""
     heads: tuple[str, ...] = ()
-    """Mismatched ones that depend on the number of classes: left as they were."""
+    """Mismatched entries that depend on the number of classes: not loaded."""
 
     def __str__(self) -> str:
-        """Say it in a line."""
+        """Return the report as one line."""
         parts = [f"{len(self.loaded)} entries loaded"]
         if self.heads:
-            parts.append(
-                f"{len(self.heads)} of the heads left as they were (another number of classes): {_some(self.heads)}"
-            )
+            parts.append(f"{len(self.heads)} of the heads not loaded (another number of classes): {_some(self.heads)}")
         for what in ("missing", "unexpected", "mismatched"):
             names = getattr(self, what)
             if names:
@@ -78,7 +76,7 @@ def _some(names: tuple[str, ...], most: int = 5) -> str:
 
 
 def paddle_state(model: nn.Module) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the weights of a model under Paddle's names and in its layout, float32."""
+    """Return the weights of a model as float32 arrays with the names and layout of Paddle."""
     linear = _linear_weights(model)
     state = {}
     for key, value in model.state_dict().items():
@@ -89,18 +87,18 @@ def paddle_state(model: nn.Module) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def load_paddle_state(model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> LoadReport:
-    """Load arrays under Paddle's names into a model; return what became of each.
+    """Load arrays with Paddle's names into a model; return what happened to each.
 
-    Heads for another number of classes stay as they are. The weights of a backbone alone, without the prefix that it has
-    in the model, are recognised; the rest of the model then stays as it is, and what else they bring is reported.
+    Heads for another number of classes are not loaded. Weights of only the backbone, without the prefix that it has in
+    the model, are recognised: the rest of the model does not change, and further entries are reported.
 
     Args:
-        model: From `create_model`, or any whose parts are named like Paddle's.
+        model: From `create_model`, or any model with the parameter names of Paddle.
         state: Arrays by name.
-        strict: Missing, unexpected and mis-shaped entries are an error, and nothing is loaded.
+        strict: Missing, unexpected and mismatched entries raise an error, and nothing is loaded.
 
     Raises:
-        WeightsError: Entries do not fit (`strict`), or none of them does.
+        WeightsError: Entries do not fit (`strict`), or no entry fits.
     """
     own = model.state_dict()
     linear = _linear_weights(model)
@@ -132,7 +130,7 @@ def load_paddle_state(model: nn.Module, state: Mapping[str, Any], *, strict: boo
         mismatched=tuple(mismatched),
         heads=tuple(left),
     )
-    # The archive of a backbone may bring the classifier that it was trained with.
+    # The archive of a backbone may also contain its classifier.
     does_not_fit = report.missing or report.mismatched or (report.unexpected and not is_backbone)
     if not report.loaded or (strict and does_not_fit):
         raise WeightsError(f"the weights do not fit the model: {report}")
@@ -141,18 +139,20 @@ def load_paddle_state(model: nn.Module, state: Mapping[str, Any], *, strict: boo
 
 
 def _as_tensor(name: str, value: Any) -> Tensor:
-    """Return an entry as a tensor of floating numbers; bfloat16 comes from Paddle as uint16."""
+    """Return an entry as a floating-point tensor; Paddle stores bfloat16 as uint16."""
     if isinstance(value, Tensor):
         tensor = value.detach().cpu()
         is_plain = tensor.dtype in _WRITABLE_BY_TORCH and tensor.layout == torch.strided
         if tensor.is_floating_point() and is_plain:
             return tensor
-        raise WeightsError(f"{name}: is a {tensor.layout} tensor of {tensor.dtype}; weights are dense floating numbers")
+        raise WeightsError(
+            f"{name}: is a {tensor.layout} tensor of {tensor.dtype}; weights must be dense and floating-point"
+        )
     array = np.asarray(value)
     if array.dtype == np.uint16:
         return torch.from_numpy((array.astype(np.uint32) << 16).view(np.float32))
     if array.dtype.kind != "f" or array.dtype.itemsize > 8:
-        raise WeightsError(f"{name}: is an array of {array.dtype}; weights are floating numbers")
+        raise WeightsError(f"{name}: is an array of {array.dtype}; weights must be floating-point")
     return torch.from_numpy(np.array(array.astype(array.dtype.newbyteorder("=")), order="C"))
 
 
@@ -176,7 +176,7 @@ def _rename(key: str, leaves: Mapping[str, str]) -> str:
 
 
 def _linear_weights(model: nn.Module) -> set[str]:
-    """Return the keys whose matrix Paddle stores transposed."""
+    """Return the keys of the matrices that Paddle stores transposed."""
     return {
         f"{name}.weight" if name else "weight" for name, part in model.named_modules() if isinstance(part, nn.Linear)
     }
@@ -186,12 +186,12 @@ def read_pdparams(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any
     """Return the arrays of a `.pdparams` file, or of an archive with one, by name.
 
     Raises:
-        WeightsError: There is no such file.
+        WeightsError: The file cannot be read.
         UnsafePickle: It holds more than arrays. Nothing that it names was called.
     """
     file = _read_archive(Path(path)) if is_archive(Path(path)) else _File(str(path), ".pdparams", _bytes_of(path))
     if file.suffix != ".pdparams":
-        raise WeightsError(f"{file.shown}: is no .pdparams file; load_weights and convert read it")
+        raise WeightsError(f"{file.shown}: not a .pdparams file; use load_weights or convert")
     return _arrays_of(file)
 
 
@@ -207,12 +207,12 @@ def _arrays_of(file: _File) -> dict[str, np.ndarray[Any, Any]]:
         entries[name] = _join_slices(name, how, entries, path)
     others = [name for name, value in entries.items() if not isinstance(value, np.ndarray)]
     if others:
-        raise WeightsError(f"{path}: {_some(tuple(others))}: no array; is this a .pdparams file?")
+        raise WeightsError(f"{path}: {_some(tuple(others))}: not an array; is this a .pdparams file?")
     return entries
 
 
 def _join_slices(name: str, how: Any, entries: dict[str, Any], path: Any) -> np.ndarray[Any, Any]:
-    """Return an array that an old file holds in pieces; the pieces are taken out."""
+    """Return an array that an old file stores in pieces; remove the pieces from `entries`."""
     table: dict[str, Any] = how if isinstance(how, dict) else {}
     parts: Any = table.get("slices")
     shape: Any = table.get("OriginShape")
@@ -255,7 +255,7 @@ def _write(path: Path, data: bytes) -> None:
     try:
         write_file(path, data)
     except RunError as error:
-        if isinstance(error.__cause__, OSError) and error.__cause__.errno in _BAD_PLACE:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in _BAD_PATH:
             raise WeightsError(str(error)) from error
         raise
 
@@ -300,11 +300,11 @@ def _bytes_of(path: str | os.PathLike[str]) -> bytes:
 def convert(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> int:
     """Rewrite a weights file, or the one in an archive, in the format of the target's name; return the number of entries.
 
-    Names and layouts change with it: `.pdparams` has Paddle's, the others have torch's.
+    `.pdparams` files have the names and layouts of Paddle, the others those of torch.
 
     Raises:
-        WeightsError: A format is unknown, or a file cannot be read or not be written at its place.
-        RunError: The disk is full, or fails.
+        WeightsError: A format is unknown, the source cannot be read, or the target path cannot be written.
+        RunError: Writing failed, for example because the disk is full.
     """
     state = read_torch_state(Path(source))
     path = Path(target)
@@ -313,24 +313,24 @@ def convert(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> i
     suffix = _format_of(path)
     for key, value in state.items():
         if value.dtype not in _WRITABLE.get(suffix, _WRITABLE_BY_TORCH):
-            raise WeightsError(f"{source}: {key!a} is of {value.dtype}, which a {suffix} file does not hold")
+            raise WeightsError(f"{source}: {key!a} is {value.dtype}, which a {suffix} file cannot hold")
     if suffix == ".pdparams":
         renamed = {_rename(key, _TO_PADDLE): key for key in state}
         reserved = {_NAMES, _SLICES} & set(renamed)
         if len(renamed) < len(state) or reserved:
-            raise WeightsError(f"{source}: two entries would have one name in Paddle, or one that is reserved")
-        arrays = {name: _transposed(key, _as_array(state[key])) for name, key in renamed.items()}
+            raise WeightsError(f"{source}: two entries would have the same name in Paddle, or a reserved one")
+        arrays = {name: _transpose_linear(key, _as_array(state[key])) for name, key in renamed.items()}
         _write_pdparams({name: np.ascontiguousarray(value) for name, value in arrays.items()}, path)
     elif suffix == ".safetensors":
         save = _safetensors().save
         for key in state:
             if key == _METADATA or not _is_unicode(key):
-                raise WeightsError(f"{source}: a .safetensors file can have no entry of the name {key!a}")
+                raise WeightsError(f"{source}: a .safetensors file cannot have an entry named {key!a}")
         own = {key: value.clone(memory_format=torch.contiguous_format) for key, value in state.items()}
         _write(path, save(own))
     else:
         buffer = io.BytesIO()
-        torch.save(_without_two_kinds(state), buffer)
+        torch.save(_with_one_dtype_per_storage(state), buffer)
         _write(path, buffer.getvalue())
     return len(state)
 
@@ -338,13 +338,13 @@ def convert(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> i
 def _is_unicode(text: str) -> bool:
     try:
         text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair
+    except UnicodeEncodeError:  # an unpaired surrogate
         return False
     return True
 
 
-def _without_two_kinds(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return entries that `torch.save` takes: those that read the same bytes as another kind of numbers are copied."""
+def _with_one_dtype_per_storage(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copy entries that share a storage with an entry of another dtype: `torch.save` refuses those."""
     kinds: dict[int, torch.dtype] = {}
     return {
         key: value
@@ -355,7 +355,7 @@ def _without_two_kinds(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _as_array(value: Tensor) -> np.ndarray[Any, Any]:
-    """Return a tensor for Paddle: floating numbers as float32, others as they are."""
+    """Return a tensor for Paddle: floating-point values as float32, others unchanged."""
     array: np.ndarray[Any, Any] = (value.float() if value.is_floating_point() else value).numpy()
     return array
 
@@ -380,8 +380,8 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str], *, strict: bool
     return load_paddle_state(model, state, strict=strict)
 
 
-def _transposed(key: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Paddle's linear weights are [in, out]; without the model, every matrix called weight is one."""
+def _transpose_linear(key: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Transpose linear weights, which are [in, out] in Paddle; without the model, every 2-D `weight` counts as one."""
     return array.T if array.ndim == 2 and key.endswith("weight") else array
 
 
@@ -390,9 +390,9 @@ def read_torch_state(path: Path) -> dict[str, Tensor]:
 
 
 def _torch_state_of(file: _File) -> dict[str, Tensor]:
-    """Return the entries of a weights file under torch's names and in its layout."""
+    """Return the entries of a weights file with the names and layout of torch."""
     if file.suffix == ".pdparams":
-        arrays = {key: np.ascontiguousarray(_transposed(key, value)) for key, value in _arrays_of(file).items()}
+        arrays = {key: np.ascontiguousarray(_transpose_linear(key, value)) for key, value in _arrays_of(file).items()}
         return {
             _rename(key, _TO_TORCH): _as_tensor(key, value) if value.dtype == np.uint16 else torch.from_numpy(value)
             for key, value in arrays.items()
@@ -402,7 +402,7 @@ def _torch_state_of(file: _File) -> dict[str, Tensor]:
         isinstance(key, str) and isinstance(value, Tensor) and value.layout == torch.strided
         for key, value in loaded.items()
     ):
-        raise WeightsError(f"{file.shown}: must hold a state dict, names and dense tensors")
+        raise WeightsError(f"{file.shown}: must hold a state dict of names and dense tensors")
     return {key: value.detach() for key, value in loaded.items() if not key.endswith("num_batches_tracked")}
 
 
@@ -412,16 +412,16 @@ def _load_other(file: _File) -> Any:
         if library is not None:
             return library.load(file.data)
         return read_torch_file(file.data)
-    except Exception as error:  # a damaged or hostile file fails in as many ways as there are
+    except Exception as error:  # a damaged or hostile file can raise anything
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise WeightsError(f"{file.shown}: is no file of weights alone: {reason}") from error
+        raise WeightsError(f"{file.shown}: not a file of only weights: {reason}") from error
 
 
 def _format_of(path: Path) -> str:
     suffix = path.suffix.lower()
     if suffix not in FORMATS:
-        known = f"{', '.join(FORMATS)}, and archives to read ({', '.join(ARCHIVES)})"
-        raise WeightsError(f"{path}: unknown kind of weights {suffix!r}; known are {known}")
+        known = f"{', '.join(FORMATS)}, and archives for reading ({', '.join(ARCHIVES)})"
+        raise WeightsError(f"{path}: unknown format {suffix!r}; allowed: {known}")
     return suffix
 
 

@@ -153,7 +153,7 @@ def test_lovasz_hinge_stays_finite_where_the_network_is_certain() -> None:
 
 def test_lovasz_hinge_is_for_two_classes() -> None:
     logits, labels = data(0, classes=3)
-    with pytest.raises(ValueError, match="LovaszHingeLoss: 3 classes; it is for two, LovaszSoftmaxLoss for more"):
+    with pytest.raises(ValueError, match=r"LovaszHingeLoss: 3 classes.*LovaszSoftmaxLoss"):
         LovaszHingeLoss()(logits, labels)
 
 
@@ -254,7 +254,7 @@ def test_heads_and_mixtures_add_up() -> None:
     terms = heads.terms([logits, 2 * logits], labels)
     assert [t.item() for t in terms] == [ce(logits, labels).item(), pytest.approx(0.4 * ce(2 * logits, labels).item())]
     assert heads([logits, 2 * logits], labels).item() == pytest.approx(sum(t.item() for t in terms))
-    with pytest.raises(ValueError, match="1 outputs for 2 losses: give one coefficient a head"):
+    with pytest.raises(ValueError, match="1 outputs for 2 losses"):
         heads([logits], labels)
     with pytest.raises(ValueError, match="MixedLoss: 1 losses and 2 coefficients"):
         MixedLoss([ce], [1, 2])

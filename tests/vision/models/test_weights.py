@@ -57,7 +57,7 @@ def test_another_number_of_classes_loads_all_but_the_heads_and_says_so(model: nn
     report = load_paddle_state(other, paddle_state(model))
     assert torch.equal(other.classifier[3].weight.detach(), head)
     assert torch.equal(other.classifier[0].weight, model.classifier[0].weight)
-    assert "2 of the heads left as they were (another number of classes): classifier.3." in str(report)
+    assert "2 of the heads not loaded (another number of classes): classifier.3." in str(report)
     assert "classifier.3.weight ((1024, 10), (1024, 7))" in report.heads
     assert len(report.loaded) == 208
 
@@ -138,11 +138,11 @@ def test_old_files_with_sliced_arrays_and_name_tables(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.bin", b"", "unknown kind of weights '.bin'; known are .pdparams, .safetensors, .pt, .pth"),
+        ("x.bin", b"", "unknown format '.bin'"),
         ("x.pt", b"", "x.pt: is empty"),
         ("x.pdparams", b"", "x.pdparams: is empty"),
-        ("x.pt", b"rubbish", "is no file of weights alone"),
-        ("x.pdparams", pickle.dumps({"iter": 3}), "iter: no array; is this a .pdparams file"),
+        ("x.pt", b"rubbish", "not a file of only weights"),
+        ("x.pdparams", pickle.dumps({"iter": 3}), "iter: not an array"),
     ],
 )
 def test_bad_files_are_one_line_and_exit_code_2(
@@ -159,7 +159,7 @@ def test_bad_files_are_one_line_and_exit_code_2(
 
 def test_a_state_dict_must_hold_tensors_and_a_folder_must_be_there(tmp_path: Path, model: nn.Module) -> None:
     torch.save({"epoch": 3}, tmp_path / "x.pt")
-    with pytest.raises(WeightsError, match="must hold a state dict, names and dense tensors"):
+    with pytest.raises(WeightsError, match="must hold a state dict"):
         load_weights(model, tmp_path / "x.pt")
     save_pdparams(model, tmp_path / "a.pdparams")
     with pytest.raises(WeightsError, match="there is no folder"):
@@ -168,7 +168,7 @@ def test_a_state_dict_must_hold_tensors_and_a_folder_must_be_there(tmp_path: Pat
 
 def test_a_torch_file_with_code_is_refused(tmp_path: Path, model: nn.Module) -> None:
     torch.save(model, tmp_path / "whole.pt")
-    with pytest.raises(WeightsError, match="is no file of weights alone"):
+    with pytest.raises(WeightsError, match="not a file of only weights"):
         load_weights(fresh(), tmp_path / "whole.pt")
 
 
@@ -187,7 +187,7 @@ def test_half_and_bfloat16_files_load(model: nn.Module, tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [np.zeros((16, 3, 3, 3), np.int64), torch.zeros(16, 3, 3, 3, dtype=torch.int8)])
 def test_what_is_no_floating_number_is_refused(value: object, model: nn.Module) -> None:
     state = {**paddle_state(model), "features.0.0.weight": value}
-    with pytest.raises(WeightsError, match=r"features\.0\.0\.weight: is an? .*; weights are (dense )?floating numbers"):
+    with pytest.raises(WeightsError, match=r"features\.0\.0\.weight: is an? .*"):
         load_paddle_state(fresh(), state)
 
 
@@ -220,7 +220,7 @@ def test_tables_of_pieces_that_cannot_be_are_refused(table: object, tmp_path: Pa
 def test_names_that_would_collide_in_paddle_are_refused(tmp_path: Path) -> None:
     for names in (("a.running_mean", "a._mean"), ("StructuredToParameterName@@",)):
         torch.save(dict.fromkeys(names, torch.ones(1)), tmp_path / "x.pt")
-        with pytest.raises(WeightsError, match="one name in Paddle, or one that is reserved"):
+        with pytest.raises(WeightsError, match="same name in Paddle"):
             convert(tmp_path / "x.pt", tmp_path / "y.pdparams")
 
 
@@ -257,7 +257,7 @@ def test_a_place_that_cannot_be_written_is_one_line(model: nn.Module, tmp_path: 
 def test_a_damaged_safetensors_file_is_one_line(tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
     (tmp_path / "x.safetensors").write_bytes(b"rubbish")
-    with pytest.raises(WeightsError, match="is no file of weights alone"):
+    with pytest.raises(WeightsError, match="not a file of only weights"):
         load_weights(fresh(), tmp_path / "x.safetensors")
 
 
@@ -328,7 +328,7 @@ def test_safetensors_with_an_impossible_header_are_one_line(header: object, tmp_
     text = json.dumps(header).encode()
     length = len(text) if header else 2**40
     (tmp_path / "x.safetensors").write_bytes(length.to_bytes(8, "little") + text + bytes(8))
-    with pytest.raises(WeightsError, match="is no file of weights alone") as error:
+    with pytest.raises(WeightsError, match="not a file of only weights") as error:
         load_weights(fresh(), tmp_path / "x.safetensors")
     assert "\n" not in str(error.value)
 
@@ -357,7 +357,7 @@ def test_numbers_that_a_format_does_not_hold_are_one_line(dtype: str, suffix: st
     if dtype in fits.get(suffix, ()):
         assert _convert(state, tmp_path / f"b{suffix}") == 1
         return
-    with pytest.raises(WeightsError, match=rf"a\.pt: 'part\.w' is of torch\.{dtype}, which a {suffix} file"):
+    with pytest.raises(WeightsError, match=rf"a\.pt: 'part\.w' is torch\.{dtype}, which a {suffix} file"):
         _convert(state, tmp_path / f"b{suffix}")
     assert not (tmp_path / f"b{suffix}").exists()
 
@@ -383,7 +383,7 @@ def test_numbers_that_no_model_has_do_not_load(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("name", ["__metadata__", "a\ud800"])
 def test_names_that_a_safetensors_file_cannot_have_name_the_file(name: str, tmp_path: Path) -> None:
     torch.save({name: torch.ones(2)}, tmp_path / "a.pt")
-    with pytest.raises(WeightsError, match=r"a\.pt: a \.safetensors file can have no entry") as error:
+    with pytest.raises(WeightsError, match=r"a\.pt: a \.safetensors file cannot have an entry") as error:
         convert(tmp_path / "a.pt", tmp_path / "b.safetensors")
     assert ascii(name) in str(error.value)
     assert convert(tmp_path / "a.pt", tmp_path / "b.pdparams") == 1

@@ -135,10 +135,10 @@ def test_a_loss_without_gradient_is_left_out_of_a_mixture_and_that_is_said_once(
         ({"types": [{**CE, "weight": "dynamic"}], "coef": [1]}, "weight='dynamic'"),
         (
             {"types": [{**CE, "top_k_percent_pixels": 0.5}], "coef": [1]},
-            "top_k_percent_pixels=0.5: only 1.0 is built here",
+            "top_k_percent_pixels=0.5: only 1.0",
         ),
-        ({"types": [{**CE, "avg_non_ignore": False}], "coef": [1]}, "avg_non_ignore=False: only True is built here"),
-        ({"types": [{**CE, "data_format": "NHWC"}], "coef": [1]}, "data_format='NHWC': only 'NCHW' is built here"),
+        ({"types": [{**CE, "avg_non_ignore": False}], "coef": [1]}, "avg_non_ignore=False: only True"),
+        ({"types": [{**CE, "data_format": "NHWC"}], "coef": [1]}, "data_format='NHWC': only 'NCHW'"),
         (
             {"types": [{"type": "OhemCrossEntropyLoss", "thresh": 2}], "coef": [1]},
             "thresh=2",
@@ -149,7 +149,7 @@ def test_a_loss_without_gradient_is_left_out_of_a_mixture_and_that_is_said_once(
         ),
         (
             {"types": [{"type": "LovaszSoftmaxLoss", "classes": "all"}], "coef": [1]},
-            "classes='all': only 'present' is built",
+            "classes='all': only 'present'",
         ),
         ({"types": [{"type": "MixedLoss"}], "coef": [1]}, "MixedLoss: losses is missing"),
         (
@@ -172,9 +172,9 @@ def test_a_loss_without_gradient_is_left_out_of_a_mixture_and_that_is_said_once(
             {"types": [{"type": "RMILoss", "rmi_radius": 11}], "coef": [1]},
             "rmi_radius=11",
         ),
-        ({"types": [{"type": "RMILoss", "rmi_pool_way": 1}], "coef": [1]}, "rmi_pool_way=1: only 0 is built here"),
+        ({"types": [{"type": "RMILoss", "rmi_pool_way": 1}], "coef": [1]}, "rmi_pool_way=1: only 0"),
         ({"types": [{"type": "RMILoss", "rmi_pool_size": 0}], "coef": [1]}, "rmi_pool_size=0"),
-        ({"types": [{"type": "RMILoss", "rmi_pool_size": 4}], "coef": [1]}, "rmi_pool_stride=3: only 4 is built here"),
+        ({"types": [{"type": "RMILoss", "rmi_pool_size": 4}], "coef": [1]}, "rmi_pool_stride=3: only 4"),
         (
             {"types": [{"type": "RMILoss", "loss_weight_lambda": "x"}], "coef": [1]},
             "loss_weight_lambda='x'",
@@ -184,7 +184,7 @@ def test_a_loss_without_gradient_is_left_out_of_a_mixture_and_that_is_said_once(
             "loss: SemanticConnectivityLoss has no gradient; put it into a MixedLoss beside another, or leave it out",
         ),
         (mixed(CONNECTIVITY, coef=[1]), "loss: SemanticConnectivityLoss has no gradient"),
-        (mixed(CE, {**CONNECTIVITY, "use_argmax": False}, coef=[1, 1]), "use_argmax=False: only True is built here"),
+        (mixed(CE, {**CONNECTIVITY, "use_argmax": False}, coef=[1, 1]), "use_argmax=False: only True"),
         (
             mixed(CE, {**CONNECTIVITY, "max_pred_num_conn": 0}, coef=[1, 1]),
             "max_pred_num_conn=0",

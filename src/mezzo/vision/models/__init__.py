@@ -1,4 +1,4 @@
-"""Networks by name, with the weights that others published."""
+"""Networks by name."""
 
 from mezzo.vision.models import deeplabv3p, hrnet, losses, mobilenet_v3, ocrnet, pp_humanseg_lite, pp_liteseg
 from mezzo.vision.models._create import create_model

@@ -1,4 +1,4 @@
-"""What several networks are made of. Parts are named as in PaddleSeg, so that its weights fit without a table of names."""
+"""Blocks that several networks share, with the parameter names of PaddleSeg, so that its weights load directly."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ Padding = int | Literal["same"]
 
 
 def _missing(size: int, kernel: int, stride: int) -> int:
-    """Return by how much a side has to grow.
+    """Return how many pixels of padding a side needs.
 
-    Written so that in an export the padded side is an expression in which a free size stands once, not twice: sizes of
-    deep networks would double with every stride.
+    In an export with a free size, the padded size is an expression of it. This form has the free size once; with twice,
+    the expressions of deep networks would double with every stride.
     """
     grown = (size + stride - 1) // stride * stride + kernel - stride - size
     return grown if kernel >= stride else max(grown, 0)
 
 
 def pad_same(x: Tensor, kernel: int, stride: int) -> Tensor:
-    """Pad so that a convolution without padding gives ceil(size / stride), the smaller half in front."""
+    """Pad so that a convolution without padding returns ceil(size / stride); the smaller half goes in front."""
     height, width = x.shape[-2:]
     down, right = _missing(height, kernel, stride), _missing(width, kernel, stride)
     return F.pad(x, (right // 2, right - right // 2, down // 2, down - down // 2))
 
 
 class ConvBN(nn.Module):
-    """Convolution and batch norm, and ReLU if `relu`. padding 'same' is TensorFlow's: uneven where the stride is 2."""
+    """Convolution, batch norm, and ReLU if `relu`. Padding "same" is that of TensorFlow: asymmetric for stride 2."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class ConvBN(nn.Module):
         relu: bool = False,
     ) -> None:
         super().__init__()
-        # With stride 1 'same' is symmetric, and the convolution pads by itself.
+        # With stride 1 'same' is symmetric, and the convolution does the padding.
         self._pads = padding == "same" and stride > 1
         inside = 0 if self._pads else kernel // 2 if padding == "same" else padding
         self._kernel, self._stride = kernel, stride
@@ -92,7 +92,7 @@ class SeparableConvBNReLU(nn.Module):
             groups=in_channels,
             bias=bias,
         )
-        self.piontwise_conv = ConvBNReLU(in_channels, out_channels, 1, bias=bias)  # spelled so in published weights
+        self.piontwise_conv = ConvBNReLU(in_channels, out_channels, 1, bias=bias)  # misspelled in published weights
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features."""
@@ -101,10 +101,10 @@ class SeparableConvBNReLU(nn.Module):
 
 
 def init_default(module: nn.Module) -> None:
-    """Draw weights as PaddleSeg does where a network says nothing else."""
+    """Initialise weights with PaddleSeg's default."""
     for part in module.modules():
         if isinstance(part, nn.Conv2d):
-            # All input channels count, also where a convolution is grouped.
+            # The fan-in counts all input channels, even in a grouped convolution.
             nn.init.normal_(
                 part.weight, std=(2.0 / (part.kernel_size[0] * part.kernel_size[1] * part.in_channels)) ** 0.5
             )
@@ -116,7 +116,7 @@ def init_default(module: nn.Module) -> None:
 
 
 def init_small(module: nn.Module) -> None:
-    """Draw all convolution weights from a normal distribution of standard deviation 0.001, biases 0."""
+    """Initialise convolutions: weights from a normal distribution of standard deviation 0.001, biases 0."""
     for part in module.modules():
         if isinstance(part, nn.Conv2d):
             nn.init.normal_(part.weight, std=0.001)
@@ -131,5 +131,5 @@ def shuffle_channels(x: Tensor, groups: int) -> Tensor:
 
 
 def join(*parts: Tensor) -> Tensor:
-    """Return tensors one after the other along the channels."""
+    """Concatenate tensors along the channels."""
     return torch.cat(parts, dim=1)

@@ -1,8 +1,9 @@
-"""Networks by name: what there is, and how it is made."""
+"""The registry: networks by name."""
 
 from __future__ import annotations
 
 import fnmatch
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,18 +18,18 @@ F = TypeVar("F", bound=Factory)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelInfo:
-    """What is known of a network without making it."""
+    """What the registry knows about a network without creating it."""
 
     name: str
     task: str
     """classification or segmentation."""
     input_size: tuple[int, int]
-    """Height and width that it is usually given."""
+    """Usual height and width of the input."""
     num_classes: int
     train_outputs: int
-    """How many logits it returns in training; evaluation returns the first."""
+    """Number of logits tensors in training; evaluation returns only the first."""
     head_keys: tuple[str, ...]
-    """Beginnings of the names of parameters whose shape depends on the number of classes."""
+    """Prefixes of the parameters whose shape depends on the number of classes."""
     aliases: tuple[str, ...] = ()
 
 
@@ -37,22 +38,43 @@ _infos: dict[str, ModelInfo] = {}
 _aliases: dict[str, str] = {}
 
 
-def register(info: ModelInfo) -> Callable[[F], F]:
-    """Return a decorator that makes a factory known under the name and aliases of `info`."""
+def register_model(
+    *,
+    task: str,
+    input_size: tuple[int, int],
+    head_keys: tuple[str, ...],
+    train_outputs: int = 1,
+    aliases: tuple[str, ...] = (),
+) -> Callable[[F], F]:
+    """Return a decorator that adds a factory to the registry.
+
+    The name is that of the factory, the number of classes the default of its argument `num_classes`. See `ModelInfo` for
+    the other fields.
+    """
 
     def add(factory: F) -> F:
-        for name in (info.name, *info.aliases):
-            if name in _aliases:
-                raise ValueError(f"two models are called {name!r}")
-            _aliases[name] = info.name
-        _factories[info.name], _infos[info.name] = factory, info
+        name = factory.__name__
+        for each in (name, *aliases):
+            if each in _aliases:
+                raise ValueError(f"two models are called {each!r}")
+            _aliases[each] = name
+        _factories[name] = factory
+        _infos[name] = ModelInfo(
+            name=name,
+            task=task,
+            input_size=input_size,
+            num_classes=inspect.signature(factory).parameters["num_classes"].default,
+            train_outputs=train_outputs,
+            head_keys=head_keys,
+            aliases=aliases,
+        )
         return factory
 
     return add
 
 
-def make(name: str, **options: Any) -> nn.Module:
-    """Return a new network of the registry."""
+def create_registered(name: str, **options: Any) -> nn.Module:
+    """Return a new network of the registry, by its name or an alias."""
     own_name = _find_name(name)
     model = _factories[own_name](**options)
     model.model_name = own_name  # type: ignore[assignment]
@@ -61,17 +83,20 @@ def make(name: str, **options: Any) -> nn.Module:
 
 
 def names_and_aliases() -> tuple[str, ...]:
-    """Return every name under which a network is known."""
+    """Return the names and aliases of all networks."""
     return tuple(_aliases)
 
 
 def model_info(name: str) -> ModelInfo:
-    """Return what is known of a network, by its name or an alias."""
+    """Return what the registry knows about a network, by its name or an alias.
+
+    Raises:
+        ValueError: There is no such network; the message suggests the nearest name.
+    """
     return _infos[_find_name(name)]
 
 
 def _find_name(name: str) -> str:
-    """Return the network's own name for a name or alias."""
     if name not in _aliases:
         raise ValueError(unknown_choice("model", name, tuple(_aliases)))
     return _aliases[name]

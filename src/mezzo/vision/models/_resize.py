@@ -1,8 +1,8 @@
-"""Bilinear resizing; on CUDA with a gradient that is two matrix products.
+"""Bilinear resizing whose gradient on CUDA is two matrix products.
 
-CUDA's own backward of a bilinear resize adds each output's gradient to its four inputs atomically. Enlarging logits by
-eight, some hundred outputs wait for the same input: 22 of the 34 ms of a PP-LiteSeg step were spent so on an H200
-(benchmarks/resize_h200_202611.md). Resizing is linear and separable, y = A x B', so the gradient is A' g B.
+The backward kernel of CUDA adds the gradient of each output to four inputs with atomic operations. When logits are
+enlarged eight times, about a hundred outputs compete for one input: 22 of the 34 ms of a PP-LiteSeg step on an H200
+(benchmarks/resize_h200_202611.md). Resizing is linear and separable, y = A x B', so its gradient is A' g B.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mezzo._torch.script import tracing_state
 
 
 def resize(x: Tensor, like: Tensor) -> Tensor:
-    """Return `x` at the height and width of `like`: bilinear, half-pixel centres."""
+    """Return `x` at the height and width of `like`: bilinear, with half-pixel centres."""
     height, width = like.shape[-2:]
     if x.is_cuda and _is_recorded(x) and height * width > x.shape[-2] * x.shape[-1]:
         enlarged: Tensor = _Enlarged.apply(x, height, width)  # type: ignore[no-untyped-call]
@@ -31,13 +31,13 @@ def _bilinear(x: Tensor, height: int, width: int) -> Tensor:
 
 
 def _is_recorded(x: Tensor) -> bool:
-    """Whether autograd itself will run the backward; a compiler or an exporter writes its own."""
+    """Return whether autograd will run the backward pass; compilers and exporters generate their own."""
     is_traced = torch.compiler.is_compiling() or tracing_state() is not None
     return x.requires_grad and torch.is_grad_enabled() and not is_traced
 
 
 class _Enlarged(torch.autograd.Function):
-    """The resize, with the gradient as matrix products: no atomics, so the same bits every time."""
+    """Enlarging, with the gradient as matrix products: without atomics, so bit-exact in every run."""
 
     generate_vmap_rule = True
 
@@ -56,9 +56,9 @@ class _Enlarged(torch.autograd.Function):
 
 
 def resize_gradient(grad: Tensor, height: int, width: int) -> Tensor:
-    """Return the gradient of a bilinear resize's input (n, c, height, width), given that of its output.
+    """Return the gradient of the input (n, c, height, width) of a bilinear resize from the gradient of its output.
 
-    Either memory layout is read as it lies, and the result has it too. The products add in float32 whatever the dtype.
+    The memory layout, contiguous or channels last, is kept. Products accumulate in float32 in every dtype.
     """
     vertical = _weights(height, grad.shape[-2], grad.device, grad.dtype).t()
     horizontal = _weights(width, grad.shape[-1], grad.device, grad.dtype)
@@ -72,15 +72,15 @@ def resize_gradient(grad: Tensor, height: int, width: int) -> Tensor:
 def _weights(size: int, resized: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return the matrix (resized, size) of a resize along one axis."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        # Made inside a CUDA graph, it would have no values before the first replay: nothing to keep.
-        return _computed_weights(size, resized, device, dtype)
-    return _kept_weights(size, resized, device, dtype)
+        # A matrix created during capture has no values before the first replay, so it must not be cached.
+        return _compute_weights(size, resized, device, dtype)
+    return _cached_weights(size, resized, device, dtype)
 
 
-def _computed_weights(size: int, resized: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _compute_weights(size: int, resized: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     with torch.no_grad():
-        each_alone = torch.eye(size, device=device)[None, None]
-        return _bilinear(each_alone, resized, size)[0, 0].to(dtype)
+        identity = torch.eye(size, device=device)[None, None]
+        return _bilinear(identity, resized, size)[0, 0].to(dtype)
 
 
-_kept_weights = functools.lru_cache(maxsize=256)(_computed_weights)
+_cached_weights = functools.lru_cache(maxsize=256)(_compute_weights)

@@ -1,4 +1,4 @@
-"""Weights of a network that is used as it is: they decide the number of classes, and must be complete."""
+"""Weights for evaluation and export: they decide the number of classes, and must be complete."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mezzo.vision.models._registry import model_info
 
 
 def count_classes(name: str, path: str | os.PathLike[str]) -> int | None:
-    """Return the number of classes that a weights file of a network was trained for; None if it has no head.
+    """Return the number of classes in a weights file of a network; None if it has no head.
 
     Raises:
         WeightsError: The file cannot be read, or its heads have different numbers of classes.
@@ -32,7 +32,7 @@ def count_classes(name: str, path: str | os.PathLike[str]) -> int | None:
 
 
 def load_trained(model: nn.Module, path: str | os.PathLike[str]) -> LoadReport:
-    """Load the weights of a network that is evaluated or exported: every entry must come from the file.
+    """Load weights for evaluation or export: the file must hold every entry of the network.
 
     Raises:
         WeightsError: The file is for another number of classes, or lacks entries. The model may have changed.
@@ -40,13 +40,13 @@ def load_trained(model: nn.Module, path: str | os.PathLike[str]) -> LoadReport:
     report = load_weights(model, path)
     if report.heads:
         raise WeightsError(
-            f"{path}: trained for another number of classes than asked for, (in the file, asked for): {report.heads[0]}; "
-            "leave the number of classes out, or give the one of the weights"
+            f"{path}: trained for another number of classes, (in the file, requested): {report.heads[0]}; "
+            "leave the number of classes out, or give that of the weights"
         )
     lacking = sorted(set(paddle_state(model)) - set(report.loaded))
     if lacking:
         raise WeightsError(
             f"{path}: has no weights for {len(lacking)} entries of the network, {lacking[0]} among them; "
-            "these may be weights of the backbone, which training starts from"
+            "these may be weights of the backbone only, to start a training from"
         )
     return report

@@ -15,7 +15,7 @@ from mezzo.vision.models.ocrnet import OCRNet
 from mezzo.vision.models.pp_humanseg_lite import PPHumanSegLite
 from mezzo.vision.models.pp_liteseg import PPLiteSeg, stdc1, stdc2
 
-#: Options that are written in configurations and can have one value here.
+#: Options that are supported with one value only.
 _FIXED: dict[str, dict[str, Any]] = {
     "PPLiteSeg": {"backbone_indices": [2, 3, 4], "arm_type": "UAFM_SpAtten", "resize_mode": "bilinear"},
     "FCN": {"backbone_indices": [-1]},
@@ -23,11 +23,11 @@ _FIXED: dict[str, dict[str, Any]] = {
     "DeepLabV3P": {"backbone_indices": [0, 3], "aspp_out_channels": 256},
     "ResNet50_vd": {"multi_grid": [1, 2, 4]},
 }
-#: Names that early configurations have for what is built.
+#: Older names of supported values.
 _SYNONYMS = {"ARM_Add_SpAttenAdd3": "UAFM_SpAtten"}
-#: Fixed options that must be written: without them PaddleSeg builds something else, which is not built here.
+#: Fixed options that must be written, with the default of PaddleSeg, which is not supported.
 _NEEDED = {"ResNet50_vd": {"multi_grid": [1, 1, 1]}}
-#: What PaddleSeg takes where our networks have another default.
+#: Defaults of PaddleSeg that differ from those of our networks.
 _DEFAULTS: dict[str, dict[str, Any]] = {"DeepLabV3P": {"aspp_ratios": [1, 6, 12, 18]}}
 _RENAMED: dict[str, dict[str, str]] = {
     "PPLiteSeg": {
@@ -59,8 +59,8 @@ _MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 MODEL_TYPES = tuple(_MODELS)
 BACKBONE_TYPES = tuple(_BACKBONES)
-_FITTING = {"PPLiteSeg": "STDC", "FCN": "HRNet", "OCRNet": "HRNet", "DeepLabV3P": "ResNet"}
-#: A network of the registry with the same heads: whose names they have in weights.
+_BACKBONE_PREFIX = {"PPLiteSeg": "STDC", "FCN": "HRNet", "OCRNet": "HRNet", "DeepLabV3P": "ResNet"}
+#: A network of the registry with the same head parameters.
 LIKE = {
     "PPLiteSeg": "pp_liteseg_stdc1",
     "PPHumanSegLite": "pp_humanseg_lite",
@@ -77,7 +77,7 @@ def create_from_types(config: Mapping[str, Any]) -> nn.Module:
         config: `type`, `num_classes`, `backbone` (a type name or a block with `type`), and options under PaddleSeg's names.
 
     Raises:
-        ValueError: A type or an option is not known, or has a value that is not built here; the message names it.
+        ValueError: A type or an option is unknown, or has a value that is not supported; the message names it.
     """
     options = dict(config)
     name = options.pop("type", None)
@@ -86,9 +86,9 @@ def create_from_types(config: Mapping[str, Any]) -> nn.Module:
     check_integer(f"{name}: num_classes", options.get("num_classes", 1), at_least=1)
     _refuse_weights(options, name)
     arguments: dict[str, Any] = {"num_classes": options.pop("num_classes")} if "num_classes" in options else {}
-    if name in _FITTING:
+    if name in _BACKBONE_PREFIX:
         if "backbone" not in options:
-            raise ValueError(f"{name}: must have a backbone: {', '.join(_fitting(name))}")
+            raise ValueError(f"{name}: needs a backbone: {', '.join(_backbones_for(name))}")
         arguments["backbone"] = _create_backbone(options.pop("backbone"), name)
         arguments.setdefault("num_classes", 19)
     model = _MODELS[name](**arguments, **_translate(name, options))
@@ -99,8 +99,8 @@ def create_from_types(config: Mapping[str, Any]) -> nn.Module:
 def _create_backbone(given: Any, model: str) -> nn.Module:
     options = {"type": given} if not isinstance(given, Mapping) else dict(given)
     name = options.pop("type", None)
-    if not isinstance(name, str) or name not in _fitting(model):
-        raise ValueError(unknown_choice(f"backbone of {model}", name, _fitting(model)))
+    if not isinstance(name, str) or name not in _backbones_for(model):
+        raise ValueError(unknown_choice(f"backbone of {model}", name, _backbones_for(model)))
     _refuse_weights(options, name)
     arguments: dict[str, Any] = {}
     if "padding_same" in options and name.startswith("HRNet"):
@@ -108,17 +108,19 @@ def _create_backbone(given: Any, model: str) -> nn.Module:
     return _BACKBONES[name](**arguments, **_translate(name, options))
 
 
-def _fitting(model: str) -> tuple[str, ...]:
-    return tuple(name for name in BACKBONE_TYPES if name.startswith(_FITTING[model]))
+def _backbones_for(model: str) -> tuple[str, ...]:
+    return tuple(name for name in BACKBONE_TYPES if name.startswith(_BACKBONE_PREFIX[model]))
 
 
 def _refuse_weights(options: dict[str, Any], name: str) -> None:
     if options.pop("pretrained", None) is not None:
-        raise ValueError(f"{name}: pretrained: load weights with mezzo.checkpoint.load_weights after the model is made")
+        raise ValueError(
+            f"{name}: pretrained: load weights with mezzo.checkpoint.load_weights after creating the model"
+        )
 
 
 def _translate(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options under our names."""
+    """Return the options under the names that our networks use."""
     renamed, fixed = _RENAMED.get(name, {}), {**_FIXED.get(name, {}), "align_corners": False}
     found: dict[str, Any] = {}
     for key, given in {**_DEFAULTS.get(name, {}), **options}.items():
@@ -129,10 +131,12 @@ def _translate(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         elif key not in fixed:
             raise ValueError(unknown_choice(f"option of {name}", key, (*renamed, *fixed)))
         elif value != fixed[key]:
-            raise ValueError(f"{name}: {key}={value!r}: only {fixed[key]!r} is built here")
+            raise ValueError(f"{name}: {key}={value!r}: only {fixed[key]!r} is supported")
     for key, without in _NEEDED.get(name, {}).items():
         if key not in options:
-            raise ValueError(f"{name}: without {key} it is {without!r}; only {fixed[key]!r} is built here: write that")
+            raise ValueError(
+                f"{name}: {key} is missing: its default {without!r} is not supported; write {fixed[key]!r}"
+            )
     if "rates" in found:
         found["rates"] = [rate for rate in found["rates"] if rate != 1]  # the first block of the pyramid is always 1x1
     return found
@@ -149,4 +153,4 @@ def _check_renamed(name: str, key: str, value: object, *, is_taken: bool) -> Non
     if value is None:
         raise ValueError(f"{name}: {key} has no value")
     if is_taken:
-        raise ValueError(f"{name}: {key} is given under another name too; leave one of them away")
+        raise ValueError(f"{name}: {key} is also given under another name; remove one of them")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mezzo.vision.models._blocks import ConvBN, ConvBNReLU, SeparableConvBNReLU, init_default, join
-from mezzo.vision.models._registry import ModelInfo, register
+from mezzo.vision.models._registry import register_model
 from mezzo.vision.models._resize import resize
 
 #: Strides and dilations of the four stages by output stride.
@@ -17,12 +17,12 @@ _STAGES = {
     16: ((1, 2, 2, 1), (1, 1, 1, 2)),
     32: ((1, 2, 2, 2), (1, 1, 1, 1)),
 }
-#: Where the last stage is dilated, its blocks are so this many times more.
+#: Additional dilation of the blocks of the last stage, if that stage is dilated.
 _MULTI_GRID = (1, 2, 4)
 
 
-class _Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1, and the input added."""
+class _VdBottleneck(nn.Module):
+    """Residual block of 1x1, 3x3 and 1x1 convolutions."""
 
     def __init__(self, in_channels: int, planes: int, *, stride: int, dilation: int, project: bool) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class _Bottleneck(nn.Module):
         shortcut = x
         if self.short is not None:
             if self._pools:
-                # At an odd edge a window is cut off, and averages what is left of it.
+                # At an odd edge the window is clipped, and the average is over the remaining pixels.
                 shortcut = F.avg_pool2d(shortcut, 2, stride=2, ceil_mode=True, count_include_pad=False)
             shortcut = self.short(shortcut)
         return F.relu(self.conv2(self.conv1(self.conv0(x))) + shortcut)
@@ -47,8 +47,8 @@ class ResNetVd(nn.Module):
     """The backbone: images (n, 3, h, w) to the features of four stages, the first at 1/4.
 
     Args:
-        blocks: Blocks in each of the four stages, of three convolutions each.
-        output_stride: 8, 16 or 32: how much smaller than the image the last features are.
+        blocks: Number of blocks in each of the four stages.
+        output_stride: 8, 16 or 32: ratio of the image size to that of the last features.
     """
 
     channels = (256, 512, 1024, 2048)
@@ -57,9 +57,9 @@ class ResNetVd(nn.Module):
     def __init__(self, blocks: Sequence[int], output_stride: int = 8) -> None:
         super().__init__()
         if len(blocks) != len(self.channels):
-            raise ValueError(f"ResNet has {len(self.channels)} stages; got {len(blocks)} numbers of blocks")
+            raise ValueError(f"ResNet has {len(self.channels)} stages; got block counts for {len(blocks)}")
         if output_stride not in _STAGES:
-            raise ValueError(f"output_stride is one of {', '.join(map(str, _STAGES))}; got {output_stride}")
+            raise ValueError(f"output_stride={output_stride}: must be one of {', '.join(map(str, _STAGES))}")
         strides, dilations = _STAGES[output_stride]
         self.conv1_1 = ConvBNReLU(3, 32, 3, stride=2, padding=1)
         self.conv1_2 = ConvBNReLU(32, 32, 3, padding=1)
@@ -72,7 +72,7 @@ class ResNetVd(nn.Module):
                 dilation = dilations[stage]
                 if stage == 3 and dilation > 1:
                     dilation *= _MULTI_GRID[i % len(_MULTI_GRID)]
-                block = _Bottleneck(
+                block = _VdBottleneck(
                     in_channels,
                     self.channels[stage] // 4,
                     stride=strides[stage] if i == 0 else 1,
@@ -96,7 +96,7 @@ class ResNetVd(nn.Module):
 
 
 class _ASPP(nn.Module):
-    """Looks at several distances at once, and at the whole map."""
+    """Atrous spatial pyramid pooling: convolutions at several dilations, and the global average."""
 
     def __init__(self, in_channels: int, channels: int, rates: Sequence[int], dropout: float) -> None:
         super().__init__()
@@ -114,8 +114,8 @@ class _ASPP(nn.Module):
         return features
 
 
-class _Decoder(nn.Module):
-    """Joins early features to those of the ASPP, and gives the classes."""
+class _DeepLabDecoder(nn.Module):
+    """Combines early features with those of the ASPP, and computes the logits."""
 
     def __init__(self, in_channels: int, low_channels: int, num_classes: int) -> None:
         super().__init__()
@@ -131,13 +131,13 @@ class _Decoder(nn.Module):
         return logits
 
 
-class _Head(nn.Module):
+class _DeepLabHead(nn.Module):
     """ASPP on the last features, then the decoder with the first ones."""
 
     def __init__(self, channels: Sequence[int], num_classes: int, rates: Sequence[int], dropout: float) -> None:
         super().__init__()
         self.aspp = _ASPP(channels[-1], 256, rates, dropout)
-        self.decoder = _Decoder(256, channels[0], num_classes)
+        self.decoder = _DeepLabDecoder(256, channels[0], num_classes)
         init_default(self)
 
     def forward(self, features: list[Tensor]) -> Tensor:
@@ -150,9 +150,9 @@ class DeepLabV3P(nn.Module):
 
     Args:
         backbone: Returns features from fine to coarse; the first and the last are used. See `ResNetVd`.
-        num_classes: Classes.
-        rates: Dilations of the ASPP. These suit output stride 8; at 16 take half.
-        dropout: Behind the ASPP.
+        num_classes: Number of classes.
+        rates: Dilations of the ASPP. The defaults fit output stride 8; use half of them for 16.
+        dropout: Probability of the dropout after the ASPP.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class DeepLabV3P(nn.Module):
     ) -> None:
         super().__init__()
         self.backbone = backbone
-        self.head = _Head(backbone.channels, num_classes, rates, dropout)
+        self.head = _DeepLabHead(backbone.channels, num_classes, rates, dropout)
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """Return the logits."""
@@ -172,16 +172,11 @@ def resnet50_vd(output_stride: int = 8) -> ResNetVd:
     return ResNetVd((3, 4, 6, 3), output_stride)
 
 
-@register(
-    ModelInfo(
-        name="pp_humanseg_server",
-        task="segmentation",
-        input_size=(512, 512),
-        num_classes=2,
-        train_outputs=1,
-        head_keys=("head.decoder.conv.",),
-        aliases=("deeplabv3p_resnet50",),
-    )
+@register_model(
+    task="segmentation",
+    input_size=(512, 512),
+    head_keys=("head.decoder.conv.",),
+    aliases=("deeplabv3p_resnet50",),
 )
 def pp_humanseg_server(num_classes: int = 2, dropout: float = 0.1) -> nn.Module:
     """Return a new DeepLabV3+ on ResNet50-vd at output stride 8."""

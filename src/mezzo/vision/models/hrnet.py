@@ -1,4 +1,4 @@
-"""HRNet, a backbone that keeps several resolutions side by side, in three widths, and the FCN head on it."""
+"""HRNet, a backbone with parallel branches of several resolutions, in three widths, and the FCN head on it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mezzo.vision.models._blocks import ConvBN, ConvBNReLU, Padding, init_small, join
-from mezzo.vision.models._registry import ModelInfo, register
+from mezzo.vision.models._registry import register_model
 from mezzo.vision.models._resize import resize
 
 
 class Bottleneck(nn.Module):
-    """Reduce, filter, expand to four times `planes`; the input is added, projected where `projects`."""
+    """Residual block that expands to four times `planes`; `projects` adds a projection of the input."""
 
     def __init__(self, in_channels: int, planes: int, *, projects: bool, padding: Padding) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Bottleneck(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions; the input is added."""
+    """Residual block of two 3x3 convolutions."""
 
     def __init__(self, channels: int, *, padding: Padding) -> None:
         super().__init__()
@@ -43,9 +43,9 @@ class BasicBlock(nn.Module):
 
 
 class Transition(nn.ModuleDict):
-    """From the branches of one stage to those of the next, which has one more, at half the lowest resolution.
+    """Maps the branches of a stage to those of the next, which has one more, at half the lowest resolution.
 
-    Branches whose channels stay as they are have no layer here and pass unchanged.
+    A branch whose number of channels does not change has no layer here.
     """
 
     def __init__(self, name: str, before: Sequence[int], after: Sequence[int], *, padding: Padding) -> None:
@@ -69,7 +69,7 @@ class Transition(nn.ModuleDict):
 
 
 class Branches(nn.ModuleDict):
-    """The same number of basic blocks for each resolution, which know nothing of each other."""
+    """Independent basic blocks for each resolution."""
 
     def __init__(self, name: str, channels: Sequence[int], blocks: int, *, padding: Padding) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Branches(nn.ModuleDict):
 
 
 class Fusion(nn.ModuleDict):
-    """Gives each branch the sum of all, brought to its resolution and channels."""
+    """Gives each branch the sum of all branches, converted to its resolution and channels."""
 
     def __init__(self, name: str, channels: Sequence[int], *, padding: Padding) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class Fusion(nn.ModuleDict):
                     )
 
     def forward(self, xs: list[Tensor]) -> list[Tensor]:
-        """Return the sums, one for each branch."""
+        """Return one sum per branch."""
         out = []
         for i, x in enumerate(xs, 1):
             total = x
@@ -123,7 +123,7 @@ class Fusion(nn.ModuleDict):
 
 
 class HRModule(nn.Module):
-    """Branches, then what they tell each other."""
+    """Branches, then their fusion."""
 
     def __init__(self, name: str, channels: Sequence[int], blocks: int, *, padding: Padding) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class HRModule(nn.Module):
         self.fuse_func = Fusion(name, channels, padding=padding)
 
     def forward(self, xs: list[Tensor]) -> list[Tensor]:
-        """Return the features, at as many resolutions as came in."""
+        """Return the features at the resolutions of the inputs."""
         fused: list[Tensor] = self.fuse_func(self.branches_func(xs))
         return fused
 
@@ -140,12 +140,12 @@ class HRNet(nn.Module):
     """The backbone: images (n, 3, h, w) to features (n, channels, h / 4, w / 4), sizes rounded up.
 
     Args:
-        width: Channels of the highest resolution; each lower one has twice as many as the one above.
-        planes: Middle channels of the bottlenecks at the beginning.
-        bottlenecks: How many of those there are.
-        modules: Rounds of branches and fusion with two, three and four resolutions.
-        blocks: Basic blocks of each branch in each round.
-        padding: Of all 3x3 convolutions: "same" (TensorFlow's, uneven with stride 2) or 1.
+        width: Channels of the highest resolution; each lower resolution has twice as many.
+        planes: Inner channels of the first bottlenecks.
+        bottlenecks: Number of those bottlenecks.
+        modules: Number of modules (branches and fusion) with two, three and four resolutions.
+        blocks: Number of basic blocks per branch and module.
+        padding: Of all 3x3 convolutions: "same" (as in TensorFlow, asymmetric for stride 2) or 1.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class HRNet(nn.Module):
     ) -> None:
         super().__init__()
         self.channels = 15 * width
-        """How many channels the features have."""
+        """Number of channels of the features."""
 
         def stage(index: int) -> nn.Sequential:
             rounds = (f"st{index}_{m}" for m in range(1, modules[index - 2] + 1))
@@ -184,7 +184,7 @@ class HRNet(nn.Module):
         init_small(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the features: all resolutions at the size of the highest, one after the other."""
+        """Return the features of all resolutions, concatenated at the size of the highest."""
         x = self.la1(self.conv_layer1_2(self.conv_layer1_1(x)))
         xs = self.st2(self.tr1([x]))
         xs = self.st3(self.tr2(xs))
@@ -226,8 +226,8 @@ class FCN(nn.Module):
     """A fully convolutional network: images (n, 3, h, w) to a list of one tensor of logits (n, classes, h, w).
 
     Args:
-        backbone: What makes the features.
-        num_classes: Classes to tell apart.
+        backbone: Computes the features.
+        num_classes: Number of classes.
         bias: Whether the convolutions of the head have biases.
     """
 
@@ -241,35 +241,25 @@ class FCN(nn.Module):
         return [resize(self.head(self.backbone(x)), x)]
 
 
-@register(
-    ModelInfo(
-        name="pp_humanseg_mobile",
-        task="segmentation",
-        input_size=(192, 192),
-        num_classes=2,
-        train_outputs=1,
-        head_keys=("head.cls.",),
-        aliases=("fcn_hrnetw18_small",),
-    )
+@register_model(
+    task="segmentation",
+    input_size=(192, 192),
+    head_keys=("head.cls.",),
+    aliases=("fcn_hrnetw18_small",),
 )
 def pp_humanseg_mobile(num_classes: int = 2, bias: bool = True, padding: Padding = "same") -> nn.Module:
     """Return a new PP-HumanSeg-mobile: FCN on the small HRNet."""
     return FCN(hrnet_w18_small_v1(padding), num_classes, bias=bias)
 
 
-@register(
-    ModelInfo(
-        name="fcn_hrnet_w18",
-        task="segmentation",
-        input_size=(512, 1024),
-        num_classes=19,
-        train_outputs=1,
-        head_keys=("head.cls.",),
-        aliases=("fcn_hrnetw18",),
-    )
+@register_model(
+    task="segmentation",
+    input_size=(512, 1024),
+    head_keys=("head.cls.",),
+    aliases=("fcn_hrnetw18",),
 )
 def fcn_hrnet_w18(num_classes: int = 19, bias: bool = False, padding: Padding = 1) -> nn.Module:
-    """Return a new FCN on HRNet-W18, as PaddleSeg's test configuration has it.
+    """Return a new FCN on HRNet-W18, as in the test configuration of PaddleSeg.
 
     The published Cityscapes weights were trained with `bias=True` and `padding="same"`.
     """

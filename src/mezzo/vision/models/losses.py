@@ -1,4 +1,4 @@
-"""Losses of the segmentation networks, in float32 whatever the region around them decides."""
+"""Losses of the segmentation networks; they compute in float32 under any precision policy."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ def _in_float32(logits: Tensor) -> Tensor:
 
 
 class SegmentationLoss(nn.Module, abc.ABC):
-    """A loss of logits (n, classes, h, w) and labels (n, h, w); pixels labelled `ignore_index` do not count."""
+    """Base class of losses of logits (n, classes, h, w) and labels (n, h, w); label `ignore_index` is ignored."""
 
     def __init__(self, ignore_index: int = IGNORED) -> None:
         super().__init__()
         self.ignore_index = ignore_index
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss; autocast is off inside, so that no part of it is rounded to half."""
+        """Return the loss; autocast is off inside, so nothing is rounded to half precision."""
         with torch.autocast(logits.device.type, enabled=False):
-            return self.compute(_in_float32(logits), labels.long())  # as images have them: uint8
+            return self.compute(_in_float32(logits), labels.long())  # label images are uint8
 
     @abc.abstractmethod
     def compute(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of wide logits."""
+        """Return the loss of float32 logits and int64 labels."""
 
 
 class CrossEntropyLoss(SegmentationLoss):
-    """Mean cross entropy over the pixels that count; 0 if there is none.
+    """Mean cross entropy over the pixels that are not ignored; 0 if there are none.
 
     Args:
-        weight: One number a class; the mean is then weighted by the class of each pixel.
-        ignore_index: Label that does not count.
+        weight: One number per class; the mean is weighted by the class of each pixel.
+        ignore_index: Label to ignore.
     """
 
     def __init__(self, weight: Sequence[float] | None = None, ignore_index: int = IGNORED) -> None:
@@ -47,7 +47,7 @@ class CrossEntropyLoss(SegmentationLoss):
         self.register_buffer("weight", None if weight is None else torch.tensor(weight, dtype=torch.float32))
 
     def compute(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of wide logits."""
+        """Return the loss of float32 logits and int64 labels."""
         counts = labels != self.ignore_index
         weight = None if self.weight is None else self.weight.to(logits.dtype)
         loss = F.cross_entropy(logits, labels, weight=weight, ignore_index=self.ignore_index, reduction="none")
@@ -58,12 +58,12 @@ class CrossEntropyLoss(SegmentationLoss):
 
 
 class OhemCrossEntropyLoss(SegmentationLoss):
-    """Cross entropy over the pixels that the network finds hard.
+    """Cross entropy over the hard pixels (online hard example mining).
 
     Args:
-        threshold: Pixels whose true class has a smaller probability count.
-        min_kept: At least so many pixels count, the hardest ones; all of them if there are no more.
-        ignore_index: Label that does not count.
+        threshold: A pixel is hard if the probability of its true class is below this.
+        min_kept: Minimum number of pixels that count, the hardest first; all pixels if there are fewer.
+        ignore_index: Label to ignore.
     """
 
     def __init__(self, threshold: float = 0.7, min_kept: int = 10000, ignore_index: int = IGNORED) -> None:
@@ -71,20 +71,20 @@ class OhemCrossEntropyLoss(SegmentationLoss):
         self.threshold, self.min_kept = threshold, min_kept
 
     def compute(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of wide logits."""
+        """Return the loss of float32 logits and int64 labels."""
         counts = labels != self.ignore_index
         loss = F.cross_entropy(logits, torch.where(counts, labels, 0), reduction="none")
         mask = (counts & self._is_hard(torch.exp(-loss.detach()), counts)).to(logits.dtype)
         return (loss * mask).mean() / (mask.mean() + 1e-5)
 
     def _is_hard(self, true_class: Tensor, counts: Tensor) -> Tensor:
-        """Return which pixels stay, given the probability of each one's class.
+        """Return which pixels count, from the probability of the true class.
 
-        Decided on the device, with the same shapes whatever the labels are.
+        All shapes are independent of the labels, so there is no host synchronisation.
         """
         at_least = true_class.new_zeros(())
         if self.min_kept:
-            # Pixels that do not count come behind all others.
+            # Ignored pixels sort last.
             hardest = torch.where(counts, true_class, true_class + 1).flatten()
             at_least = hardest.topk(min(hardest.numel(), self.min_kept), largest=False, sorted=False).values.amax()
         limit = at_least.clamp(min=self.threshold)
@@ -96,12 +96,12 @@ class LovaszSoftmaxLoss(SegmentationLoss):
     """The Lovasz extension of 1 - IoU on soft-max probabilities, mean over the classes that occur in the labels."""
 
     def compute(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of wide logits."""
+        """Return the loss of float32 logits and int64 labels."""
         classes = logits.shape[1]
         counts = (labels != self.ignore_index).flatten()
         probabilities = logits.softmax(dim=1).movedim(1, -1).reshape(-1, classes)
         is_class = F.one_hot(torch.where(counts, labels.flatten(), 0), classes).to(logits.dtype)
-        # Pixels that do not count have no error and belong to no class, so they sort last and weigh nothing.
+        # Ignored pixels have no error and no class, so they sort last and have weight 0.
         mask = counts.to(logits.dtype).unsqueeze(1)
         truth = is_class * mask
         errors = (truth - probabilities * mask).abs()
@@ -115,16 +115,16 @@ class LovaszSoftmaxLoss(SegmentationLoss):
 class LovaszHingeLoss(SegmentationLoss):
     """The Lovasz extension of 1 - IoU of class 1 on hinge errors, for two classes.
 
-    One channel of logits is the score of class 1. Of two channels the score is log(p + e / (1 - p + e)) with the soft-max
-    probability p of class 1 and e = 1e-9, which is nearly log p: what PaddleSeg computes.
+    A single channel of logits is the score of class 1. With two channels, the score is log(p + e / (1 - p + e)) with the
+    soft-max probability p of class 1 and e = 1e-9, nearly log p, as in PaddleSeg.
     """
 
     def compute(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of wide logits."""
+        """Return the loss of float32 logits and int64 labels."""
         counts = (labels != self.ignore_index).flatten()
         truth = (labels.flatten() == 1) & counts
         hinge = 1 - self._scores(logits).flatten() * torch.where(truth, 1, -1)
-        errors = hinge.masked_fill(~counts, -torch.inf)  # what does not count sorts last, where it weighs nothing
+        errors = hinge.masked_fill(~counts, -torch.inf)  # ignored pixels sort last and have weight 0
         order = errors.argsort(descending=True)
         hits, misses = truth[order].to(logits.dtype), (counts & ~truth)[order].to(logits.dtype)
         return (errors[order].relu() * _jaccard_steps(hits, misses)).sum()
@@ -135,17 +135,17 @@ class LovaszHingeLoss(SegmentationLoss):
         if channels == 1:
             return logits
         if channels != 2:
-            raise ValueError(f"LovaszHingeLoss: {channels} classes; it is for two, LovaszSoftmaxLoss for more")
+            raise ValueError(f"LovaszHingeLoss: {channels} classes; it takes two, use LovaszSoftmaxLoss for more")
         probability, small = logits.softmax(dim=1)[:, 1], 1e-9
         return (probability + small / (1 - probability + small)).log()
 
 
 def _jaccard_steps(hits: Tensor, misses: Tensor) -> Tensor:
-    """Return how much 1 - IoU grows with each pixel that is wrong, along the first dimension.
+    """Return by how much 1 - IoU grows with each further wrong pixel, along the first dimension.
 
     Args:
         hits: 1 where the pixel belongs to the class, else 0; the largest error comes first.
-        misses: 1 where it belongs to another class; pixels that are in neither do not count.
+        misses: 1 where it belongs to another class; ignored pixels are 0 in both.
     """
     total = hits.sum(0)
     union = total + misses.cumsum(0)
@@ -154,33 +154,34 @@ def _jaccard_steps(hits: Tensor, misses: Tensor) -> Tensor:
 
 
 class RMILoss(SegmentationLoss):
-    """How little the probabilities say of the labels, region by region: region mutual information, arXiv:1910.12037.
+    """Region mutual information loss, arXiv:1910.12037.
 
-    Half the logarithm of the determinant of what remains unknown of a region of labels when that of sigmoid probabilities
-    is known, a class and a pixel of the region; summed over the classes. It can be below 0. The cross entropy that the
-    paper adds is a loss of its own, see `MixedLoss`. Matrices are in float64, their factors have no host read.
+    For each class: half the log determinant of the conditional covariance of label regions given regions of sigmoid
+    probabilities, divided by the number of pixels in a region; summed over the classes. It can be negative. The cross
+    entropy term of the paper is a separate loss, see `MixedLoss`. Matrices are float64; there is no host
+    synchronisation.
 
     Args:
         radius: Side of a region in pixels.
-        pool: Before that, maxima over squares of this side; 1 is none.
-        ignore_index: Label that does not count: there both labels and probabilities are 0.
+        pool: Side of the max pooling before that; 1 is none.
+        ignore_index: Label to ignore: labels and probabilities are set to 0 there.
     """
 
-    _SMALLEST = 1e-6  # of a probability
-    _RIDGE = 5e-4  # on the diagonals, so that matrices of a class that does not occur have factors
+    _SMALLEST = 1e-6  # lower bound of a probability
+    _RIDGE = 5e-4  # added to the diagonals, so that the matrices of an absent class are positive definite
 
     def __init__(self, radius: int = 3, pool: int = 3, ignore_index: int = IGNORED) -> None:
         super().__init__(ignore_index)
         self.radius, self.pool = radius, pool
 
     def compute(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of wide logits."""
+        """Return the loss of float32 logits and int64 labels."""
         counts = labels != self.ignore_index
         mask = counts.unsqueeze(1).to(logits.dtype)
         is_class = F.one_hot(torch.where(counts, labels, 0), logits.shape[1]).movedim(-1, 1)
         truth = self._regions(is_class.to(logits.dtype) * mask)
         guess = self._regions(logits.sigmoid() * mask + self._SMALLEST)
-        # What is unknown: truth truth' - truth guess' (guess guess')^-1 guess truth', by a factor instead of the inverse.
+        # Conditional covariance truth truth' - truth guess' (guess guess')^-1 guess truth', by a Cholesky factor.
         known = torch.linalg.solve_triangular(self._factor(guess @ guess.mT), guess @ truth.mT, upper=False)
         factor = self._factor(truth @ truth.mT - known.mT @ known)
         per_class = (factor.diagonal(dim1=-2, dim2=-1) + 1e-8).log().sum(-1).mean(0)
@@ -207,13 +208,13 @@ class RMILoss(SegmentationLoss):
 
 
 class MixedLoss(nn.Module):
-    """Several losses of the same logits, each with its coefficient."""
+    """Weighted sum of several losses of the same logits."""
 
     def __init__(self, losses: Sequence[nn.Module], coefs: Sequence[float]) -> None:
         super().__init__()
         if len(losses) != len(coefs) or not losses:
             raise ValueError(
-                f"MixedLoss: {len(losses)} losses and {len(coefs)} coefficients; must be as many, at least one"
+                f"MixedLoss: {len(losses)} losses and {len(coefs)} coefficients; give one coefficient per loss, at least one"
             )
         self.losses, self.coefs = nn.ModuleList(losses), tuple(coefs)
 
@@ -224,11 +225,11 @@ class MixedLoss(nn.Module):
 
 
 class HeadLosses(nn.Module):
-    """One loss a head, each with its coefficient: what a segmentation network is trained with.
+    """The training loss of a segmentation network: a weighted sum of one loss per head.
 
     Args:
-        losses: One a head, or one for all.
-        coefs: One a head.
+        losses: One per head, or one for all.
+        coefs: One per head.
     """
 
     def __init__(self, losses: nn.Module | Sequence[nn.Module], coefs: Sequence[float]) -> None:
@@ -236,14 +237,14 @@ class HeadLosses(nn.Module):
         each = [losses] * len(coefs) if isinstance(losses, nn.Module) else list(losses)
         if len(each) != len(coefs) or not each:
             raise ValueError(
-                f"HeadLosses: {len(each)} losses and {len(coefs)} coefficients; must be as many, at least one"
+                f"HeadLosses: {len(each)} losses and {len(coefs)} coefficients; give one coefficient per loss, at least one"
             )
         self.losses, self.coefs = nn.ModuleList(each), tuple(coefs)
 
     def terms(self, outputs: Sequence[Tensor], labels: Tensor) -> list[Tensor]:
         """Return the loss of each head times its coefficient."""
         if len(outputs) != len(self.coefs):
-            raise ValueError(f"{len(outputs)} outputs for {len(self.coefs)} losses: give one coefficient a head")
+            raise ValueError(f"{len(outputs)} outputs for {len(self.coefs)} losses: give one coefficient per head")
         return [coef * loss(out, labels) for coef, loss, out in zip(self.coefs, self.losses, outputs, strict=True)]
 
     def forward(self, outputs: Sequence[Tensor], labels: Tensor) -> Tensor:

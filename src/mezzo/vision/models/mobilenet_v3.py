@@ -1,4 +1,4 @@
-"""MobileNetV3-small, a classifier. Names of its parts are torchvision's, whose weights fit."""
+"""MobileNetV3-small, a classifier, with the parameter names of torchvision, so that its weights load."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mezzo.vision.models._blocks import init_default
-from mezzo.vision.models._registry import ModelInfo, register
+from mezzo.vision.models._registry import register_model
 
 #: Kernel, expanded channels, output channels, squeeze channels (0: none), hard-swish, stride.
 _BLOCKS = (
@@ -34,14 +34,14 @@ def _unit(
 ) -> nn.Sequential:
     layers: list[nn.Module] = [
         nn.Conv2d(in_channels, out_channels, kernel, stride, kernel // 2, groups=groups, bias=False),
-        # The documents' port says 0.99, which keeps almost nothing of the past; 0.01 is what was meant.
+        # TIPC's documents say 0.99, a momentum that forgets almost all statistics; torchvision has 0.01.
         nn.BatchNorm2d(out_channels, eps=1e-3, momentum=0.01),
     ]
     return nn.Sequential(*layers, *([act()] if act is not None else []))
 
 
 class SqueezeExcitation(nn.Module):
-    """Weighs channels by what they hold on average."""
+    """Scales channels by a function of their means."""
 
     def __init__(self, channels: int, squeezed: int) -> None:
         super().__init__()
@@ -49,13 +49,13 @@ class SqueezeExcitation(nn.Module):
         self.fc2 = nn.Conv2d(squeezed, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the features, weighed."""
+        """Return the scaled features."""
         weight = self.fc2(F.relu(self.fc1(F.adaptive_avg_pool2d(x, 1))))
         return x * F.hardsigmoid(weight)
 
 
 class InvertedResidual(nn.Module):
-    """Expand, filter each channel, weigh channels, project back."""
+    """Expand, convolve depthwise, scale channels, project back."""
 
     def __init__(
         self, in_channels: int, kernel: int, expanded: int, out_channels: int, squeezed: int, swish: bool, stride: int
@@ -73,7 +73,7 @@ class InvertedResidual(nn.Module):
         self.block = nn.Sequential(*parts)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output, with the input added where their shapes agree."""
+        """Return the output of the block, plus the input if the shapes are equal."""
         out: Tensor = self.block(x)
         return out + x if self._adds else out
 
@@ -102,16 +102,11 @@ class MobileNetV3Small(nn.Module):
         return logits
 
 
-@register(
-    ModelInfo(
-        name="mobilenet_v3_small",
-        task="classification",
-        input_size=(224, 224),
-        num_classes=1000,
-        train_outputs=1,
-        head_keys=("classifier.3.",),
-        aliases=("MobileNetV3_small", "mobilenetv3_small"),
-    )
+@register_model(
+    task="classification",
+    input_size=(224, 224),
+    head_keys=("classifier.3.",),
+    aliases=("MobileNetV3_small", "mobilenetv3_small"),
 )
 def mobilenet_v3_small(num_classes: int = 1000, dropout: float = 0.2) -> nn.Module:
     """Return a new MobileNetV3-small."""

@@ -1,4 +1,4 @@
-"""OCRNet on HRNet: pixels are told apart with the help of the regions that they belong to."""
+"""OCRNet on HRNet: classifies pixels with the help of the object regions that they belong to."""
 
 from __future__ import annotations
 
@@ -6,27 +6,31 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mezzo.vision.models._blocks import ConvBNReLU, Padding, init_small, join
-from mezzo.vision.models._registry import ModelInfo, register
+from mezzo.vision.models._registry import register_model
 from mezzo.vision.models._resize import resize
 from mezzo.vision.models.hrnet import HRNet, hrnet_w18, hrnet_w48
 
+_register_ocrnet = register_model(
+    task="segmentation", input_size=(512, 1024), train_outputs=2, head_keys=("head.aux_head.1.", "head.cls_head.")
+)
+
 
 def gather_regions(pixels: Tensor, regions: Tensor) -> Tensor:
-    """Return what each region looks like on average.
+    """Return the mean features of each region.
 
     Args:
         pixels: Features, (n, c, h, w).
-        regions: How much a pixel belongs to each region, as logits (n, k, h, w).
+        regions: Logits of the region of each pixel, (n, k, h, w).
 
     Returns:
         Features of the regions, (n, c, k, 1).
     """
-    weights = F.softmax(regions.flatten(2), dim=2)  # over positions: the weights of one region add up to 1
+    weights = F.softmax(regions.flatten(2), dim=2)  # over positions: the weights of a region sum to 1
     return (pixels.flatten(2) @ weights.transpose(1, 2)).unsqueeze(3)
 
 
 class ObjectAttention(nn.Module):
-    """Gives each pixel a mixture of the regions, those most like it above all."""
+    """Attention from pixels to regions: each pixel gets a mixture of the features of similar regions."""
 
     def __init__(self, in_channels: int, key_channels: int) -> None:
         super().__init__()
@@ -44,7 +48,7 @@ class ObjectAttention(nn.Module):
         """Return the context of each pixel, (n, c, h, w), from features of regions (n, c, k, 1)."""
         n, _, height, width = pixels.shape
         query = self.f_pixel(pixels).flatten(2).transpose(1, 2)
-        # The key is by far the smallest of what could be scaled; and before the product no half-precision sum overflows.
+        # The key is the smallest operand; scaling it before the product avoids overflow in half precision.
         key = self.f_object(objects).flatten(2) * self._scale
         value = self.f_down(objects).flatten(2).transpose(1, 2)
         context = F.softmax(query @ key, dim=2) @ value
@@ -53,7 +57,7 @@ class ObjectAttention(nn.Module):
 
 
 class SpatialOCR(nn.Module):
-    """Pixels and their context, mixed."""
+    """Combines pixel features with their context."""
 
     def __init__(self, in_channels: int, key_channels: int, dropout: float) -> None:
         super().__init__()
@@ -67,7 +71,7 @@ class SpatialOCR(nn.Module):
 
 
 class OCRHead(nn.Module):
-    """Features (n, c, h, w) to logits and soft regions, both (n, classes, h, w)."""
+    """Maps features (n, c, h, w) to logits and soft regions, both (n, classes, h, w)."""
 
     def __init__(
         self,
@@ -99,11 +103,11 @@ class OCRNet(nn.Module):
     """The network: images (n, 3, h, w) to a list of logits (n, classes, h, w).
 
     Args:
-        backbone: What makes the features.
-        num_classes: Classes to tell apart, each of which is a region, too.
+        backbone: Computes the features.
+        num_classes: Number of classes; each class is also a region.
         mid_channels: Channels of the features of pixels and regions.
-        key_channels: Channels in which pixels and regions are compared.
-        dropout: Share of the channels left out before the last layer in training.
+        key_channels: Channels of the queries and keys of the attention.
+        dropout: Share of the channels that are dropped before the last layer in training.
     """
 
     def __init__(
@@ -122,36 +126,18 @@ class OCRNet(nn.Module):
         )
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        """Return the logits at the size of the images; in training the soft regions after them."""
+        """Return the logits at the size of the images, and in training also the soft regions."""
         logits, regions = self.head(self.backbone(x))
         return [resize(logits, x), resize(regions, x)] if self.training else [resize(logits, x)]
 
 
-@register(
-    ModelInfo(
-        name="ocrnet_hrnetw18",
-        task="segmentation",
-        input_size=(512, 1024),
-        num_classes=19,
-        train_outputs=2,
-        head_keys=("head.aux_head.1.", "head.cls_head."),
-    )
-)
+@_register_ocrnet
 def ocrnet_hrnetw18(num_classes: int = 19, dropout: float = 0.1, padding: Padding = "same") -> nn.Module:
     """Return a new OCRNet on HRNet-W18."""
     return OCRNet(hrnet_w18(padding), num_classes, dropout=dropout)
 
 
-@register(
-    ModelInfo(
-        name="ocrnet_hrnetw48",
-        task="segmentation",
-        input_size=(512, 1024),
-        num_classes=19,
-        train_outputs=2,
-        head_keys=("head.aux_head.1.", "head.cls_head."),
-    )
-)
+@_register_ocrnet
 def ocrnet_hrnetw48(num_classes: int = 19, dropout: float = 0.1, padding: Padding = "same") -> nn.Module:
     """Return a new OCRNet on HRNet-W48."""
     return OCRNet(hrnet_w48(padding), num_classes, dropout=dropout)

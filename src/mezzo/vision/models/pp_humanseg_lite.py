@@ -6,18 +6,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mezzo.vision.models._blocks import ConvBNReLU, SeparableConvBNReLU, init_small, join, shuffle_channels
-from mezzo.vision.models._registry import ModelInfo, register
+from mezzo.vision.models._registry import register_model
 from mezzo.vision.models._resize import resize
 
 
 class _ShuffleBlock(nn.Module):
-    """Two paths of half the output channels each, joined and interleaved."""
+    """Two paths with half of the output channels each, concatenated and shuffled."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
         half = out_channels // 2
         self._splits = stride == 1
-        # With stride 1 it never runs, but published weights hold it.
+        # Unused with stride 1, but published weights contain it.
         self._depthwise_separable_0 = SeparableConvBNReLU(in_channels, half, stride=stride)
         self._conv = ConvBNReLU(half if self._splits else in_channels, half, 1)
         self._depthwise_separable_1 = SeparableConvBNReLU(half, half, stride=stride)
@@ -38,10 +38,10 @@ def _stage(in_channels: int, out_channels: int, blocks: int) -> nn.Sequential:
 
 
 class PPHumanSegLite(nn.Module):
-    """The network: images (n, 3, h, w) to a list of one tensor of logits (n, classes, h, w), none below 0.
+    """The network: images (n, 3, h, w) to a list of one tensor of logits (n, classes, h, w); they are never negative.
 
     Args:
-        num_classes: Classes.
+        num_classes: Number of classes.
     """
 
     def __init__(self, num_classes: int = 2) -> None:
@@ -52,7 +52,7 @@ class PPHumanSegLite(nn.Module):
         self.block2 = _stage(72, 144, blocks=8)
         self.depthwise_separable0 = SeparableConvBNReLU(144, 64)
         self.depthwise_separable1 = SeparableConvBNReLU(64 + 18, 64)
-        # The logits too pass a batch norm and a ReLU.
+        # The logits also pass a batch norm and a ReLU.
         self.depthwise_separable2 = SeparableConvBNReLU(64, num_classes)
         init_small(self)
 
@@ -66,16 +66,11 @@ class PPHumanSegLite(nn.Module):
         return [resize(self.depthwise_separable2(y), x)]
 
 
-@register(
-    ModelInfo(
-        name="pp_humanseg_lite",
-        task="segmentation",
-        input_size=(192, 192),
-        num_classes=2,
-        train_outputs=1,
-        head_keys=("depthwise_separable2.piontwise_conv.",),
-        aliases=("PPHumanSegLite", "pphumanseg_lite"),
-    )
+@register_model(
+    task="segmentation",
+    input_size=(192, 192),
+    head_keys=("depthwise_separable2.piontwise_conv.",),
+    aliases=("PPHumanSegLite", "pphumanseg_lite"),
 )
 def pp_humanseg_lite(num_classes: int = 2) -> nn.Module:
     """Return a new PP-HumanSeg-lite."""

@@ -1,4 +1,4 @@
-"""PP-LiteSeg on STDC: three resolutions, fused from coarse to fine by an attention over positions."""
+"""PP-LiteSeg on STDC: fuses three resolutions from coarse to fine with spatial attention."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mezzo.vision.models._blocks import ConvBN, ConvBNReLU, init_default, init_small, join
-from mezzo.vision.models._registry import ModelInfo, register
+from mezzo.vision.models._registry import register_model
 from mezzo.vision.models._resize import resize
 
 _HEAD_KEYS = ("seg_heads.0.conv_out.", "seg_heads.1.conv_out.", "seg_heads.2.conv_out.")
 
 
-class _Unit(nn.Module):
-    """Convolution, batch norm, ReLU, under the names of STDC."""
+class _ConvUnit(nn.Module):
+    """Convolution, batch norm and ReLU, with the parameter names of STDC."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> None:
         super().__init__()
@@ -27,18 +27,18 @@ class _Unit(nn.Module):
         return F.relu(self.bn(self.conv(x)))
 
 
-class _Block(nn.Module):
-    """Four units one after the other; all four results are joined."""
+class _STDCBlock(nn.Module):
+    """Four units in sequence; their four outputs are concatenated."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
         half, quarter, eighth = out_channels // 2, out_channels // 4, out_channels // 8
         self.conv_list = nn.ModuleList(
             [
-                _Unit(in_channels, half, 1),
-                _Unit(half, quarter, 3),
-                _Unit(quarter, eighth, 3),
-                _Unit(eighth, eighth, 3),
+                _ConvUnit(in_channels, half, 1),
+                _ConvUnit(half, quarter, 3),
+                _ConvUnit(quarter, eighth, 3),
+                _ConvUnit(eighth, eighth, 3),
             ]
         )
         self.avd_layer: nn.Sequential | None = None
@@ -52,7 +52,7 @@ class _Block(nn.Module):
         x = first(x)
         parts = [x]
         if self.avd_layer is not None:
-            # What is joined is averaged; what goes on is filtered.
+            # The concatenated output is average-pooled, the input of the next unit is convolved.
             parts = [F.avg_pool2d(x, 3, stride=2, padding=1, count_include_pad=False)]
             x = self.avd_layer(x)
         for unit in others:
@@ -65,7 +65,7 @@ class STDC(nn.Module):
     """The backbone: images (n, 3, h, w) to features at 1/8, 1/16 and 1/32.
 
     Args:
-        blocks: Blocks in each of the three stages.
+        blocks: Number of blocks in each of the three stages.
     """
 
     channels = (256, 512, 1024)
@@ -74,13 +74,13 @@ class STDC(nn.Module):
     def __init__(self, blocks: Sequence[int]) -> None:
         super().__init__()
         if len(blocks) != len(self.channels):
-            raise ValueError(f"STDC has {len(self.channels)} stages; got {len(blocks)} numbers of blocks")
-        parts: list[nn.Module] = [_Unit(3, 32, 3, stride=2), _Unit(32, 64, 3, stride=2)]
+            raise ValueError(f"STDC has {len(self.channels)} stages; got block counts for {len(blocks)}")
+        parts: list[nn.Module] = [_ConvUnit(3, 32, 3, stride=2), _ConvUnit(32, 64, 3, stride=2)]
         last: list[int] = []
         in_channels = 64
         for count, out_channels in zip(blocks, self.channels, strict=True):
             for i in range(count):
-                parts.append(_Block(in_channels, out_channels, stride=2 if i == 0 else 1))
+                parts.append(_STDCBlock(in_channels, out_channels, stride=2 if i == 0 else 1))
                 in_channels = out_channels
             last.append(len(parts) - 1)
         self.features = nn.Sequential(*parts)
@@ -98,7 +98,7 @@ class STDC(nn.Module):
 
 
 class _Context(nn.Module):
-    """Adds averages over the whole, over quarters and over sixteenths of the map."""
+    """Pyramid pooling: sums averages over grids of several sizes."""
 
     def __init__(self, in_channels: int, channels: int, bins: Sequence[int]) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class _Context(nn.Module):
 
 
 class _Fusion(nn.Module):
-    """Mixes fine features and coarse ones, at each position in its own proportion."""
+    """Attention-weighted sum of fine and coarse features, with one weight per position."""
 
     _scale: Tensor
 
@@ -126,7 +126,7 @@ class _Fusion(nn.Module):
         self.conv_x = ConvBNReLU(fine_channels, coarse_channels, 3, padding=1)
         self.conv_out = ConvBNReLU(coarse_channels, out_channels, 3, padding=1)
         self.conv_xy_atten = nn.Sequential(ConvBNReLU(4, 2, 3, padding=1), ConvBN(2, 1, 3, padding=1))
-        # A constant that published weights hold.
+        # A constant that published weights contain.
         self.register_buffer("_scale", torch.ones(1))
 
     def forward(self, fine: Tensor, coarse: Tensor) -> Tensor:
@@ -139,15 +139,14 @@ class _Fusion(nn.Module):
             y.amax(dim=1, keepdim=True),
         )
         share = torch.sigmoid(self.conv_xy_atten(planes))
-        rest = (
-            self._scale.to(share.dtype) - share
-        )  # a float32 tensor of one element would make all that follows float32
+        # a float32 tensor of one element would promote everything after it to float32
+        rest = self._scale.to(share.dtype) - share
         fused: Tensor = self.conv_out(x * share + y * rest)
         return fused
 
 
-class _Decoder(nn.Module):
-    """Context of the coarsest features, then one fusion per resolution."""
+class _PyramidDecoder(nn.Module):
+    """Pyramid pooling of the coarsest features, then one fusion per resolution."""
 
     def __init__(
         self, in_channels: Sequence[int], out_channels: Sequence[int], context_channels: int, bins: Sequence[int]
@@ -169,8 +168,8 @@ class _Decoder(nn.Module):
         return fused[::-1]
 
 
-class _Head(nn.Module):
-    """A 3x3 unit and the classes."""
+class _ConvHead(nn.Module):
+    """A 3x3 convolution unit, then a 1x1 convolution to the classes."""
 
     def __init__(self, in_channels: int, channels: int, num_classes: int) -> None:
         super().__init__()
@@ -187,11 +186,11 @@ class PPLiteSeg(nn.Module):
 
     Args:
         backbone: Returns features of three resolutions, from fine to coarse; see `STDC`.
-        num_classes: Classes.
+        num_classes: Number of classes.
         arm_channels: Channels of the fused features, from fine to coarse.
-        head_channels: Channels in front of the classes, from fine to coarse.
-        context_channels: Channels of the context.
-        bins: The context averages over a grid of each of these sizes.
+        head_channels: Channels before the last convolution of each head, from fine to coarse.
+        context_channels: Channels of the pyramid pooling.
+        bins: Grid sizes of the pyramid pooling.
     """
 
     def __init__(
@@ -206,15 +205,15 @@ class PPLiteSeg(nn.Module):
     ) -> None:
         super().__init__()
         self.backbone = backbone
-        self.ppseg_head = _Decoder(backbone.channels, arm_channels, context_channels, bins)
+        self.ppseg_head = _PyramidDecoder(backbone.channels, arm_channels, context_channels, bins)
         self.seg_heads = nn.ModuleList(
-            _Head(arm, head, num_classes) for arm, head in zip(arm_channels, head_channels, strict=True)
+            _ConvHead(arm, head, num_classes) for arm, head in zip(arm_channels, head_channels, strict=True)
         )
         init_default(self.ppseg_head)
         init_default(self.seg_heads)
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        """Return the logits: of 1/8, 1/16 and 1/32 in training, of 1/8 alone in evaluation."""
+        """Return the logits of 1/8, 1/16 and 1/32 in training, only those of 1/8 in evaluation."""
         fused = self.ppseg_head(self.backbone(x))
         if not self.training:
             return [resize(self.seg_heads[0](fused[0]), x)]
@@ -231,32 +230,24 @@ def stdc2() -> STDC:
     return STDC((4, 5, 3))
 
 
-@register(
-    ModelInfo(
-        name="pp_liteseg_stdc1",
-        task="segmentation",
-        input_size=(512, 1024),
-        num_classes=19,
-        train_outputs=3,
-        head_keys=_HEAD_KEYS,
-        aliases=("pp_liteseg_t",),
-    )
+@register_model(
+    task="segmentation",
+    input_size=(512, 1024),
+    train_outputs=3,
+    head_keys=_HEAD_KEYS,
+    aliases=("pp_liteseg_t",),
 )
 def pp_liteseg_stdc1(num_classes: int = 19) -> nn.Module:
     """Return a new PP-LiteSeg-T."""
     return PPLiteSeg(stdc1(), num_classes, arm_channels=(32, 64, 128), head_channels=(32, 64, 64))
 
 
-@register(
-    ModelInfo(
-        name="pp_liteseg_stdc2",
-        task="segmentation",
-        input_size=(512, 1024),
-        num_classes=19,
-        train_outputs=3,
-        head_keys=_HEAD_KEYS,
-        aliases=("pp_liteseg_b",),
-    )
+@register_model(
+    task="segmentation",
+    input_size=(512, 1024),
+    train_outputs=3,
+    head_keys=_HEAD_KEYS,
+    aliases=("pp_liteseg_b",),
 )
 def pp_liteseg_stdc2(num_classes: int = 19) -> nn.Module:
     """Return a new PP-LiteSeg-B."""

@@ -71,7 +71,7 @@ def without_gradient() -> nn.Module:
 
 def _fixed(name: str, value: object, wanted: object, why: str) -> None:
     if value != wanted:
-        raise ValueError(f"{name}={short_repr(value)}: only {wanted!r} is built here; {why}")
+        raise ValueError(f"{name}={short_repr(value)}: only {wanted!r} is supported; {why}")
 
 
 SINGLE: dict[str, Callable[..., Maker]] = {

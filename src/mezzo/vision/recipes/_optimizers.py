@@ -174,7 +174,7 @@ def _read_clip(node: YamlNode, faults: FaultLog) -> float | None:
         return None
     name = clip.get("name")
     if name in _OTHER_CLIPS:
-        text = f"grad_clip_cfg: {name} is not built here; {_NORM_CLIP} clips by the norm of all gradients"
+        text = f"grad_clip_cfg: {name} is not supported; {_NORM_CLIP} clips by the norm of all gradients"
         faults.add(clip.mark_of("name"), text)
     elif name != _NORM_CLIP:
         faults.add(clip.mark_of("name"), unknown_key("grad_clip_cfg", str(name), (_NORM_CLIP,)))
