@@ -14,7 +14,7 @@ from torch import nn
 
 from mezzo import amp
 from mezzo.fp8 import _operands, keep_copies, make_operand
-from mezzo.optim import _triton_step, engine_of
+from mezzo.optim import _triton_launch, engine_of
 from mezzo.proof._measure import copy_bandwidth
 from mezzo.record import time_on_device
 
@@ -90,12 +90,12 @@ def update(
     if block is not None:
         names = ("FP8_ROWS", "FP8_BLOCK", "FP8_BLOCKS", "FP8_WARPS")
         for name, number in zip(names, block, strict=True):
-            setattr(_triton_step, name, number)
+            setattr(_triton_launch, name, number)
         copies = keep_copies(layer.weight)
         assert copies is not None
         copies.renew(layer.weight)
     layer.weight.grad = torch.randn_like(layer.weight)
-    plan = engine_of(optimizer)._plan()
+    plan = engine_of(optimizer)._prepare_plan()
     assert plan is not None, "Triton does not take this step here"
     moved = (12 + (0 if block is None else 2) + (16 if kind is torch.optim.AdamW else 0)) * size * size
     return gigabytes_a_second(lambda: plan.update(None, None, None), moved, device, calls)

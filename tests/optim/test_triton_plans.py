@@ -159,9 +159,9 @@ def test_a_plan_does_not_hold_for_the_same_memory_in_another_dtype() -> None:
     attach(optimizer := SGD([param], lr=1.0))
     step_with(optimizer, param)
     plan = engine_of(optimizer).last_plan
-    assert plan.holds()
+    assert plan.refresh()
     param.data = param.data.view(torch.bfloat16)
-    assert not plan.holds()
+    assert not plan.refresh()
 
 
 def test_an_empty_parameter_that_grows_is_updated() -> None:
@@ -211,14 +211,14 @@ def test_any_number_is_a_norm(max_norm: Any) -> None:
 
 
 def test_a_check_that_was_interrupted_does_not_count_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mezzo.optim import _triton_step
+    from mezzo.optim import _triton_launch
 
     a, b = ones(), parameter(torch.ones(8), None)  # two dtypes: two launches
     attach(optimizer := SGD([a, b], lr=1.0))
     a.grad, b.grad = torch.ones_like(a), torch.ones_like(b)
     engine = engine_of(optimizer)
     assert engine.check(None).found_inf.item() == 0
-    launch, launches = _triton_step._launch, iter([False, True])
+    launch, launches = _triton_launch.launch, iter([False, True])
 
     def interrupted(*args: Any, **more: Any) -> None:
         if next(launches):
@@ -226,7 +226,7 @@ def test_a_check_that_was_interrupted_does_not_count_for_the_next(monkeypatch: p
         launch(*args, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_triton_step, "_launch", interrupted)
+        patch.setattr(_triton_launch, "launch", interrupted)
         with pytest.raises(KeyboardInterrupt):
             engine.check(None)
     b.grad[0] = float("inf")
@@ -279,33 +279,35 @@ def test_a_replay_in_between_does_not_leave_its_gradients_behind() -> None:
     param.grad = of_graph
     optimizer.step()
     plan = engine_of(optimizer).last_plan
-    addresses = plan._table.clone()
-    plan._kept_for_replay.append(addresses)
+    addresses = plan._table.on_device.clone()
+    plan._table._kept_for_replay.append(addresses)
     for _ in range(2):
         before = exact(param).copy()
         param.grad = eager
         optimizer.step()
         assert moved_by(param, before) == -1
-        plan._table.copy_(addresses)
+        plan._table.on_device.copy_(addresses)
         plan.update(None, None, None)
 
 
 def test_a_capture_sends_its_addresses_once_and_needs_an_eager_step_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host's part of a capture, without a graph."""
-    from mezzo.optim._triton_step import StepPlan
+    from mezzo.optim import _triton_launch
 
     param = ones()
     attach(optimizer := SGD([param], lr=1.0))
     step_with(optimizer, param)
     plan = engine_of(optimizer).last_plan
-    plan._staged = torch.empty_like(plan._table, device="cpu")  # a CPU has no pinned memory, and needs none
+    plan._table._staged = torch.empty_like(
+        plan._table.on_device, device="cpu"
+    )  # a CPU has no pinned memory, and needs none
     with monkeypatch.context() as patch:
-        patch.setattr(StepPlan, "_is_captured", lambda self: True)
+        patch.setattr(_triton_launch, "is_capturing", lambda device: True)
         param.grad = torch.full_like(param, 2.0)
         for _ in range(2):  # the check and the step of one captured step
             engine_of(optimizer).check(None, 1.0)
-        assert len(plan._kept_for_replay) == 1
-        assert plan._kept_for_replay[0][0, 0] == param.grad.data_ptr()
+        assert len(plan._table._kept_for_replay) == 1
+        assert plan._table._kept_for_replay[0][0, 0] == param.grad.data_ptr()
         kept = param.grad
         param.grad = torch.full_like(param, 3.0)
         with pytest.raises(RuntimeError, match="captured once, and again after an eager step: take one between"):
@@ -313,7 +315,7 @@ def test_a_capture_sends_its_addresses_once_and_needs_an_eager_step_before(monke
         optimizer.param_groups[0]["lr"] = 0.5
         with pytest.raises(RuntimeError, match="options changed since its last step: take one before capturing"):
             engine_of(optimizer).check(None)
-    assert plan._kept_for_replay[0][0, 0] == kept.data_ptr()
+    assert plan._table._kept_for_replay[0][0, 0] == kept.data_ptr()
 
 
 def test_a_parameter_that_is_there_twice_takes_the_other_way() -> None:

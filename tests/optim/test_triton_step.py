@@ -219,17 +219,17 @@ def test_empty_parameters_and_no_gradients_at_all() -> None:
 def test_a_step_is_two_launches_for_each_dtype_however_many_tensors(
     optimizer_kind: Any, kinds: int, launches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mezzo.optim import _triton_step
+    from mezzo.optim import _triton_launch
 
     count = 10 if INTERPRETED else 100
     params = [parameter(torch.randn(64)) for _ in range(count)]
     params += [parameter(torch.randn(64), None) for _ in range(count * (kinds - 1))]
     attach(optimizer := optimizer_kind(params, lr=0.1))
     counted: list[str] = []
-    launch = _triton_step._launch
+    launch = _triton_launch.launch
     monkeypatch.setattr(
-        _triton_step,
-        "_launch",
+        _triton_launch,
+        "launch",
         lambda kernel, *args, **more: (counted.append(str(kernel)), launch(kernel, *args, **more)),
     )
     scaler = GradScaler()

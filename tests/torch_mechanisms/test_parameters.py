@@ -1,6 +1,7 @@
 """Deep copies of parameters go through the wrapped method."""
 
 import copy
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 
 from mezzo._torch import patches
-from mezzo._torch.parameters import wrap_parameter_copies
+from mezzo._torch.parameters import MASTER_ATTRIBUTE, has_master, wrap_parameter_copies
 
 
 def test_a_copied_model_copies_its_parameters_through_it() -> None:
@@ -35,3 +36,12 @@ def test_torch_still_drops_what_is_attached() -> None:
     param = nn.Parameter(torch.ones(1))
     param.unknown_to_torch = True
     assert not hasattr(copy.deepcopy(param), "unknown_to_torch")
+
+
+def test_a_saved_parameter_keeps_what_is_attached() -> None:
+    param, file = nn.Parameter(torch.ones(1)), io.BytesIO()
+    assert not has_master(param)
+    setattr(param, MASTER_ATTRIBUTE, torch.ones(1))
+    torch.save(param, file)
+    file.seek(0)
+    assert has_master(torch.load(file, weights_only=True))

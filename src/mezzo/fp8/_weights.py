@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakIdKeyDictionary
 
+from mezzo._torch.parameters import has_master
 from mezzo._torch.storages import storage_id
 from mezzo._torch.streams import raw_stream
 from mezzo.fp8._numbers import E4M3, amax_of
@@ -24,10 +25,6 @@ UNKNOWN_AMAX = 0.875
 
 INVERSE, AMAX, NEWEST = 0, 1, 2
 """Places in `WeightCopies.state`."""
-
-MASTER_HOME = "_mezzo_master"
-"""Where a half parameter has its float32 master (`mezzo.optim`). Copies are kept of such parameters alone: what others have
-in their memory may change without a trace, as FSDP does when it gathers weights."""
 
 
 def stream_number(device: torch.device) -> int:
@@ -152,12 +149,13 @@ def capture_in_progress() -> object | None:
 
 
 def keep_copies(weight: Tensor) -> WeightCopies | None:
-    """Return the copies of a weight; a parameter that has a master gets some, anything else has none.
+    """Return the copies of a weight, created at the first call; None if it gets none.
 
-    Nor has any in a CUDA graph of somebody else's: its replays would go on with the copies of the capture.
+    Only a parameter with a master gets copies: the memory of others may change without a trace, as under FSDP, which
+    gathers weights. Inside a CUDA graph of the user none are created, as replays would reuse those of the capture.
     """
     global _made
-    if not isinstance(weight, nn.Parameter) or not hasattr(weight, MASTER_HOME) or weight.is_inference():
+    if not isinstance(weight, nn.Parameter) or not has_master(weight) or weight.is_inference():
         return None
     if weight.is_cuda and _capture is None and torch.cuda.is_current_stream_capturing():
         return None

@@ -1,5 +1,6 @@
 """The step: check, update and half copy on float32 masters. Tensors in, tensors out."""
 
+from mezzo._torch.parameters import has_master
 from mezzo._torch.step_tier import step_tier, uses_triton
 from mezzo.optim._check import Verdict
 from mezzo.optim._engine import (
@@ -18,7 +19,6 @@ from mezzo.optim._masters import (
     copy_masters_with_parameters,
     detach_master,
     float32_like,
-    has_master,
     kept_of,
     master_of,
     publish,

@@ -155,7 +155,7 @@ class StepEngine:
     def check(self, scale: Tensor | None = None, max_norm: float | None = None) -> Verdict:
         """Read all gradients once; return what was found, on the device and without waiting for it."""
         with outside_autocast():
-            return self._check(self._plan(), scale, max_norm)
+            return self._check(self._prepare_plan(), scale, max_norm)
 
     @torch.no_grad()
     def clip_next_step(self, max_norm: float) -> Tensor:
@@ -174,7 +174,7 @@ class StepEngine:
         clip, self._clip = self._clip, None
         return None if clip is None else clip.for_grads(self._grads())
 
-    def _plan(self) -> StepPlan | None:
+    def _prepare_plan(self) -> StepPlan | None:
         """Return the plan by which Triton takes this step; None where another tier has to."""
         if self._foreign_step is not None or not _fused.covers_class(self.optimizer) or not uses_triton(self.device):
             return None
@@ -182,7 +182,7 @@ class StepEngine:
             from mezzo.optim._triton_step import TritonStep  # Triton is imported where it is used, not with mezzo
 
             self._triton = TritonStep(self.optimizer)
-        return self._triton.plan()
+        return self._triton.prepare_plan()
 
     def can_be_captured(self) -> bool:
         """Whether steps can be part of a CUDA graph: taken by Triton, and the same from the first one on."""
@@ -350,7 +350,7 @@ class StepEngine:
     def _update_by_grads(self, request: StepRequest, args: _Args, kwargs: _Kwargs) -> Any:
         # Bookkeeping reads a thousand attributes, and a function mode (a recording) would be asked about each of them.
         with no_torch_function():
-            plan = None if args or kwargs else self._plan()
+            plan = None if args or kwargs else self._prepare_plan()
         if self._clip is not None and not request.checks and request.clip_coef is None:
             request.clip_coef = self._take_clip()
         if request.verdict is None and request.checks:

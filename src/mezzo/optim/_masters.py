@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from mezzo._torch.foreach import foreach_copy_
-from mezzo._torch.parameters import wrap_parameter_copies
+from mezzo._torch.parameters import MASTER_ATTRIBUTE, wrap_parameter_copies
 from mezzo.dtypes import HALF_DTYPES
-from mezzo.fp8 import MASTER_HOME, drop_copies, renew_copies
+from mezzo.fp8 import drop_copies, renew_copies
 from mezzo.optim._compact import REST_DTYPE, join, split
 from mezzo.optim._shards import is_dtensor
 
@@ -85,7 +85,7 @@ def attach_master(param: Tensor, fp32_tensor: Tensor | None = None, *, compact: 
             half, rest = split(fp32_tensor.detach().to(param.device, torch.float32), param.dtype)
             kept = _in_layout_of(param, rest, REST_DTYPE)
             param.copy_(half)
-    setattr(param, MASTER_HOME, _Record(kept))
+    setattr(param, MASTER_ATTRIBUTE, _Record(kept))
     agree([param])
     return kept
 
@@ -102,7 +102,7 @@ def _with_master(copy_parameter: Callable[..., Any]) -> Callable[..., Any]:
         kept = kept_of(param)  # first: the parameter may get bits back
         result = copy_parameter(param, memo)
         if is_new and kept is not None:
-            setattr(result, MASTER_HOME, _Record(kept.clone()))
+            setattr(result, MASTER_ATTRIBUTE, _Record(kept.clone()))
             agree([result])
         return result
 
@@ -111,12 +111,7 @@ def _with_master(copy_parameter: Callable[..., Any]) -> Callable[..., Any]:
 
 def record_of(param: Tensor) -> _Record | None:
     """Return the record of a parameter's master as it stands; None where it has none."""
-    return getattr(param, MASTER_HOME, None)
-
-
-def has_master(param: Tensor) -> bool:
-    """Whether a parameter has a master, without bringing the two into agreement."""
-    return record_of(param) is not None
+    return getattr(param, MASTER_ATTRIBUTE, None)
 
 
 def master_of(param: Tensor) -> Tensor | None:
@@ -214,8 +209,8 @@ def refresh_master(param: Tensor) -> Tensor | None:
 
 def detach_master(param: Tensor) -> None:
     """Forget the master of a parameter, if it has one."""
-    if hasattr(param, MASTER_HOME):
-        delattr(param, MASTER_HOME)
+    if hasattr(param, MASTER_ATTRIBUTE):
+        delattr(param, MASTER_ATTRIBUTE)
         drop_copies(param)
 
 
@@ -224,7 +219,7 @@ def publish(params: Sequence[Tensor], masters: Sequence[Tensor]) -> None:
     together: list[tuple[Tensor, Tensor]] = []
     with torch.no_grad():
         for param, master in zip(params, masters, strict=True):
-            record: _Record = getattr(param, MASTER_HOME)
+            record: _Record = getattr(param, MASTER_ATTRIBUTE)
             if record.is_compact:  # one by one: the parts of all of them would be as much as the masters
                 half, rest = split(master.to(param.device, torch.float32), param.dtype)
                 param.copy_(half)
@@ -261,7 +256,7 @@ def float32_like(kept: Tensor) -> Tensor:
 def agree(params: Sequence[Tensor]) -> None:
     """Note that half parameters and what is kept of their masters belong together as they are."""
     for param in params:
-        getattr(param, MASTER_HOME).note(param)
+        getattr(param, MASTER_ATTRIBUTE).note(param)
 
 
 def _in_layout_of(param: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor:

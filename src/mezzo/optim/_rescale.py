@@ -43,12 +43,12 @@ def rescale(verdict: Verdict, scale: Tensor, counts: Tensor, rule: Rule, dynamic
         What the host wants to know, float32: bad, scale, bad steps in a row at the floor, first bad parameter.
     """
     if uses_triton(scale.device):
-        from mezzo.optim import _triton_step
+        from mezzo.optim import _triton_launch
 
         packed = verdict.packed
         if packed is None:
             packed = torch.stack([verdict.found_inf, verdict.first_bad.float()])
-        return _triton_step.rescale(packed, scale, counts, rule, dynamic)
+        return _triton_launch.rescale(packed, scale, counts, rule, dynamic)
     bad = verdict.found_inf > 0
     goods, bads, skipped, at_floor = counts.unbind()
     at_floor.add_(1).mul_(bad & (scale <= rule.min_loss_scaling))

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from mezzo.fp8 import AMAX, E4M3, HEADROOM, INVERSE, LARGEST, NEWEST, UNKNOWN_AMAX
-from mezzo.fp8._kernels import raise_to, scale_for, to_fp8
+from mezzo.fp8.triton_numbers import raise_to, scale_for, to_fp8
 from mezzo.optim import _compact
 from mezzo.optim._triton_table import COLUMNS, COPY_STATE, HALF, TARGET, TRANSPOSED, VALUES, WIDTH, address, read, write
 

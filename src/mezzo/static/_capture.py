@@ -130,7 +130,7 @@ class CapturedStep:
         are_same = self._scaling is None or self._scaling.settings == self._settings
         if self._copies is not None:
             self._copies.follow_edits()
-        return are_same and self._modules_hold() and self._plan.holds()
+        return are_same and self._modules_hold() and self._plan.refresh()
 
     def _check(self, batch: Sequence[Tensor]) -> None:
         came = [describe(tensor) for tensor in batch]
