@@ -17,7 +17,7 @@ from torch._subclasses import FakeTensorMode
 
 from mezzo.amp import GradScaler, Policy, _marker, auto_cast, bind_policy, current_policy, debugging, decorate
 from mezzo.amp._recompute import run_in_state, with_policy_in_replicas
-from mezzo.amp._state import here, set_policy, state_of
+from mezzo.amp._state import set_policy, state_of, thread_state
 
 X = torch.rand(4, 4)
 
@@ -325,11 +325,11 @@ def test_a_region_in_a_thread_of_autograds_leaves_no_policy_behind() -> None:
 
     def as_in_autograds_thread() -> None:
         set_policy(policy)
-        here.policy = None  # the store was filled by torch, not by us
+        thread_state.policy = None  # the store was filled by torch, not by us
         with auto_cast(enable=False):
             seen.append(current_policy())
         run_in_state(state_of(policy), lambda: None)
-        seen.append((current_policy(), here.policy))
+        seen.append((current_policy(), thread_state.policy))
 
     policy = Policy.create()
     thread = threading.Thread(target=as_in_autograds_thread)
@@ -435,8 +435,8 @@ def test_kept_casts_are_dropped_with_the_last_region_even_inside_torch_autocast(
     with torch.autocast("cpu"):
         with auto_cast(level="OD"):
             layer(torch.randn(2, 4))
-            assert here.casts
-        assert not here.casts
+            assert thread_state.casts
+        assert not thread_state.casts
 
 
 def test_a_region_for_one_device_leaves_the_other_as_it_is() -> None:

@@ -200,6 +200,6 @@ def test_excluded_parameters_are_parameters_of_the_models() -> None:
     model = nn.Linear(4, 4)
     with pytest.raises(TypeError, match=r"excluded_parameters: str .*excluded_layers"):
         decorate(model, level="O2", excluded_parameters=["weight"])
-    with pytest.raises(ValueError, match=r"excluded_parameters: \[2, 2\]"):
+    with pytest.raises(ValueError, match=r"excluded_parameters: .*\[2, 2\]"):
         decorate(model, level="O2", excluded_parameters=[nn.Parameter(torch.ones(2, 2))])
     assert model.weight.dtype is torch.float32

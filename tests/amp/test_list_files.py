@@ -58,9 +58,7 @@ def test_reading_it_again_changes_nothing(lists: Path) -> None:
 
 
 def test_modules_without_a_model_are_an_error_that_says_what_to_pass(lists: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"fp32\.yml: holds excluded_layers, .*: call read_lists\(path, model=\.\.\.\)"
-    ):
+    with pytest.raises(ValueError, match=r"fp32\.yml: .*excluded_layers.*: call read_lists\(path, model=\.\.\.\)"):
         amp.read_lists(lists)
 
 
@@ -87,7 +85,7 @@ def test_a_wrong_half_layer_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"half\.yml: half_layers: no module is named 'hed'; did you mean 'head'"):
         amp.read_lists(path, model=model)
     assert float32_layers(model) == []
-    with pytest.raises(ValueError, match=r"half\.yml: holds excluded_layers and half_layers, .*: call read_lists"):
+    with pytest.raises(ValueError, match=r"half\.yml: .*excluded_layers and half_layers.*: call read_lists"):
         amp.read_lists(path)
 
 

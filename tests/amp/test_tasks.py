@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mezzo.amp import auto_cast, current_policy
-from mezzo.amp._state import here, read_state
+from mezzo.amp._state import read_state, thread_state
 
 X = torch.rand(4, 4)
 
@@ -21,7 +21,7 @@ def no_state_is_left() -> Iterator[None]:
     before = read_state()
     yield
     assert read_state() == before
-    assert here.regions == []
+    assert thread_state.regions == []
     assert torch.autocast_increment_nesting() == 1
     assert torch.autocast_decrement_nesting() == 0
 
@@ -372,5 +372,5 @@ def test_a_generator_closed_in_another_thread_is_told() -> None:
     thread = threading.Thread(target=generator.close)
     with pytest.warns(UserWarning, match="in another thread or task"):
         thread.start(), thread.join()
-    region = here.regions[-1][0]
+    region = thread_state.regions[-1][0]
     region.__exit__(None, None, None)  # type: ignore[attr-defined]

@@ -39,7 +39,7 @@ from mezzo.amp._policy import Decision, Policy
 from mezzo.amp._recompute import bind_policy, custom_bwd, custom_fwd
 from mezzo.amp._scaler import GradScaler, LossScaleFloorError
 from mezzo.amp._state import current_policy
-from mezzo.amp._state import here as here
+from mezzo.amp._state import thread_state as thread_state
 from mezzo.amp.hardware import is_bfloat16_supported, is_float16_supported
 from mezzo.fp8 import Fp8Recipe
 

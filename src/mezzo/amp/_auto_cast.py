@@ -21,11 +21,11 @@ from mezzo.amp._policy import Policy
 from mezzo.amp._recompute import carry_policy_along
 from mezzo.amp._state import (
     AutocastState,
-    here,
     on_one_device,
     read_state,
     state_of,
     state_without,
+    thread_state,
     write_state,
 )
 from mezzo.amp._steps import watch_optimizers
@@ -180,12 +180,12 @@ class auto_cast:  # the documents' name, used like a function
                 _checked_dtypes.add(policy.dtype)
                 warn_if_unsupported(policy.dtype)
             if operator_log.is_pending:
-                operator_log.begin(len(here.regions))
+                operator_log.begin(len(thread_state.regions))
         around = read_state()
         in_loop = running_loop() is not None
         if in_loop:
             follow_tasks()
-        here.regions.append((self, around))
+        thread_state.regions.append((self, around))
         torch.autocast_increment_nesting()
         state = self._state if self._only_on is None else on_one_device(self._state, self._only_on, around)
         _forget_casts_to_another_dtype(around, state)
@@ -198,7 +198,7 @@ class auto_cast:  # the documents' name, used like a function
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        regions = here.regions
+        regions = thread_state.regions
         if not regions or regions[-1][0] is not self:
             leave_out_of_order(self, is_failing=kind is not None)
             return
@@ -206,13 +206,13 @@ class auto_cast:  # the documents' name, used like a function
         around = regions.pop()[1]
         if not regions:
             torch.clear_autocast_cache()
-            here.casts.clear()
+            thread_state.casts.clear()
         _forget_casts_to_another_dtype(self._state, around)
         write_state(around)
         if running_loop() is not None:
             keep_for_task()
         if operator_log.recording is not None:
-            operator_log.end(len(here.regions), is_complete=kind is None)
+            operator_log.end(len(thread_state.regions), is_complete=kind is None)
 
     def __call__(self, function: F) -> F:
         """Return the function run in a region of its own at each call; coroutines and generators run in it, too."""

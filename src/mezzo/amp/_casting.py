@@ -12,7 +12,7 @@ from torch.nn import Parameter
 from mezzo._torch.dispatcher import DispatchKey, is_key_included
 from mezzo._torch.script import tracing_state
 from mezzo.amp._policy import CASTABLE
-from mezzo.amp._state import here
+from mezzo.amp._state import thread_state
 
 TRANSFORMS = DispatchKey.FuncTorchDynamicLayerBackMode
 """Included while a transform of torch.func runs."""
@@ -62,16 +62,16 @@ def _cast_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
     A weight that changed in place is cast again. An edit of `weight.data` is not noticed, as in torch. A copy made
     without gradients is not reused where gradients are needed; torch does reuse it. A trace gets the weight itself.
     """
-    is_kept = torch.is_autocast_cache_enabled() and here.regions and not weight.is_inference()
+    is_kept = torch.is_autocast_cache_enabled() and thread_state.regions and not weight.is_inference()
     if not is_kept or is_key_included(TRANSFORMS) or tracing_state() is not None:
         return weight.to(dtype)
     key = (id(weight), dtype, torch.is_grad_enabled())
     state = (weight._version, weight.data_ptr())
-    kept = here.casts.get(key)
+    kept = thread_state.casts.get(key)
     if kept is None or kept[1] != state:
         cast = weight.to(dtype)
         if type(cast) is not Tensor:  # made by a mode such as FakeTensorMode: useless outside of it
             return cast
-        kept = here.casts[key] = (weight, state, cast)
+        kept = thread_state.casts[key] = (weight, state, cast)
     found: Tensor = kept[2]
     return found

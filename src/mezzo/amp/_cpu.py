@@ -1,4 +1,4 @@
-"""Whether this CPU multiplies half matrices at full speed; if not, heavy operators compute in float32 between half borders."""
+"""Whether this CPU computes in half as fast as in float32. If not, heavy operators compute in float32."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _PAUSE_S = 0.003
 
 
 def _best_time_s(dtype: torch.dtype) -> float:
-    """Return the best time of a small matrix product and a convolution, with what their backward passes compute.
+    """Return the best time of a small matrix product and a convolution, forward and backward.
 
-    Some CPUs (AVX512-FP16, torch 2.11) have fast half forward convolutions, and backward ones that are twenty times slower.
+    On some CPUs (AVX512-FP16, torch 2.11) half convolutions are fast forward and twenty times slower backward.
     """
     left = torch.ones(_SIZE, _SIZE).to(dtype)
     image = torch.ones(2, 16, 24, 24).to(dtype)
@@ -39,7 +39,7 @@ def _best_time_s(dtype: torch.dtype) -> float:
 
 
 def _keeps_up(dtype: torch.dtype) -> bool:
-    """Measure in turns and with pauses: whoever else uses the machine slows both, and leaves gaps."""
+    """Return whether half is fast. Both dtypes are measured in turns, with pauses: other processes slow both alike."""
     half = full = float("inf")
     for _ in range(_ROUNDS):
         full = min(full, _best_time_s(torch.float32))
@@ -52,26 +52,26 @@ def _keeps_up(dtype: torch.dtype) -> bool:
 
 @cache
 def has_half_units(dtype: torch.dtype) -> bool:
-    """Whether matrix products and convolutions in a half dtype keep up with float32 here, by a measurement of milliseconds."""
+    """Whether products and convolutions in a half dtype are as fast as in float32 on this CPU; measured once."""
     answers: list[bool] = []
 
     def measure() -> None:
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # threads that wait for each other on a busy machine make float32 look slow
+        torch.set_num_threads(1)  # on a busy machine, threads that wait for each other make float32 look slow
         try:
             with torch.no_grad():
                 answers.append(_keeps_up(dtype))
         finally:
             torch.set_num_threads(threads)
 
-    thread = threading.Thread(target=measure)  # in a thread of its own no recorder, mode or policy sees it
+    thread = threading.Thread(target=measure)  # in its own thread, no recorder, mode or policy sees the operators
     thread.start()
     thread.join()
     return answers[0]
 
 
 def emulates(policy: Policy) -> bool:
-    """Whether heavy operators on CPU tensors compute in float32 between half borders under a policy."""
+    """Whether heavy operators on CPU tensors compute in float32 under a policy, with half inputs and outputs."""
     if policy.cpu_compute == "auto":
         return not has_half_units(policy.dtype)
     return policy.cpu_compute == "float32"

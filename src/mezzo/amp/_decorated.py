@@ -16,7 +16,7 @@ from torch import nn
 from mezzo._torch.autocast_state import is_any_autocast_enabled
 from mezzo._torch.module_calls import wrap_calls_of_class
 from mezzo.amp._policy import Policy
-from mezzo.amp._state import here
+from mezzo.amp._state import thread_state
 from mezzo.amp.user_lines import level_of_user
 from mezzo.dtypes import HALF_DTYPES, dtype_name
 
@@ -100,7 +100,7 @@ def _looking(call: Callable[..., Any]) -> Callable[..., Any]:
     def look_and_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if _is_compiling():
             return call(module, *args, **kwargs)
-        policy = here.policy
+        policy = thread_state.policy
         if policy is not None:
             decoration = module.__dict__.get(_HOME)
             if decoration is not None and decoration.looked_at is not policy:

@@ -30,7 +30,7 @@ from mezzo.amp._ops import WITH_NUMBERS, Op
 from mezzo.amp._overloads import Signature, callable_of, has_numbers, is_decided_by_dtypes, qualified
 from mezzo.amp._plans import Plan
 from mezzo.amp._policy import Decision, Policy
-from mezzo.amp._state import current_policy, here, without_decisions
+from mezzo.amp._state import current_policy, thread_state, without_decisions
 
 Kernel = Callable[..., Any]
 
@@ -64,12 +64,14 @@ def make_kernel(overload: Any, op: Op, device_type: str) -> Kernel:
 
     @hide_from_dynamo("a kernel of mezzo.amp is called by torch's dispatcher, not traced")
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        policy: Policy | None = here.policy
+        policy: Policy | None = thread_state.policy
         if policy is None or _autocast_dtype(device_type) is not policy.dtype:
             policy = target.policy_of_another_thread()
             if policy is None:
                 return target.call_natively(*args, **kwargs)
-        if (graph_task_id() != -1 and not here.is_replaying) or (target.may_be_elsewhere and _is_elsewhere(args)):
+        if (graph_task_id() != -1 and not thread_state.is_replaying) or (
+            target.may_be_elsewhere and _is_elsewhere(args)
+        ):
             return target.call_undecided(args, kwargs)
         if policy.fp8 is not None:
             result = target.call_in_fp8(policy, args, kwargs)
@@ -136,7 +138,7 @@ class _Target:
 
         torch decides under plain `torch.autocast`, also if that changes the dtype inside a region of mezzo.
         """
-        policy = current_policy() if here.policy is None else here.policy
+        policy = current_policy() if thread_state.policy is None else thread_state.policy
         if policy is None or _autocast_dtype(self.device_type) is not policy.dtype:
             return None
         return policy

@@ -1,7 +1,8 @@
 """The default lists, by level, and lists read from a file.
 
-They are versioned here and do not follow torch's own autocast lists, which differ between CUDA and CPU and change with
-its releases. Facts: the AMP documents' lists carried over to torch operators (design, section 3).
+The white list holds operators that compute in half, the black list those that compute in float32. The lists are those
+of the AMP documents, carried over to torch operators. They are versioned here and do not follow torch's own autocast
+lists, which differ between CUDA and CPU and between releases.
 """
 
 from pathlib import Path
@@ -21,7 +22,7 @@ LISTS_VERSION = 2
 
 
 class ListsError(MezzoError, ValueError):
-    """A file of lists that cannot be used."""
+    """A file of lists is unusable."""
 
 
 _WHITE = frozenset({"einsum"}) | ops.variants_of(
@@ -72,7 +73,7 @@ def default_black(level: str) -> frozenset[str]:
 
 
 def default_inside(level: str) -> frozenset[str]:
-    """Return the variants that compute in float32 but return half at a level: their float32 result would leak."""
+    """Return the variants that compute in float32 but return half at a level, so that later operators stay half."""
     return _INSIDE[level]
 
 
@@ -102,24 +103,22 @@ def read_lists(path: str | Path, model: nn.Module | None = None) -> dict[str, li
     """Read `custom_white_list` and `custom_black_list` from a YAML or JSON file, as keywords for `auto_cast`.
 
     Args:
-        path: The file; what it holds is checked, names included.
-        model: Where the modules that the file names (names or globs) are kept in another precision, before or after
-            `decorate`: `excluded_layers` in float32, as `exclude_layers` does it, and `half_layers` in half at level O3, as
-            `keep_in_half` does it; those that are already stay so.
+        path: The file; its keys and names are checked.
+        model: The model that the file's `excluded_layers` (see `exclude_layers`) and `half_layers` (see `keep_in_half`)
+            are applied to, before or after `decorate`.
 
     Raises:
-        ValueError: The file cannot be read, holds something else or an unknown name, or names modules and there is no
-            model.
+        ValueError: The file cannot be read, holds unknown keys or names, or names modules while `model` is None.
 
     >>> auto_cast(**read_lists("lists.yml", model=net))  # doctest: +SKIP
     """
-    from mezzo.amp._fp8 import keep_in_half  # which reads policies, and they the lists of this file
+    from mezzo.amp._fp8 import keep_in_half  # imports policies, which import this file
 
     lists = load_lists(path)
     named = {key: names for key in LAYER_KEYS if (names := lists.pop(key, []))}
     if named and model is None:
         held = " and ".join(named)
-        raise ValueError(f"{path}: holds {held}, which are modules of a model: call read_lists(path, model=...)")
+        raise ValueError(f"{path}: has {held}, which name modules of a model: call read_lists(path, model=...)")
     if named and model is not None:
         try:
             found = {key: find_excluded(model, named.get(key), key) for key in LAYER_KEYS}
@@ -131,7 +130,7 @@ def read_lists(path: str | Path, model: nn.Module | None = None) -> dict[str, li
 
 
 def load_lists(path: str | Path) -> dict[str, list[str]]:
-    """Return what a list file holds, names of modules too; operator names are checked, those of modules need a model."""
+    """Return the content of a list file. Operator names are checked; module names are not, for lack of a model."""
     path = Path(path)
     read = read_json if path.suffix == ".json" else read_yaml
     data: Any = read(path, limit=MiB, raising=ListsError)

@@ -1,8 +1,7 @@
-"""Tells Dynamo one policy from another, through a guard that Dynamo has already.
+"""Makes Dynamo compile a function again under another policy.
 
-Dynamo guards torch's autocast state for every device type that torch knows, and nothing of ours. So the policy in force is
-written, as a number, into the autocast dtype of device types that no machine here has: a function compiled under one
-policy is then compiled again under another.
+Dynamo guards torch's autocast state of every device type, but nothing of mezzo. So the number of the current policy is
+written into the autocast dtype of device types that nobody uses with mezzo.
 """
 
 import functools
@@ -19,7 +18,7 @@ _FIRST, _SECOND = MARKER_DEVICES
 
 @functools.cache
 def _dtypes() -> tuple[torch.dtype, ...]:
-    """The digits in which a number is written."""
+    """Return the dtypes that serve as digits of the number."""
     return tuple(sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str))
 
 
@@ -27,7 +26,7 @@ _numbers: dict[Hashable, int] = {}
 
 
 def set_marker(policy: Hashable | None) -> None:
-    """Write the number of a policy, or none; nothing happens while Dynamo is not loaded."""
+    """Write the number of a policy, or none; do nothing while Dynamo is not loaded."""
     if DYNAMO not in sys.modules:
         return
     if policy is None:

@@ -1,8 +1,8 @@
-"""From the names people write in lists to the operator variants they mean.
+"""Names in operator lists, and the operator variants that they mean.
 
 Four spellings are understood: an operator (`softmax`), one of its variants (`sum.dim`), exactly one aten packet
-(`aten::matmul`), and names for several at once: groups (`matmul` means every matrix product) and the names of the AMP
-documents (`elementwise_add`, `bilinear_interp_v2`). Where a torch name and a document's name collide, torch's meaning
+(`aten::matmul`), and names for several operators: groups (`matmul` means every matrix product) and the names of the AMP
+documents (`elementwise_add`, `bilinear_interp_v2`). If a torch name and a document's name collide, torch's meaning
 holds: `mul` is element-wise, `sum` is the reduction.
 """
 
@@ -29,7 +29,7 @@ def _pick(*names: str) -> frozenset[str]:
     return variants_of(OPS[name] for name in names)
 
 
-#: One name for several operators. `matmul` must reach each entry point of a matrix product, or a list would leak.
+#: One name for several operators. `matmul` must cover every entry point of a matrix product.
 OPERATOR_GROUPS: dict[str, frozenset[str]] = {
     "matmul": variants_of(MATRIX_PRODUCTS) | _pick("tensordot") | {"einsum"},
     "conv": variants_of(CONVOLUTIONS),
@@ -47,7 +47,7 @@ OPERATOR_GROUPS: dict[str, frozenset[str]] = {
     "gru": _pick("gru", "gru_cell", "_thnn_fused_gru_cell", "_cudnn_rnn"),
 }
 
-#: Names of the documents, and a few of torch's Python API, that are no aten packet: the names they stand for.
+#: Names of the documents, and a few of torch's Python API, that are not aten packets: what they mean.
 ALIASES: dict[str, tuple[str, ...]] = {
     "matmul_v2": ("matmul",),
     "linear_v2": ("linear",),
@@ -84,7 +84,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "vector_norm": ("linalg_vector_norm",),
     "matrix_norm": ("linalg_matrix_norm",),
     "softmin": ("softmax",),
-    "_softmax": ("softmax",),  # the kernels' names, as operator tables show them
+    "_softmax": ("softmax",),  # names of kernels, as operator tables show them
     "_log_softmax": ("log_softmax",),
     "cross_entropy": ("cross_entropy_loss",),
     "cross_entropy2": ("cross_entropy_loss",),
@@ -102,7 +102,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "grid_sample": ("grid_sampler",),
 }
 
-#: Names the documents list for which torch has no operator of its own: accepted, without effect, with a warning.
+#: Names of the documents without an operator in torch: accepted without effect, with a warning.
 WITHOUT_OPERATOR = frozenset(
     "tanh_shrink log_loss hsigmoid_loss margin_cross_entropy c_softmax_with_cross_entropy fused_feedforward "
     "c_softmax_with_multi_label_cross_entropy fused_rotary_position_embedding".split()
@@ -111,13 +111,13 @@ WITHOUT_OPERATOR = frozenset(
 
 @cache
 def operator_names() -> tuple[str, ...]:
-    """Return every name a list may hold, sorted."""
+    """Return every name that a list may hold, sorted."""
     return tuple(sorted({*OPS, *VARIANTS, *OPERATOR_GROUPS, *ALIASES, *WITHOUT_OPERATOR}))
 
 
 @cache
 def is_operator_name(name: str) -> bool:
-    """Whether a name means something to a policy; asking costs next to nothing.
+    """Whether a list may hold this name and it has an effect; cheap.
 
     >>> is_operator_name("linear"), is_operator_name("argsort")
     (True, False)
@@ -128,7 +128,10 @@ def is_operator_name(name: str) -> bool:
 
 @cache
 def resolve_name(name: str) -> frozenset[str]:
-    """Return the variants that a name means; an unknown name is a ValueError that tells the nearest known one.
+    """Return the variants that a name means.
+
+    Raises:
+        ValueError: The name is unknown; the message suggests the nearest one.
 
     >>> sorted(resolve_name("sum"))
     ['sum.dim', 'sum.full']
@@ -178,7 +181,7 @@ def resolve_list(names: Iterable[str] | None, argument: str) -> dict[str, frozen
 
 
 def check_disjoint(white: dict[str, frozenset[str]], black: dict[str, frozenset[str]]) -> None:
-    """Raise ValueError if a name stands in both custom lists, be it under two spellings of the same operators."""
+    """Raise ValueError if both custom lists hold the same operators, also under two names."""
     for name, variants in white.items():
         for other, other_variants in black.items():
             if name == other or (variants and variants == other_variants):

@@ -1,7 +1,7 @@
-"""What torch's own autocast kernels do, so that they are left alone wherever they already follow a policy.
+"""What torch's own autocast kernels do: mezzo leaves them alone if they already follow a policy.
 
-Which operators have a native kernel is asked of the dispatcher, because that changes with torch's releases; what such a
-kernel does (cast to half, cast to float32, promote) does not change and is written down here.
+The dispatcher is asked which operators have a native kernel, because that changes between releases of torch. What such
+a kernel does (cast to half, cast to float32, promote) does not change, so it is a table here.
 """
 
 from enum import Enum
@@ -35,7 +35,10 @@ _PROMOTE = {
     "cuda": "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add",
     "cpu": "stack cat index_copy",
 }
-_OTHER = {"cuda": "binary_cross_entropy", "cpu": ""}  # CUDA: an error that tells to use the variant with logits
+_OTHER = {
+    "cuda": "binary_cross_entropy",
+    "cpu": "",
+}  # CUDA: raises an error, with the advice to use the variant with logits
 
 
 @cache
@@ -46,7 +49,7 @@ def _table(device_type: str) -> dict[str, Native]:
 
 @cache
 def has_native_kernel(qualified_name: str, device_type: str) -> bool:
-    """Whether torch registered an autocast kernel of its own for an overload. Asked before ours are installed."""
+    """Whether torch registered an autocast kernel for an overload. The first call must come before mezzo installs its own."""
     return has_kernel(qualified_name, AUTOCAST_KEYS[device_type])
 
 

@@ -1,4 +1,4 @@
-"""A policy is data: level, dtype and lists, and the one function that decides the precision of an operator call."""
+"""A policy: level, dtype and lists as data, and `decide`, the only function that decides the precision of a call."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ CASTABLE = frozenset({torch.float32, *HALF_DTYPES})
 
 class _DtypeAndReason(NamedTuple):
     dtype: torch.dtype | None
-    """Dtype of the floating result; None: nothing is cast (auto_cast off, or no input that can be cast)."""
+    """Dtype of floating results; None: nothing is cast (auto_cast is off, or no input can be cast)."""
 
     reason: str
-    """Which list or rule decided."""
+    """The list or rule that decided."""
 
 
 class Decision(_DtypeAndReason):
-    """What a policy says of one call: the pair (dtype, reason), and the dtype of the arithmetic besides.
+    """The decision for one call: the pair (dtype, reason), with the dtype of the arithmetic as an attribute.
 
     >>> dtype, reason = Policy.create("O2").decide("softmax", [torch.float16])
     """
 
     compute: torch.dtype | None
-    """Dtype of the arithmetic. It differs from `dtype` for 'fp32 inside, low out', and for white operators at OD."""
+    """Dtype of the arithmetic. It differs from `dtype` for operators that are float32 inside and return half, and for
+    white operators at OD."""
 
     def __new__(cls, dtype: torch.dtype | None, reason: str, compute: torch.dtype | None) -> Decision:
-        """Return the pair with its third part."""
+        """Make the pair, and set `compute`."""
         decision = super().__new__(cls, dtype, reason)
         decision.compute = compute
         return decision
@@ -67,16 +68,16 @@ class Policy:
     inside: frozenset[str]
     use_promote: bool = True
     cpu_compute: str = "auto"
-    """On CPU tensors heavy operators compute in half ('native'), in float32 between half borders ('float32'), or as a
-    probe of this CPU decides ('auto')."""
+    """Arithmetic of heavy operators on CPU tensors. 'native': half. 'float32': float32, with half inputs and outputs.
+    'auto': native if a measurement finds half as fast as float32 on this CPU."""
     fp8: Fp8Recipe | None = None
-    """O3: how matrix products are made in FP8, and which are worth it; all others are as at O2."""
+    """O3: how matrix products are computed in FP8, and which ones; all others are as at O2."""
 
     _memo: Memo = field(default_factory=dict, init=False, repr=False, compare=False)
     _plans: dict[tuple[str, str], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle what the policy says, not what it remembers: another process has kernels of its own to install."""
+        """Pickle the settings without the caches: another process installs its own kernels."""
         data = (
             self.level,
             self.dtype,
@@ -100,10 +101,10 @@ class Policy:
         cpu_compute: str = "auto",
         fp8: Fp8Recipe | Mapping[str, Any] | None = None,
     ) -> Policy:
-        """Return the default lists of a level and dtype with the custom ones merged in.
+        """Return the policy of a level and dtype, with custom lists merged into the default ones.
 
-        Each custom white name leaves the black list, then each custom black name leaves the white list: where two
-        different names overlap, black wins. At O0 the lists are checked and ignored. `fp8` is O3's alone.
+        Custom white names leave the black list, then custom black names leave the white list: if two different names
+        overlap, black wins. At O0 the lists are checked and ignored. `fp8` is for O3 only.
         """
         level, half = parse_level(level), parse_half_dtype(dtype)
         if not isinstance(use_promote, (bool, int)):
@@ -116,14 +117,16 @@ class Policy:
         if level == "O0":
             to_white, to_black = {}, {}
         if fp8 is not None and level != "O3":
-            raise ValueError(f"fp8 with level={level!r}: FP8 products are level O3's; say level='O3', or leave fp8 out")
+            raise ValueError(
+                f"fp8 with level={level!r}: FP8 products belong to level O3; give level='O3', or leave fp8 out"
+            )
         recipe = Fp8Recipe.of(fp8) if level == "O3" else None
         added_white = frozenset().union(*to_white.values())
         added_black = frozenset().union(*to_black.values())
         return _merge(level, half, added_white, added_black, bool(use_promote), cpu_compute, recipe)
 
     def decide(self, op: str, input_dtypes: Sequence[torch.dtype]) -> Decision:
-        """Return the precision of a call of `op` on tensors of the given dtypes, and the list or rule behind it.
+        """Return the precision of a call of `op` on tensors of these dtypes, and the list or rule that decides.
 
         >>> Policy.create("O1").decide("linear", [torch.float32, torch.float32]).dtype
         torch.float16
@@ -155,7 +158,7 @@ class Policy:
         return _same(gray, f"gray: {rule}")
 
     def _gray(self, castable: Sequence[torch.dtype]) -> tuple[torch.dtype, str]:
-        """Return the result dtype of an operator on neither list."""
+        """Return the result dtype of a gray operator, which is one on neither list, and the rule."""
         if self.level == "OD":
             return torch.float32, "only white operators are half at OD"
         if self.level in ("O2", "O3") and not self.use_promote:
@@ -165,12 +168,12 @@ class Policy:
         return self.dtype, "no input is float32"
 
     def _origin(self, variant: str) -> str:
-        """Return 'custom ' for an entry that the defaults do not have."""
+        """Return 'custom ' for a list entry that the default list does not have."""
         default = default_white(self.level, self.dtype) if variant in self.white else default_black(self.level)
         return "" if variant in default else "custom "
 
     def in_float32(self) -> Policy:
-        """Return the policy of the same region under which every operator is float32, half inputs included.
+        """Return a policy under which every operator is float32, also on half inputs.
 
         >>> Policy.create("O2").in_float32().decide("linear", [torch.float16]).dtype
         torch.float32
@@ -182,7 +185,7 @@ class Policy:
 
     @property
     def digest(self) -> str:
-        """A short hash that is the same in every process: names the policy in caches and reports."""
+        """A short hash, the same in every process, that names the policy in caches and reports."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
 
     def to_dict(self) -> dict[str, Any]:
@@ -200,7 +203,7 @@ class Policy:
         }
 
     def diff(self, other: Policy) -> str:
-        """Return the lines in which another policy differs: `- name` only here, `+ name` only there.
+        """Return the differences as lines: `- name` is only in this policy, `+ name` only in the other.
 
         >>> print(Policy.create("O1").diff(Policy.create("O1", custom_white_list=["tan"])))
         white: + tan
@@ -210,9 +213,9 @@ class Policy:
         mine, theirs = self.to_dict(), other.to_dict()
         for key in {**mine, **theirs}:
             if isinstance(mine.get(key), list):
-                here, there = set(mine[key]), set(theirs[key])
-                lines += [f"{key.removeprefix('fp32_')}: - {name}" for name in sorted(here - there)]
-                lines += [f"{key.removeprefix('fp32_')}: + {name}" for name in sorted(there - here)]
+                own, others = set(mine[key]), set(theirs[key])
+                lines += [f"{key.removeprefix('fp32_')}: - {name}" for name in sorted(own - others)]
+                lines += [f"{key.removeprefix('fp32_')}: + {name}" for name in sorted(others - own)]
             elif mine.get(key) != theirs.get(key):
                 lines.append(f"{key}: {mine.get(key)} -> {theirs.get(key)}")
         return "\n".join(lines)
@@ -228,7 +231,7 @@ def _merge(
     cpu_compute: str,
     fp8: Fp8Recipe | None,
 ) -> Policy:
-    """Return the policy with these additions; one object a combination, which remembers what it decided."""
+    """Return the policy with these additions: one object per combination, because it caches its decisions."""
     return Policy(
         level=level,
         dtype=half,
@@ -246,7 +249,7 @@ def _same(dtype: torch.dtype, reason: str) -> Decision:
 
 
 def _variant_of(op: str) -> str:
-    """Return the variant a name stands for when a call is described by its name alone."""
+    """Return the variant that an operator name means without the arguments of a call."""
     if op in VARIANTS:
         return op
     base = op.removeprefix("aten::")
@@ -254,5 +257,5 @@ def _variant_of(op: str) -> str:
         return OPS[base].variants[0]
     variants = sorted(resolve_name(op))
     if not variants:
-        raise ValueError(f"{op!r} has no torch operator, so nothing is decided for it")
+        raise ValueError(f"{op!r} has no torch operator, so a policy decides nothing for it")
     return variants[0]

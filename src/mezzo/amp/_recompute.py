@@ -19,7 +19,7 @@ from mezzo._torch.pytree import tree_map
 from mezzo._torch.script import optimise_scripts, scripts_are_optimised, wrap_script_calls
 from mezzo.amp._exclude import rebind_forward
 from mezzo.amp._policy import CASTABLE
-from mezzo.amp._state import AutocastState, current_policy, here, read_state, state_without, write_state
+from mezzo.amp._state import AutocastState, current_policy, read_state, state_without, thread_state, write_state
 
 _HINT = (
     "mezzo: this autograd Function ran under auto_cast without mezzo.amp.custom_fwd / custom_bwd, so its backward sees "
@@ -29,13 +29,13 @@ _HINT = (
 
 def run_in_state(state: AutocastState, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function with a policy and autocast state in force, and put the present one back."""
-    before, was_replaying = read_state(), here.is_replaying
+    before, was_replaying = read_state(), thread_state.is_replaying
     write_state(state)
-    here.is_replaying = True
+    thread_state.is_replaying = True
     try:
         return function(*args, **kwargs)
     finally:
-        here.is_replaying = was_replaying
+        thread_state.is_replaying = was_replaying
         write_state(before)
 
 
@@ -97,7 +97,7 @@ def _run_as_written(call: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def run(script: Any, *args: Any, **kwargs: Any) -> Any:
-        if here.policy is None:
+        if thread_state.policy is None:
             return call(script, *args, **kwargs)
         was_optimised = scripts_are_optimised()
         optimise_scripts(False)

@@ -1,8 +1,8 @@
 """The active policy of a thread, and torch's autocast state that goes with it.
 
-The policy lies in torch's own thread-local object store, because that store travels where autocast's state travels: into
-the threads that autograd starts for a backward pass. A thread of the user's starts without a policy. Tasks of an asyncio
-loop, which share a thread, are kept apart by `_tasks`.
+The policy is in torch's thread-local object store, because torch copies that store, like autocast's state, into the
+threads that autograd starts for a backward pass. New threads of the user start without a policy. `_tasks` keeps the
+tasks of an asyncio loop apart, which share a thread.
 """
 
 import itertools
@@ -28,28 +28,28 @@ def current_policy() -> Policy | None:
     return policy
 
 
-class _Here(threading.local):
-    """The same policy where Python finds it in half the time; autograd's threads have none here and ask the store."""
+class _ThreadState(threading.local):
+    """The policy again, where Python finds it in half the time. In threads of autograd it is None: they ask the store."""
 
     policy: Any = None
 
     def __init__(self) -> None:
         self.regions: list[tuple[object, AutocastState]] = []
-        """The open regions, innermost last, each with what to put back when it is left."""
+        """The open regions, innermost last, each with the state to restore on exit."""
         self.casts: dict[Any, Any] = {}
-        """Half copies of float32 weights that our kernels made in the outermost region."""
+        """Half copies of float32 weights that mezzo's kernels made in the outermost region."""
         self.is_replaying = False
-        """Whether forward code runs within a backward pass: recomputation, or a decorated autograd Function."""
+        """Whether forward code runs during a backward pass: recomputation, or a decorated autograd Function."""
         self.is_in_handle = False
-        """Whether a callback of an asyncio loop runs here that `_tasks` follows."""
+        """Whether this thread runs a callback of an asyncio loop that `_tasks` follows."""
         self.unsettled: int | None = None
-        """How many regions were open around a callback that `_tasks` could not follow from its beginning."""
+        """How many regions were open when a callback began that `_tasks` did not follow yet."""
 
 
-here = _Here()
+thread_state = _ThreadState()
 
 tell_compiled: Callable[[int], None] | None = None
-"""Gives the compiled kernels, where they are in use, the number of this thread's policy; 0 for none."""
+"""Sends the number of this thread's policy, 0 for none, to the compiled kernels; None if they are not used."""
 
 _NUMBER = ("number", "")
 _count = itertools.count(1)
@@ -65,16 +65,16 @@ def _number_of(policy: Any) -> int:
 
 
 def use_compiled(tell: Callable[[int], None] | None) -> None:
-    """From now on tell the compiled kernels of each change."""
+    """Tell the compiled kernels about every change of policy from now on."""
     global tell_compiled
     tell_compiled = tell
     if tell is not None:
-        tell(_number_of(here.policy))
+        tell(_number_of(thread_state.policy))
 
 
 def set_policy(policy: Any) -> None:
-    """Make a policy the one of this thread."""
-    here.policy = policy
+    """Make a policy the current one of this thread."""
+    thread_state.policy = policy
     if tell_compiled is not None:
         tell_compiled(_number_of(policy))
     if STASH_STEALS:
@@ -83,17 +83,17 @@ def set_policy(policy: Any) -> None:
 
 
 class AutocastState(NamedTuple):
-    """Everything an `auto_cast` region changes, so that it can be put back or entered again elsewhere."""
+    """Everything that an `auto_cast` region changes, so that it can be restored, or entered again elsewhere."""
 
     policy: Policy | None
-    policy_here: Policy | None
-    """What `here` held: nothing in a thread of autograd's, whatever its store says, or it would outlive the backward."""
+    policy_in_python: Policy | None
+    """`thread_state.policy`: None in threads of autograd, so that it cannot outlive the backward pass."""
     cuda_is_on: bool
     cuda_dtype: torch.dtype
     cpu_is_on: bool
     cpu_dtype: torch.dtype
     stays_half: bool | None = None
-    """Whether this is inside a layer whose products are not FP8; None: as it is around."""
+    """Whether this is inside a layer whose products are not FP8; None leaves that unchanged."""
 
 
 _is_on, _dtype_of = torch.is_autocast_enabled, torch.get_autocast_dtype
@@ -102,14 +102,14 @@ _switch, _set_dtype = torch.set_autocast_enabled, torch.set_autocast_dtype
 
 def read_state() -> AutocastState:
     """Return the state of this thread."""
-    own = here.policy
+    own = thread_state.policy
     policy = current_policy() if own is None else own
     flags = _is_on("cuda"), _dtype_of("cuda"), _is_on("cpu"), _dtype_of("cpu")
     return AutocastState(policy, own, *flags, _is_on(HALF_LAYER_DEVICE))
 
 
 def write_state(state: AutocastState) -> None:
-    """Put a state in force in this thread."""
+    """Make a state the current one of this thread."""
     _switch("cuda", state.cuda_is_on)
     _set_dtype("cuda", state.cuda_dtype)
     _switch("cpu", state.cpu_is_on)
@@ -118,26 +118,26 @@ def write_state(state: AutocastState) -> None:
         _switch(HALF_LAYER_DEVICE, state.stays_half)
     set_marker(state.policy)
     set_policy(state.policy)
-    if state.policy_here is not state.policy:
-        here.policy = state.policy_here
+    if state.policy_in_python is not state.policy:
+        thread_state.policy = state.policy_in_python
         if tell_compiled is not None:
-            tell_compiled(_number_of(state.policy_here))
+            tell_compiled(_number_of(state.policy_in_python))
 
 
 @contextmanager
 def without_decisions() -> Iterator[None]:
-    """Inside, kernels of ours leave every call alone, although autocast is on."""
-    policy = here.policy
+    """Inside, mezzo's kernels decide nothing, although autocast is on."""
+    policy = thread_state.policy
     if policy is None:
         yield
         return
-    here.policy = off = Policy.create("O0", policy.dtype)
+    thread_state.policy = off = Policy.create("O0", policy.dtype)
     if tell_compiled is not None:
         tell_compiled(_number_of(off))
     try:
         yield
     finally:
-        here.policy = policy
+        thread_state.policy = policy
         if tell_compiled is not None:
             tell_compiled(_number_of(policy))
 
@@ -148,12 +148,12 @@ def state_of(policy: Policy) -> AutocastState:
 
 
 def on_one_device(state: AutocastState, device_type: str, around: AutocastState) -> AutocastState:
-    """Return a state for tensors on one device type; autocast of the other one stays as it is around."""
+    """Return a state for tensors on one device type; the other one keeps the autocast state of `around`."""
     if device_type == "cuda":
         return state._replace(cpu_is_on=around.cpu_is_on, cpu_dtype=around.cpu_dtype)
     return state._replace(cuda_is_on=around.cuda_is_on, cuda_dtype=around.cuda_dtype)
 
 
 def state_without(half: torch.dtype) -> AutocastState:
-    """Return the state in which nothing is cast."""
+    """Return the state in which nothing is cast, with a half dtype for autocast."""
     return AutocastState(None, None, False, half, False, half)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mezzo.amp._state import AutocastState, here, read_state, write_state
+from mezzo.amp._state import AutocastState, read_state, thread_state, write_state
 
 
 class _Regions(NamedTuple):
@@ -47,18 +47,20 @@ running_loop: Callable[[], Any] = events._get_running_loop
 
 def keep_for_task() -> None:
     """Note the open regions in the context of the running task."""
-    _of_task.set(_Regions(read_state(), tuple(here.regions)) if here.regions else None)
+    _of_task.set(_Regions(read_state(), tuple(thread_state.regions)) if thread_state.regions else None)
 
 
 def _keep_state() -> None:
-    _of_task.set(_Regions(read_state(), tuple(here.regions)))
+    _of_task.set(_Regions(read_state(), tuple(thread_state.regions)))
 
 
 def follow_tasks() -> None:
     """Let the callbacks of asyncio's loops run with the regions of their context; asked before a region is entered."""
     _wrap_handles()
-    if not here.is_in_handle and here.unsettled is None:  # a callback that began before the loop was followed
-        here.unsettled = len(here.regions)
+    if (
+        not thread_state.is_in_handle and thread_state.unsettled is None
+    ):  # a callback that began before the loop was followed
+        thread_state.unsettled = len(thread_state.regions)
 
 
 @functools.cache
@@ -68,30 +70,30 @@ def _wrap_handles() -> None:
 
     @functools.wraps(run)
     def run_with_own_regions(handle: Any) -> None:
-        if here.unsettled is not None:
-            depth, here.unsettled = here.unsettled, None
+        if thread_state.unsettled is not None:
+            depth, thread_state.unsettled = thread_state.unsettled, None
             _suspend(depth)
         regions: _Regions | None = handle._context.get(_of_task)
-        was_in_handle, here.is_in_handle = here.is_in_handle, True
-        outer, depth = here.regions, len(here.regions)
+        was_in_handle, thread_state.is_in_handle = thread_state.is_in_handle, True
+        outer, depth = thread_state.regions, len(thread_state.regions)
         around = None
         if regions is not None:
-            around, here.regions, depth = read_state(), list(regions.open), 0
-            for _ in here.regions:
+            around, thread_state.regions, depth = read_state(), list(regions.open), 0
+            for _ in thread_state.regions:
                 torch.autocast_increment_nesting()
             _put_in_force(regions.state)
         try:
             run(handle)
         finally:
-            here.is_in_handle = was_in_handle
+            thread_state.is_in_handle = was_in_handle
             # It waits inside a region, or inside a `torch.autocast` that it entered after one.
-            if len(here.regions) > depth or (around is not None and around != read_state()):
+            if len(thread_state.regions) > depth or (around is not None and around != read_state()):
                 handle._context.run(_keep_state)
             if around is None:
                 _suspend(depth)
             else:
-                _count_out(len(here.regions))
-                here.regions = outer
+                _count_out(len(thread_state.regions))
+                thread_state.regions = outer
                 _put_in_force(around)
 
     events.Handle._run = run_with_own_regions  # type: ignore[method-assign, assignment]
@@ -99,10 +101,10 @@ def _wrap_handles() -> None:
 
 def _suspend(depth: int) -> None:
     """Take the regions above a depth out of force: their task waits."""
-    if len(here.regions) > depth:
-        around = here.regions[depth][1]
-        _count_out(len(here.regions) - depth)
-        del here.regions[depth:]
+    if len(thread_state.regions) > depth:
+        around = thread_state.regions[depth][1]
+        _count_out(len(thread_state.regions) - depth)
+        del thread_state.regions[depth:]
         _put_in_force(around)
 
 
@@ -123,7 +125,7 @@ def leave_out_of_order(region: object, *, is_failing: bool) -> None:
     Raises:
         RuntimeError: Always, unless an exception is on its way already (a generator that is thrown away is closed so).
     """
-    regions = here.regions
+    regions = thread_state.regions
     index = next((i for i in reversed(range(len(regions))) if regions[i][0] is region), None)
     if index is not None:
         _, around = regions.pop(index)

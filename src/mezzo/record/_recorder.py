@@ -22,7 +22,7 @@ from mezzo._torch.autograd_engine import current_node, graph_task_id, next_node_
 from mezzo._torch.dispatcher import OpOverload, overload_binding
 from mezzo._torch.dynamo import kept_out
 from mezzo._torch.modes import UncompiledMode, current_dispatch_mode, current_function_mode, no_torch_function
-from mezzo.amp import current_policy, here, is_excluded, is_operator_name
+from mezzo.amp import current_policy, is_excluded, is_operator_name, thread_state
 from mezzo.amp.user_lines import users_line
 from mezzo.files import say
 from mezzo.record._kernel_times import RANGE, KernelTimes
@@ -323,7 +323,7 @@ class _FunctionMode(TorchFunctionMode):
         place = self._places.here
         outer = place.call
         # the policy of now: a kernel of ours may switch it off inside; `here` is the quicker place to look
-        place.call = Call(func, named, args, kwargs, outer, here.policy or current_policy())
+        place.call = Call(func, named, args, kwargs, outer, thread_state.policy or current_policy())
         try:
             # `outer` is the same: the composite asks once more, let it through
             if named.body is None or (outer is not None and outer.func is func) or not _are_plain(types):
