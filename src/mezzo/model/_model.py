@@ -26,10 +26,10 @@ from mezzo.model._data import as_list, as_tensors, begin_epoch, count_inputs, co
 from mezzo.model._files import export_forward, load_training, save_training
 from mezzo.model._prepared import Loss, Prepared
 from mezzo.model._runs import Epoch, run_evaluation
-from mezzo.model._summary import count_parameters, summarize
 from mezzo.model.callbacks import Callback, CallbackList, ModelCheckpoint, ProgBarLogger
 from mezzo.model.metric import Metric
 from mezzo.model.parallel import decide_first, enter_world, share_buffers, share_state, wrap
+from mezzo.model.summary import layer_table, parameter_counts
 from mezzo.precision import Precision
 from mezzo.record import operator_log
 from mezzo.static import InputSpec
@@ -109,10 +109,10 @@ class Model:
         elif self._inputs is not None:
             inputs = [_zeros(spec, self.world.device) for spec in self._inputs]
         with operator_log.paused(), self._prepared.precision.autocast():
-            text = summarize(self.network, inputs)
+            text = layer_table(self.network, inputs)
         if self.world.is_first:
             say(text)
-        return count_parameters(self.network)
+        return parameter_counts(self.network)
 
     def prepare(
         self,

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mezzo.model._data import as_list, split_batch
-from mezzo.model._summary import in_evaluation
 from mezzo.model.metric import Metric
 from mezzo.model.parallel import World
 from mezzo.model.steps import StepResult
+from mezzo.model.summary import in_evaluation
 from mezzo.model.watchdog import FORWARD_DONE, enter
 from mezzo.precision import Precision
 from mezzo.record import operator_log

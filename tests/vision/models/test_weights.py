@@ -23,7 +23,7 @@ from mezzo.checkpoint import (
 )
 from mezzo.cli._app import run
 from mezzo.errors import RunError
-from mezzo.vision.models import create_model
+from mezzo.vision.models import create_from_types, create_model
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +60,13 @@ def test_another_number_of_classes_loads_all_but_the_heads_and_says_so(model: nn
     assert "2 of the heads not loaded (another number of classes): classifier.3." in str(report)
     assert "classifier.3.weight ((1024, 10), (1024, 7))" in report.heads
     assert len(report.loaded) == 208
+
+
+def test_a_network_of_a_recipe_keeps_its_head_for_another_number_of_classes() -> None:
+    published = paddle_state(create_model("pp_humanseg_lite", num_classes=2))
+    report = load_paddle_state(create_from_types({"type": "PPHumanSegLite", "num_classes": 3}), published)
+    assert report.heads
+    assert all("piontwise_conv" in line for line in report.heads)
 
 
 def test_what_does_not_fit_is_named_and_nothing_is_loaded(model: nn.Module) -> None:

@@ -75,10 +75,14 @@ def register_model(
 
 def create_registered(name: str, **options: Any) -> nn.Module:
     """Return a new network of the registry, by its name or an alias."""
-    own_name = _find_name(name)
-    model = _factories[own_name](**options)
-    model.model_name = own_name  # type: ignore[assignment]
-    model.head_keys = _infos[own_name].head_keys  # type: ignore[assignment]  # `load_weights` reads it
+    return tag_model(_factories[_find_name(name)](**options), name)
+
+
+def tag_model(model: nn.Module, name: str) -> nn.Module:
+    """Set the attributes of a network that `load_weights` and exports read: `model_name` and `head_keys`."""
+    info = model_info(name)
+    model.model_name = info.name  # type: ignore[assignment]
+    model.head_keys = info.head_keys  # type: ignore[assignment]
     return model
 
 

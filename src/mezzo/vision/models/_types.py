@@ -9,6 +9,7 @@ from torch import nn
 
 from mezzo._arguments import check_integer
 from mezzo.errors import unknown_choice
+from mezzo.vision.models._registry import tag_model
 from mezzo.vision.models.deeplabv3p import DeepLabV3P, resnet50_vd
 from mezzo.vision.models.hrnet import FCN, hrnet_w18, hrnet_w18_small_v1, hrnet_w48
 from mezzo.vision.models.ocrnet import OCRNet
@@ -91,9 +92,7 @@ def create_from_types(config: Mapping[str, Any]) -> nn.Module:
             raise ValueError(f"{name}: needs a backbone: {', '.join(_backbones_for(name))}")
         arguments["backbone"] = _create_backbone(options.pop("backbone"), name)
         arguments.setdefault("num_classes", 19)
-    model = _MODELS[name](**arguments, **_translate(name, options))
-    model.model_name = LIKE[name]  # type: ignore[assignment]
-    return model
+    return tag_model(_MODELS[name](**arguments, **_translate(name, options)), LIKE[name])
 
 
 def _create_backbone(given: Any, model: str) -> nn.Module:
