@@ -135,7 +135,7 @@ def test_step_returns_what_the_optimizer_returns_and_takes_no_closure() -> None:
     assert GradScaler().step(optimizer, None) == GradScaler().step(optimizer, closure=None) == "done"
     with pytest.raises(RuntimeError, match=r"step\(\) takes no closure: evaluate it before"):
         GradScaler().step(optimizer, lambda: None)
-    with pytest.raises(TypeError, match=r"expected a torch.optim.Optimizer, got Linear"):
+    with pytest.raises(TypeError, match="got Linear"):
         GradScaler().step(nn.Linear(1, 1))
 
 

@@ -29,7 +29,7 @@ from mezzo.amp._decorated import note_decoration
 from mezzo.amp._exclude import Excluded, exclude_layers, find_excluded, is_excluded, refuse_half_without_master
 from mezzo.amp._fp8 import first_and_last, keep_in_half
 from mezzo.amp._half_weights import cast_model, widen_state
-from mezzo.amp._steps import look_again, watch_optimizers
+from mezzo.amp._steps import check_again, watch_optimizers
 from mezzo.amp.hardware import warn_if_unsupported
 from mezzo.dtypes import parse_half_dtype, parse_level
 from mezzo.fp8 import Fp8Recipe, refuse_without_fp8
@@ -159,7 +159,7 @@ def decorate(
     for optimizer in optimizer_list:
         widen_state(optimizer, widened)
         attach(optimizer, masters_for_new=masters != "none", compact=masters == "compact")
-    look_again()
+    check_again()
     return models if optimizers is None else (models, optimizers)
 
 

@@ -1,4 +1,4 @@
-"""Running statistics that a skipped step does not poison."""
+"""Running statistics of normalisation layers that a skipped step does not change."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class NormGuard:
-    """Keeps the statistics of a model's normalisation layers as they were after its last good step.
+    """Keeps the statistics of a model's normalisation layers from after its last good step.
 
-    A forward pass changes them before anyone knows that the step will overflow; `settle` takes that back. Hundreds of
-    small buffers go through a few launches: those of one kind are joined into one tensor.
+    A forward pass changes them before the overflow of its step is known; `settle` restores them. Buffers of one device
+    and dtype are joined into one tensor, so that hundreds of them need a few launches.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -36,7 +36,7 @@ class NormGuard:
         return [b for m in self._modules for name in _BUFFERS if (b := getattr(m, name, None)) is not None]
 
     def refresh(self) -> None:
-        """Take the statistics as they are for those of the last good step."""
+        """Keep the current statistics as those of the last good step."""
         self._keep(self._live())
 
     def _keep(self, values: Sequence[Tensor]) -> None:
@@ -49,7 +49,7 @@ class NormGuard:
             self._kinds, self._kept = kinds, joined
 
     def _follow(self, live: Sequence[Tensor]) -> None:
-        """Move what is kept to where the buffers are now: `model.to(device)` replaces them."""
+        """Move the kept statistics to the devices and dtypes of the buffers: `model.to(device)` replaces buffers."""
         pieces = {kind: iter(self._split(kind)) for kind in self._kept}
         kept = [next(pieces[kind]) for kind in self._kinds]
         self._keep([value.to(buffer).view_as(buffer) for value, buffer in zip(kept, live, strict=True)])

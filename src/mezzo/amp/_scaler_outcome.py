@@ -1,4 +1,4 @@
-"""How the host learns what became of each step: late, in order, without waiting."""
+"""Outcomes of steps: the host reads them late, in order, without waiting for the device."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _Stepped = Sequence[tuple["weakref.ref[Optimizer]", Verdict]]
 
 
 class LossScaleFloorError(RunError, RuntimeError):
-    """Gradients overflow step after step although the loss scale is as small as it may get."""
+    """Gradients overflowed in many steps in a row with the loss scale at its minimum."""
 
 
 class OutcomeHandle:
-    """Takes an outcome hook away again."""
+    """Removes an outcome hook."""
 
     def __init__(self, hooks: dict[int, Callable[[bool], object]], key: int) -> None:
         self._hooks = hooks
@@ -36,20 +36,20 @@ class OutcomeHandle:
 
 @dataclass(slots=True)
 class _Outcome:
-    """One update on its way to the host."""
+    """The outcome of one update, being copied to the host."""
 
     numbers: Tensor
     """float32 on the host: bad, scale, skips at the floor, first bad parameter per optimizer."""
     arrived: Any
-    """CUDA event; None where the numbers are there already."""
+    """CUDA event of the copy; None if the numbers are on the host."""
     optimizers: list[weakref.ref[Optimizer]]
 
-    def is_here(self) -> bool:
+    def has_arrived(self) -> bool:
         return self.arrived is None or bool(self.arrived.query())
 
 
 class OutcomeLog:
-    """Outcomes in flight, those that arrived, and who wants to know."""
+    """Outcomes that are being copied, the totals of those that arrived, and the hooks."""
 
     def __init__(self) -> None:
         self.skipped = 0
@@ -62,24 +62,24 @@ class OutcomeLog:
         self._captured: tuple[Tensor, _Stepped] | None = None
 
     def add_hook(self, hook: Callable[[bool], object]) -> OutcomeHandle:
-        """Register a function for `taken`."""
+        """Call `hook(taken)` for each outcome."""
         self._next_key += 1
         self._hooks[self._next_key] = hook
         return OutcomeHandle(self._hooks, self._next_key)
 
     def restart(self, skipped: int) -> None:
-        """Forget what is in flight: another state was loaded."""
+        """Drop outcomes that are being copied: another state was loaded."""
         self._pending.clear()
         self._floor = None
         self.last_scale = None
         self.skipped = skipped
 
     def record(self, report: Tensor, stepped: _Stepped) -> None:
-        """Send the outcome of an update towards the host; while a CUDA graph is captured, remember where it will be.
+        """Start to copy the outcome of an update to the host; during a CUDA graph capture, note where it will be.
 
         Args:
             report: From `mezzo.optim.rescale`.
-            stepped: The optimizers and what was found in their gradients.
+            stepped: The optimizers and their verdicts.
         """
         device = report.device
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -91,8 +91,8 @@ class OutcomeLog:
             numbers = torch.cat([report[:3], torch.stack(first_bad)])
         arrived = None
         if device.type == "cuda":
-            here = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-            numbers = here.copy_(numbers, non_blocking=True)
+            on_host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            numbers = on_host.copy_(numbers, non_blocking=True)
             arrived = torch.cuda.Event()
             arrived.record(torch.cuda.current_stream(device))
         elif device.type != "cpu":
@@ -100,19 +100,19 @@ class OutcomeLog:
         self._pending.append(_Outcome(numbers, arrived, [optimizer for optimizer, _ in stepped]))
 
     def take_captured(self) -> tuple[Tensor, _Stepped] | None:
-        """Return where the outcome of the update that was captured last will be: for `record` after each replay."""
+        """Return where the last captured update leaves its outcome: arguments of `record` after each replay."""
         captured, self._captured = self._captured, None
         return captured
 
     def poll(self) -> None:
-        """Take in, in order, what has arrived; not while a CUDA graph is captured, when events must not be asked."""
+        """Process outcomes that have arrived, in order; not during a CUDA graph capture, which forbids event queries."""
         if self._pending and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             return
-        while self._pending and self._pending[0].is_here():
+        while self._pending and self._pending[0].has_arrived():
             self._take(self._pending.popleft())
 
     def wait(self) -> None:
-        """Wait for all that is in flight and take it in."""
+        """Wait for all outcomes and process them."""
         while self._pending:
             outcome = self._pending.popleft()
             if outcome.arrived is not None:
@@ -120,7 +120,7 @@ class OutcomeLog:
             self._take(outcome)
 
     def process(self, limit: int | None) -> None:
-        """Take in what has arrived; raise if the last of it is too many bad steps at the floor."""
+        """Process outcomes that have arrived; raise LossScaleFloorError at `limit` bad steps with the smallest scale."""
         self.poll()
         floor, self._floor = self._floor, None
         if limit is None or floor is None or floor[0] < limit:

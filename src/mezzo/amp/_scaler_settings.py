@@ -1,14 +1,15 @@
-"""The settings of a loss scaler: what the documents' accessors read and set."""
+"""The accessors of a loss scaler's settings, by the names of Paddle's."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from mezzo.amp._scaler_state import ScaleRule, ScaleState, check_rule, check_scale
+from mezzo.amp._scaler_rule import ScaleRule, check_rule, check_scale
+from mezzo.amp._scaler_state import ScaleState
 
 
 class ScalerSettings:
-    """Accessors over a rule and a state; the scaler makes both."""
+    """Reads and changes the rule and the state that the scaler owns."""
 
     _enable: bool
     _dynamic: bool

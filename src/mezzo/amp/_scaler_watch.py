@@ -1,4 +1,4 @@
-"""Gradients that still carry the loss scale: torch's own clipping and plain steps on them are warned about, once."""
+"""Warns, once, of torch's own clipping and of plain steps on gradients that still carry the loss scale."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from mezzo.amp.user_lines import level_of_user
 
 _watches: list[weakref.ref[ScaleWatch]] = []
 _WALKS = 4
-"""How many graphs are walked to find parameters while no optimizer is known: the first losses reach all of them."""
-_LOOKS = 100  # a mistake is in a training loop from its first step on, and a look takes 15 microseconds
+"""How many graphs are searched for parameters while no optimizer is known: the first losses reach all of them."""
+_LOOKS = 100  # a mistake in a training loop shows from the first step on, and a look costs 15 microseconds
 _PATIENCE = 1000
 """Scaled losses after which a scaler that never saw an optimizer stops looking."""
 
@@ -29,12 +29,12 @@ _Snapshot = list[tuple["weakref.ref[Tensor]", int, int]]
 
 
 class ScaleWatch:
-    """Which gradients were made by the backward pass of a scaled loss and not changed since.
+    """Knows the gradients that the backward pass of a scaled loss produced and that nobody changed since.
 
-    A hook on the scaled loss compares gradients before and after its backward pass. Of each optimizer that the scaler
-    knows, one parameter is compared; before the first step, all parameters that the losses reach. Gradients are known
-    by identity and version, so a new, zeroed or rewritten gradient is no longer one of them. Only weak references are
-    kept. What cannot be seen (`grad.data.div_()`, a reentrant checkpoint) is taken as it was.
+    A hook on the scaled loss compares gradients before and after its backward pass: those of one parameter per known
+    optimizer, or before the first step those of all parameters that the losses reach. Gradients are identified by
+    object and version, so a new, zeroed or rewritten gradient no longer counts. Only weak references are kept. Changes
+    that leave no trace (`grad.data.div_()`, a reentrant checkpoint) are not noticed.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class ScaleWatch:
         _watches.append(weakref.ref(self, _watches.remove))
 
     def note_scaled(self, scaled: Tensor) -> None:
-        """Look at the backward pass of a scaled loss."""
+        """Watch the backward pass of a scaled loss."""
         if self._looks_left == 0 or is_dynamo_compiling() or ("step" in self._warned and "clip" in self._warned):
             return
         self._looks_left -= 1
@@ -62,7 +62,7 @@ class ScaleWatch:
         hook_only(scaled, self._begin_backward)
 
     def _look_for_leaves(self, scaled: Tensor) -> bool:
-        """Find parameters while no optimizer is known; return whether it makes sense to look at all."""
+        """Find parameters while no optimizer is known; return False once that is given up."""
         if self._losses_without_optimizer >= _PATIENCE:
             return False
         self._losses_without_optimizer += 1
@@ -89,7 +89,7 @@ class ScaleWatch:
                 self._scaled[id(grad)] = weakref.ref(grad), _version_of(grad)
 
     def note_optimizer(self, optimizer: Optimizer) -> None:
-        """Remember an optimizer whose gradients the scaler takes care of: they are unscaled or stepped now."""
+        """Note that the scaler unscales or steps an optimizer: its gradients no longer carry the scale."""
         reference, param = self._known.get(id(optimizer), (None, None))
         if reference is None or param is None or reference() is not optimizer:
             return self._learn(optimizer)
@@ -118,11 +118,11 @@ class ScaleWatch:
             warnings.warn(message, UserWarning, stacklevel=level_of_user())
 
     def has_reason(self, key: str) -> bool:
-        """Whether a gradient may carry the scale and the warning was not given yet."""
+        """Whether some gradient carries the scale and the warning was not given yet."""
         return bool(self._scaled) and key not in self._warned
 
     def carries_scale(self, grad: Tensor) -> bool:
-        """Whether a gradient is as the backward pass of a scaled loss left it."""
+        """Whether a gradient is unchanged since the backward pass of a scaled loss."""
         reference, version = self._scaled.get(id(grad), (None, 0))
         return reference is not None and reference() is grad and _version_of(grad) == version
 
@@ -150,7 +150,7 @@ def _leaves(root: Any) -> Iterator[Tensor]:
 
 @functools.cache
 def _watch_torch() -> None:
-    """Look at plain steps and at torch's clipping; once a process, when the first scaler is made."""
+    """Watch plain steps and torch's clipping; once per process, from the first scaler on."""
     register_optimizer_step_pre_hook(_look_at_step)
     wrap_grouping_of_gradients(_looking)
 

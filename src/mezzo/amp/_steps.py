@@ -1,4 +1,4 @@
-"""Steps that lose what was learned, because they update half weights and no float32 masters: one warning per optimizer."""
+"""Warns, once per optimizer, of steps that update half weights without float32 masters and so lose small updates."""
 
 from __future__ import annotations
 
@@ -33,28 +33,27 @@ _SHARDED = (
 )
 _EXPECTED = "_mezzo_has_no_master"
 
-_looked_at: WeakSet[Optimizer] = WeakSet()
-"""Optimizers of which nothing new can be said until another model is decorated."""
-
+_checked: WeakSet[Optimizer] = WeakSet()
+"""Optimizers that were checked; forgotten when another model is decorated."""
 
 _without_masters: WeakSet[Optimizer] = WeakSet()
-"""Optimizers of half parameters of which something can be said only when a scaler steps them."""
+"""Optimizers of half parameters without masters: worth a warning only when a scaler steps them."""
 
 
 def expect_no_master(param: Tensor) -> None:
-    """Note that a parameter was meant to have no master."""
+    """Note that a parameter has no master on purpose."""
     setattr(param, _EXPECTED, True)
 
 
-def look_again() -> None:
-    """Look at the next step of every optimizer: a model was decorated."""
-    _looked_at.clear()
+def check_again() -> None:
+    """Check the next step of every optimizer: a model was decorated."""
+    _checked.clear()
     _without_masters.clear()
 
 
 @functools.cache
 def watch_optimizers() -> None:
-    """Look after optimizers that `decorate` was not given; once a process."""
+    """Install the hooks of this module, once per process."""
     register_optimizer_step_pre_hook(_look_at_step)
     register_optimizer_step_post_hook(_forget_casts)
     wrap_loading_of_state(_for_master)
@@ -62,14 +61,14 @@ def watch_optimizers() -> None:
 
 def _for_master(load_value: Callable[..., Any]) -> Callable[..., Any]:
     def load_value_for_master(param: Tensor, *args: Any, **kwargs: Any) -> Any:
-        kept = kept_of(param)  # its state is float32; torch would round it to the parameter's dtype
+        kept = kept_of(param)  # its state is float32, and torch would round it to the parameter's dtype
         return load_value(param if kept is None else float32_like(kept), *args, **kwargs)
 
     return load_value_for_master
 
 
 def _forget_casts(_optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-    """A step inside a region changed the weights: torch's half copies of them are old."""
+    """Drop torch's half copies of weights: a step inside a region changed the weights."""
     if not is_dynamo_compiling():
         forget_casts()
 
@@ -86,7 +85,7 @@ def warn_if_masters_are_missing(optimizer: Optimizer, *, is_by_scaler: bool) -> 
         is_by_scaler: Whether `GradScaler.step` takes the step. Plain steps of half parameters that never had masters
             are torch's usual way, and no reason for a warning.
     """
-    if is_dynamo_compiling() or optimizer in _looked_at:
+    if is_dynamo_compiling() or optimizer in _checked:
         return
     if optimizer in _without_masters and not is_by_scaler:
         return
@@ -105,7 +104,7 @@ def warn_if_masters_are_missing(optimizer: Optimizer, *, is_by_scaler: bool) -> 
         advice = "" if is_attached else _without_master(optimizer, bare)
     else:
         advice = ""
-    _looked_at.add(optimizer)
+    _checked.add(optimizer)
     if advice:
         warnings.warn(advice, UserWarning, stacklevel=level_of_user())
 
