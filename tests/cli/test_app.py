@@ -8,8 +8,8 @@ import torch
 
 from mezzo.cli import _app, _check
 from mezzo.cli._app import run
-from mezzo.cli._show import table
 from mezzo.errors import MezzoError, RunError
+from mezzo.report import markdown_table as table
 
 
 def run_failing(monkeypatch, error):

@@ -3,8 +3,9 @@ import json
 import pytest
 
 from mezzo.cli._app import run
-from mezzo.cli._show import progress_bar, table
+from mezzo.cli._show import progress_bar
 from mezzo.errors import RunError
+from mezzo.report import markdown_table
 
 SMALL = ["compare", "--size", "16", "--batch-size", "4", "--steps", "1", "--device", "cpu"]
 
@@ -105,7 +106,7 @@ def test_terminal_gets_a_progress_bar(capsys, monkeypatch):
 
 
 def test_table_is_aligned():
-    assert table([["-", "float32"], ["loss", "0.5"]]).splitlines() == [
+    assert markdown_table([["-", "float32"], ["loss", "0.5"]]).splitlines() == [
         "| -    | float32 |",
         "|------|---------|",
         "| loss | 0.5     |",

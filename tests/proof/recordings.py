@@ -1,11 +1,20 @@
 """Recordings with known numbers, as a GPU gives them, and a report made of them."""
 
+import tempfile
+from pathlib import Path
+
 import torch
 
 from mezzo.amp.debugging import KernelRow, Leak, OperatorStats
-from mezzo.proof import Advice, Changes, Report
-from mezzo.proof._measure import Measured
-from mezzo.proof._trial import Setup
+from mezzo.proof import (
+    Advice,
+    Changes,
+    Measured,
+    Report,
+    Setup,
+    write_advice_page,
+    write_operator_page,
+)
 from mezzo.record import Timing
 
 HOSTILE = [
@@ -84,3 +93,15 @@ def gpu_report(where: str = "head") -> Report:
     )
     changes = Changes(channels_last=True, pad_channels=((where, 64, 64),), custom_white_list=("add",))
     return Report(Setup(), measured(4e-3), measured(2e-3), advices, changes, measured(1.6e-3))
+
+
+def advice_page(report: Report) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        write_advice_page(report, Path(folder) / "page.html")
+        return (Path(folder) / "page.html").read_text("utf-8")
+
+
+def operator_page(stats: OperatorStats, title: str = "") -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        write_operator_page(stats, Path(folder) / "page.html", title=title)
+        return (Path(folder) / "page.html").read_text("utf-8")

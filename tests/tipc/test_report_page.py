@@ -12,8 +12,7 @@ from report_runs import HOSTILE, full_run, info, losses, record, write_run
 
 from html_page import Page
 from mezzo.errors import MezzoError, _extras
-from mezzo.report import Series, line_chart
-from mezzo.report._svg import nice_ticks
+from mezzo.report import Series, line_chart, nice_ticks
 from mezzo.tipc._load import Run, load_run
 from mezzo.tipc._page import CURVES, LONGEST, page_text, write_page
 from mezzo.tipc._report import merge, write_reports

@@ -16,6 +16,7 @@ from mezzo.amp._policy import Decision, Policy
 from mezzo.amp._state import current_policy
 from mezzo.dtypes import dtype_name
 from mezzo.fp8 import MULTIPLE
+from mezzo.report import text_table
 
 #: Leaf modules whose forward is one operator.
 _MODULE_OPS: dict[str, str] = {
@@ -89,9 +90,7 @@ class Explanation:
         title = f"level {self.policy.level}, {dtype_name(self.policy.dtype)}, lists {self.policy.digest}"
         header = Row("name", "operator", "float32 input", "half input", "decided by")
         cells = [[r.name, r.op, r.on_float32, r.on_half, r.reason] for r in (header, *self.rows)]
-        widths = [max(len(row[column]) for row in cells) for column in range(5)]
-        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
-        return "\n".join([title, *lines])
+        return "\n".join([title, *text_table(cells)])
 
     def fp8_layers(self, computed: Collection[str] | None = None) -> str:
         """Return, in one line, how many linear layers are FP8 at O3, and which are not and why.

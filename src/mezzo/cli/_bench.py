@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from mezzo.cli._show import progress_bar, table
+from mezzo.cli._show import progress_bar
 from mezzo.errors import require
 from mezzo.files import say
+from mezzo.report import markdown_table
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, help="Measure stock torch beside mezzo, in one run.")
 
@@ -93,7 +94,7 @@ def _print(result: Any, title: str, as_json: bool) -> int:
         return 0
     machine = result.machine
     versions = f"torch {machine.torch_version}, driver {machine.driver_version}"
-    say("\n\n".join([title, table(result.table()), f"{table(machine.table())}\n{versions}"]))
+    say("\n\n".join([title, markdown_table(result.table()), f"{markdown_table(machine.table())}\n{versions}"]))
     return 0
 
 
@@ -142,5 +143,5 @@ def infer(
         say(json.dumps(result.to_dict(), indent=2))
         return 0
     title = f"{result.model}, {size[0]}x{size[1]}, {result.device}; median of {rounds} rounds of {runs} runs"
-    say(f"{title}\n\n{table(result.table())}")
+    say(f"{title}\n\n{markdown_table(result.table())}")
     return 0

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mezzo.cli._options import FP8_HELP, read_fp8
-from mezzo.cli._show import progress_bar, table
+from mezzo.cli._show import progress_bar
 from mezzo.files import say
+from mezzo.report import markdown_table
 
 if TYPE_CHECKING:
     from mezzo.proof import Bisection, Evaluation
@@ -64,7 +65,7 @@ def bisect(
 
 
 def _as_text(title: str, result: "Bisection") -> str:
-    return "\n\n".join((title, table(result.table()), result.summary()))
+    return "\n\n".join((title, markdown_table(result.table()), result.summary()))
 
 
 def _so_far(seen: "list[Evaluation]", stays: str = "float32") -> str:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mezzo.cli._options import FP8_HELP, read_fp8
-from mezzo.cli._show import progress_bar, table
+from mezzo.cli._show import progress_bar
 from mezzo.files import say
+from mezzo.report import markdown_table
 
 if TYPE_CHECKING:
     from mezzo.bench import Comparison
@@ -58,5 +59,11 @@ def _as_text(result: "Comparison") -> str:
     title = f"{settings.model}, {width}{batch}, {settings.steps} steps, AMP in {settings.dtype}"
     versions = f"torch {machine.torch_version}, driver {machine.driver_version}"
     operators = f"Operators of one recorded {result.operators_of} step\n{result.operator_table.rstrip()}"
-    parts = [title, table(result.table()), f"{table(machine.table())}\n{versions}", operators, result.note]
+    parts = [
+        title,
+        markdown_table(result.table()),
+        f"{markdown_table(machine.table())}\n{versions}",
+        operators,
+        result.note,
+    ]
     return "\n\n".join(part for part in parts if part)

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from mezzo.cli._show import table
 from mezzo.files import say
+from mezzo.report import markdown_table
 
 
 def models(
@@ -32,7 +32,7 @@ def models(
         for row in layers:
             shape = "x".join(map(str, row.output)) or "-"
             rows.append([row.path, row.kind, shape, f"{row.parameters:,}", f"{row.macs / 1e6:.2f}"])
-        say(table(rows))
+        say(markdown_table(rows))
         return 0
     names = list_models(name) or [model_info(name).name]
     found = [describe(each) for each in names]
@@ -50,7 +50,7 @@ def models(
             str(one["heads"]),
         ]
         rows.append([one["name"], one["task"], *figures])
-    say(table(rows))
+    say(markdown_table(rows))
     return 0
 
 

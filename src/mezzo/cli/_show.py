@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
-from mezzo.files import one_line, plain, say
+from mezzo.files import plain, say
 
 Report = Callable[[str, int, int], None]
 """Told what is being done, the steps done in it and the steps it has."""
@@ -29,13 +29,3 @@ def progress_bar() -> Iterator[Report]:
             bar.update(tasks[mode], completed=done)
 
         yield report
-
-
-def table(rows: list[list[str]]) -> str:
-    """Return rows, header first, as the guide prints its tables."""
-    rows = [[one_line(cell) for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
-    ]
-    return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])

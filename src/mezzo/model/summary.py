@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mezzo.report import text_table
+
 
 @dataclass(frozen=True, slots=True)
 class LayerRow:
@@ -85,13 +87,7 @@ def layer_table(network: nn.Module, inputs: Sequence[Tensor] | None) -> str:
     for row in layer_rows(network, inputs):
         shape = str(list(row.output)) if row.output else "-"
         table.append((row.path or "(network)", row.kind, shape, f"{row.parameters:,}"))
-    widths = [max(len(cells[column]) for cells in table) for column in range(4)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(cells[:3], widths, strict=False))
-        + "  "
-        + cells[3].rjust(widths[3])
-        for cells in table
-    ]
+    lines = text_table(table, right={3})
     rule = "-" * len(lines[0])
     counts = parameter_counts(network)
     total = f"total {counts['total_params']:,}, trained {counts['trainable_params']:,}"

@@ -9,6 +9,7 @@ from mezzo.proof._advice_page import write_advice_page
 from mezzo.proof._bisect import Bisection, Evaluation, bisect, bisect_run
 from mezzo.proof._changes import Changes, ChangesError, apply_changes, read_changes
 from mezzo.proof._doctor import Report, advise
+from mezzo.proof._measure import Measured
 from mezzo.proof._operator_page import write_operator_page
 from mezzo.proof._products import MATRIX_PRODUCTS as MATRIX_PRODUCTS
 from mezzo.proof._random import random_states_kept as random_states_kept
@@ -23,6 +24,7 @@ from mezzo.proof._trial import Trainer as Trainer
 __all__ = [
     "advise",
     "Report",
+    "Measured",
     "Advice",
     "Changes",
     "ChangesError",

@@ -4,7 +4,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from mezzo.proof._trial import Setup
-from mezzo.report import duration
 
 Kind = Literal[
     "hardware",
@@ -70,18 +69,3 @@ class Advice:
             if setup is None or self.setup is None
             else {**setup, "changes": self.setup.changes.to_dict()},
         }
-
-
-def time_text(seconds: float) -> str:
-    """Return a time with three digits, never with an exponent.
-
-    >>> time_text(0.0000123), time_text(0.00123), time_text(0.25), time_text(1.5)
-    ('12.3 µs', '1.23 ms', '250 ms', '1.50 s')
-    """
-    if seconds >= 60:
-        return duration(seconds)
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
-        if seconds * factor >= 0.9995 or unit == "µs":
-            break
-    value = seconds * factor
-    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {unit}"

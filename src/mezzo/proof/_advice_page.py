@@ -1,4 +1,4 @@
-"""The page of the doctor's report: both steps, where their time goes, and each advice with what it brings."""
+"""The HTML page of the doctor's report: both steps, their time, and each advice with its gain."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mezzo.files import write_text
-from mezzo.proof._advice import Advice, time_text
+from mezzo.proof._advice import Advice
 from mezzo.proof._doctor import Report
 from mezzo.proof._measure import Measured
-from mezzo.proof._recording_parts import TOOLS, Part, percent, work_parts
-from mezzo.report import render_page
+from mezzo.proof._recording_parts import TOOLS, WorkPart, work_parts
+from mezzo.report import percent, render_page, time_text
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """A measured step, as it is drawn."""
+class StepView:
+    """A measured step of the page."""
 
     label: str
     measured: Measured
-    parts: list[Part]
-    """Its kernels by class, in microseconds, and on a GPU the time without a kernel; none if they were not recorded."""
+    parts: list[WorkPart]
+    """Microseconds of its kernels by class, and on a GPU the idle time; empty if kernels were not recorded."""
 
 
 def write_advice_page(report: Report, path: Path | str) -> None:
-    """Write a report as one HTML file that asks for nothing.
+    """Write a report as a single HTML file.
 
     Args:
-        report: Of `advise`.
-        path: Written whole or not at all; its folder is made.
+        report: From `advise`.
+        path: Written atomically; its folder is created.
 
     Raises:
         MissingExtra: jinja2 is not installed.
@@ -54,29 +54,29 @@ def page_text(report: Report) -> str:
     return render_page("mezzo.proof", "advice.html.jinja", content, style="recording.css")
 
 
-def steps_of(report: Report) -> list[Step]:
-    """Return the steps in float32, in AMP and, where they were measured, with the changes."""
+def steps_of(report: Report) -> list[StepView]:
+    """Return the steps in float32, in AMP and, if measured, with the changes."""
     found = [("float32", report.full), (f"AMP-{report.setup.level}", report.amp)]
     if report.changed is not None:
         found.append(("with the changes", report.changed))
-    return [Step(label, measured, _parts(measured)) for label, measured in found]
+    return [StepView(label, measured, _parts(measured)) for label, measured in found]
 
 
-def _parts(measured: Measured) -> list[Part]:
+def _parts(measured: Measured) -> list[WorkPart]:
     if not measured.stats.kernels:
         return []
     idle_us = 1e6 * measured.idle_share * measured.step_s
-    idle = [Part("no kernel runs", "idle", idle_us)] if measured.is_cuda else []
+    idle = [WorkPart("no kernel runs", "idle", idle_us)] if measured.is_cuda else []
     return [*work_parts(measured.stats), *idle]
 
 
-def facts(steps: Sequence[Step]) -> list[tuple[str, list[str]]]:
-    """Return the rows of the table of steps: a name, and a text for each step."""
+def facts(steps: Sequence[StepView]) -> list[tuple[str, list[str]]]:
+    """Return the rows of the table of steps: a label, and a text per step."""
     measured = [step.measured for step in steps]
     is_cuda = any(each.is_cuda for each in measured)
     rows = [
         ("step, median", [time_text(each.step_s) for each in measured]),
-        ("distance of the quartiles", [time_text(each.timing.spread_s) for each in measured]),
+        ("interquartile range", [time_text(each.timing.spread_s) for each in measured]),
         ("kernels" if is_cuda else "operators", [time_text(each.busy_s) for each in measured]),
         ("products", [_share(each.product_s, each) for each in measured]),
         ("casts", [_share(each.cast_s, each) for each in measured]),
@@ -85,7 +85,7 @@ def facts(steps: Sequence[Step]) -> list[tuple[str, list[str]]]:
     if is_cuda:
         cores = [each.stats.tensor_core_share for each in measured]
         rows[2:2] = [
-            ("host, until all is queued", [time_text(each.host_s) for each in measured]),
+            ("host time to queue it", [time_text(each.host_s) for each in measured]),
             ("kernels launched", [f"{each.num_launches:,}" for each in measured]),
         ]
         rows[-1:-1] = [
@@ -100,11 +100,11 @@ def _share(seconds: float, of: Measured) -> str:
 
 
 def _outcome(report: Report, advice: Advice) -> str:
-    """Return what an AMP step takes now and would take; the measured gain is believed before the predicted."""
+    """Return the time of an AMP step now and after the change, by the measured gain if there is one."""
     gain = advice.measured_gain or advice.gain
     return "" if gain is None else f"{time_text(report.amp.step_s)} → {time_text(report.amp.step_s / gain)}"
 
 
 def changes_text(report: Report) -> str:
-    """Return what the file of changes holds; nothing where nothing is changed."""
+    """Return the file of changes, or an empty text without changes."""
     return "" if report.changes.are_none else report.changes.to_yaml()

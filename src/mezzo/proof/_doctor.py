@@ -16,7 +16,7 @@ from mezzo._arguments import check_at_least
 from mezzo._torch.pytree import tree_leaves
 from mezzo.amp import Fp8Recipe, GradScaler
 from mezzo.dtypes import dtype_name, parse_half_dtype
-from mezzo.proof._advice import Advice, time_text
+from mezzo.proof._advice import Advice
 from mezzo.proof._changes import NO_CHANGES, Changes
 from mezzo.proof._examination import Examination, Progress
 from mezzo.proof._fp8_rules import fp8
@@ -26,6 +26,7 @@ from mezzo.proof._shape_rules import layout, shapes, with_padding
 from mezzo.proof._time_rules import LEAST_GAIN, amdahl, amp_itself, casts, hardware, launches, loader
 from mezzo.proof._trial import Setup, Task
 from mezzo.record import Timing, drift_note, operator_log, unsteady_note
+from mezzo.report import time_text
 
 RULES: tuple[Callable[[Examination], Any], ...] = (
     hardware, amp_itself, amdahl, launches, layout, shapes, casts, leaks, loss_scale, fp8, loader,

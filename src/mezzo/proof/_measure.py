@@ -14,6 +14,7 @@ from mezzo.fp8 import make_operand, multiply
 from mezzo.proof._products import Product, ProductSink, is_product
 from mezzo.proof._trial import Setup, Task, Trainer
 from mezzo.record import (
+    FP8,
     Fp8Row,
     KernelRow,
     OperatorStats,
@@ -25,7 +26,6 @@ from mezzo.record import (
     synchronize,
     time_on_device,
 )
-from mezzo.record._kernel_times import FP8
 
 WARMUP_STEPS = 3
 HOST_CALLS = 5

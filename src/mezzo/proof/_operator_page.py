@@ -1,33 +1,26 @@
-"""The page of a recording: what ran in which dtype, where its time went, module by module."""
+"""The HTML page of a recording: dtypes and times of operators, module by module."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from mezzo.files import write_text
-from mezzo.proof._advice import time_text
-from mezzo.proof._recording_parts import (
-    TOOLS,
-    bytes_text,
-    count_computed_inside,
-    count_products,
-    percent,
-    plural,
-)
+from mezzo.proof._recording_parts import TOOLS, count_computed_inside, count_products
 from mezzo.record import OperatorStats
-from mezzo.report import render_page
+from mezzo.report import bytes_text, percent, plural, render_page, time_text
 
 
 def write_operator_page(stats: OperatorStats, path: Path | str, *, title: str = "") -> None:
-    """Write a recording as one HTML file that asks for nothing.
+    """Write a recording as a single HTML file.
 
-    On top stand the share of products in half, the share of time on Tensor Cores, casts and leaks; then the time by class
-    of work (calls, where kernels were not timed), operators, modules as a tree, casts, leaks and kernels.
+    The page starts with the share of products in half, the share of time on Tensor Cores, casts and leaks. Then it shows
+    the time by class of work (or calls, if kernels were not timed), operators, the tree of modules, casts, leaks and
+    kernels.
 
     Args:
-        stats: Of `collect_operator_stats`; with `kernels=True` the page has times, with `leaks=True` leaks.
-        path: Written whole or not at all; its folder is made.
-        title: What was recorded.
+        stats: From `collect_operator_stats`; `kernels=True` adds times to the page, `leaks=True` leaks.
+        path: Written atomically; its folder is created.
+        title: Name of the recording.
 
     Raises:
         MissingExtra: jinja2 is not installed.
@@ -42,7 +35,7 @@ def page_text(stats: OperatorStats, *, title: str = "") -> str:
 
 
 def state(stats: OperatorStats) -> str:
-    """Return how the verdict is coloured: failed if no product was half, late with leaks, passed; empty without products."""
+    """Return the colour of the verdict: failed if no product was half, late with leaks, passed; empty without products."""
     half, products = count_products(stats)
     if not products:
         return ""
@@ -52,7 +45,7 @@ def state(stats: OperatorStats) -> str:
 
 
 def verdict(stats: OperatorStats) -> list[str]:
-    """Return what is said first."""
+    """Return the summary."""
     if not stats.rows and not stats.kernels:
         return ["Nothing was recorded."]
     return [_of_products(stats), _of_time(stats), _of_casts(stats), _of_leaks(stats)]
@@ -65,11 +58,11 @@ def _of_products(stats: OperatorStats) -> str:
     inside = count_computed_inside(stats)
     text = f"{half:,} of {plural(products, 'product')} ({percent(half, products)}) ran in half"
     return text + (
-        f"; {inside:,} of the forward computed inside in float32 between casts, as on a CPU without half units."
+        f"; {inside:,} of the forward pass computed in float32 between casts, as on a CPU without half units."
         if inside
         else "."
         if half
-        else ": auto_cast was off, or decided so."
+        else ": auto_cast was off, or the policy chose float32."
     )
 
 
@@ -94,6 +87,6 @@ def _of_casts(stats: OperatorStats) -> str:
 
 def _of_leaks(stats: OperatorStats) -> str:
     if not stats.leaks:
-        return "No float32 leak was seen."
+        return "No float32 leaks."
     extra = bytes_text(sum(leak.extra_bytes for leak in stats.leaks))
-    return f"{plural(len(stats.leaks), 'float32 leak')}: {extra} more in the forward than half would have written."
+    return f"{plural(len(stats.leaks), 'float32 leak')}: the forward pass wrote {extra} more than in half."

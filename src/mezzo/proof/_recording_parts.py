@@ -1,4 +1,4 @@
-"""What pages show of a recording: its work by class, operators, a tree of modules, kernels under readable names."""
+"""Parts of the pages of a recording: work by class, operators, the tree of modules, kernels."""
 
 import re
 from collections.abc import Sequence
@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mezzo.dtypes import HALF_NAMES
-from mezzo.proof._advice import time_text
 from mezzo.proof._products import is_product
 from mezzo.record import KernelRow, ModuleRow, OperatorRow, OperatorStats
+from mezzo.report import bytes_text, percent, plural, time_text
 
 MOST_ROWS = 40
-"""Kernels, casts and leaks that a page lists; it says how many more there are."""
+"""Longest list of kernels, casts or leaks on a page."""
 MOST_OPEN_MODULES = 40
-"""Rows of the tree of modules that show at first; deeper levels open by a click."""
+"""Rows of the tree of modules that are open at first."""
 NAME_WIDTH = 72
 
 _NAMESPACES = re.compile(r"(?:\(anonymous namespace\)::|\b[A-Za-z_]\w*::)+")
@@ -24,7 +24,7 @@ _LAMBDAS = re.compile(r"::\{lambda.*?\}|::operator\(\)(?:\(\))?(?: const)?|\([^(
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WorkPart:
     """A class of work."""
 
     label: str
@@ -39,21 +39,21 @@ _ON_CORES, _ORDINARY = ("products on Tensor Cores", "cores"), ("products on ordi
 _IN_HALF, _IN_FULL = ("products in half", "cores"), ("products in float32", "ordinary")
 
 
-def work_parts(stats: OperatorStats) -> list[Part]:
-    """Return a recording's work by class: time of its kernels or, where they were not timed, calls.
+def work_parts(stats: OperatorStats) -> list[WorkPart]:
+    """Return the work by class: the time of kernels or, if they were not timed, the number of calls.
 
-    Products are told apart by the units they ran on where that is known, on a GPU; else by their dtype.
+    On a GPU products are split by the units that they ran on, otherwise by dtype.
     """
     return _time_parts(stats) if stats.kernels else _call_parts(stats)
 
 
-def _time_parts(stats: OperatorStats) -> list[Part]:
+def _time_parts(stats: OperatorStats) -> list[WorkPart]:
     has_cores = stats.tensor_core_share is not None
     classes = (_ON_CORES, _ORDINARY, _CASTS, _REST) if has_cores else (_IN_HALF, _IN_FULL, _CASTS, _REST)
     sums = dict.fromkeys(classes, 0.0)
     for kernel in stats.kernels:
         sums[_class_of(kernel, has_cores=has_cores)] += kernel.time_us
-    return [Part(*which, amount) for which, amount in sums.items()]
+    return [WorkPart(*which, amount) for which, amount in sums.items()]
 
 
 def _class_of(kernel: KernelRow, *, has_cores: bool) -> tuple[str, str]:
@@ -64,22 +64,22 @@ def _class_of(kernel: KernelRow, *, has_cores: bool) -> tuple[str, str]:
     return _CASTS if kernel.is_cast else _REST
 
 
-def _call_parts(stats: OperatorStats) -> list[Part]:
+def _call_parts(stats: OperatorStats) -> list[WorkPart]:
     half, products = count_products(stats)
     casts = sum(row.calls for row in stats.casts)
     total = sum(sum(calls) for calls in stats.totals().values())
     amounts = {_IN_HALF: half, _IN_FULL: products - half, _CASTS: casts, _REST: total - products - casts}
-    return [Part(*which, amount) for which, amount in amounts.items()]
+    return [WorkPart(*which, amount) for which, amount in amounts.items()]
 
 
 def count_products(stats: OperatorStats) -> tuple[int, int]:
-    """Return how many products ran in half, and how many in all."""
+    """Return the number of products in half, and of all products."""
     rows = [row for row in stats.rows if is_product(row.op)]
     return sum(row.fp16 + row.bf16 for row in rows), sum(calls_of(row) for row in rows)
 
 
 def count_computed_inside(stats: OperatorStats) -> int:
-    """Return how many white products of the forward ran in float32: on a CPU without half units, with casts around them."""
+    """Return the number of white products of the forward pass that a CPU without half units computed in float32."""
     if stats.tensor_core_share is not None:
         return 0
     rows = [row for row in stats.rows if is_product(row.op) and row.phase == "forward"]
@@ -87,7 +87,7 @@ def count_computed_inside(stats: OperatorStats) -> int:
 
 
 def calls_of(row: OperatorRow) -> int:
-    """Return the calls of a row in all dtypes."""
+    """Return the number of calls in all dtypes."""
     return row.fp16 + row.bf16 + row.fp32 + row.other
 
 
@@ -96,14 +96,14 @@ def calls_of(row: OperatorRow) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A kernel of the dispatcher, all its calls."""
+    """All calls of one dispatcher operator."""
 
     name: str
     is_product: bool
     calls: Sequence[int]
-    """In float16, bfloat16, float32 and anything else."""
+    """In float16, bfloat16, float32 and other dtypes."""
     reasons: tuple[str, ...]
-    """What the policy said of the calls under which it ran, each once; gradients follow them."""
+    """Distinct reasons of the policy; gradients follow the dtype of the forward pass."""
 
 
 def operators(stats: OperatorStats) -> list[Operator]:
@@ -121,24 +121,24 @@ def operators(stats: OperatorStats) -> list[Operator]:
 
 
 @dataclass(slots=True)
-class Node:
+class ModuleNode:
     """A module of the tree."""
 
     row: ModuleRow
     depth: int
     name: str
-    """The last name of its path; empty for the whole."""
+    """Last name of its path; empty for the root."""
     is_open: bool = False
-    children: list["Node"] = field(default_factory=list)
+    children: list["ModuleNode"] = field(default_factory=list)
 
 
-def module_tree(stats: OperatorStats) -> Node | None:
-    """Return the whole recording with the modules below it, numbers in their names counted; None if nothing ran."""
-    nodes: dict[str, Node] = {}
+def module_tree(stats: OperatorStats) -> ModuleNode | None:
+    """Return the tree of modules, sorted naturally; None if nothing ran."""
+    nodes: dict[str, ModuleNode] = {}
     rows = {row.module: row for row in stats.by_module()}
     for path in sorted(rows, key=_naturally):
         names = path.split(".") if path else []
-        nodes[path] = Node(rows[path], len(names), names[-1] if names else "")
+        nodes[path] = ModuleNode(rows[path], len(names), names[-1] if names else "")
         if path:
             nodes[".".join(names[:-1])].children.append(nodes[path])
     _open(list(nodes.values()))
@@ -146,13 +146,13 @@ def module_tree(stats: OperatorStats) -> Node | None:
 
 
 def _naturally(path: str) -> list[list[tuple[int, int, str]]]:
-    """Return a key that puts `layer.2` before `layer.10`, and a module right before those below it."""
+    """Return a sort key that puts `layer.2` before `layer.10`, and a module right before its children."""
     pieces = [re.findall(r"[0-9]+|[^0-9]+", name) for name in path.split(".")] if path else []
     return [[(0, int(each), each) if each[0] in "0123456789" else (1, 0, each) for each in name] for name in pieces]
 
 
-def _open(nodes: list[Node]) -> None:
-    """Open whole levels from the top, as many as a page shows at once; the first in any case."""
+def _open(nodes: list[ModuleNode]) -> None:
+    """Open whole levels from the top while they fit; always open the first."""
     for node in nodes:
         shown = sum(other.depth <= node.depth + 1 for other in nodes)
         node.is_open = node.depth == 0 or shown <= MOST_OPEN_MODULES
@@ -163,7 +163,7 @@ def _open(nodes: list[Node]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel of the device, wherever it ran."""
+    """All launches of one kernel of the device."""
 
     name: str
     short: str
@@ -175,7 +175,7 @@ class Kernel:
 
 
 def kernels(stats: OperatorStats) -> list[Kernel]:
-    """Return the kernels, those with the most time first."""
+    """Return the kernels, the slowest first."""
     found: dict[tuple[str, bool | None], list[KernelRow]] = {}
     for row in stats.kernels:
         found.setdefault((row.kernel, row.on_tensor_cores), []).append(row)
@@ -194,7 +194,7 @@ def kernels(stats: OperatorStats) -> list[Kernel]:
 
 
 def short_kernel(name: str) -> str:
-    """Return a C++ kernel's name without its result, its parameters and namespaces, cut to fit a line.
+    """Return a C++ kernel name without result, parameters and namespaces, shortened to one line.
 
     >>> short_kernel("void at::native::elementwise_kernel<4, at::native::Add<float> >(int, at::native::Add<float>)")
     'elementwise_kernel<4, Add<float> >'
@@ -204,54 +204,19 @@ def short_kernel(name: str) -> str:
     name = _NAMESPACES.sub("", _LAMBDAS.sub("", name))
     if len(name) <= NAME_WIDTH:
         return name
-    if "<" in name:  # what matters of a template stands first
+    if "<" in name:  # the start of a template matters most
         return f"{name[: NAME_WIDTH - 1]}…"
     return f"{name[: NAME_WIDTH // 2]}…{name[1 - NAME_WIDTH // 2 :]}"
 
 
 def _begin_of_parameters(name: str) -> int:
-    """Return where the first parenthesis outside of a template's arguments opens."""
+    """Return the position of the first parenthesis outside template arguments."""
     depth = 0
     for place, letter in enumerate(name):
         depth += (letter == "<") - (letter == ">")
         if letter == "(" and depth == 0 and place:
             return place
     return len(name)
-
-
-# ------------------------------------------------------------------------------------------------- numbers
-
-
-def bytes_text(count: int) -> str:
-    """Return a number of bytes in the unit that fits it.
-
-    >>> bytes_text(512), bytes_text(3 * 2**20)
-    ('512 B', '3.0 MiB')
-    """
-    value, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
-
-
-def percent(part: float, whole: float) -> str:
-    """Return a share in percent; of nothing it is 0 %.
-
-    >>> percent(1, 3), percent(1, 0)
-    ('33%', '0%')
-    """
-    return f"{part / whole:.0%}" if whole else "0%"
-
-
-def plural(count: int, one: str) -> str:
-    """Return a count with its noun.
-
-    >>> plural(1, "leak"), plural(2000, "cast")
-    ('1 leak', '2,000 casts')
-    """
-    return f"{count:,} {one}" if count == 1 else f"{count:,} {one}s"
 
 
 TOOLS: dict[str, Any] = {
@@ -265,4 +230,4 @@ TOOLS: dict[str, Any] = {
     "percent": percent,
     "plural": plural,
 }
-"""What `recording_parts.html.jinja` calls."""
+"""Functions that `recording_parts.html.jinja` calls."""

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from mezzo.amp import auto_cast
-from mezzo.proof._advice import Advice, time_text
+from mezzo.proof._advice import Advice
 from mezzo.proof._changes import can_be_padded, channels_of, pad_layer
 from mezzo.proof._examination import Examination
 from mezzo.proof._products import Product
 from mezzo.proof._time_rules import IDLE_SHARE, LEAST_GAIN, takes_tensors
 from mezzo.record import collect_operator_stats
+from mezzo.report import time_text
 
 IMAGE_CHANNELS = 3
 PADDED_IMAGE_CHANNELS = 4

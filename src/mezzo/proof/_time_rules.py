@@ -10,12 +10,12 @@ import torch
 from mezzo.amp import has_half_units
 from mezzo.amp.hardware import AMP_SINCE
 from mezzo.dtypes import HALF_NAMES
-from mezzo.proof._advice import Advice, time_text
+from mezzo.proof._advice import Advice
 from mezzo.proof._examination import Examination
 from mezzo.proof._inputs import arguments_of
 from mezzo.proof._products import is_product
-from mezzo.record import CastRow
-from mezzo.record._kernel_times import FP8
+from mezzo.record import FP8, CastRow
+from mezzo.report import time_text
 
 IDLE_SHARE = 0.1
 """Share of a step without a kernel from which it is called launch-bound."""

@@ -3,6 +3,7 @@
 from mezzo.amp import OperatorLog, glog_asks_for_operators, operator_log
 from mezzo.record._findings import Finding, Kind
 from mezzo.record._fp8_numbers import Fp8Numbers, Fp8Row, collect_fp8_numbers
+from mezzo.record._kernel_times import FP8 as FP8
 from mezzo.record._kernel_times import KernelRow, uses_tensor_cores
 from mezzo.record._layer_numerics import check_layer_numerics
 from mezzo.record._leaks import Leak

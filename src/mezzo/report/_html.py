@@ -1,8 +1,8 @@
-"""Pages: single HTML files that ask nothing of the network.
+"""Pages: single HTML files that load nothing from the network.
 
-What a page shows may be foreign text: jinja2 escapes all of it, `plain` takes control characters out, and the page's
-security policy lets no script run but its own, and nothing be loaded from anywhere. A page of a package is a template that
-extends `page_base.html.jinja`, a style sheet that follows `page_base.css`, and a script; its files lie in the package.
+Pages may show untrusted text: jinja2 escapes it, `plain` removes control characters, and the page's security policy
+allows only its own script and loads nothing. A page consists of a template that extends `page_base.html.jinja`, a style
+sheet that follows `page_base.css`, and a script; its files lie in the package that makes the page.
 """
 
 import base64
@@ -14,6 +14,7 @@ from typing import Any
 from mezzo._version import version_of
 from mezzo.errors import require
 from mezzo.files import plain
+from mezzo.report._numbers import duration, number
 
 _PACKAGE = "mezzo.report"
 BASE_TEMPLATE = "page_base.html.jinja"
@@ -25,14 +26,14 @@ def render_page(
 ) -> str:
     """Return a page.
 
-    The template also has `version`, and the filters `duration` and `number`. A name that it uses and nobody gives is an error.
+    The template also has `version`, and the filters `duration` and `number`. An undefined name in it is an error.
 
     Args:
-        package: Where the files lie, such as `mezzo.tipc`.
+        package: Package of the files, such as `mezzo.tipc`.
         template: Extends `page_base.html.jinja` and fills its blocks `title` and `body`.
-        content: What the template shows. Texts are escaped; markup of one's own is marked `|safe` in the template.
-        style: Style sheet of the page, after the one that all pages have.
-        script: The one script that may run; it stands at the end of the page.
+        content: Variables of the template. Text is escaped; the template marks trusted markup `|safe`.
+        style: Style sheet of the page, added to `page_base.css`.
+        script: The only script that may run, at the end of the page.
 
     Raises:
         MissingExtra: jinja2 is not installed.
@@ -61,7 +62,7 @@ def render_page(
 
 
 def security_policy(script: str) -> str:
-    """Return the policy of a page with one script (empty: with none): nothing is loaded, nothing else runs.
+    """Return the security policy of a page with one script (or none): nothing else runs, nothing is loaded.
 
     >>> security_policy("")
     "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -72,31 +73,10 @@ def security_policy(script: str) -> str:
 
 
 def read_asset(package: str, name: str) -> str:
-    """Return the text of a file that lies in a package."""
+    """Return the text of a file of a package."""
     return files(package).joinpath(name).read_text("utf-8")
 
 
-def duration(seconds: float) -> str:
-    """Return a time for people.
-
-    >>> duration(0.25), duration(59.6), duration(200), duration(7300)
-    ('0.25 s', '59.6 s', '3 min 20 s', '2 h 1 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    """Return a number with a fixed count of decimals; nothing for None.
-
-    >>> number(0.5), number(None)
-    ('0.500', '')
-    """
-    return "" if value is None else f"{value:.{digits}f}"
-
-
 def _finalize(value: Any) -> Any:
-    """Take control characters out of every text that is set into the page; markup of our own is left alone."""
+    """Remove control characters from text; leave trusted markup alone."""
     return plain(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
