@@ -287,7 +287,7 @@ def test_the_layer_really_computes_with_more_channels() -> None:
         def wants(self, op: Any) -> bool:
             return op.name in ("convolution", "addmm")
 
-        def see(self, seen: Any) -> None:
+        def receive(self, seen: Any) -> None:
             shapes[seen.op.name] = tuple(seen.args[1].shape)
             shapes[f"{seen.op.name} out"] = tuple(seen.out.shape)
 

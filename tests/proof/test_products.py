@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from mezzo.amp import auto_cast
 from mezzo.proof import Changes, apply_changes
 from mezzo.proof._products import Product, ProductSink, is_product
-from mezzo.record import Seen, listening
-from mezzo.record._seen import describe_op
+from mezzo.record import KernelRun, listening
+from mezzo.record._kernel_runs import describe_op
 
 CHANNELS_LAST = torch.channels_last
 Run = Callable[[], object]
@@ -343,5 +343,5 @@ def test_a_scaled_product_has_the_sizes_of_its_factors() -> None:
     args = (a, b, torch.ones(16, 1), torch.ones(1, 48))
     out = torch.ones(16, 48, dtype=torch.bfloat16)
     sink = ProductSink()
-    sink.see(Seen(describe_op(func), func, args, {}, out, "forward", "", "_scaled_mm", ""))
+    sink.receive(KernelRun(describe_op(func), func, args, {}, out, "forward", "", "_scaled_mm", ""))
     assert [sizes(product) for product in sink.products] == [(16, 32, 48)]

@@ -11,9 +11,9 @@ from torch._C._autograd import DeviceType
 
 from mezzo.amp import auto_cast
 from mezzo.amp.debugging import CastRow, KernelRow, ModuleRow, OperatorStats, collect_operator_stats
-from mezzo.record import Seen, _recorder, uses_tensor_cores
+from mezzo.record import KernelRun, counts_operators, uses_tensor_cores
+from mezzo.record._kernel_runs import describe_op
 from mezzo.record._kernel_times import RANGE, KernelTimes, _launched
-from mezzo.record._seen import describe_op
 
 ON_TENSOR_CORES = [
     # cuBLAS and cuDNN on Hopper
@@ -199,7 +199,7 @@ def test_an_exception_leaves_no_rows_and_nothing_installed() -> None:
     assert stats.raw()["add"] == "0,0,1,0"
     assert torch._C._len_torch_dispatch_stack() == 0
     assert torch._C._len_torch_function_stack() == 0
-    assert _recorder._active.recording is None
+    assert not counts_operators()
     with collect_operator_stats(False, kernels=True) as again:
         torch.ones(2) + 1
     assert {row.op for row in again.kernels} == {"add", "ones"}
@@ -208,11 +208,11 @@ def test_an_exception_leaves_no_rows_and_nothing_installed() -> None:
 def test_threads_do_not_lose_kernels() -> None:
     times = KernelTimes()
     op = torch.ops.aten.relu.default
-    seen = [_seen(op, number) for number in range(4000)]
+    seen = [_kernel_run(op, number) for number in range(4000)]
 
     def listen(part: int) -> None:
         for each in seen[part::4]:
-            times.see(each)
+            times.receive(each)
 
     threads = [threading.Thread(target=listen, args=(part,)) for part in range(4)]
     for thread in threads:
@@ -225,10 +225,10 @@ def test_threads_do_not_lose_kernels() -> None:
     assert row.time_us == pytest.approx(4000.0)
 
 
-def _seen(func: object, number: int) -> Seen:
+def _kernel_run(func: object, number: int) -> KernelRun:
     x = torch.ones(1)
     op = describe_op(func)
-    return Seen(op, func, (x,), {}, x, "forward", "", "relu", "", number=number, seconds=1e-6)
+    return KernelRun(op, func, (x,), {}, x, "forward", "", "relu", "", number=number, seconds=1e-6)
 
 
 # -- profiles made by hand
@@ -308,8 +308,8 @@ def test_a_profile_without_kernels_gives_none() -> None:
 
 def test_rows_are_summed_by_kernel_and_place_the_longest_first() -> None:
     times = KernelTimes()
-    times.see(_seen(torch.ops.aten.relu.default, 0))
-    times.see(_seen(torch.ops.aten.relu.default, 1))
+    times.receive(_kernel_run(torch.ops.aten.relu.default, 0))
+    times.receive(_kernel_run(torch.ops.aten.relu.default, 1))
     times._fill([("fast", 0, 2.0, False), ("fast", 1, 3.0, False), ("slow", 1, 9.0, True), ("free", -1, 4.0, False)])
     assert times.rows == [
         KernelRow("slow", "relu", "forward", "", "relu", "float32", False, True, 1, 9.0),

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from test_recorder import installed
+from installed import installed
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

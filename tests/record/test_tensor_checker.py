@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from test_recorder import installed
+from installed import installed
 from torch import Tensor, nn
 
 from mezzo import amp
 from mezzo.amp.debugging import (
     DebugMode,
+    Finding,
     NonFiniteError,
     TensorCheckerConfig,
     check_layer_numerics,
@@ -48,8 +49,15 @@ def config(mode: DebugMode = REPORT, **fields: Any) -> TensorCheckerConfig:
     return TensorCheckerConfig(enable=True, debug_mode=mode, **fields)
 
 
-def ops(found: TensorCheckerConfig) -> list[str]:
-    return [finding.op for finding in found._checker[0].findings]
+def findings(own: TensorCheckerConfig) -> list[Finding]:
+    """Return the findings of a configuration; this begins another step of it."""
+    checker = enable_tensor_checker(own)
+    disable_tensor_checker()
+    return checker.findings
+
+
+def ops(own: TensorCheckerConfig) -> list[str]:
+    return [finding.op for finding in findings(own)]
 
 
 # -- modes
@@ -218,9 +226,7 @@ def test_lists_hold_for_the_gradient_of_an_operator_too() -> None:
     only, without = config(checked_op_list=["sqrt"]), config(skipped_op_list=["sqrt"])
     run(only)
     run(without)
-    assert [(finding.op, finding.api_op, finding.phase) for finding in only._checker[0].findings] == [
-        ("div", "sqrt", "backward")
-    ]
+    assert [(finding.op, finding.api_op, finding.phase) for finding in findings(only)] == [("div", "sqrt", "backward")]
     assert ops(without) == []
 
 
@@ -284,10 +290,10 @@ def test_the_stack_holds_as_many_of_the_users_lines_as_asked_for(height: int) ->
 
 def checked_steps(own: TensorCheckerConfig, steps: int) -> list[int]:
     for _ in range(steps):
-        enable_tensor_checker(own)
+        checker = enable_tensor_checker(own)
         bad_log()
     disable_tensor_checker()
-    return [finding.step for finding in own._checker[0].findings]
+    return [finding.step for finding in checker.findings]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mezzo.fp8 import FP8_LINEAR, FP8_LINEAR_BACKWARD
-from mezzo.record import Op, Seen, tensors
+from mezzo.record import KernelOp, KernelRun, find_tensors
 
 MATRIX_PRODUCTS = frozenset(
     [
@@ -75,15 +75,15 @@ class ProductSink:
         self._calls: dict[Product, int] = {}
         self._lock = threading.Lock()
 
-    def wants(self, op: Op) -> bool:
+    def wants(self, op: KernelOp) -> bool:
         """Whether an operator is a product of the forward."""
         return op.name in MATRIX_PRODUCTS or op.name in CONVOLUTIONS
 
-    def see(self, seen: Seen) -> None:
+    def receive(self, kernel: KernelRun) -> None:
         """Keep the sizes of a kernel."""
-        if seen.phase != "forward":
+        if kernel.phase != "forward":
             return
-        product = _convolution(seen) if seen.op.name in CONVOLUTIONS else _matrix_product(seen)
+        product = _convolution(kernel) if kernel.op.name in CONVOLUTIONS else _matrix_product(kernel)
         if product is not None:
             with self._lock:
                 self._calls[product] = self._calls.get(product, 0) + 1
@@ -95,36 +95,36 @@ class ProductSink:
             return list(self._calls)
 
 
-def _matrix_product(seen: Seen) -> Product | None:
-    matrices = [tensor for tensor in tensors(seen.args) if tensor.dim() >= 2 and tensor.is_floating_point()]
+def _matrix_product(kernel: KernelRun) -> Product | None:
+    matrices = [tensor for tensor in find_tensors(kernel.args) if tensor.dim() >= 2 and tensor.is_floating_point()]
     if len(matrices) < 2:
         return None
     # what is added stands before the factors, scales stand behind them
-    a, b = matrices[:2] if "scaled" in seen.op.name else matrices[-2:]
+    a, b = matrices[:2] if "scaled" in kernel.op.name else matrices[-2:]
     inputs = a.shape[-1]
-    is_layer = seen.op.name in ("linear", FP8_LINEAR)
+    is_layer = kernel.op.name in ("linear", FP8_LINEAR)
     rows = a.numel() // inputs if is_layer and inputs else a.shape[-2]
     outputs = b.shape[0] if is_layer else b.shape[-1]
-    return _product(seen, a, inputs, outputs, rows=rows, groups=1, is_channels_last=None)
+    return _product(kernel, a, inputs, outputs, rows=rows, groups=1, is_channels_last=None)
 
 
-def _convolution(seen: Seen) -> Product | None:
-    found = list(tensors(seen.args))
+def _convolution(kernel: KernelRun) -> Product | None:
+    found = list(find_tensors(kernel.args))
     if len(found) < 2 or found[0].dim() < 3:
         return None
     image, weight = found[:2]
-    arguments: tuple[Any, ...] = tuple(seen.args)
+    arguments: tuple[Any, ...] = tuple(kernel.args)
     groups = next((value for value in reversed(arguments) if type(value) is int), 1)
-    is_transposed = seen.op.name == "convolution" and len(arguments) > 6 and arguments[6] is True
+    is_transposed = kernel.op.name == "convolution" and len(arguments) > 6 and arguments[6] is True
     outputs = weight.shape[1] * groups if is_transposed else weight.shape[0]
-    result = next(seen.outputs(), None)
+    result = next(kernel.outputs(), None)
     if result is None:  # of integers
         return None
     rows = result.shape[0] * math.prod(result.shape[2:])
     is_last = _is_channels_last(image) if image.dim() == 4 else None
     if is_last and image.is_contiguous():  # one pixel or one channel: both layouts are the same memory
         is_last = weight.is_contiguous(memory_format=torch.channels_last)
-    return _product(seen, image, image.shape[1], outputs, rows=rows, groups=groups, is_channels_last=is_last)
+    return _product(kernel, image, image.shape[1], outputs, rows=rows, groups=groups, is_channels_last=is_last)
 
 
 def _is_channels_last(image: Tensor) -> bool:
@@ -134,13 +134,20 @@ def _is_channels_last(image: Tensor) -> bool:
 
 
 def _product(
-    seen: Seen, first: Tensor, inputs: int, outputs: int, *, rows: int, groups: int, is_channels_last: bool | None
+    kernel: KernelRun,
+    first: Tensor,
+    inputs: int,
+    outputs: int,
+    *,
+    rows: int,
+    groups: int,
+    is_channels_last: bool | None,
 ) -> Product:
     return Product(
-        op=seen.op.name,
-        api_op=seen.api_op,
-        module=seen.module,
-        line=seen.line,
+        op=kernel.op.name,
+        api_op=kernel.api_op,
+        module=kernel.module,
+        line=kernel.line,
         input_shape=tuple(first.shape),
         inputs=inputs,
         outputs=outputs,

@@ -1,33 +1,24 @@
 """What ran and with which numbers: operators, dtypes, times, leaks, ranges and non-finite values."""
 
 from mezzo.amp import OperatorLog, glog_asks_for_operators, operator_log
+from mezzo.record._checker_config import TensorCheckerConfig
+from mezzo.record._checking import disable_tensor_checker, enable_tensor_checker, tensor_checker
+from mezzo.record._collection import (
+    collect_operator_stats,
+    disable_operator_stats_collection,
+    enable_operator_stats_collection,
+)
 from mezzo.record._findings import Finding, Kind
 from mezzo.record._fp8_numbers import Fp8Numbers, Fp8Row, collect_fp8_numbers
-from mezzo.record._kernel_times import FP8 as FP8
-from mezzo.record._kernel_times import KernelRow, uses_tensor_cores
+from mezzo.record._kernel_runs import EXCLUDED, KernelListener, KernelOp, KernelRun, Phase, find_tensors
+from mezzo.record._kernel_times import FP8, KernelRow, uses_tensor_cores
 from mezzo.record._layer_numerics import check_layer_numerics
 from mezzo.record._leaks import Leak
+from mezzo.record._listening import abandon, counts_operators, has_foreign_mode, listening
 from mezzo.record._module_calls import ModuleListener, listening_to_modules
 from mezzo.record._operator_stats import CastRow, ModuleRow, OperatorRow, OperatorStats
 from mezzo.record._ranges import RangeRow, Ranges, ScaleSuggestion, collect_ranges
-from mezzo.record._recorder import (
-    abandon,
-    collect_operator_stats,
-    counts_operators,
-    disable_operator_stats_collection,
-    enable_operator_stats_collection,
-    has_foreign_mode,
-    listening,
-)
-from mezzo.record._seen import EXCLUDED, Op, Phase, Seen, Sink, tensors
-from mezzo.record._tensor_checker import (
-    CheckedTensor,
-    TensorChecker,
-    TensorCheckerConfig,
-    disable_tensor_checker,
-    enable_tensor_checker,
-    tensor_checker,
-)
+from mezzo.record._tensor_checker import CheckedTensor, TensorChecker
 from mezzo.record._tensor_numbers import DebugMode, NonFiniteError, TensorNumbers, check_numerics
 from mezzo.record._timer import (
     Timing,
@@ -80,11 +71,12 @@ __all__ = [
     "abandon",
     "counts_operators",
     "has_foreign_mode",
-    "Sink",
-    "Seen",
-    "Op",
+    "KernelListener",
+    "FP8",
+    "KernelRun",
+    "KernelOp",
     "EXCLUDED",
-    "tensors",
+    "find_tensors",
     "time_calls",
     "time_on_device",
     "Timing",

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mezzo._torch.pytree import tree_leaves, tree_map
 from mezzo.dtypes import HALF_DTYPES, HALF_NAMES, dtype_name
-from mezzo.record._seen import Phase, Seen, floating
+from mezzo.record._kernel_runs import KernelRun, Phase, floating
 from mezzo.record._tensor_numbers import FLOAT16_MAX, TensorNumbers, measure
 
 Kind = Literal["range", "rounding", "formula", "outside", "carried", "would overflow", "unknown"]
@@ -82,33 +82,33 @@ def readable(tensor: Tensor) -> bool:
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-def results(seen: Seen) -> list[tuple[str, Tensor]]:
+def results(kernel: KernelRun) -> list[tuple[str, Tensor]]:
     """Return the floating tensors that a kernel gave, with names; those it wrote to, where it returns none."""
-    if seen.op.name in MOVES:
+    if kernel.op.name in MOVES:
         return []
-    found = list(seen.outputs()) or [tensor for _, tensor, is_written in _arguments(seen) if is_written]
-    if seen.op.name.startswith(_ONLY_FIRST_OUTPUT) and seen.phase == "forward":
+    found = list(kernel.outputs()) or [tensor for _, tensor, is_written in _arguments(kernel) if is_written]
+    if kernel.op.name.startswith(_ONLY_FIRST_OUTPUT) and kernel.phase == "forward":
         found = found[:1]
     names = ["out"] if len(found) == 1 else [f"out[{index}]" for index in range(len(found))]
     return [(name, tensor) for name, tensor in zip(names, found, strict=True) if readable(tensor)]
 
 
-def kept_inputs(seen: Seen) -> list[tuple[str, Tensor]]:
+def kept_inputs(kernel: KernelRun) -> list[tuple[str, Tensor]]:
     """Return the floating tensors that a kernel got and did not write to, with the names of its arguments."""
-    written = [tensor for _, tensor, is_written in _arguments(seen) if is_written]
+    written = [tensor for _, tensor, is_written in _arguments(kernel) if is_written]
     return [
         (name, tensor)
-        for name, tensor, is_written in _arguments(seen)
+        for name, tensor, is_written in _arguments(kernel)
         if not is_written and readable(tensor) and not any(tensor is other for other in written)
     ]
 
 
-def _arguments(seen: Seen) -> Iterator[tuple[str, Tensor, bool]]:
+def _arguments(kernel: KernelRun) -> Iterator[tuple[str, Tensor, bool]]:
     """Yield the floating tensors among a kernel's arguments: name, tensor, whether the kernel writes to it."""
-    schema = getattr(seen.func, "_schema", None)
+    schema = getattr(kernel.func, "_schema", None)
     declared = list(schema.arguments) if schema is not None else []
-    given = [(declared[i] if i < len(declared) else None, value) for i, value in enumerate(seen.args)]
-    given += [(next((a for a in declared if a.name == name), None), value) for name, value in seen.kwargs.items()]
+    given = [(declared[i] if i < len(declared) else None, value) for i, value in enumerate(kernel.args)]
+    given += [(next((a for a in declared if a.name == name), None), value) for name, value in kernel.kwargs.items()]
     for index, (argument, value) in enumerate(given):
         name = argument.name if argument is not None else f"input {index}"
         is_written = argument is not None and argument.alias_info is not None and argument.alias_info.is_write
@@ -117,9 +117,9 @@ def _arguments(seen: Seen) -> Iterator[tuple[str, Tensor, bool]]:
             yield (name if isinstance(value, Tensor) else f"{name}[{i}]"), tensor, is_written
 
 
-def own_infinities(seen: Seen) -> list[float]:
+def own_infinities(kernel: KernelRun) -> list[float]:
     """Return the Python numbers among a kernel's arguments that are inf or NaN: somebody wrote them there."""
-    leaves = tree_leaves((list(seen.args), seen.kwargs))
+    leaves = tree_leaves((list(kernel.args), kernel.kwargs))
     return [leaf for leaf in leaves if isinstance(leaf, float) and not math.isfinite(leaf)]
 
 
@@ -144,7 +144,9 @@ def stored_as(tensor: Tensor, modules: Sequence[nn.Module]) -> str:
 # ------------------------------------------------------------------------------------------------- why it is bad
 
 
-def find_cause(seen: Seen, inputs: Sequence[TensorNumbers], outputs: Sequence[TensorNumbers]) -> tuple[Kind, str]:
+def find_cause(
+    kernel: KernelRun, inputs: Sequence[TensorNumbers], outputs: Sequence[TensorNumbers]
+) -> tuple[Kind, str]:
     """Return why a kernel with good inputs, or with infinities that are meant, gave a bad result."""
     bad = next(output for output in outputs if not output.is_finite)
     if any(not numbers.is_finite for numbers in inputs):
@@ -153,30 +155,30 @@ def find_cause(seen: Seen, inputs: Sequence[TensorNumbers], outputs: Sequence[Te
             "over nothing but -inf, inf - inf, 0 * inf)"
         )
     limit = _largest(bad.dtype)
-    if seen.cast is not None and inputs and inputs[-1].max_abs > limit:
+    if kernel.cast is not None and inputs and inputs[-1].max_abs > limit:
         return "range", _range_text(
-            seen, bad.dtype, inputs[-1].max_abs, f"the {inputs[-1].dtype} value it was cast from"
+            kernel, bad.dtype, inputs[-1].max_abs, f"the {inputs[-1].dtype} value it was cast from"
         )
     if bad.dtype not in HALF_NAMES and not any(numbers.dtype in HALF_NAMES for numbers in inputs):
-        if seen.op.is_in_place:
+        if kernel.op.is_in_place:
             return "unknown", "the kernel wrote over its input, so what it had is not known"
         return "formula", f"not the precision: the kernel computed in {bad.dtype}, from finite inputs"
-    if seen.op.is_in_place:
+    if kernel.op.is_in_place:
         return "unknown", "the kernel wrote over its input, so it cannot be repeated in float32"
-    again = _in_float32(seen)
+    again = _in_float32(kernel)
     if again is None:
         return "unknown", "the kernel draws random numbers or knows no float32, so it was not repeated in float32"
     if not all(numbers.is_finite for numbers in again):
         return "formula", "not the precision: in float32 the same inputs do not give a finite result either"
     largest = max((numbers.max_abs for numbers in again), default=0.0)
     if largest > limit:
-        return "range", _range_text(seen, bad.dtype, largest, "in float32 the largest value")
+        return "range", _range_text(kernel, bad.dtype, largest, "in float32 the largest value")
     return "rounding", f"rounding inside the kernel in {bad.dtype}: in float32 the largest value is {largest:.4g}"
 
 
-def _range_text(seen: Seen, dtype: str, largest: float, what: str) -> str:
+def _range_text(kernel: KernelRun, dtype: str, largest: float, what: str) -> str:
     text = f"{dtype}'s range: {what} is {largest:.4g} ({dtype} ends at {_largest(dtype):.5g})"
-    if seen.phase != "backward" or dtype != "float16":
+    if kernel.phase != "backward" or dtype != "float16":
         return text
     smaller = 2 ** math.ceil(math.log2(largest / FLOAT16_MAX))
     return f"{text}; gradients are multiplied by the loss scale, and with one {smaller} times smaller it would fit"
@@ -186,13 +188,13 @@ def _largest(dtype: str) -> float:
     return float(torch.finfo(getattr(torch, dtype)).max)
 
 
-def _in_float32(seen: Seen) -> list[TensorNumbers] | None:
+def _in_float32(kernel: KernelRun) -> list[TensorNumbers] | None:
     """Return the numbers of what a kernel gives on its inputs in float32; None if it cannot be repeated."""
-    if torch.Tag.nondeterministic_seeded in getattr(seen.func, "tags", ()):  # nobody's random numbers are used up
+    if torch.Tag.nondeterministic_seeded in getattr(kernel.func, "tags", ()):  # nobody's random numbers are used up
         return None
-    args, kwargs = tree_map(_raised, (list(seen.args), dict(seen.kwargs)))
+    args, kwargs = tree_map(_raised, (list(kernel.args), dict(kernel.kwargs)))
     try:
-        out = seen.func(*args, **kwargs)
+        out = kernel.func(*args, **kwargs)
     except (RuntimeError, TypeError, ValueError, IndexError):
         return None
     return measure([("out", tensor) for tensor in floating((out,)) if readable(tensor)])

@@ -24,8 +24,8 @@ from mezzo.fp8 import (
     round_to,
     scale_for,
 )
-from mezzo.record._recorder import listening
-from mezzo.record._seen import Op, Seen
+from mezzo.record._kernel_runs import KernelOp, KernelRun
+from mezzo.record._listening import listening
 from mezzo.record._tensor_numbers import undisturbed
 
 Role = Literal["input", "weight", "gradient"]
@@ -66,15 +66,15 @@ class Fp8Numbers:
         """Calls; then on the device, float64: values, of these not zero, rounded to zero, cut off, not finite, the largest."""
         self._lock = threading.Lock()
 
-    def wants(self, op: Op) -> bool:
+    def wants(self, op: KernelOp) -> bool:
         """Whether an operator multiplies FP8 numbers."""
         return op.is_fp8
 
-    def see(self, seen: Seen) -> None:
+    def receive(self, kernel: KernelRun) -> None:
         """Count the operands of a product."""
         with undisturbed(), torch.no_grad(), self._lock:
-            for role, name, tensor, scale in _operands(seen):
-                self._add((seen.module, role, name), _count(tensor, scale, FORMATS[name]))
+            for role, name, tensor, scale in _operands(kernel):
+                self._add((kernel.module, role, name), _count(tensor, scale, FORMATS[name]))
 
     def _add(self, key: _Key, counts: Tensor) -> None:
         entry = self._counts.setdefault(key, [0, torch.zeros_like(counts)])
@@ -116,16 +116,16 @@ class Fp8Numbers:
         return {"rows": [asdict(row) for row in self.rows]}
 
 
-def _operands(seen: Seen) -> Iterator[tuple[Role, str, Tensor, Tensor]]:
+def _operands(kernel: KernelRun) -> Iterator[tuple[Role, str, Tensor, Tensor]]:
     """Yield what is converted for a product: role, format, values and scale."""
-    if seen.op.name == FP8_LINEAR:
-        x, weight, _, text, is_training = seen.args[:5]
+    if kernel.op.name == FP8_LINEAR:
+        x, weight, _, text, is_training = kernel.args[:5]
         recipe = recipe_of(text)
         by = recipe if is_training else replace(recipe, scaling="current")  # an evaluation has no delayed scale
         yield "input", "e4m3", x.reshape(-1, x.shape[-1]), _scale(x, weight, "input", by)
         yield "weight", "e4m3", weight, _scale_of_weight(weight, recipe)
         return
-    grad, _, _, weight, text = seen.args[:5]
+    grad, _, _, weight, text = kernel.args[:5]
     recipe = recipe_of(text)
     yield "gradient", recipe.gradient, grad.reshape(-1, grad.shape[-1]), _scale(grad, weight, "gradient", recipe)
 

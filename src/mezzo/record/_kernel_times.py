@@ -15,7 +15,7 @@ import torch
 
 from mezzo._torch.profiler import DeviceType
 from mezzo.dtypes import dtype_name
-from mezzo.record._seen import Op, Phase, Seen, floating
+from mezzo.record._kernel_runs import KernelOp, KernelRun, Phase, floating
 
 FP8 = "float8"
 """The dtype of a kernel that belongs to a product in FP8: it multiplies, or converts an operand."""
@@ -86,24 +86,24 @@ class KernelTimes:
         self._host: dict[int, float] = {}
         self._lock = threading.Lock()
 
-    def wants(self, op: Op) -> bool:
+    def wants(self, op: KernelOp) -> bool:
         """Whether an operator is timed: one that computes."""
         return op.has_tensors and op.computes
 
-    def see(self, seen: Seen) -> None:
+    def receive(self, kernel: KernelRun) -> None:
         """Remember who the range belongs to."""
-        first = next(floating((*seen.args, *seen.kwargs.values(), seen.out)), None)
-        dtype = FP8 if seen.op.is_fp8 else "" if first is None else dtype_name(first.dtype)
+        first = next(floating((*kernel.args, *kernel.kwargs.values(), kernel.out)), None)
+        dtype = FP8 if kernel.op.is_fp8 else "" if first is None else dtype_name(first.dtype)
         with self._lock:
-            self._places[seen.number] = (
-                seen.op.name,
-                seen.phase,
-                seen.module,
-                seen.api_op,
+            self._places[kernel.number] = (
+                kernel.op.name,
+                kernel.phase,
+                kernel.module,
+                kernel.api_op,
                 dtype,
-                seen.cast is not None,
+                kernel.cast is not None,
             )
-            self._host[seen.number] = seen.seconds
+            self._host[kernel.number] = kernel.seconds
 
     @contextmanager
     def profiled(self) -> Iterator[None]:

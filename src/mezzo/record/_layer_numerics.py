@@ -9,10 +9,12 @@ from torch import Tensor, nn
 
 from mezzo._torch.modes import no_dispatch_modes
 from mezzo._torch.pytree import tree_leaves
+from mezzo.record._checker_config import TensorCheckerConfig
+from mezzo.record._checking import checking
 from mezzo.record._findings import Finding, Kind, readable
-from mezzo.record._recorder import node_origins
-from mezzo.record._seen import floating
-from mezzo.record._tensor_checker import TensorCheckerConfig, checking, extremes
+from mezzo.record._kernel_runs import floating
+from mezzo.record._listening import node_origins
+from mezzo.record._tensor_checker import extremes
 from mezzo.record._tensor_numbers import NonFiniteError, measure, undisturbed
 
 P = ParamSpec("P")

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from mezzo.dtypes import HALF_DTYPES
-from mezzo.record._seen import EXCLUDED, Op, Seen, tensors
+from mezzo.record._kernel_runs import EXCLUDED, KernelOp, KernelRun, find_tensors
 
 _FULL = frozenset({torch.float32, torch.complex64})
 _HALF_BYTES = 2  # what an element takes more in float32
@@ -79,49 +79,49 @@ class LeakTracker:
         self._flows: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._lock = threading.Lock()
 
-    def wants(self, op: Op) -> bool:
+    def wants(self, op: KernelOp) -> bool:
         """Whether an operator is followed: views too."""
         return op.has_tensors
 
-    def see(self, seen: Seen) -> None:
+    def receive(self, kernel: KernelRun) -> None:
         """Follow the tensors of a kernel."""
-        if seen.phase != "forward":
+        if kernel.phase != "forward":
             return
         with self._lock:
-            inputs, outputs = _followed((*seen.args, *seen.kwargs.values())), _followed((seen.out,))
+            inputs, outputs = _followed((*kernel.args, *kernel.kwargs.values())), _followed((kernel.out,))
             flows = list({id(flow): flow for tensor in inputs for flow in self._flows.get(tensor, ())}.values())
             full = [tensor for tensor in outputs if tensor.dtype in _FULL]
-            older = [flow for flow in flows if flow.call != seen.call]
+            older = [flow for flow in flows if flow.call != kernel.call]
             for flow in older:
-                self._go_on(flow, seen, is_half=bool(outputs) and not full)
+                self._go_on(flow, kernel, is_half=bool(outputs) and not full)
             flows = older or flows  # what the call itself casts, to meet a float32 tensor, begins nothing
             if not flows and full and any(tensor.dtype in HALF_DTYPES for tensor in inputs):
-                flows = [_Flow(self._place(seen, inputs), seen.call)]
+                flows = [_Flow(self._place(kernel, inputs), kernel.call)]
             for tensor in full if flows else ():
-                self._mark(tensor, flows, seen)
+                self._mark(tensor, flows, kernel)
 
-    def _mark(self, tensor: Tensor, flows: list[_Flow], seen: Seen) -> None:
+    def _mark(self, tensor: Tensor, flows: list[_Flow], kernel: KernelRun) -> None:
         """Let a tensor, and what it is a view of where it was written into, belong to flows; the first counts its bytes."""
         self._flows[tensor] = flows
-        if seen.op.is_in_place and tensor._base is not None:
+        if kernel.op.is_in_place and tensor._base is not None:
             self._flows[tensor._base] = flows
-        if seen.op.computes and seen.call == flows[0].call:
+        if kernel.op.computes and kernel.call == flows[0].call:
             flows[0].own_bytes += _HALF_BYTES * tensor.numel()
-        elif seen.op.computes:
+        elif kernel.op.computes:
             flows[0].place.extra_bytes += _HALF_BYTES * tensor.numel()
 
-    def _go_on(self, flow: _Flow, seen: Seen, *, is_half: bool) -> None:
+    def _go_on(self, flow: _Flow, kernel: KernelRun, *, is_half: bool) -> None:
         if is_half:  # somebody wanted it so
-            flow.place.fed[f"{seen.module}: {_name(seen)}" if seen.module else _name(seen)] = None
+            flow.place.fed[f"{kernel.module}: {_name(kernel)}" if kernel.module else _name(kernel)] = None
             flow.leave()
-        elif seen.op.computes:
-            flow.place.followers[_name(seen)] = None
+        elif kernel.op.computes:
+            flow.place.followers[_name(kernel)] = None
             flow.leave()
 
-    def _place(self, seen: Seen, inputs: list[Tensor]) -> _Place:
-        key = (_name(seen), seen.module, seen.line)
+    def _place(self, kernel: KernelRun, inputs: list[Tensor]) -> _Place:
+        key = (_name(kernel), kernel.module, kernel.line)
         if key not in self._places:
-            self._places[key] = _Place(*key, _why(seen, inputs))
+            self._places[key] = _Place(*key, _why(kernel, inputs))
         return self._places[key]
 
     def leaks(self) -> list[Leak]:
@@ -136,18 +136,18 @@ class LeakTracker:
 
 
 def _followed(values: Iterable[Any]) -> list[Tensor]:
-    return [tensor for tensor in tensors(values) if tensor.is_floating_point() or tensor.is_complex()]
+    return [tensor for tensor in find_tensors(values) if tensor.is_floating_point() or tensor.is_complex()]
 
 
-def _name(seen: Seen) -> str:
-    return seen.api_op or seen.op.name
+def _name(kernel: KernelRun) -> str:
+    return kernel.api_op or kernel.op.name
 
 
-def _why(seen: Seen, inputs: list[Tensor]) -> str:
-    if seen.reason == EXCLUDED:
+def _why(kernel: KernelRun, inputs: list[Tensor]) -> str:
+    if kernel.reason == EXCLUDED:
         return EXCLUDED
-    if seen.cast is None and any(t.dtype is torch.float32 for t in inputs):
+    if kernel.cast is None and any(t.dtype is torch.float32 for t in inputs):
         return "promoted: another input is float32"
-    if seen.api_op in ("to", "float", "type", "type_as"):
+    if kernel.api_op in ("to", "float", "type", "type_as"):
         return "cast by the model's own code"
-    return seen.reason
+    return kernel.reason

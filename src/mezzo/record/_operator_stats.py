@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from mezzo.dtypes import dtype_name
+from mezzo.record._kernel_runs import KernelOp, KernelRun, Phase, cast_of, describe_op, find_tensors
 from mezzo.record._kernel_times import KernelRow
 from mezzo.record._leaks import Leak
-from mezzo.record._seen import Op, Phase, Seen, cast_of, describe_op, tensors
 
 Counts = tuple[int, int, int, int]
 """Calls in float16, bfloat16, float32, anything else."""
@@ -100,17 +100,17 @@ class OperatorStats:
         self._casts: dict[_CastPlace, int] = {}
         self._cast_elements: dict[_CastPlace, int] = {}
 
-    def wants(self, op: Op) -> bool:
+    def wants(self, op: KernelOp) -> bool:
         """Whether an operator is counted."""
         return op.has_tensors and (op.computes or self.include_views)
 
-    def see(self, seen: Seen) -> None:
+    def receive(self, kernel: KernelRun) -> None:
         """Count a kernel."""
-        place = (seen.phase, seen.module, seen.api_op, seen.reason)
-        self.add_kernel(seen.op, seen.args, seen.kwargs, seen.out, *place)
+        place = (kernel.phase, kernel.module, kernel.api_op, kernel.reason)
+        self.add_kernel(kernel.op, kernel.args, kernel.kwargs, kernel.out, *place)
 
     def add_kernel(
-        self, op: Op, args: Sequence[Any], kwargs: dict[str, Any], out: Any,
+        self, op: KernelOp, args: Sequence[Any], kwargs: dict[str, Any], out: Any,
         phase: Phase, module: str, api_op: str, reason: str,
     ) -> None:  # fmt: skip
         """Count a kernel by its row and the column of its dtype, and as a cast where it is one."""
@@ -148,7 +148,7 @@ class OperatorStats:
         """Count a call of a dispatcher operator that is known otherwise than by a recording: a node of a graph."""
         op = describe_op(func)
         if self.wants(op):
-            self.see(Seen(op, func, args, kwargs, out, phase, module, api_op, reason))
+            self.receive(KernelRun(op, func, args, kwargs, out, phase, module, api_op, reason))
 
     @property
     def rows(self) -> list[OperatorRow]:
@@ -256,18 +256,18 @@ class OperatorStats:
             counts = (row.fp16, row.bf16, row.fp32, row.other, row.casts)
             line = f"{row.module or '(the whole)':<{width}}  {' '.join(f'{count:>7}' for count in counts)}"
             if self.kernels:
-                is_operator_name = self.tensor_core_share is not None and row.time_us > 0
-                share = f"{row.tensor_core_us / row.time_us:.0%}" if is_operator_name else ""
+                has_share = self.tensor_core_share is not None and row.time_us > 0
+                share = f"{row.tensor_core_us / row.time_us:.0%}" if has_share else ""
                 line += f" {row.time_us / 1e3:>9.3f} {share:>13}"
             lines.append(line)
         return "\n".join(lines) + "\n"
 
 
-def _column_of(op: Op, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> int:
+def _column_of(op: KernelOp, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> int:
     """Return the column of the first floating input, else of the first floating output, else 'other', which FP8 is too."""
     if op.is_fp8:
         return _OTHER
-    for tensor in tensors((*args, *kwargs.values(), out)):
+    for tensor in find_tensors((*args, *kwargs.values(), out)):
         if tensor.dtype.is_floating_point:
             return _COLUMN_OF.get(tensor.dtype, _OTHER)
     return _OTHER

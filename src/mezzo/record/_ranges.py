@@ -18,8 +18,8 @@ from mezzo._torch.modes import no_dispatch_modes
 from mezzo._torch.storages import storage_id
 from mezzo.dtypes import dtype_name
 from mezzo.record._findings import own_infinities, readable, results
-from mezzo.record._recorder import listening
-from mezzo.record._seen import Op, Phase, Seen
+from mezzo.record._kernel_runs import KernelOp, KernelRun, Phase
+from mezzo.record._listening import listening
 from mezzo.record._tensor_numbers import FLOAT16_MAX, FLOAT16_NORMAL_FROM, undisturbed
 
 # The bits of a float32 magnitude, read as an integer, are in the order of the magnitudes, and the exponent stands above
@@ -99,13 +99,13 @@ class _ForwardBorn:
     def holds(self, tensor: Tensor) -> bool:
         return readable(tensor) and storage_id(tensor.untyped_storage()) in self._storages
 
-    def is_gradient(self, seen: Seen) -> bool:
+    def is_gradient(self, kernel: KernelRun) -> bool:
         """Whether a kernel computes a gradient; notes what the forward, or a backward from the forward alone, has."""
-        inputs = list(seen.inputs())
-        starts = seen.op.name == "ones_like"  # the gradient of the loss by itself
-        if seen.phase == "backward" and (starts or not inputs or not all(map(self.holds, inputs))):
+        inputs = list(kernel.inputs())
+        starts = kernel.op.name == "ones_like"  # the gradient of the loss by itself
+        if kernel.phase == "backward" and (starts or not inputs or not all(map(self.holds, inputs))):
             return True
-        self.add((*inputs, *seen.outputs()))
+        self.add((*inputs, *kernel.outputs()))
         return False
 
 
@@ -132,21 +132,21 @@ class Ranges:
         self._read: dict[_Key, _Counts] | None = None
         self._lock = threading.Lock()
 
-    def wants(self, op: Op) -> bool:
+    def wants(self, op: KernelOp) -> bool:
         """Whether an operator is followed: views too, as the gradient of a view computes and is named by the view."""
         return op.has_tensors
 
-    def see(self, seen: Seen) -> None:
+    def receive(self, kernel: KernelRun) -> None:
         """Count the results of a kernel; infinities that a user writes are meant."""
-        if seen.phase == "optimizer" or not seen.op.computes:
+        if kernel.phase == "optimizer" or not kernel.op.computes:
             return
         with undisturbed(), self._lock:
-            is_gradient = self._forward_born.is_gradient(seen)
-            if own_infinities(seen):
+            is_gradient = self._forward_born.is_gradient(kernel)
+            if own_infinities(kernel):
                 return
             self._read = None
-            for op, dtype, tensor in _counted(seen):
-                self._add((seen.module, seen.phase, op, is_gradient, dtype_name(dtype)), *_count(tensor))
+            for op, dtype, tensor in _counted(kernel):
+                self._add((kernel.module, kernel.phase, op, is_gradient, dtype_name(dtype)), *_count(tensor))
 
     def _add(self, key: _Key, bins: Tensor, largest: Tensor) -> None:
         counts = self._counts.get((key, bins.device))
@@ -245,13 +245,13 @@ class Ranges:
         return ScaleSuggestion(2.0**exponent, largest, _to_zero_share(chosen, 0.0), _to_zero_share(chosen, shift))
 
 
-def _counted(seen: Seen) -> Iterator[tuple[str, torch.dtype, Tensor]]:
+def _counted(kernel: KernelRun) -> Iterator[tuple[str, torch.dtype, Tensor]]:
     """Yield name, dtype and values of what is counted of a kernel; of a cast, what float16 has to hold, if it is to."""
-    op = seen.api_op or seen.forward_op or seen.op.name
-    if seen.cast is None:
-        yield from ((op, tensor.dtype, tensor) for _, tensor in results(seen))
+    op = kernel.api_op or kernel.forward_op or kernel.op.name
+    if kernel.cast is None:
+        yield from ((op, tensor.dtype, tensor) for _, tensor in results(kernel))
         return
-    source, target = seen.cast
+    source, target = kernel.cast
     if target.dtype is torch.float16 and readable(source):
         yield f"{op}{TO_FLOAT16}", target.dtype, source
 

@@ -42,7 +42,7 @@ class Named:
     """Whether it only reads or sets what a tensor is, so that no kernel runs under it: the most frequent ones."""
     is_backward: bool
     body: Callable[..., Any] | None
-    """To run with the mode on, so that its parts are seen; None if nothing is to be seen in it."""
+    """To run with the mode on, so that its parts are recorded; None if it has none to record."""
     classify: Classifier | None
     """How one call of it is told from another."""
 
@@ -128,7 +128,7 @@ def _is_plain(func: Any) -> bool:
 
 
 def _visible_body(func: Any) -> Callable[..., Any] | None:
-    """Return a copy of a Python function of torch that asks for no overrides of itself; None if nothing is to be seen in it.
+    """Return a copy of a Python function of torch that asks for no overrides of itself; None if nothing is to be kernel in it.
 
     `F.cross_entropy` and its like first ask whether a mode is on and, if so, hand over to it. Called again from the
     mode, the original would ask for ever with the mode on, and hide its parts with the mode off.

@@ -28,7 +28,7 @@ _HOLD_NO_TENSOR = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Op:
+class KernelOp:
     """What a recording needs to know of a dispatcher operator."""
 
     name: str
@@ -46,16 +46,16 @@ class Op:
 
 
 @cache
-def describe_op(func: Any) -> Op:
+def describe_op(func: Any) -> KernelOp:
     """Return what is to be known of a dispatcher operator, or of a higher-order one."""
     schema = getattr(func, "_schema", None)
     if schema is None:
-        return Op(name=func.name(), has_tensors=True, computes=True, is_in_place=False, range=0)
+        return KernelOp(name=func.name(), has_tensors=True, computes=True, is_in_place=False, range=0)
     name = schema.name.removeprefix("aten::")
     aliases = [a.alias_info for a in schema.arguments if a.alias_info is not None]
     is_view = any(not a.is_write for a in aliases) and any(r.alias_info is not None for r in schema.returns)
     is_view = is_view or torch.Tag.inplace_view in func.tags or name in _ALLOCATIONS
-    return Op(
+    return KernelOp(
         name=name,
         has_tensors="Tensor" in str(schema),
         computes=not is_view,
@@ -67,12 +67,12 @@ def describe_op(func: Any) -> Op:
 
 
 @dataclass(slots=True)
-class Seen:
+class KernelRun:
     """A kernel that has run."""
 
-    op: Op
+    op: KernelOp
     func: Any
-    """The dispatcher operator; called with other arguments inside of `Sink.see`, it is not recorded."""
+    """The dispatcher operator; called with other arguments inside of `KernelListener.see`, it is not recorded."""
     args: Sequence[Any]
     kwargs: dict[str, Any]
     out: Any
@@ -84,7 +84,7 @@ class Seen:
     reason: str
     """What the policy says about `api_op` for the dtypes it was called with."""
     line: str = ""
-    """The user's line, `net.py:12`, if a sink wants lines: of the forward, also for a kernel of the backward."""
+    """The user's line, `net.py:12`, if a listener wants lines: of the forward, also for a kernel of the backward."""
     call: int = -1
     """Number of the torch-level call: two kernels with the same one belong together."""
     number: int = -1
@@ -110,7 +110,7 @@ class Seen:
         return floating((self.out,))
 
 
-class Sink(Protocol):
+class KernelListener(Protocol):
     """Whoever listens to a recording. What it computes itself is not recorded."""
 
     wants_lines: bool
@@ -118,14 +118,14 @@ class Sink(Protocol):
     wants_times: bool
     """Whether kernels are to be timed and numbered."""
 
-    def wants(self, op: Op) -> bool:
+    def wants(self, op: KernelOp) -> bool:
         """Whether kernels of an operator are to be shown."""
 
-    def see(self, seen: Seen) -> None:
+    def receive(self, kernel: KernelRun) -> None:
         """Take note of a kernel; autograd threads call it too."""
 
 
-def tensors(values: Iterable[Any]) -> list[Tensor]:
+def find_tensors(values: Iterable[Any]) -> list[Tensor]:
     """Return the tensors among values, and in lists and tuples among them."""
     found: list[Tensor] = []
     for value in values:
@@ -135,14 +135,14 @@ def tensors(values: Iterable[Any]) -> list[Tensor]:
         if kind is Tensor or kind is nn.Parameter or isinstance(value, Tensor):
             found.append(value)
         elif isinstance(value, (list, tuple)) and not _HOLD_NO_TENSOR.issuperset(map(type, value)):
-            found += tensors(value)
+            found += find_tensors(value)
     return found
 
 
-def cast_of(op: Op, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> tuple[Tensor, Tensor] | None:
+def cast_of(op: KernelOp, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> tuple[Tensor, Tensor] | None:
     """Return source and target of a kernel that copies, where it turns one floating dtype into another; else None."""
     # a graph may give it by keyword
-    source = args[op.cast_source] if op.cast_source < len(args) else next(reversed(tensors(kwargs.values())), None)
+    source = args[op.cast_source] if op.cast_source < len(args) else next(reversed(find_tensors(kwargs.values())), None)
     if not isinstance(source, Tensor) or not isinstance(out, Tensor):
         return None
     before, after = source.dtype, out.dtype
@@ -152,4 +152,4 @@ def cast_of(op: Op, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> tu
 
 def floating(values: Iterable[Any]) -> Iterator[Tensor]:
     """Yield the floating tensors among values."""
-    return (tensor for tensor in tensors(values) if tensor.dtype.is_floating_point)
+    return (tensor for tensor in find_tensors(values) if tensor.dtype.is_floating_point)
