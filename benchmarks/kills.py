@@ -104,7 +104,7 @@ def start(command: list[str], *, import_first: bool = False) -> int:
         os.setpgid(0, 0)
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
-        from mezzo.cli._app import run
+        from mezzo.cli import run
 
         code = run(command)
     finally:

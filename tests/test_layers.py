@@ -29,10 +29,10 @@ ROWS = (
     ("fp8", "checkpoint"),
     ("fetch", "report"),
     ("files",),
-    ("_torch", "devices"),
+    ("_torch", "devices", "_options"),
     ("_arguments", "dtypes"),
     ("errors",),
-    ("_version",),
+    ("_version", "_lazy"),
 )
 DEPTH = {layer: depth for depth, row in enumerate(ROWS) for layer in row}
 

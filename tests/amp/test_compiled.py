@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mezzo.amp import _compiled
-from mezzo.cli._app import run
+from mezzo.cli import run
 from mezzo.errors import RunError
 
 TESTS = Path(__file__).parent

@@ -6,7 +6,7 @@ import pytest
 
 from mezzo.bench import MachineClocks, StaticBench, StaticRecipe, StaticResult, StaticSettings, bench_static
 from mezzo.bench import _static as bench
-from mezzo.cli._app import run
+from mezzo.cli import run
 from mezzo.record import Timing
 from mezzo.static import _graph
 

@@ -15,7 +15,7 @@ from mezzo.bench import (
     bench_step,
     small_net_task,
 )
-from mezzo.cli._app import run
+from mezzo.cli import run
 from mezzo.record import time_on_device
 
 

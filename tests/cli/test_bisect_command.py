@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from mezzo.amp import Policy
-from mezzo.cli._app import run
+from mezzo.cli import run
 from mezzo.proof import _bisect_runs
 
 CODE = """

@@ -2,10 +2,8 @@ import json
 
 import pytest
 
-from mezzo.cli._app import run
-from mezzo.cli._show import progress_bar
+from mezzo.cli import run
 from mezzo.errors import RunError
-from mezzo.report import markdown_table
 
 SMALL = ["compare", "--size", "16", "--batch-size", "4", "--steps", "1", "--device", "cpu"]
 
@@ -97,17 +95,8 @@ def test_out_of_memory_is_one_line_and_1(capsys, monkeypatch):
 
 def test_terminal_gets_a_progress_bar(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    with progress_bar() as report:
-        report("float32", 1, 2)
-        report("float32", 2, 2)
+    assert run([*SMALL, "--json"]) == 0
     captured = capsys.readouterr()
     assert "float32" in captured.err
-    assert captured.out == ""
-
-
-def test_table_is_aligned():
-    assert markdown_table([["-", "float32"], ["loss", "0.5"]]).splitlines() == [
-        "| -    | float32 |",
-        "|------|---------|",
-        "| loss | 0.5     |",
-    ]
+    assert "\x1b" in captured.err
+    assert json.loads(captured.out)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from mezzo.cli._app import run
+from mezzo.cli import run
 
 CODE = """
 import time
@@ -75,7 +75,7 @@ def test_a_network_of_the_registry_is_examined(capsys):
     ("options", "code", "message"),
     [
         (["no_such_net"], 2, "unknown model 'no_such_net'"),
-        (["{net}:build", "--level", "O0"], 2, "level='O0': what AMP brings is measured at 'O1', 'O2' or 'O3'"),
+        (["{net}:build", "--level", "O0"], 2, "unknown --level 'O0'; allowed: O1, O2, O3"),
         (["{net}:build", "--fp8", "emulate"], 2, "fp8 with level='O1': it belongs to level O3"),
         (
             ["{net}:build", "--level", "O3", "--fp8", "grad=e4m3"],

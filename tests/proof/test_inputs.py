@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim.swa_utils import AveragedModel
 
-from mezzo.cli._app import run
+from mezzo.cli import run
 from mezzo.proof import advise, bisect, compare_accuracy, run_at
 from mezzo.proof._inputs import arguments_of, batch_size_of, call_model
 from mezzo.proof._time_rules import takes_tensors

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from test_mend import CONFIG, MODE
 
-from mezzo.cli import _app
+from mezzo.cli import run
 from mezzo.tipc import PROFILES, Plan, make_plan
 from mezzo.tipc._config import ConfigError
 from mezzo.tipc._places import check_names, check_places
@@ -80,7 +80,7 @@ def test_a_run_outside_is_one_line_and_writes_nothing(
     (root / "x.txt").write_text(CONFIG.replace("model_name:net", "model_name:../../../x"))
     monkeypatch.chdir(root)
     mode = "../../../../x" if flags == ["--allow-unknown-mode"] else MODE
-    assert _app.run(["tipc", "run", *flags, "--profile", "seg", "x.txt", mode]) == 2
-    assert _app.run(["tipc", "matrix", "x.txt", "--mode", mode]) == 2
+    assert run(["tipc", "run", *flags, "--profile", "seg", "x.txt", mode]) == 2
+    assert run(["tipc", "matrix", "x.txt", "--mode", mode]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()] == ["a/b/c/repo/x.txt"]

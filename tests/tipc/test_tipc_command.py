@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_mend import CONFIG, MODE, RECIPE
 
-from mezzo.cli._app import run
+from mezzo.cli import run
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,12 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
+from mezzo._options import Option, split_commas
+from mezzo.cli._common import Device, Json, SimpleNetBatch, SimpleNetSize, Steps
+from mezzo.cli._generate import add_command
 from mezzo.cli._show import progress_bar
 from mezzo.errors import require
 from mezzo.files import say
 from mezzo.report import markdown_table
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, help="Measure stock torch beside mezzo, in one run.")
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 
 @app.callback()
@@ -19,19 +22,21 @@ def _bench() -> None:
     """Measure stock torch beside mezzo, in one run."""
 
 
-@app.command()
 def step(
-    size: Annotated[int | None, typer.Option(help="Width of SimpleNet [8192; 256 on a CPU].")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples in its batch [2048; 64 on a CPU].")] = None,
-    steps: Annotated[int, typer.Option(help="Timed steps of each recipe, after three for warm-up.")] = 20,
-    model: Annotated[list[str] | None, typer.Option(help="SimpleNet or SmallNet; may be repeated [both].")] = None,
-    optimizer: Annotated[
-        list[str] | None, typer.Option(help="SGD, 'SGD momentum' or AdamW; may be repeated [all].")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, gpu, gpu:i [the GPU if there is one].")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+    size: SimpleNetSize = None,
+    batch_size: SimpleNetBatch = None,
+    steps: Steps = 20,
+    model: Annotated[
+        tuple[str, ...], Option("SimpleNet, SmallNet.", suggest=lambda: ("SimpleNet", "SmallNet"), default_text="both")
+    ] = (),
+    optimizer: Annotated[tuple[str, ...], Option("SGD, 'SGD momentum', AdamW.", default_text="all")] = (),
+    device: Device = None,
+    as_json: Json = False,
 ) -> int:
-    """Time whole training steps: torch.autocast with GradScaler, foreach and fused, against mezzo O1 and O2."""
+    """Time whole training steps, eager.
+
+    torch.autocast with GradScaler, foreach and fused, beside mezzo at O1 and O2.
+    """
     from mezzo.bench import bench_step  # torch takes seconds to import: not for --version and --help
 
     with progress_bar() as report:
@@ -39,8 +44,8 @@ def step(
             size=size,
             batch_size=batch_size,
             steps=steps,
-            models=None if model is None else tuple(model),
-            optimizers=None if optimizer is None else tuple(optimizer),
+            models=model or None,
+            optimizers=optimizer or None,
             device=device,
             progress=report,
         )
@@ -52,22 +57,28 @@ def step(
     return _print(result, title, as_json)
 
 
-@app.command()
 def static(
-    size: Annotated[int | None, typer.Option(help="Width of SimpleNet [8192; 256 on a CPU].")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples in its batch [2048; 64 on a CPU].")] = None,
-    image_size: Annotated[int, typer.Option(help="Height and width of MobileNet's images.")] = 224,
-    images: Annotated[int, typer.Option(help="Images in its batch.")] = 256,
-    steps: Annotated[int, typer.Option(help="Timed steps of each recipe.")] = 20,
+    size: SimpleNetSize = None,
+    batch_size: SimpleNetBatch = None,
+    image_size: Annotated[int, Option("Height and width of MobileNet's images.")] = 224,
+    images: Annotated[int, Option("Batch size of MobileNet.")] = 256,
+    steps: Steps = 20,
     model: Annotated[
-        list[str] | None,
-        typer.Option(help="SimpleNet or mobilenet_v3_small; may be repeated [both; a CPU: the first]."),
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, gpu, gpu:i [the GPU if there is one].")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+        tuple[str, ...],
+        Option(
+            "SimpleNet, mobilenet_v3_small.",
+            suggest=lambda: ("SimpleNet", "mobilenet_v3_small"),
+            default_text="both; SimpleNet on a CPU",
+        ),
+    ] = (),
+    device: Device = None,
+    as_json: Json = False,
 ) -> int:
-    """Time graph mode (FP32, O1, O2, with compact masters, with guard) beside torch.compile with torch.autocast."""
-    from mezzo.bench import bench_static  # torch takes seconds to import: not for --version and --help
+    """Time training steps of graph mode.
+
+    FP32, O1, O2, with compact masters and with guard, beside torch.compile with torch.autocast.
+    """
+    from mezzo.bench import bench_static
 
     with progress_bar() as report:
         result = bench_static(
@@ -76,7 +87,7 @@ def static(
             image_size=image_size,
             images=images,
             steps=steps,
-            models=None if model is None else tuple(model),
+            models=model or None,
             device=device,
             progress=report,
         )
@@ -88,7 +99,7 @@ def static(
 
 
 def _print(result: Any, title: str, as_json: bool) -> int:
-    """Print a benchmark as JSON alone, or as its table and that of the machine."""
+    """Print a benchmark as JSON, or as its table and that of the machine."""
     if as_json:
         say(json.dumps(result.to_dict(), indent=2))
         return 0
@@ -98,28 +109,35 @@ def _print(result: Any, title: str, as_json: bool) -> int:
     return 0
 
 
-def _numbers(text: str, option: str) -> list[int]:
+def _numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers of a list with commas."""
     try:
-        return [int(word) for word in text.split(",")]
+        return tuple(map(int, split_commas(text)))
     except ValueError as error:
-        raise typer.BadParameter(f"{option} {text}: must be whole numbers with commas between them") from error
+        raise typer.BadParameter(f"{text}: must be whole numbers with commas between them") from error
 
 
-@app.command(context_settings={"token_normalize_func": lambda token: token.replace("_", "-")})
 def infer(
-    model: Annotated[Path, typer.Argument(help="Folder of an export, or its deploy.yaml.")],
-    size: Annotated[tuple[int, int], typer.Option(help="Height and width of the images.")] = (224, 224),
-    engines: Annotated[str | None, typer.Option(help="With commas [all that need no compilation].")] = None,
-    precisions: Annotated[str | None, typer.Option(help="With commas [all that were exported].")] = None,
-    threads: Annotated[str, typer.Option(help="With commas.")] = "1,2",
-    batches: Annotated[str, typer.Option(help="With commas.")] = "1",
-    device: Annotated[str, typer.Option(help="cpu, gpu or gpu:N.")] = "cpu",
-    rounds: Annotated[int, typer.Option(help="Of each case, in turns.")] = 5,
-    runs: Annotated[int, typer.Option(help="Timed runs a round.")] = 30,
-    plot: Annotated[Path | None, typer.Option(help="Draw the result into this PNG.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+    model: Annotated[Path, Option("Folder of an export, or its deploy.yaml.", is_argument=True)],
+    size: Annotated[tuple[int, int], Option("Height and width of the images.")] = (224, 224),
+    engines: Annotated[
+        tuple[str, ...], Option("With commas.", parse=split_commas, default_text="all that need no compilation")
+    ] = (),
+    precisions: Annotated[
+        tuple[str, ...], Option("With commas.", parse=split_commas, default_text="all that were exported")
+    ] = (),
+    threads: Annotated[tuple[int, ...], Option("CPU threads, with commas.", parse=_numbers, metavar="N,...")] = (1, 2),
+    batches: Annotated[tuple[int, ...], Option("Batch sizes, with commas.", parse=_numbers, metavar="N,...")] = (1,),
+    device: Annotated[str, Option("cpu, gpu or gpu:N.")] = "cpu",
+    rounds: Annotated[int, Option("Rounds over all cases.")] = 5,
+    runs: Annotated[int, Option("Timed runs per round.")] = 30,
+    plot: Annotated[Path | None, Option("PNG file to draw the result into.")] = None,
+    as_json: Json = False,
 ) -> int:
-    """Time an exported model on all engines, precisions, threads and batches, in one run."""
+    """Time an exported model on all engines.
+
+    Each combination of engine, precision, threads and batch size is a case.
+    """
     require("cv2", "PIL", *(["matplotlib"] if plot is not None else []), extra="vision")
     from mezzo.bench.inference import bench_infer
     from mezzo.export import read_deployed
@@ -128,10 +146,10 @@ def infer(
         result = bench_infer(
             read_deployed(model),
             size=size,
-            engines=engines.split(",") if engines else None,
-            precisions=precisions.split(",") if precisions else None,
-            threads=_numbers(threads, "--threads"),
-            batches=_numbers(batches, "--batches"),
+            engines=engines or None,
+            precisions=precisions or None,
+            threads=threads,
+            batches=batches,
             device=device,
             rounds=rounds,
             runs=runs,
@@ -145,3 +163,7 @@ def infer(
     title = f"{result.model}, {size[0]}x{size[1]}, {result.device}; median of {rounds} rounds of {runs} runs"
     say(f"{title}\n\n{markdown_table(result.table())}")
     return 0
+
+
+for _command in (step, static, infer):
+    add_command(app, _command)

@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from mezzo.cli._options import FP8_HELP, read_fp8
+from mezzo._options import Option
+from mezzo.cli._common import Device, Dtype, Fp8, Json, LearningRate, model_names
 from mezzo.cli._show import progress_bar
 from mezzo.files import say
 from mezzo.report import markdown_table
@@ -16,45 +15,54 @@ if TYPE_CHECKING:
 
 
 def bisect(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="FILE:FACTORY, or a name of `mezzo models`.")],
-    by: Annotated[str, typer.Option(help="modules or ops.")] = "modules",
-    metric: Annotated[str, typer.Option(help="loss, finite or output.")] = "loss",
-    tolerance: Annotated[float | None, typer.Option(help="Metric that passes [by metric and dtype].")] = None,
-    level: Annotated[str, typer.Option(help="OD, O1, O2, or O3: what must stay in half.")] = "O1",
-    dtype: Annotated[str, typer.Option(help="float16 or bfloat16.")] = "float16",
-    fp8: Annotated[str | None, typer.Option(help=FP8_HELP)] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, gpu, gpu:i [the GPU if there is one].")] = None,
-    steps: Annotated[int, typer.Option(help="Training steps of an evaluation.")] = 5,
-    learning_rate: Annotated[float, typer.Option(help="Of the SGD that trains it.")] = 0.003,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Samples of the batch, also of a factory that takes batch_size [8].")
+    model: Annotated[
+        str,
+        Option("FILE:FACTORY, or a name of `mezzo models`.", metavar="MODEL", suggest=model_names, is_argument=True),
+    ],
+    by: Annotated[str, Option("modules or ops.", suggest=lambda: ("modules", "ops"))] = "modules",
+    metric: Annotated[str, Option("loss, finite or output.", suggest=lambda: ("loss", "finite", "output"))] = "loss",
+    tolerance: Annotated[
+        float | None, Option("Largest metric that passes.", default_text="by metric and dtype")
     ] = None,
-    max_evaluations: Annotated[int, typer.Option(help="More are not made.")] = 60,
-    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the list file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+    level: Annotated[
+        str, Option("OD, O1, O2 or O3 (finds what must stay in half).", suggest=lambda: ("OD", "O1", "O2", "O3"))
+    ] = "O1",
+    dtype: Dtype = "float16",
+    fp8: Fp8 = None,
+    device: Device = None,
+    steps: Annotated[int, Option("Training steps of an evaluation.")] = 5,
+    learning_rate: LearningRate = 0.003,
+    batch_size: Annotated[
+        int | None, Option("Batch size, if the factory takes one or MODEL is a name.", default_text="8")
+    ] = None,
+    max_evaluations: Annotated[int, Option("Maximum number of evaluations.")] = 60,
+    output: Annotated[Path | None, Option("Write the lists to this file.", metavar="FILE")] = None,
+    as_json: Json = False,
 ) -> int:
-    """Find the smallest set of modules or operators that must stay in float32 (O3: in half) for a training to pass."""
+    """Find what must stay in float32 for a training to pass.
+
+    Searches the smallest set of modules or operators; at O3 the set that must stay in half.
+    """
     if output is not None and output.is_dir():
         raise ValueError(f"--output {output}: is a folder; give the name of a file, such as fp32.yml")
     from mezzo.bench import bisect_model  # torch takes seconds to import: not for --help
-    from mezzo.cli._choice import check_dtype
 
     seen: list[Evaluation] = []
     try:
         with progress_bar() as report:
 
-            def hear(one: "Evaluation", most: int) -> None:
+            def note(one: "Evaluation", most: int) -> None:
                 seen.append(one)
                 report("bisect", one.number, most)
 
             result = bisect_model(
                 model, batch_size=batch_size, device=device, by=by, metric=metric, tolerance=tolerance, level=level,
-                dtype=check_dtype(dtype), steps=steps, learning_rate=learning_rate, max_evaluations=max_evaluations,
-                fp8=read_fp8(fp8), progress=hear,
+                dtype=dtype, steps=steps, learning_rate=learning_rate, max_evaluations=max_evaluations,
+                fp8=fp8, progress=note,
             )  # fmt: skip
             report("bisect", len(seen), len(seen))
     except KeyboardInterrupt:
-        say(_so_far(seen, "half" if level.upper() == "O3" else "float32"), err=True)
+        say(_summarize_stopped(seen, "half" if level.upper() == "O3" else "float32"), err=True)
         raise
     if output is not None and result.outcome != "not the cause":
         result.write(output)
@@ -68,8 +76,8 @@ def _as_text(title: str, result: "Bisection") -> str:
     return "\n\n".join((title, markdown_table(result.table()), result.summary()))
 
 
-def _so_far(seen: "list[Evaluation]", stays: str = "float32") -> str:
-    """Return what is known when somebody stops the search."""
+def _summarize_stopped(seen: "list[Evaluation]", stays: str = "float32") -> str:
+    """Return what is known when the search is interrupted."""
     passing = [one for one in seen if one.passed]
     if not passing:
         return f"stopped after {len(seen)} evaluations; no set that passes is known yet"

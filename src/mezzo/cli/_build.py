@@ -4,7 +4,10 @@ from mezzo.files import say
 
 
 def build() -> int:
-    """Compile the kernels of auto_cast, once, in half a minute: calls that need no cast then no longer go through Python."""
+    """Compile the kernels of auto_cast, once.
+
+    This takes half a minute. Calls that need no cast then no longer go through Python.
+    """
     from mezzo.amp import build_kernels  # torch takes seconds to import: not for --version and --help
 
     say("compiling, about half a minute ...", err=True)

@@ -1,28 +1,30 @@
 """`mezzo check`: what the hardware here can do, and whether AMP is usable on it."""
 
 import json
-from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mezzo.cli._common import Dtype, Json
+from mezzo.dtypes import HALF_SPELLINGS
 from mezzo.files import plain, say
 
 
 def check(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
-    dtype: Annotated[str, typer.Option(help="float16 or bfloat16: the dtype that AMP shall run in.")] = "float16",
+    as_json: Json = False,
+    dtype: Dtype = "float16",
 ) -> int:
-    """Show what this machine can do; exit code 0 if AMP is usable here in the dtype, 1 if not."""
+    """Show whether AMP is usable on this machine.
+
+    Exit code: 0 if it is in --dtype, 1 if not.
+    """
     from mezzo.amp import (
         check_environment,
         library_path,  # torch takes seconds to import: not for --version and --help
     )
-    from mezzo.cli._choice import check_dtype
 
-    dtype = check_dtype(dtype)
+    dtype = HALF_SPELLINGS[dtype]
     environment = check_environment()
     is_usable = environment.can_run_amp(dtype)
     is_compiled = library_path().exists()

@@ -3,10 +3,10 @@
 import json
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from mezzo.cli._options import FP8_HELP, read_fp8
+from mezzo._options import Option, split_commas
+from mezzo.cli._common import Device, Fp8, Json, LearningRate
 from mezzo.cli._show import progress_bar
+from mezzo.dtypes import HALF_SPELLINGS
 from mezzo.files import say
 from mezzo.report import markdown_table
 
@@ -15,26 +15,28 @@ if TYPE_CHECKING:
 
 
 def compare(
-    model: Annotated[str | None, typer.Option(metavar="FILE:FACTORY", help="Your own model [SimpleNet].")] = None,
-    size: Annotated[int | None, typer.Option(help="Width of SimpleNet [8192, 4096 or 1024, by device].")] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Samples of the batch [by device], also of a factory that takes batch_size.")
-    ] = None,
-    steps: Annotated[int, typer.Option(help="Timed steps of each mode, after three for warm-up.")] = 20,
+    model: Annotated[str | None, Option("Your own model.", metavar="FILE:FACTORY", default_text="SimpleNet")] = None,
+    size: Annotated[int | None, Option("Width of SimpleNet.", default_text="8192, 4096 or 1024, by device")] = None,
+    batch_size: Annotated[int | None, Option("Batch size, if the factory takes one.", default_text="by device")] = None,
+    steps: Annotated[int, Option("Timed steps of each mode, after three untimed ones.")] = 20,
     dtype: Annotated[
-        str | None, typer.Option(help="float16 or bfloat16 [float16; bfloat16 on a CPU with units for it].")
+        str | None,
+        Option("float16 or bfloat16.", choices=tuple(HALF_SPELLINGS), default_text="float16, or bfloat16 by CPU"),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, gpu, gpu:i [the GPU if there is one].")] = None,
-    learning_rate: Annotated[float, typer.Option(help="Of the SGD that trains it.")] = 0.003,
-    levels: Annotated[str, typer.Option(help="Compared with float32: some of O1, O2, O3, with commas.")] = "O1,O2",
-    fp8: Annotated[str | None, typer.Option(help=FP8_HELP)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+    device: Device = None,
+    learning_rate: LearningRate = 0.003,
+    levels: Annotated[
+        tuple[str, ...], Option("Levels beside float32, with commas: O1, O2, O3.", parse=split_commas)
+    ] = ("O1", "O2"),
+    fp8: Fp8 = None,
+    as_json: Json = False,
 ) -> int:
-    """Train a model in float32, AMP-O1 and AMP-O2 (or AMP-O3): time per step, loss, speed-up, memory, operators."""
-    from mezzo.bench import compare as run_comparison  # torch takes seconds to import: not for --version and --help
-    from mezzo.cli._choice import check_dtype
+    """Train a model in float32 and AMP, side by side.
 
-    dtype = None if dtype is None else check_dtype(dtype)
+    Prints time per step, loss, speed-up, memory and operators of float32, AMP-O1 and AMP-O2 (or AMP-O3).
+    """
+    from mezzo.bench import compare as run_comparison  # torch takes seconds to import: not for --version and --help
+
     with progress_bar() as report:
         result = run_comparison(
             model=model,
@@ -44,8 +46,8 @@ def compare(
             dtype=dtype,
             device=device,
             learning_rate=learning_rate,
-            levels=[level.strip() for level in levels.split(",") if level.strip()],
-            fp8=read_fp8(fp8),
+            levels=levels,
+            fp8=fp8,
             progress=report,
         )
     say(json.dumps(result.to_dict(), indent=2) if as_json else _as_text(result))

@@ -4,18 +4,23 @@ import json
 from dataclasses import asdict
 from typing import Annotated
 
-import typer
-
+from mezzo._options import Option
+from mezzo.cli._common import Json, model_names
 from mezzo.files import say
 from mezzo.report import markdown_table
 
 
 def models(
-    name: Annotated[str, typer.Argument(help="A name, or a shell pattern such as 'pp_*'.")] = "*",
-    summary: Annotated[bool, typer.Option("--summary", help="Layer by layer, for one network.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+    name: Annotated[
+        str, Option("A name, or a shell pattern such as 'pp_*'.", suggest=model_names, is_argument=True)
+    ] = "*",
+    summary: Annotated[bool, Option("Layer by layer, for one network.")] = False,
+    as_json: Json = False,
 ) -> int:
-    """List the networks: task, parameters, multiply-accumulates, input size, classes, heads."""
+    """List the networks.
+
+    Columns: task, parameters, multiply-accumulates, input size, classes, heads.
+    """
     from mezzo.vision.models import (  # torch takes seconds to import: not for --help
         describe,
         list_models,
@@ -55,10 +60,13 @@ def models(
 
 
 def convert(
-    source: Annotated[str, typer.Argument(help="A .pdparams, .safetensors, .pt or .pth file.")],
-    target: Annotated[str, typer.Argument(help="Where to write; its ending says in which format.")],
+    source: Annotated[str, Option("A .pdparams, .safetensors, .pt or .pth file.", is_argument=True)],
+    target: Annotated[str, Option("File to write; its suffix is the format.", is_argument=True)],
 ) -> int:
-    """Rewrite a weights file in another format, with the names and layouts that belong to it."""
+    """Convert weights to another format.
+
+    Names and layouts of the tensors become those of the format.
+    """
     from mezzo.checkpoint import convert as rewrite  # torch takes seconds to import: not for --help
 
     say(f"{rewrite(source, target)} entries written to {target}")

@@ -2,7 +2,7 @@
 
 from mezzo.errors._extras import MissingExtra
 from mezzo.errors._extras import require as require
-from mezzo.errors._kinds import DeployError, MezzoError, RunError
+from mezzo.errors._kinds import DeployError, MezzoError, OptionError, RunError
 from mezzo.errors._kinds import unknown_choice as unknown_choice
 from mezzo.errors._plain import one_line as one_line
 from mezzo.errors._plain import plain as plain
@@ -10,4 +10,4 @@ from mezzo.errors._plain import printable as printable
 from mezzo.errors._plain import short_repr as short_repr
 
 # What users catch. The names imported `as` themselves above are for other packages of mezzo.
-__all__ = ["MezzoError", "RunError", "DeployError", "MissingExtra"]
+__all__ = ["MezzoError", "RunError", "OptionError", "DeployError", "MissingExtra"]

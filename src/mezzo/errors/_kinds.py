@@ -27,6 +27,10 @@ class RunError(MezzoError):
     exit_code = 1
 
 
+class OptionError(MezzoError):
+    """An option has a value that it cannot have, or options contradict each other."""
+
+
 class DeployError(MezzoError):
     """An exported model that cannot be used as it is."""
 

@@ -3,19 +3,26 @@
 The engines that run these files are here too.
 """
 
-from mezzo.export._choose import AUTO, ENGINES, Choice, brief_engines, difference, load_engine
-from mezzo.export._deployed import OUTPUT_OPS, PRECISIONS, Deployed, OutputOp, Task, read_deployed, sha256
-from mezzo.export._engine import Engine, EngineOptions
-from mezzo.export._engine import Output as Output
-from mezzo.export._errors import DeployError, EngineError
-from mezzo.export._openvino import LABELS_LAST
-from mezzo.export._programs import forget_places as forget_places
-from mezzo.export._programs import load_program as load_program
-from mezzo.export._programs import own_program as own_program
-from mezzo.export._programs import quietly as quietly
-from mezzo.export._programs import write_program as write_program
-from mezzo.export._run import Description, ExportError, ExportOptions, ExportReport, ReadImages, Say, export_model
-from mezzo.export._verify import Check, verify
+from typing import TYPE_CHECKING
+
+from mezzo._lazy import load_on_demand
+
+if TYPE_CHECKING:
+    from mezzo.export._choose import ENGINES, Choice, brief_engines, difference, load_engine
+    from mezzo.export._deployed import OUTPUT_OPS, Deployed, OutputOp, Task, read_deployed, sha256
+    from mezzo.export._engine import Engine
+    from mezzo.export._engine import Output as Output
+    from mezzo.export._engine_options import AUTO, ENGINE_NAMES, PRECISIONS, EngineOptions
+    from mezzo.export._errors import DeployError, EngineError
+    from mezzo.export._openvino import LABELS_LAST
+    from mezzo.export._options import ExportError, ExportOptions
+    from mezzo.export._programs import forget_places as forget_places
+    from mezzo.export._programs import load_program as load_program
+    from mezzo.export._programs import own_program as own_program
+    from mezzo.export._programs import quietly as quietly
+    from mezzo.export._programs import write_program as write_program
+    from mezzo.export._run import Description, ExportReport, ReadImages, Say, export_model
+    from mezzo.export._verify import Check, verify
 
 # What users call. The names imported `as` themselves above are for other packages of mezzo.
 __all__ = [
@@ -43,7 +50,10 @@ __all__ = [
     "ENGINES",
     "brief_engines",
     "AUTO",
+    "ENGINE_NAMES",
     "LABELS_LAST",
     "Choice",
     "difference",
 ]
+
+__getattr__ = load_on_demand(__name__)

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from mezzo._torch.inductor import compile_package, load_package
 from mezzo.export._deployed import Deployed, sha256
-from mezzo.export._engine import EngineOptions, Images, Output
+from mezzo.export._engine import Images, Output
+from mezzo.export._engine_options import EngineOptions
 from mezzo.export._errors import EngineError
 from mezzo.export._programs import load_program
 from mezzo.export._torch_engines import use_threads

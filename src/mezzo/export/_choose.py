@@ -16,11 +16,11 @@ import numpy as np
 from mezzo._version import version_of
 from mezzo.errors import RunError, unknown_choice
 from mezzo.export._deployed import Deployed
-from mezzo.export._engine import Engine, EngineOptions, Guarded, Images, Output
+from mezzo.export._engine import Engine, Guarded, Images, Output
+from mezzo.export._engine_options import AUTO, EngineOptions
 from mezzo.export._errors import DeployError, EngineError
 from mezzo.files import FileError, MiB, read_json, write_text
 
-AUTO = "auto"
 FILE = "engine.json"
 TRIALS, WARMUP = 5, 2
 #: Largest share of different labels, or difference of probabilities or logits over their deviation, from torch's own.

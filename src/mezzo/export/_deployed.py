@@ -11,13 +11,12 @@ from typing import Any, Literal, cast
 
 import yaml
 
-from mezzo.dtypes import PRECISION_DTYPES
 from mezzo.errors import unknown_choice
+from mezzo.export._engine_options import PRECISIONS
 from mezzo.export._errors import DeployError
 from mezzo.files import is_regular, open_regular, read_yaml, short_repr, write_text
 
 FILE = "deploy.yaml"
-PRECISIONS = (*PRECISION_DTYPES, "int8")
 OUTPUT_OPS = ("argmax", "softmax", "none")
 MAX_BYTES = 1 << 20  # of deploy.yaml: a thousand class names are 20 KiB
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import importlib.util
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mezzo.devices import CPU_OR_GPU, find_device, parse_device
 from mezzo.errors import MezzoError, RunError
 from mezzo.export._errors import EngineError
 
@@ -57,35 +55,6 @@ class Guarded:
         except Exception as error:  # every engine has exceptions of its own
             reason = " ".join(str(error).split())[:300]
             raise RunError(f"{self._name} cannot run images of {images.shape}: {reason}") from error
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineOptions:
-    """How an engine is to work."""
-
-    device: str = "cpu"
-    """A name that `mezzo.devices.parse_device` reads; it becomes `cpu` or `cuda:N`."""
-    threads: int = 0
-    """Of the CPU; 0 leaves it to the engine."""
-    precision: str = "fp32"
-
-    def __post_init__(self) -> None:
-        kind, index = parse_device(self.device, CPU_OR_GPU)
-        if kind == "auto":
-            kind = find_device().type
-        object.__setattr__(self, "device", "cpu" if kind == "cpu" else f"cuda:{index or 0}")
-        if self.threads < 0:
-            raise EngineError(f"threads={self.threads}: must be 0 (the engine's choice) or more")
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether it works on a GPU."""
-        return self.gpu_index is not None
-
-    @property
-    def gpu_index(self) -> int | None:
-        """The number of the GPU; None for the CPU."""
-        return parse_device(self.device).number
 
 
 class PerShape(Generic[T]):

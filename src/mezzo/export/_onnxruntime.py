@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from mezzo.export._deployed import Deployed
-from mezzo.export._engine import EngineOptions, Images, Output, need
+from mezzo.export._engine import Images, Output, need
+from mezzo.export._engine_options import EngineOptions
 from mezzo.export._errors import EngineError
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mezzo.export._deployed import Deployed
-from mezzo.export._engine import EngineOptions, Images, Output, PerShape, need
+from mezzo.export._engine import Images, Output, PerShape, need
+from mezzo.export._engine_options import EngineOptions
 from mezzo.export._errors import EngineError
 
 LABELS_LAST = "mezzo_last"

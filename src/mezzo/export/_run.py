@@ -13,28 +13,23 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from mezzo._arguments import check_at_least
 from mezzo._version import version_of
-from mezzo.errors import MezzoError, RunError, require, unknown_choice
-from mezzo.export import PRECISIONS, Deployed, OutputOp, Task, sha256
+from mezzo.errors import RunError, require
+from mezzo.export import Deployed, OutputOp, Task, sha256
 from mezzo.export._files import trace, write_onnx
 from mezzo.export._fold import fold_batch_norms
 from mezzo.export._int8 import write_int8
 from mezzo.export._network import Deployable
+from mezzo.export._options import ExportError, ExportOptions
 from mezzo.export._programs import write_program
 from mezzo.export._verify import Check, random_inputs, verify
 from mezzo.files import explained
 
 VERIFIED_IMAGES = 16
-CALIBRATION_IMAGES = 100
 
 Say = Callable[[str], None]
 ReadImages = Callable[[Sequence[Path], Deployed], Iterable[NDArray[Any]]]
 """From image files to batches as the model takes them: (batch, channels, height, width), float32."""
-
-
-class ExportError(MezzoError):
-    """What is asked of an export does not go together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,36 +42,6 @@ class Description:
     transforms: tuple[Mapping[str, Any], ...]
     """From an image to the input: `type` and its arguments."""
     class_names: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExportOptions:
-    """What is written, and where."""
-
-    save_dir: Path
-    input_shape: tuple[int, ...] = (-1, 3, -1, -1)
-    output_op: OutputOp | None = None
-    """None: labels for segmentation, probabilities for classification."""
-    precisions: tuple[str, ...] = ("fp32",)
-    """float32 is always written; fp16, bf16 and int8 beside it."""
-    min_agreement: float | None = None
-    calibration_images: int = CALIBRATION_IMAGES
-    with_onnx: bool = True
-    """False: torch.export programs alone."""
-
-    def __post_init__(self) -> None:
-        for precision in self.precisions:
-            if precision not in PRECISIONS:
-                raise ExportError(unknown_choice("precision", precision, PRECISIONS))
-        if len(self.input_shape) != 4 or any(size != -1 and size < 1 for size in self.input_shape):
-            raise ExportError(
-                f"input_shape={list(self.input_shape)}: must be batch, channels, height, width; -1 where it is free"
-            )
-        if "int8" in self.precisions and not self.with_onnx:
-            raise ExportError("int8 is made from ONNX: leave --no-onnx out")
-        check_at_least("calibration_images", self.calibration_images, raising=ExportError)
-        if self.min_agreement is not None and not 0 <= self.min_agreement <= 1:
-            raise ExportError(f"min_agreement={self.min_agreement}: must be between 0 and 1")
 
 
 @dataclass(frozen=True, slots=True)

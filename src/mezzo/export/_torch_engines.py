@@ -14,7 +14,8 @@ from mezzo.amp import auto_cast
 from mezzo.devices import find_device
 from mezzo.dtypes import PRECISION_DTYPES
 from mezzo.export._deployed import Deployed
-from mezzo.export._engine import EngineOptions, Images, Output, PerShape
+from mezzo.export._engine import Images, Output, PerShape
+from mezzo.export._engine_options import EngineOptions
 from mezzo.export._errors import EngineError
 from mezzo.export._programs import load_program
 from mezzo.record import operator_log

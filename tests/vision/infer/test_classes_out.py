@@ -50,7 +50,7 @@ def test_unknown_name_is_left_out_and_further_classes_are_indented() -> None:
 
 
 def test_less_than_one_class_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"^top-k of k=0: must be at least 1$"):
+    with pytest.raises(ValueError, match="k=0: must be at least 1"):
         top_classes(np.zeros((1, 3)), 0)
 
 

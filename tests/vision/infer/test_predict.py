@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from mezzo.errors import RunError
+from mezzo.errors import OptionError, RunError
 from mezzo.export import Deployed, DeployError, EngineOptions
 from mezzo.vision.data import Sample
 from mezzo.vision.infer import InferOptions, compose_transforms, infer, parse_reports
-from mezzo.vision.infer._run import InferError
 from tiny_nets import tiny_segmenter
 
 
@@ -130,23 +129,23 @@ def test_the_report_says_how_many_runs_warmed_up_and_counts_them_nowhere_else(
     ],
 )
 def test_wrong_numbers_are_one_line(options: dict[str, int], message: str) -> None:
-    with pytest.raises(InferError) as error:
+    with pytest.raises(OptionError) as error:
         InferOptions(images=Path("x"), **options)  # type: ignore[arg-type]
     assert str(error.value) == message
 
 
 def test_options_that_do_not_fit_the_model_are_one_line(segmenter: Deployed, pictures: Path) -> None:
     with pytest.raises(
-        InferError, match="resize_size and crop_size are for classification; this model does segmentation"
+        OptionError, match="resize_size and crop_size are for classification; this model does segmentation"
     ):
         infer(segmenter, InferOptions(images=pictures, crop_size=8))
     without = replace(segmenter, task="classification", transforms=({"type": "Normalize"},))
     with pytest.raises(
-        InferError, match=r"the model's transforms have no CenterCrop whose size could be 8; see its depl"
+        OptionError, match=r"the model's transforms have no CenterCrop whose size could be 8; see its depl"
     ):
         infer(without, InferOptions(images=pictures, crop_size=8))
     fixed = replace(segmenter, input_shape=(4, 3, 24, 32))
-    with pytest.raises(InferError, match="batch_size=1: the model was exported for batches of 4; use that, or export"):
+    with pytest.raises(OptionError, match="batch_size=1: the model was exported for batches of 4; use that, or export"):
         infer(fixed, InferOptions(images=pictures))
     with pytest.raises(
         DeployError, match=r"a.png: is \(3, 24, 32\) for the network, but the model was exported for \(3, 9"

@@ -7,7 +7,7 @@ import torch
 from reference import ZOO, paddle_layout, torch_key
 from torch import nn
 
-from mezzo.cli._app import run
+from mezzo.cli import run
 from mezzo.vision.models import (
     count_macs,
     count_parameters,

@@ -21,7 +21,7 @@ from mezzo.checkpoint import (
     read_pdparams,
     save_pdparams,
 )
-from mezzo.cli._app import run
+from mezzo.cli import run
 from mezzo.errors import RunError
 from mezzo.vision.models import create_from_types, create_model
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from mezzo.vision.recipes import RecipeError, classification_recipe
+from mezzo.vision.recipes import ClassifierOptions, RecipeError, classification_recipe
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_documented_defaults(folder: Path) -> None:
-    recipe = classification_recipe(data_path=folder)
+    recipe = classification_recipe(ClassifierOptions(data_path=folder))
     assert (recipe.task, recipe.model.name, recipe.num_classes) == ("classification", "mobilenet_v3_small", 3)
     assert (recipe.batch_size, recipe.epochs, recipe.iters) == (256, 90, None)
     optimizer = recipe.optimizer
@@ -37,7 +37,7 @@ def test_the_documented_defaults(folder: Path) -> None:
 
 def test_images_go_through_the_documented_transforms(folder: Path) -> None:
     recipe = classification_recipe(
-        data_path=folder, auto_augment="ra", random_erase=0.25, image_size=32, resize_size=36
+        ClassifierOptions(data_path=folder, auto_augment="ra", random_erase=0.25, image_size=32, resize_size=36)
     )
     assert recipe.train_data is not None
     assert recipe.val_data is not None
@@ -59,14 +59,14 @@ def test_images_go_through_the_documented_transforms(folder: Path) -> None:
 
 
 def test_plain_training_has_no_augmentation_beside_crop_and_flip(folder: Path) -> None:
-    recipe = classification_recipe(data_path=folder)
+    recipe = classification_recipe(ClassifierOptions(data_path=folder))
     assert recipe.train_data is not None
     names = [type(item).__name__ for item in recipe.train_data.transforms.on_host]
     assert names == ["RandomResizedCrop", "RandomHorizontalFlip"]
 
 
 def test_network_and_loss_have_the_classes_of_the_data(folder: Path) -> None:
-    recipe = classification_recipe(data_path=folder)
+    recipe = classification_recipe(ClassifierOptions(data_path=folder))
     with torch.device("meta"):
         model = recipe.create_model()
     assert model.classifier[-1].out_features == 3
@@ -75,12 +75,12 @@ def test_network_and_loss_have_the_classes_of_the_data(folder: Path) -> None:
 
 
 def test_given_classes_need_no_data(tmp_path: Path) -> None:
-    assert classification_recipe(data_path=tmp_path / "gone", num_classes=7).num_classes == 7
+    assert classification_recipe(ClassifierOptions(data_path=tmp_path / "gone", num_classes=7)).num_classes == 7
 
 
 def test_given_classes_let_val_be_evaluated_without_train(folder: Path) -> None:
     (folder / "train").rename(folder / "elsewhere")
-    recipe = classification_recipe(data_path=folder, num_classes=5)
+    recipe = classification_recipe(ClassifierOptions(data_path=folder, num_classes=5))
     assert recipe.val_data is not None
     dataset = recipe.val_data.open()
     assert (len(dataset), dataset.num_classes, [dataset.read(i).label for i in range(2)]) == (2, 5, [0, 2])
@@ -88,7 +88,7 @@ def test_given_classes_let_val_be_evaluated_without_train(folder: Path) -> None:
 
 def test_classes_of_val_are_counted_like_those_of_train(folder: Path) -> None:
     (folder / "val" / "bee").rmdir()
-    recipe = classification_recipe(data_path=folder)
+    recipe = classification_recipe(ClassifierOptions(data_path=folder))
     assert recipe.val_data is not None
     dataset = recipe.val_data.open()
     assert [dataset.read(i).label for i in range(len(dataset))] == [0, 2], "ant and cat, as in train"
@@ -104,16 +104,16 @@ def test_classes_of_val_are_counted_like_those_of_train(folder: Path) -> None:
     ],
 )
 def test_optimizers_by_name(tmp_path: Path, opt: str, kind: type) -> None:
-    recipe = classification_recipe(data_path=tmp_path, num_classes=2, opt=opt)
+    recipe = classification_recipe(ClassifierOptions(data_path=tmp_path, num_classes=2, opt=opt))
     assert type(recipe.optimizer.create(torch.nn.Linear(1, 1))) is kind
 
 
 def test_resolved_settings_are_plain_and_call_the_same_recipe_again(folder: Path) -> None:
-    first = classification_recipe(data_path=folder, lr=0.2, epochs=3)
+    first = classification_recipe(ClassifierOptions(data_path=folder, lr=0.2, epochs=3))
     settings = yaml.safe_load(yaml.safe_dump(first.resolved))
     assert settings == first.resolved
     assert settings.pop("task") == "classification"
-    again = classification_recipe(**settings)
+    again = classification_recipe(ClassifierOptions(**settings))
     assert again.resolved == first.resolved
     assert (again.optimizer, again.schedule, again.model) == (first.optimizer, first.schedule, first.model)
 
@@ -143,10 +143,10 @@ def test_what_is_wrong_with_an_option_is_said_at_the_option(
     tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(RecipeError, match=message):
-        classification_recipe(**{"data_path": tmp_path, "num_classes": 2, **options})
+        classification_recipe(ClassifierOptions(**{"data_path": tmp_path, "num_classes": 2, **options}))
 
 
 def test_all_options_are_checked_before_any_data_are_opened(tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as caught:
-        classification_recipe(data_path=tmp_path / "gone", lr=-1, epochs=0, opt="x")
+        classification_recipe(ClassifierOptions(data_path=tmp_path / "gone", lr=-1, epochs=0, opt="x"))
     assert [line.split(":")[0] for line in str(caught.value).splitlines()] == ["--epochs", "--lr", "--opt"]

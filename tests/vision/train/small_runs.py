@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from mezzo.cli._app import run
+from mezzo.cli import run
 from mezzo.vision.train._scalars import ScalarLog
 
 SCRIPT = Path(__file__).parents[3] / "train.py"

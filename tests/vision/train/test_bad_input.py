@@ -29,12 +29,12 @@ def complaint(capsys: pytest.CaptureFixture[str], expected_code: int, code: int)
         ([], "mezzo: neither of --config and --data-path: give --config FILE.yml to train by a configuration, or "
              "--data-path DIR to train a classifier on a folder of images"),
         (["--config", "a.yml", "--data-path", "b"], "mezzo: both of --config and --data-path: give"),
-        (["--config", "a.yml", "--epochs", "3"], "mezzo: --epochs cannot be used with --config: it belongs into the file"),
-        (["--config", "a.yml", "--wd", "3"], "mezzo: --wd cannot be used with --config: it belongs into the file"),
+        (["--config", "a.yml", "--epochs", "3"], "mezzo: --epochs cannot be used with --config"),
+        (["--config", "a.yml", "--wd", "3"], "mezzo: --wd cannot be used with --config"),
         (["--data-path", "a", "--iters", "3"], "mezzo: --iters cannot be used with --data-path"),
         (["--config", "a.yml", "--log_every", "3"], "mezzo: No such option: --log-every"),
-        (["--config", "a.yml", "b.c=3"], "mezzo: Invalid value: unexpected argument 'b.c=3'; options begin with --"),
-        (["--config", "a.yml", "--wd", "0"], "mezzo: --wd cannot be used with --config: it belongs into the file"),
+        (["--config", "a.yml", "b.c=3"], "(b.c=3)"),
+        (["--config", "a.yml", "--wd", "0"], "mezzo: --wd cannot be used with --config"),
         (["--config", "nowhere.yml"], "nowhere.yml"),
         (["--data-path", "nowhere"], "nowhere"),
         (["--config", "a.yml", "--workers", "-1"], "mezzo: workers=-1: must be at least 0"),
@@ -128,7 +128,7 @@ def test_resuming_with_another_batch_size(persons: Path, tmp_path: Path, capsys:
 def test_a_folder_without_weights_cannot_be_evaluated(
     persons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from mezzo.cli._app import run
+    from mezzo.cli import run
 
     config = str(person_config(tmp_path, persons))
     code = run(["eval", "--config", config, "--device", "cpu"])

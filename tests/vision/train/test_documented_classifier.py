@@ -6,7 +6,7 @@ import shutil
 import pytest
 from small_runs import train, train_in_process
 
-from mezzo.cli._app import run
+from mezzo.cli import run
 from mezzo.vision.data import prepare
 
 SMALL = ("--image-size", "32", "--resize-size", "36")

@@ -39,7 +39,7 @@ def test_a_killed_worker_ends_the_training_in_one_line(persons: Path, tmp_path: 
     killing = tmp_path / "killing.py"
     killing.write_text(
         "import os, signal, sys\n"
-        "from mezzo.cli._app import run\nfrom mezzo.vision.train import _engine\nfrom mezzo.vision.data import Loader\n"
+        "from mezzo.cli import run\nfrom mezzo.vision.train import _engine\nfrom mezzo.vision.data import Loader\n"
         "loaders, start, step = [], Loader.start, _engine.Engine._end\n"
         "def remember(self):\n    start(self)\n    loaders.append(self)\n"
         "def kill(self, number, progress):\n"

@@ -13,7 +13,7 @@ from small_runs import losses_of, person_config, train
 
 from mezzo.amp._operator_log import operator_log
 from mezzo.checkpoint import load_weights
-from mezzo.cli._app import run
+from mezzo.cli import run
 from mezzo.vision.models import create_model
 from mezzo.vision.train import _engine
 from mezzo.vision.train._log_lines import SegmentationTrainLine, TrainLine, parse_train_line

@@ -109,7 +109,7 @@ def test_all_ranks_end_when_the_first_is_refused(held: Path, persons: Path, tmp_
 
 ALONE = """
 import os, sys
-from mezzo.cli._app import run
+from mezzo.cli import run
 os.environ |= {"RANK": sys.argv[1], "LOCAL_RANK": sys.argv[1], "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
 os.environ["MASTER_PORT"] = sys.argv[2]
 sys.exit(run(["train", "--device", "cpu", "--workers", "0", *sys.argv[3:]]))

@@ -9,7 +9,7 @@ import pytest
 from small_runs import person_config, train
 
 from mezzo.checkpoint import save_pdparams
-from mezzo.cli._app import run
+from mezzo.cli import run
 from mezzo.vision.models import create_model
 
 BACKBONE = {"type": "STDC1"}

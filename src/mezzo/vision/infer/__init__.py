@@ -1,18 +1,24 @@
 """Predictions of exported models: engines, images in, results out, the benchmark report."""
 
-from mezzo.vision.infer._report import BenchmarkReport, Environment
-from mezzo.vision.infer._report_parser import parse_reports
-from mezzo.vision.infer._run import InferOptions, InferResult, infer
-from mezzo.vision.infer._sources import (
-    InputBatch,
-    Refused,
-    compose_transforms,
-    find_images,
-    read_batches,
-    read_inputs,
-)
-from mezzo.vision.infer._stages import StageTimer, StageTimes, percentiles
-from mezzo.vision.infer._usage import Usage, UsageSampler
+from typing import TYPE_CHECKING
+
+from mezzo._lazy import load_on_demand
+
+if TYPE_CHECKING:
+    from mezzo.vision.infer._options import InferOptions
+    from mezzo.vision.infer._report import BenchmarkReport, Environment
+    from mezzo.vision.infer._report_parser import parse_reports
+    from mezzo.vision.infer._run import InferResult, infer
+    from mezzo.vision.infer._sources import (
+        InputBatch,
+        Refused,
+        compose_transforms,
+        find_images,
+        read_batches,
+        read_inputs,
+    )
+    from mezzo.vision.infer._stages import StageTimer, StageTimes, percentiles
+    from mezzo.vision.infer._usage import Usage, UsageSampler
 
 __all__ = [
     "infer",
@@ -33,3 +39,5 @@ __all__ = [
     "UsageSampler",
     "Usage",
 ]
+
+__getattr__ = load_on_demand(__name__)

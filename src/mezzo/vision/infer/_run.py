@@ -6,19 +6,19 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mezzo._arguments import check_at_least
 from mezzo._version import version_of
-from mezzo.errors import MezzoError, RunError
-from mezzo.export import ENGINES, Choice, Deployed, DeployError, Engine, EngineOptions, Output, load_engine
+from mezzo.errors import OptionError, RunError
+from mezzo.export import ENGINES, Choice, Deployed, DeployError, Engine, Output, load_engine
 from mezzo.files import write_text
 from mezzo.vision.infer._classes_out import ClassScore, format_classes, top_classes
 from mezzo.vision.infer._maps_out import Labels, result_names, save_maps, to_labels
+from mezzo.vision.infer._options import InferOptions
 from mezzo.vision.infer._report import BenchmarkReport, Environment
 from mezzo.vision.infer._sheet import SHOWN, Row, contact_sheet
 from mezzo.vision.infer._sources import InputBatch, Refused, compose_transforms, find_images, read_inputs
@@ -26,43 +26,11 @@ from mezzo.vision.infer._stages import StageTimer
 from mezzo.vision.infer._usage import UsageSampler
 
 PREDICTIONS, REPORT, SHEET = "predictions.jsonl", "benchmark.json", "sheet.png"
+DEMO_IMAGES = (Path("images/demo.jpg"), Path("data/test/demo.jpg"), Path("lite_data/test/demo.jpg"))
+"""Where the documents have an image."""
 
 Say = Callable[[str], None]
 Progress = Callable[[int, int], None]
-
-
-class InferError(MezzoError):
-    """Options of a prediction that do not go together."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InferOptions:
-    """Which images, how, and what becomes of the results."""
-
-    images: Path
-    """An image, a folder, or a list."""
-    engine: str | None = None
-    """A name of ENGINES, `auto`, or None for the usual one of the device."""
-    run: EngineOptions = field(default_factory=EngineOptions)
-    batch_size: int = 1
-    save_dir: Path | None = None
-    """Where results are written; None writes nothing."""
-    warmup: int = 0
-    """Runs before anything is timed."""
-    top_k: int = 1
-    """Classes that are named for an image."""
-    benchmark: bool = False
-    model_name: str | None = None
-    """In the report; None takes the model's."""
-    resize_size: int | None = None
-    crop_size: int | None = None
-    """Other sizes than those that the model was evaluated with (classification)."""
-    settings: Mapping[str, bool] | None = None
-    """What else the report says: enable_mkldnn, enable_tensorrt."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("warmup", 0), ("top_k", 1), ("resize_size", 1), ("crop_size", 1)):
-            check_at_least(name, getattr(self, name), least, raising=InferError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +64,12 @@ def infer(
         MezzoError: There is no image or engine, options do not fit the model, or no image could be read.
     """
     model = _with_sizes(model, options)
-    paths = find_images(options.images)
+    place = options.images or _demo_image(say)
+    paths = find_images(place)
     batches = read_inputs(paths, compose_transforms(model), _batch_size(model, options))
     engine: Engine | None = None
     choice = Choice("", {})
-    results = _Results(model, options, paths, say)
+    results = _Results(model, options, dict(zip(paths, result_names(paths, place), strict=True)), say)
     timer, refused = StageTimer(), list[Refused]()
     sampler = UsageSampler(options.run.gpu_index)
     with contextlib.ExitStack() as watch:
@@ -133,9 +102,18 @@ def infer(
                     results.keep(done, batch)
             progress(len(results.names_done) + len(refused), len(paths))
     if engine is None or not results.names_done:
-        raise RunError(f"{options.images}: none of {len(paths)} images could be used, first: {refused[0]}")
+        raise RunError(f"{place}: none of {len(paths)} images could be used, first: {refused[0]}")
     report = _report(model, options, choice, timer, sampler) if options.benchmark else None
     return InferResult(len(results.names_done), tuple(refused), tuple(results.finish(report)), choice, report)
+
+
+def _demo_image(say: Say) -> Path:
+    """Return the image of the documents, whose certification names none."""
+    found = next((path for path in DEMO_IMAGES if path.is_file()), None)
+    if found is None:
+        raise OptionError(f"no images: give --image-path FILE, FOLDER or LIST (there is no ./{DEMO_IMAGES[0]} either)")
+    say(f"no --img-path: ./{found} is used")
+    return found
 
 
 def _with_sizes(model: Deployed, options: InferOptions) -> Deployed:
@@ -144,11 +122,11 @@ def _with_sizes(model: Deployed, options: InferOptions) -> Deployed:
     if all(size is None for size in wanted.values()):
         return model
     if model.task != "classification":
-        raise InferError("resize_size and crop_size are for classification; this model does segmentation")
+        raise OptionError("resize_size and crop_size are for classification; this model does segmentation")
     has = {item.get("type") for item in model.transforms}
     for kind, size in wanted.items():
         if size is not None and kind not in has:
-            raise InferError(f"the model's transforms have no {kind} whose size could be {size}; see its deploy.yaml")
+            raise OptionError(f"the model's transforms have no {kind} whose size could be {size}; see its deploy.yaml")
     changed = [
         {**item, "size": wanted[item["type"]]} if wanted.get(str(item.get("type"))) else item
         for item in model.transforms
@@ -159,7 +137,7 @@ def _with_sizes(model: Deployed, options: InferOptions) -> Deployed:
 def _batch_size(model: Deployed, options: InferOptions) -> int:
     fixed = model.input_shape[0]
     if fixed not in (-1, options.batch_size):
-        raise InferError(
+        raise OptionError(
             f"batch_size={options.batch_size}: the model was exported for batches of {fixed}; "
             "use that, or export with a free batch (-1)"
         )
@@ -168,7 +146,7 @@ def _batch_size(model: Deployed, options: InferOptions) -> int:
 
 def _ready(model: Deployed, options: InferOptions, batch: InputBatch) -> tuple[Engine, Choice]:
     engine, choice = load_engine(model, options.run, options.engine, batch.images.shape)
-    for _ in range(options.warmup):
+    for _ in range(options.warmup_runs):
         _run(engine, batch, model)
     return engine, choice
 
@@ -190,9 +168,9 @@ def _run(engine: Engine, batch: InputBatch, model: Deployed) -> Output:
 class _Results:
     """Outputs as users want them: said, written, drawn."""
 
-    def __init__(self, model: Deployed, options: InferOptions, paths: Sequence[Path], say: Say) -> None:
+    def __init__(self, model: Deployed, options: InferOptions, names: Mapping[Path, Path], say: Say) -> None:
         self._model, self._options, self._say = model, options, say
-        self._names = dict(zip(paths, result_names(paths, options.images), strict=True))
+        self._names = names
         self.names_done: list[Path] = []
         self._lines: list[dict[str, Any]] = []
         self._rows: list[Row] = []
@@ -251,7 +229,6 @@ class _Results:
 def _report(
     model: Deployed, options: InferOptions, choice: Choice, timer: StageTimer, sampler: UsageSampler
 ) -> BenchmarkReport:
-    said = options.settings or {}
     package = ENGINES[choice.engine].package
     shape = model.input_shape[1:]
     return BenchmarkReport(
@@ -262,11 +239,11 @@ def _report(
         runtime_device="gpu" if options.run.on_gpu else "cpu",
         ir_optim=True,
         enable_memory_optim=True,
-        enable_tensorrt=said.get("enable_tensorrt", False),
-        enable_mkldnn=said.get("enable_mkldnn", False),
+        enable_tensorrt=False,
+        enable_mkldnn=options.enable_mkldnn,
         cpu_threads=options.run.threads or os.cpu_count(),
         usage=sampler.usage,
         times=timer.times(),
         env=Environment.query(engine=choice.engine, engine_version=version_of(package)),
-        warmup_runs=options.warmup,
+        warmup_runs=options.warmup_runs,
     )

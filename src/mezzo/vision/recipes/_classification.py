@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -21,96 +22,62 @@ from mezzo.vision.data import (
     open_classification,
 )
 from mezzo.vision.data.transforms import RandomHorizontalFlip
-from mezzo.vision.models import list_models, model_info
 from mezzo.vision.recipes._check import REFUSALS
 from mezzo.vision.recipes._curves import StepDecay
 from mezzo.vision.recipes._data import DataRecipe
 from mezzo.vision.recipes._errors import FaultLog, parsed
 from mezzo.vision.recipes._model import ModelRecipe
 from mezzo.vision.recipes._optimizers import OptimizerRecipe
+from mezzo.vision.recipes._options import BATCH_SIZE, FIRST_RATE, OPTIMIZERS, ClassifierOptions, classifiers
 from mezzo.vision.recipes._recipe import Recipe
 from mezzo.vision.recipes._schedules import Schedule
 
 P = ParamSpec("P")
 R = TypeVar("R")
-OPTIMIZERS = ("sgd", "rmsprop", "adam", "adamw")
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def classification_recipe(
-    *,
-    data_path: str | Path,
-    model: str = "mobilenet_v3_small",
-    num_classes: int | None = None,
-    lr: float = 0.1,
-    batch_size: int = 256,
-    epochs: int = 90,
-    opt: str = "sgd",
-    momentum: float = 0.9,
-    weight_decay: float = 1e-4,
-    lr_step_size: int = 30,
-    lr_gamma: float = 0.1,
-    auto_augment: str | None = None,
-    random_erase: float = 0.0,
-    crop_scale: float = 0.08,
-    image_size: int = 224,
-    resize_size: int = 256,
-    mean: Sequence[float] = IMAGENET_MEAN,
-    std: Sequence[float] = IMAGENET_STD,
-) -> Recipe:
+def classification_recipe(settings: ClassifierOptions) -> Recipe:
     """Return how a classifier is trained on a folder of images.
-
-    Args:
-        data_path: Folder with train/CLASS/x.jpg and val/CLASS/x.jpg, or with train_list.txt and val_list.txt.
-        model: A classifier of `mezzo.vision.models.list_models()`.
-        num_classes: Classes; None counts those of the training data, for which the folder is opened.
-        lr: First learning rate.
-        batch_size: Images a step and process.
-        epochs: Rounds over the training data.
-        opt: sgd, rmsprop, adam or adamw.
-        momentum: Of sgd and rmsprop.
-        weight_decay: Of all parameters.
-        lr_step_size: Epochs after which the rate is multiplied by `lr_gamma`, again and again.
-        lr_gamma: See there.
-        auto_augment: None, imagenet, ra or ta_wide.
-        random_erase: Probability that a part of an image is covered.
-        crop_scale: Smallest share of an image that a training crop may show.
-        image_size: Side of the images that the network sees.
-        resize_size: Length of the short side before the middle is cut out, in evaluation.
-        mean: Of the channels, images being 0 to 1.
-        std: Deviation of the channels.
 
     Raises:
         RecipeError: Options are wrong; the message has a line for each.
         DataError: The classes are to be counted, and the data cannot be read.
     """
-    given = {name: _plain(value) for name, value in locals().items()}
+    root = settings.data_path
+    if root is None:
+        raise ValueError("data_path is missing: give the folder of images")
+    lr = FIRST_RATE if settings.lr is None else settings.lr
+    batch_size = BATCH_SIZE if settings.batch_size is None else settings.batch_size
+    settings = replace(settings, lr=lr, batch_size=batch_size)
     options = _Options()
-    options.check_model(model)
+    options.check_model(settings.model)
     options.check("batch-size", check_integer, "batch_size", batch_size, at_least=1)
-    options.check("epochs", check_integer, "epochs", epochs, at_least=1)
-    if num_classes is not None:
-        options.check("num-classes", check_integer, "num_classes", num_classes, at_least=1)
-    curve = options.curve(lr, lr_step_size, lr_gamma)
-    optimizer = options.optimizer(opt, lr, momentum, weight_decay)
-    normalize = options.check("mean, --std", Normalize, mean, std)
-    train = options.train_transforms(image_size, crop_scale, auto_augment, random_erase)
-    val = options.val_transforms(image_size, resize_size)
+    options.check("epochs", check_integer, "epochs", settings.epochs, at_least=1)
+    if settings.num_classes is not None:
+        options.check("num-classes", check_integer, "num_classes", settings.num_classes, at_least=1)
+    curve = options.curve(lr, settings.lr_step_size, settings.lr_gamma)
+    optimizer = options.optimizer(settings.opt, lr, settings.momentum, settings.weight_decay)
+    normalize = options.check("mean, --std", Normalize, settings.mean, settings.std)
+    train = options.train_transforms(
+        settings.image_size, settings.crop_scale, settings.auto_augment, settings.random_erase
+    )
+    val = options.val_transforms(settings.image_size, settings.resize_size)
     options.faults.raise_if_any()
-    classes = num_classes or open_classification(data_path, "train").num_classes
+    classes = settings.num_classes or open_classification(root, "train").num_classes
+    resolved = {name: _plain(value) for name, value in asdict(settings).items()}
     return Recipe(
         task="classification",
-        model=ModelRecipe(name=model, options={"num_classes": classes}),
+        model=ModelRecipe(name=settings.model, options={"num_classes": classes}),
         num_classes=classes,
-        train_data=_data(data_path, "train", classes, [*train, parsed(normalize)]),
-        val_data=_data(data_path, "val", classes, [*val, parsed(normalize)]),
+        train_data=_data(root, "train", classes, [*train, parsed(normalize)]),
+        val_data=_data(root, "val", classes, [*val, parsed(normalize)]),
         batch_size=batch_size,
         iters=None,
-        epochs=epochs,
+        epochs=settings.epochs,
         optimizer=parsed(optimizer),
         schedule=Schedule(curve=parsed(curve), unit="epoch"),
         loss=None,
-        resolved={"task": "classification", **given, "num_classes": classes},
+        resolved={"task": "classification", **resolved, "num_classes": classes},
     )
 
 
@@ -130,7 +97,7 @@ class _Options:
 
     def check_model(self, name: str) -> None:
         """Note a name that is no classifier."""
-        known = [item for item in list_models() if model_info(item).task == "classification"]
+        known = list(classifiers())
         if name not in known:
             self.faults.add(SourceMark("--model"), unknown_choice("classifier", name, known))
 

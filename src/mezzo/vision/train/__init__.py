@@ -1,17 +1,28 @@
 """Training: one engine for both tasks, every precision, one process or many."""
 
-from mezzo.vision.train._options import OptionError, RunOptions
-from mezzo.vision.train._plot import plot_curves, plot_run
-from mezzo.vision.train._run import TrainResult, evaluate, train
-from mezzo.vision.train._scalars import read_scalars
+from typing import TYPE_CHECKING
+
+from mezzo._lazy import load_on_demand
+
+if TYPE_CHECKING:
+    from mezzo.errors import OptionError
+    from mezzo.vision.train._options import RunOptions
+    from mezzo.vision.train._plot import plot_curves, plot_run
+    from mezzo.vision.train._recipes import make_recipe, with_usual_data
+    from mezzo.vision.train._run import TrainResult, evaluate, train
+    from mezzo.vision.train._scalars import read_scalars
 
 __all__ = [
     "train",
     "evaluate",
     "TrainResult",
     "RunOptions",
+    "make_recipe",
+    "with_usual_data",
     "OptionError",
     "read_scalars",
     "plot_run",
     "plot_curves",
 ]
+
+__getattr__ = load_on_demand(__name__)

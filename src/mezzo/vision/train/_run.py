@@ -47,6 +47,7 @@ def train(recipe: Recipe, options: RunOptions) -> TrainResult:
         MezzoError: Something is wrong with recipe, options, data or checkpoint, or another training works in the folder;
             nothing was lost.
     """
+    options = options.with_precision_for(recipe.task)
     with join_world(options.device, options.dist_timeout) as world, translate_worker_errors(), ExitStack() as closing:
         store = CheckpointStore(options.save_dir, keep=options.keep_checkpoints)
         checkpoint, lines = decide_first(world, lambda: _open_folder(store, options, closing))
@@ -111,6 +112,7 @@ def _begin(session: Session, store: CheckpointStore) -> Progress:
 
 def evaluate(recipe: Recipe, options: RunOptions) -> Scores:
     """Evaluate weights (`options.pretrained`, or the checkpoint `options.resume`) and print the documented lines."""
+    options = options.with_precision_for(recipe.task)
     with join_world(options.device, options.dist_timeout) as world, translate_worker_errors():
         precision = open_precision(recipe, options, world.device)
         model = recipe.create_model()

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from mezzo.amp import explain
 from mezzo.checkpoint import LoadReport, WeightsError, find_weights, load_weights
-from mezzo.errors import MezzoError
+from mezzo.errors import MezzoError, OptionError
 from mezzo.fetch import is_url, place_of
 from mezzo.fp8 import why_no_fp8
 from mezzo.model.parallel import World, use_sync_batch_norm, wrap
@@ -23,7 +23,7 @@ from mezzo.static import to_static
 from mezzo.vision.data import Loader, Prefetcher, Stream, ToInput
 from mezzo.vision.recipes import Recipe
 from mezzo.vision.train._ema import Ema
-from mezzo.vision.train._options import OptionError, RunOptions
+from mezzo.vision.train._options import RunOptions
 from mezzo.vision.train._tasks import Task, make_task
 
 SAVE_EVERY = 1000  # of segmentation, where nothing is said
@@ -153,9 +153,10 @@ def open_precision(recipe: Recipe, options: RunOptions, device: torch.device | N
         OptionError: The file keeps layers in float32 that FSDP gathers in half, or the device has no FP8 products.
         ValueError: The file is wrong.
     """
+    options = options.with_precision_for(recipe.task)
     level = options.amp_level or "O1"
     precision = make_precision(
-        options.precision, level, recipe.task, options.amp_lists, options.fp8, options.amp_use_promote
+        options.precision or "fp32", level, recipe.task, options.amp_lists, options.fp8, options.amp_use_promote
     )
     recipe_of_fp8 = None if precision.policy is None else precision.policy.fp8
     if device is not None and recipe_of_fp8 is not None and not recipe_of_fp8.emulate:
