@@ -25,9 +25,18 @@ from mezzo.export import read_deployed
 from mezzo.fetch._cache import recorded
 from mezzo.files import read_text
 from mezzo.proof import Changes, read_changes
-from mezzo.tipc import MODES, choose_profile, lint, make_plan, read_config
-from mezzo.tipc._record import RECORDS, RUN, Record, RunInfo
-from mezzo.tipc._report import merge
+from mezzo.tipc import (
+    MODES,
+    RECORDS,
+    RUN,
+    Record,
+    RunInfo,
+    choose_profile,
+    lint,
+    make_plan,
+    merge_reports,
+    read_config,
+)
 from mezzo.vision.data import ImageList, read_image, read_label
 from mezzo.vision.data._datasets import ListDataset
 from mezzo.vision.infer import compose_transforms, find_images
@@ -245,7 +254,7 @@ def mutate_numbers(rng: random.Random, text: str) -> str:
 
 def read_run(path: Path) -> None:
     with tempfile.TemporaryDirectory() as out:
-        merge([path], out)
+        merge_reports([path], out)
 
 
 def make_log(rng: random.Random, folder: Path) -> Path:

@@ -14,15 +14,24 @@ from fuzzing import Target
 from mutate import TEXTS, mutate_bytes, mutate_text, mutate_tree
 
 from mezzo.errors import MezzoError
-from mezzo.tipc import PROFILES, Allowances, make_plan, mend
-from mezzo.tipc._certify import run_folder
-from mezzo.tipc._places import check_names, check_places
-from mezzo.tipc._record import RECORDS, RUN, Record, RunInfo
-from mezzo.tipc._report import merge
+from mezzo.tipc import (
+    PROFILES,
+    RECORDS,
+    RUN,
+    Allowances,
+    Record,
+    RunInfo,
+    adapt_plan,
+    check_folder_names,
+    check_output_paths,
+    make_plan,
+    merge_reports,
+    run_folder,
+)
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tipc"))  # the seeds are those of the tests
 from report_runs import REPORT, TABLE, losses
-from test_mend import CONFIG, MODE
+from tipc_plans import CONFIG, MODE
 
 SECRET = "PRIVATE KEY OF THE USER"
 _INFO = asdict(
@@ -80,7 +89,7 @@ def make_report(rng: random.Random, folder: Path) -> Path:
 
 def read_report(path: Path) -> None:
     try:
-        junit, page = merge([path], path.parent / "out")
+        junit, page = merge_reports([path], path.parent / "out")
     except ValueError as error:  # the command makes one line of it
         if str(path) not in str(error):
             raise AssertionError(f"the folder is not named: {error}") from error
@@ -111,11 +120,11 @@ def make_places(rng: random.Random, folder: Path) -> Path:
 def read_places(path: Path) -> None:
     given, root = json.loads(path.read_text()), Path("/work tree/repo")
     plan = make_plan(given["text"], given["mode"], PROFILES[given["profile"]], str(root))
-    check_names(plan)
-    check_places(plan, root)
+    check_folder_names(plan)
+    check_output_paths(plan, root)
     folder = run_folder(plan, Path("a.txt"))
     allow = Allowances(shell=True, unknown_mode=True)
-    plan = mend(plan, root=root, gpus=1, allow=allow, folder=folder, works=lambda word, ours: True)
+    plan = adapt_plan(plan, root=root, gpus=1, allow=allow, folder=folder, works=lambda word, ours: True)
     written = [folder, plan.status_file, *(place for step in plan.steps for place in (step.log, *step.known_as))]
     for place in written:
         inside = normpath(join(str(root), place))

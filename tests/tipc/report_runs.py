@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mezzo.tipc._record import RECORDS, RUN, Record, RunInfo
+from mezzo.tipc import RECORDS, RUN, Record, RunInfo
 
 HOSTILE = "<script>alert(1)</script> \"'&]]> \x1b[31mred\x1b[0m \x00\x0b\x1f\ud800\ufffe ${{ 7 * 7 }} {% raw %}"
 

@@ -4,12 +4,9 @@ import json
 from dataclasses import replace
 
 import pytest
-from test_mend import CONFIG, MODE
-from tipc_plans import plan_of, run_here, step
+from tipc_plans import CONFIG, MODE, plan_of, run_here, step
 
-from mezzo.tipc import PROFILES, Allowances, make_plan, mend
-from mezzo.tipc._checks import with_checks, write_certificate
-from mezzo.tipc._machine import Machine
+from mezzo.tipc import PROFILES, Allowances, MachineInfo, adapt_plan, add_checks, make_plan, write_certificate
 
 LINE = (
     "2026-11-15 15:00:00 [INFO]\t[TRAIN] epoch: 1, iter: {i}/9, loss: {loss}, lr: 0.01, batch_cost: 0.1, ips: {ips} x"
@@ -29,17 +26,17 @@ def training(losses, ips=10.0, half=4, full=0, more=""):
     return "\n".join([OPERATORS.format(half=half, full=full), *lines, more])
 
 
-def certificate(tmp_path, mixed, full, export="maximum error of fp32: 1.0e-06", gpus="none"):
+def certificate(tmp_path, mixed, full, export="maximum error of fp32: 1.0e-06", gpus="none", options=""):
     """Run a chain whose commands print what they are given, and judge it."""
     for name, text in (("mixed", mixed), ("full", full), ("export", export)):
         (tmp_path / f"{name}.txt").write_text(text)
     plan = plan_of(
         step("train-1", "cat mixed.txt # --amp_level O1 --log_ops", labels={"trainer": "amp_train"}),
         step("check-1", "cat full.txt", kind="check", status=None, labels={"of": "train-1"}),
-        step("export-1", "cat export.txt", needs=["train-1"]),
+        step("export-1", f"cat export.txt # {options} --y", needs=["train-1"]),
     )
     plan = replace(plan, steps=tuple(replace(each, log=f"run/{each.name}.log") for each in plan.steps))
-    run_here(tmp_path, plan, machine=Machine(0, 2, {"GPUs": gpus}, {"torch": "2"}))
+    run_here(tmp_path, plan, machine=MachineInfo(0, 2, {"GPUs": gpus}, {"torch": "2"}))
     said = []
     result = write_certificate(tmp_path / "run", said.append)
     content = json.loads((tmp_path / "run/certificate.json").read_text())
@@ -105,32 +102,25 @@ def test_a_cpu_without_half_arithmetic_is_no_failure_but_no_proof(tmp_path):
     assert result[1]["white operators of train-1 in half"]["passed"] is False
 
 
-def test_a_comparison_that_cannot_be_made_costs_nothing_else(tmp_path, monkeypatch):
-    from mezzo.tipc import _agreement
+@pytest.mark.parametrize("option", ["--save_dir=e", "--save-inference-dir e"])
+def test_exported_models_are_compared_where_the_command_put_them(tmp_path, monkeypatch, option):
+    compared = []
 
     def broken(folder):
+        compared.append(folder)
         raise RuntimeError("CUDA out of memory")
 
-    monkeypatch.setattr(_agreement, "exported_folder", lambda record: tmp_path)
-    monkeypatch.setattr(_agreement, "agreement", broken)
-    _, checks, _, _ = certificate(tmp_path, training(FALLING), training(FALLING), gpus="one")
-    assert checks["CPU against GPU of export-1"]["text"] == "could not be compared: CUDA out of memory"
-    assert checks["loss curve of train-1"]["passed"]
-
-
-def test_exports_are_found_where_their_command_put_them(tmp_path):
-    from mezzo.tipc import Record
-    from mezzo.tipc._agreement import exported_folder
-
-    def record(command):
-        return Record("export-1", "export", "m", MODE, {}, command, "passed", cwd=str(tmp_path))
-
+    monkeypatch.setattr("mezzo.tipc._agreement.agreement", broken)
+    logs = training(FALLING), training(FALLING)
+    _, checks, _, _ = certificate(tmp_path, *logs, gpus="one", options=option)
+    assert compared == []  # there is no model yet
+    assert checks["CPU against GPU of export-1"]["passed"] is None
     (tmp_path / "e").mkdir()
-    assert exported_folder(record("x --save_dir=e")) is None
     (tmp_path / "e/deploy.yaml").touch()
-    for option in ("--save_dir=e", "--save-inference-dir e"):
-        assert exported_folder(record(f"x {option} --y")) == tmp_path / "e"
-    assert exported_folder(record("x")) is None
+    _, checks, _, _ = certificate(tmp_path, *logs, gpus="one", options=option)
+    assert compared == [tmp_path / "e"]
+    assert "CUDA out of memory" in checks["CPU against GPU of export-1"]["text"]
+    assert checks["loss curve of train-1"]["passed"]  # the other checks still count
 
 
 def test_memory_is_reported_where_the_log_has_it(tmp_path):
@@ -141,8 +131,8 @@ def test_memory_is_reported_where_the_log_has_it(tmp_path):
 
 def test_each_mixed_training_gets_a_twin_in_float32(tmp_path):
     plan = make_plan(CONFIG, MODE, PROFILES["mezzo"])
-    plan = mend(plan, root=tmp_path, gpus=0, allow=Allowances(), works=lambda word, ours: True)
-    steps = {step.name: step for step in with_checks(plan).steps}
+    plan = adapt_plan(plan, root=tmp_path, gpus=0, allow=Allowances(), works=lambda word, ours: True)
+    steps = {step.name: step for step in add_checks(plan).steps}
     assert " --log_ops" in steps["train-1"].bare
     assert " --log_ops" in steps["train-1"].status
     twin = steps["check-1"]
@@ -152,7 +142,7 @@ def test_each_mixed_training_gets_a_twin_in_float32(tmp_path):
     assert twin.labels["of"] == "train-1"
     assert twin.log.endswith("/check-1.log")
     assert "--nproc_per_node=2" in steps["check-2"].bare
-    assert with_checks(make_plan(CONFIG, MODE, PROFILES["seg"])) == make_plan(CONFIG, MODE, PROFILES["seg"])
+    assert add_checks(make_plan(CONFIG, MODE, PROFILES["seg"])) == make_plan(CONFIG, MODE, PROFILES["seg"])
 
 
 def test_a_chain_without_mixed_training_has_nothing_to_certify(tmp_path):

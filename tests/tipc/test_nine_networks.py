@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mezzo.tipc._load import load_run
+from mezzo.tipc import load_run
 
 ROOT = Path(__file__).parents[2]
 MODE = "lite_train_lite_infer"

@@ -7,9 +7,7 @@ from posixpath import normpath
 
 import pytest
 
-from mezzo.tipc import choose_profile, make_plan
-from mezzo.tipc._config import parse_config as parse
-from mezzo.tipc._wanted import data_of
+from mezzo.tipc import choose_profile, find_data, make_plan, parse_config
 
 REPOSITORY = Path(__file__).parents[2]
 CONFIGS = REPOSITORY / "test_tipc" / "configs"
@@ -34,8 +32,9 @@ def folder_of(name: str) -> str:
     """Return the folder that the commands of a network's text read their data from."""
     text = (CONFIGS / name / PLAIN).read_text(encoding="ascii")
     profile, _ = choose_profile(None, text, REPOSITORY)
-    (wanted,) = data_of(make_plan(text, "lite_train_lite_infer", profile), parse(text, profile), REPOSITORY)
-    return normpath(wanted.folder)
+    plan, config = make_plan(text, "lite_train_lite_infer", profile), parse_config(text, profile)
+    (data,) = find_data(plan, config, REPOSITORY)
+    return normpath(data.folder)
 
 
 FOLDERS = {name: folder_of(name) for name in (*RECIPES, "mobilenet_v3_small")}

@@ -1,17 +1,13 @@
 """Names from a text become parts of paths: nothing is written outside of the output folder."""
 
-import json
 from pathlib import Path
 
 import pytest
-from test_mend import CONFIG, MODE
+from tipc_plans import CONFIG, EXAMPLES, MODE
 
 from mezzo.cli import run
-from mezzo.tipc import PROFILES, Plan, make_plan
-from mezzo.tipc._config import ConfigError
-from mezzo.tipc._places import check_names, check_places
+from mezzo.tipc import PROFILES, ConfigError, Plan, check_folder_names, check_output_paths, make_plan
 
-EXAMPLES = [json.loads(line) for line in Path(__file__).with_name("examples.jsonl").read_text("utf-8").splitlines()]
 ROOT = Path("/repo")
 
 
@@ -28,23 +24,23 @@ def planned(*changes: tuple[str, str], mode: str = MODE, profile: str = "seg") -
 )
 def test_a_name_that_is_no_folder_s_name_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="model_name"):
-        check_names(planned(("model_name:net", f"model_name:{name}")))
+        check_folder_names(planned(("model_name:net", f"model_name:{name}")))
     with pytest.raises(ConfigError, match="mode"):
-        check_names(planned(mode=name))
+        check_folder_names(planned(mode=name))
 
 
 @pytest.mark.parametrize("name", ["net", "PP-LiteSeg_v1.0+amp", "_x", "9", "Straße"])
 def test_names_of_folders_are_taken(name: str) -> None:
     plan = planned(("model_name:net", f"model_name:{name}"))
-    check_names(plan)
-    check_places(plan, ROOT)
+    check_folder_names(plan)
+    check_output_paths(plan, ROOT)
 
 
 def test_recorded_texts_are_taken() -> None:
     for example in EXAMPLES:
         plan = make_plan(example["config"], example["mode"], PROFILES[example["profile"]], str(ROOT))
-        check_names(plan)
-        check_places(plan, ROOT)
+        check_folder_names(plan)
+        check_output_paths(plan, ROOT)
 
 
 UP = "../../../../../../evil"
@@ -64,11 +60,11 @@ UP = "../../../../../../evil"
 )
 def test_a_value_that_leads_a_log_out_is_refused(change: tuple[str, str]) -> None:
     with pytest.raises(ConfigError, match="outside"):
-        check_places(planned(change, profile="ocr" if change[0].startswith("trainer") else "seg"), ROOT)
+        check_output_paths(planned(change, profile="ocr" if change[0].startswith("trainer") else "seg"), ROOT)
 
 
 def test_a_literal_path_that_stays_inside_is_kept() -> None:
-    check_places(planned(("model_name:net", "model_name:a/../b")), ROOT)
+    check_output_paths(planned(("model_name:net", "model_name:a/../b")), ROOT)
 
 
 @pytest.mark.parametrize("flags", [[], ["--compat"], ["--dry-run"], ["--allow-unknown-mode"]], ids=" ".join)

@@ -1,6 +1,6 @@
 """Rules of the scripts that no recorded example shows."""
 
-from test_mend import CONFIG, MODE
+from tipc_plans import CONFIG, MODE
 
 from mezzo.tipc import PROFILES, make_plan
 

@@ -21,16 +21,16 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from test_mend import CONFIG
+from tipc_plans import CONFIG, EXAMPLES
 
 from archives import special, tar_of, zip_of
 from mezzo.checkpoint import save_pdparams
 from mezzo.errors import MezzoError, RunError
 from mezzo.fetch import FetchError, _download, place_of
 from mezzo.files import Bounds, FileError, _archive, locked
-from mezzo.tipc import PROFILES, Allowances, _datasets, _prepare, _weights, make_plan, mend
+from mezzo.tipc import PROFILES, Allowances, PreparedFiles, adapt_plan, make_plan, prepare
 from mezzo.tipc._datasets import DATASETS
-from mezzo.tipc._prepare import Prepared, prepare
+from mezzo.tipc._weights import PUBLISHED
 from mezzo.vision.data import LITE_MARKER as GENERATED
 from mezzo.vision.data import DataError
 from mezzo.vision.data import prepare as generate
@@ -103,15 +103,15 @@ def text_of(model: str, generator: str = "cityscapes") -> str:
 def small_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets of a few images, so that a test takes no time."""
     small = tuple(replace(dataset, options=SMALL[dataset.generator]) for dataset in DATASETS)
-    monkeypatch.setattr(_datasets, "DATASETS", small)
+    monkeypatch.setattr("mezzo.tipc._datasets.DATASETS", small)
     monkeypatch.setattr(_download, "PAUSES_S", (0, 0))
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Callable[..., Prepared]:
+def run(tmp_path: Path) -> Callable[..., PreparedFiles]:
     """Prepare in an empty repository."""
 
-    def call(model: str = "pphumanseg_lite", mode: str = LITE, **options) -> Prepared:
+    def call(model: str = "pphumanseg_lite", mode: str = LITE, **options) -> PreparedFiles:
         config = Path("configs") / "text.txt"
         (tmp_path / "configs").mkdir(exist_ok=True)
         generator = GENERATOR_OF.get(model, "cityscapes")
@@ -147,7 +147,7 @@ def test_every_form_of_data_is_generated_and_looks_like_the_set(tmp_path, run, g
     folder = tmp_path / FOLDER_OF[generator]
     dataset = next(each for each in DATASETS if each.generator == generator)
     assert prepared.folders == (folder,)
-    assert dataset.lacks(folder) is None
+    assert dataset.first_missing(folder) is None
     (notice,) = prepared.notices
     assert "generated data" in notice
     assert "--data DIR" in notice
@@ -188,7 +188,7 @@ def test_failure_while_drawing_leaves_nothing(tmp_path, run, monkeypatch):
     def fail(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_prepare, "generate", fail)
+    monkeypatch.setattr("mezzo.tipc._data_folder.generate", fail)
     with pytest.raises(KeyboardInterrupt):
         run()
     assert not (tmp_path / MINI).exists()
@@ -230,7 +230,7 @@ def test_two_processes_make_one_set(tmp_path, run):
     run()
     shutil.rmtree(tmp_path / MINI)
     code = (
-        "from pathlib import Path; from mezzo.tipc._prepare import prepare; import sys\n"
+        "from pathlib import Path; from mezzo.tipc import prepare; import sys\n"
         "root = Path(sys.argv[1])\n"
         "made = prepare(root / 'configs/text.txt', 'lite_train_lite_infer', root=root, has_gpu=True, profile='mezzo')\n"
         "print(len(made.folders))"
@@ -284,7 +284,7 @@ def test_data_and_images_of_the_user_stay(tmp_path):
 
 
 def test_a_link_of_ours_gives_way_and_anything_else_in_its_place_is_said(tmp_path):
-    def again(text: str = TUTORIAL) -> Prepared:
+    def again(text: str = TUTORIAL) -> PreparedFiles:
         (tmp_path / "x.txt").write_text(text)
         return prepare(Path("x.txt"), LITE, root=tmp_path, has_gpu=False, profile="mezzo-tutorial")
 
@@ -311,13 +311,10 @@ def test_a_text_that_names_no_data_is_refused(tmp_path, run):
         prepare(Path("configs/text.txt"), LITE, root=tmp_path, has_gpu=True, profile="mezzo")
 
 
-RECORDED = [json.loads(line) for line in (Path(__file__).parent / "examples.jsonl").read_text().splitlines()]
-
-
-@pytest.mark.parametrize("profile", sorted({each["profile"] for each in RECORDED}))
+@pytest.mark.parametrize("profile", sorted({each["profile"] for each in EXAMPLES}))
 def test_texts_of_other_repositories_get_no_data_that_they_do_not_ask_for(tmp_path, profile):
     """Their recipes are not there, or they name none: one line, and nothing is made."""
-    for example in (each for each in RECORDED if each["profile"] == profile):
+    for example in (each for each in EXAMPLES if each["profile"] == profile):
         (tmp_path / "x.txt").write_text(example["config"])
         if PROFILES[profile].layout != "tutorial-32" and "--data-path" not in example["config"]:
             with pytest.raises(MezzoError):
@@ -373,7 +370,9 @@ def test_a_folder_with_a_damaged_marker_is_not_ours(tmp_path, run, marker):
 
 def test_a_complete_set_in_a_folder_that_cannot_be_written_is_used(tmp_path, run, monkeypatch):
     make_real("mini_supervisely", tmp_path / MINI)
-    monkeypatch.setattr(_prepare, "locked", lambda path: pytest.fail("something is written beside the set"))
+    monkeypatch.setattr(
+        "mezzo.tipc._data_folder.locked", lambda path: pytest.fail("something is written beside the set")
+    )
     assert run().notices == (f"{MINI}: the set that is there is used",)
 
 
@@ -383,7 +382,7 @@ def test_data_of_a_type_that_is_not_drawn_must_be_there(tmp_path, run):
     recipe = recipe.replace("PPLiteSeg,", "PPLiteSeg, num_classes: 150,")
     (tmp_path / "configs/net.yml").write_text(recipe)
 
-    def again() -> Prepared:
+    def again() -> PreparedFiles:
         return prepare(Path("configs/text.txt"), LITE, root=tmp_path, has_gpu=True, profile="mezzo")
 
     with pytest.raises(DataError, match="test_tipc/data/ade is missing"):
@@ -397,7 +396,7 @@ def test_lists_under_other_names_are_used_and_never_drawn(tmp_path, run):
     text = (tmp_path / "configs/net.yml").read_text().replace("data/mini_supervisely", "data/own")
     (tmp_path / "configs/net.yml").write_text(text.replace("own/train.txt", "own/my_train.txt"))
 
-    def again() -> Prepared:
+    def again() -> PreparedFiles:
         return prepare(Path("configs/text.txt"), LITE, root=tmp_path, has_gpu=True, profile="mezzo")
 
     with pytest.raises(DataError, match=r"own/my_train\.txt"):
@@ -576,10 +575,10 @@ def files() -> dict[str, bytes]:
 
 
 @pytest.fixture
-def fetch(tmp_path: Path, run: Callable[..., Prepared]) -> Callable[..., Prepared]:
+def fetch(tmp_path: Path, run: Callable[..., PreparedFiles]) -> Callable[..., PreparedFiles]:
     """Prepare from an archive behind a file: URL."""
 
-    def call(archive: bytes, **options) -> Prepared:
+    def call(archive: bytes, **options) -> PreparedFiles:
         (tmp_path / "served").write_bytes(archive)
         known = {"url": (tmp_path / "served").as_uri(), "sha256": hashlib.sha256(archive).hexdigest()}
         return run(**{"mode": WHOLE, **known, **options})
@@ -617,7 +616,7 @@ def test_same_archive_is_not_fetched_twice(tmp_path, fetch, files):
 
 
 def test_archive_with_another_checksum_is_not_opened(tmp_path, fetch, files, monkeypatch):
-    monkeypatch.setattr(_prepare, "unpack", lambda *args: pytest.fail("it was opened"))
+    monkeypatch.setattr("mezzo.tipc._data_folder.unpack", lambda *args: pytest.fail("it was opened"))
     archive = zip_of(files)
     found = hashlib.sha256(archive).hexdigest()
     with pytest.raises(FetchError, match=f"has the SHA-256 {found}, expected is {'0' * 64}; it was not opened"):
@@ -883,7 +882,7 @@ def test_two_recipes_of_a_folder_have_small_variants_of_their_own(tmp_path, run)
     (tmp_path / "configs/text.txt").write_text(text)
     prepare(Path("configs/text.txt"), LITE, root=tmp_path, has_gpu=False, profile="mezzo")
     plan = make_plan(text, LITE, PROFILES["mezzo"])
-    steps = {step.name: step for step in mend(plan, root=tmp_path, gpus=0, allow=Allowances()).steps}
+    steps = {step.name: step for step in adapt_plan(plan, root=tmp_path, gpus=0, allow=Allowances()).steps}
     assert "--config configs/lite_cpu.yml " in steps["train-1"].bare
     assert "--config configs/lite_cpu_pp_net.yml " in steps["export-1"].bare
     assert load_recipe(tmp_path / "configs/lite_cpu_pp_net.yml").resolved
@@ -910,7 +909,7 @@ def test_missing_weights_are_noticed_where_nothing_is_trained(tmp_path, run):
 
 
 def test_published_weights_are_put_where_the_text_looks(tmp_path, run):
-    url = _weights.PUBLISHED["pphumanseg_lite"]
+    url = PUBLISHED["pphumanseg_lite"]
     network = create_model("pp_humanseg_lite", num_classes=2)
     save_pdparams(network, tmp_path / "model.pdparams")
     place_of(url).parent.mkdir(parents=True)
@@ -933,7 +932,7 @@ def test_weights_that_cannot_be_fetched_are_a_notice_in_lite_modes_and_an_error_
     recipe = (tmp_path / "configs/net.yml").read_text()
     (tmp_path / "configs/net.yml").write_text(recipe.replace("{type: STDC1}", f"{{type: STDC1, pretrained: '{url}'}}"))
 
-    def again(mode: str) -> Prepared:
+    def again(mode: str) -> PreparedFiles:
         return prepare(Path("configs/text.txt"), mode, root=tmp_path, has_gpu=True, profile="mezzo")
 
     (notice,) = (line for line in again(LITE).notices if url in line)

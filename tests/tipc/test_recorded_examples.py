@@ -7,12 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from tipc_plans import EXAMPLES, planned_lines
 
 from mezzo.tipc import PROFILES, make_plan
-from mezzo.tipc._status import banner, status_line
-from mezzo.tipc._text import evaluated
 
-EXAMPLES = [json.loads(line) for line in (Path(__file__).parent / "examples.jsonl").read_text().splitlines()]
 STUB = Path(__file__).parent / "tipc_stub.py"
 
 # Two of the recordings are of scripts that differ from the profile they are filed under; the repository decides.
@@ -86,11 +84,7 @@ def test_the_status_lines_of_a_plan_are_the_recorded_ones(example):
         first = next(step.name for step in plan.steps if step.fallback)
         plan = make_plan(example["config"], example["mode"], PROFILES[profile_of(example)], fallback_from=first)
     failed = {" ".join(command["argv"]) for command in example["commands"] if command.get("exit")}
-    lines = [banner(plan)] if plan.banner else []
-    for step in plan.steps:
-        if step.status is not None:
-            lines.append(status_line(step, " ".join(evaluated(step.bare).split()) not in failed))
-    wanted = example["status"]
+    lines, wanted = planned_lines(plan, failed), example["status"]
     if any(step.pattern for step in plan.steps):  # wildcards are expanded when the files are there: the run below
         lines = [line for line in lines if "*" not in line]
         wanted = [line for line in wanted if "-run/" not in line]

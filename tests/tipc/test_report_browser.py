@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from report_runs import HOSTILE, full_run, record, write_run
 
-from mezzo.tipc._report import merge, write_reports
+from mezzo.tipc import merge_reports, write_reports
 from report_browser import NAMES, Browser, find_browser
 
 PROGRAM = find_browser()
@@ -27,7 +27,7 @@ def browser(tmp_path) -> Iterator[Browser]:
 @pytest.fixture
 def page(tmp_path) -> Path:
     full_run(tmp_path / "runs" / "lite" / "lite_train_lite_infer")
-    return merge([tmp_path / "runs"], tmp_path / "all")[1]
+    return merge_reports([tmp_path / "runs"], tmp_path / "all")[1]
 
 
 def test_the_failed_cell_is_found_and_clicked_to_its_log(browser, page):

@@ -7,12 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_runs import HOSTILE, full_run, info, record
 
-from mezzo.tipc._junit import junit_xml
-from mezzo.tipc._load import Run, load_run
-from mezzo.tipc._log_text import plain
+from mezzo.files import plain
+from mezzo.tipc import RecordedRun, junit_xml, load_run
 
 
-def parsed(*runs: Run) -> Element:
+def parsed(*runs: RecordedRun) -> Element:
     return ElementTree.fromstring(junit_xml(runs).encode())
 
 
@@ -49,20 +48,20 @@ def test_other_verdicts(tmp_path):
     assert case(root, "infer-2").find("skipped").get("message") == "skipped"
     late = case(root, "export-2").find("error")
     assert (late.get("message"), late.get("type")) == ("longer than 600 s", "timeout")
-    stopped = parsed(Run(directory=tmp_path, info=info(), records=(record("train-1", "interrupted"),)))
+    stopped = parsed(RecordedRun(directory=tmp_path, info=info(), records=(record("train-1", "interrupted"),)))
     assert case(stopped, "train-1").find("error").get("type") == "interrupted"
 
 
 def test_notices_and_notes_are_told(tmp_path):
     steps = (record("train-1", notices=("CPU instead of GPU",)),)
-    root = parsed(Run(directory=tmp_path, info=info(notices=("slow disk",)), records=steps, notes=("cut off",)))
+    root = parsed(RecordedRun(directory=tmp_path, info=info(notices=("slow disk",)), records=steps, notes=("cut off",)))
     assert "note: CPU instead of GPU" in (case(root, "train-1").findtext("system-out") or "")
     assert root[0].findtext("system-out") == "cut off\nslow disk"
 
 
 def test_no_run_and_no_step_are_valid(tmp_path):
     assert parsed().get("tests") == "0"
-    assert parsed(Run(directory=tmp_path, info=info(start=""), records=()))[0].get("tests") == "0"
+    assert parsed(RecordedRun(directory=tmp_path, info=info(start=""), records=()))[0].get("tests") == "0"
 
 
 def test_hostile_text_stays_text(tmp_path):
@@ -71,7 +70,9 @@ def test_hostile_text_stays_text(tmp_path):
     step = record(
         "train-1", "failed", reason=HOSTILE, command=HOSTILE, labels={"x": HOSTILE}, cwd=str(tmp_path), log="a.log"
     )
-    root = parsed(Run(directory=tmp_path, info=info(model=HOSTILE, versions={HOSTILE: HOSTILE}), records=(step,)))
+    root = parsed(
+        RecordedRun(directory=tmp_path, info=info(model=HOSTILE, versions={HOSTILE: HOSTILE}), records=(step,))
+    )
     assert {each.tag for each in root.iter()} <= set(
         "testsuites testsuite properties property testcase failure system-out".split()
     )
@@ -85,7 +86,7 @@ TEXT = st.text(st.characters(codec=None))  # surrogates, too
 @given(reason=TEXT, command=TEXT, name=TEXT, notice=TEXT, status=st.sampled_from(["failed", "skipped", "timeout"]))
 def test_any_text_makes_xml_that_parses_and_says_the_same(reason, command, name, notice, status):
     step = replace(record(), status=status, reason=reason, command=command, labels={name: name}, notices=(notice,))
-    run = Run(directory=Path("none"), info=info(model=name, start=name), records=(step,), notes=(notice,))
+    run = RecordedRun(directory=Path("none"), info=info(model=name, start=name), records=(step,), notes=(notice,))
     root = parsed(run)
     verdict = root.find("testsuite/testcase")[0]
     assert verdict.get("message") == plain(reason or status)

@@ -6,9 +6,7 @@ import re
 import pytest
 from report_runs import info, record, write_run
 
-from mezzo.tipc._load import RunFolderError, find_runs, load_run
-from mezzo.tipc._record import RECORDS, RUN
-from mezzo.tipc._report import merge
+from mezzo.tipc import RECORDS, RUN, RunFolderError, find_runs, load_run, merge_reports
 
 
 def test_a_run_is_read_back(tmp_path):
@@ -211,7 +209,7 @@ def test_a_log_outside_of_the_run_is_not_read(tmp_path):
     os.mkfifo(here / "pipe.log")
     run = load_run(here)
     assert [run.log_of(each) for each in run.records] == [None] * len(places)
-    junit, page = merge([here], tmp_path / "report")
+    junit, page = merge_reports([here], tmp_path / "report")
     for written in (junit.read_text(), page.read_text()):
         assert "PRIVATE" not in written
         assert written.count("is not in the folder of the run") == len(places)

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from report_runs import REPORT, TABLE, losses, record
 
 from mezzo.amp.debugging import collect_operator_stats
-from mezzo.tipc import _log_text
-from mezzo.tipc._log_text import LINE_CHARS, READ_BYTES, one_line, plain, read_log, tail
+from mezzo.tipc._logs import LINE_CHARS, READ_BYTES, one_line, plain, read_log, tail
 from mezzo.tipc._measures import (
     MAX_POINTS,
     LossCurve,
@@ -224,7 +223,7 @@ def test_a_log_becomes_plain_text(tmp_path):
 
 
 def test_of_a_long_log_both_ends_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(_log_text, "READ_BYTES", 20)
+    monkeypatch.setattr("mezzo.tipc._logs.READ_BYTES", 20)
     path = tmp_path / "a.log"
     path.write_text("first line" + "x" * 100 + "\nlast line")
     assert read_log(path) == "first line\n[... 100 bytes are left out here ...]\n\nlast line"

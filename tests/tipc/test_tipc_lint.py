@@ -1,7 +1,7 @@
 """Findings about configuration texts: each has a text that it is about."""
 
 import pytest
-from test_mend import CONFIG, MODE, RECIPE
+from tipc_plans import CONFIG, MODE, RECIPE
 
 from mezzo.tipc import PROFILES, lint, make_plan
 
@@ -41,7 +41,7 @@ def test_a_good_text_has_none_but_what_the_matrix_leaves_out():
             "warning: line 4: the addresses of '1.1.1.1,2.2.2.2;0,1' are too short",
         ),
         ("--save_log_path:null", "--save_log_path:x", "warning: line 49: this value is never passed on"),
-        ("tools/train.py", "tools/train.py; rm", "error: the command of train-1 holds an unquoted ';'"),
+        ("tools/train.py", "tools/train.py; rm", "error: the command of train-1 has an unquoted ';'"),
         ("trainer:amp_train", "trainer:", "error: nothing is planned in mode"),
     ],
 )
@@ -83,7 +83,7 @@ def test_failures_of_the_script_itself():
     )
 
 
-def lacking(root, text=CONFIG, gpus=0, mode=MODE):
+def missing(root, text=CONFIG, gpus=0, mode=MODE):
     plan = make_plan(text, mode, PROFILES["mezzo"])
     found = lint(text, mode, PROFILES["mezzo"], plan, root, gpus)
     return {str(each) for each in found} - {str(each) for each in lint(text, mode, PROFILES["mezzo"], plan)}
@@ -107,7 +107,7 @@ def repository(tmp_path):
 
 
 def test_a_root_that_lacks_nothing_has_no_finding(repository):
-    assert lacking(repository, gpus=2) == set()
+    assert missing(repository, gpus=2) == set()
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_root_that_lacks_nothing_has_no_finding(repository):
 )
 def test_what_is_not_there_is_found_before_anything_runs(repository, gone, expected):
     (repository / gone).unlink()
-    assert any(expected in line for line in lacking(repository, gpus=2))
+    assert any(expected in line for line in missing(repository, gpus=2))
 
 
 @pytest.mark.parametrize(
@@ -132,34 +132,34 @@ def test_what_is_not_there_is_found_before_anything_runs(repository, gone, expec
     ],
 )
 def test_what_the_machine_lacks_is_found(repository, old, new, expected):
-    assert any(line.startswith(expected) for line in lacking(repository, CONFIG.replace(old, new)))
+    assert any(line.startswith(expected) for line in missing(repository, CONFIG.replace(old, new)))
 
 
 def test_tensorrt_is_refused_where_it_would_run(repository):
     text = CONFIG.replace("--use_trt:False", "--use_trt:True")
-    assert any(line.startswith("error: infer-2 asks for TensorRT") for line in lacking(repository, text, gpus=2))
-    assert not any("TensorRT" in line for line in lacking(repository, text))  # skipped without a GPU
+    assert any(line.startswith("error: infer-2 asks for TensorRT") for line in missing(repository, text, gpus=2))
+    assert not any("TensorRT" in line for line in missing(repository, text))  # skipped without a GPU
 
 
 @pytest.mark.parametrize("url", ["https://me:secret@h/w.tar.gz", "https://h/folder/", "file:///no/such/file"])
 def test_an_address_that_cannot_be_used_is_an_error(repository, url):
     (repository / "configs/net/net.yml").write_text(RECIPE.replace("https://h/w.tar.gz", url))
-    found = [line for line in lacking(repository, gpus=2) if line.startswith("error")]
+    found = [line for line in missing(repository, gpus=2) if line.startswith("error")]
     assert (
-        found if not url.startswith("file") else any("file:///no/such" in line for line in lacking(repository, gpus=2))
+        found if not url.startswith("file") else any("file:///no/such" in line for line in missing(repository, gpus=2))
     )
     assert not any("secret" in line for line in found)
 
 
 def test_weights_behind_an_address_and_faults_of_a_recipe_are_found(repository):
     (repository / "configs/net/net.yml").write_text(RECIPE)
-    assert any("weights https://h/w.tar.gz: not in the cache" in line for line in lacking(repository, gpus=2))
+    assert any("weights https://h/w.tar.gz: not in the cache" in line for line in missing(repository, gpus=2))
     (repository / "configs/net/net.yml").write_text(RECIPE.replace("iters", "itres"))
-    assert any(line.startswith("error") and "itres" in line for line in lacking(repository, gpus=2))
+    assert any(line.startswith("error") and "itres" in line for line in missing(repository, gpus=2))
 
 
 def test_weights_that_nothing_trains_are_found(repository):
     text = CONFIG.replace("infer_model:null", "infer_model:w/model.pdparams").replace(
         "infer_export:null", "infer_export:tools/export.py --config configs/net/net.yml"
     )
-    assert any("w/model.pdparams: no such weights" in line for line in lacking(repository, text, 2, "whole_infer"))
+    assert any("w/model.pdparams: no such weights" in line for line in missing(repository, text, 2, "whole_infer"))

@@ -16,7 +16,8 @@ import pytest
 from tipc_plans import plan_of, run_here, step
 
 from mezzo.errors import RunError
-from mezzo.tipc._machine import Machine, code_hash
+from mezzo.tipc import LineProgress, MachineInfo, load_run
+from mezzo.tipc._machine import code_hash
 from mezzo.tipc._process import marked, run_command
 
 
@@ -131,18 +132,17 @@ def test_a_full_disk_for_logs_is_a_failure_that_says_so(tmp_path):
 
 
 def test_a_full_disk_for_the_records_is_said_and_the_run_goes_on(tmp_path, monkeypatch):
-    from mezzo.tipc import _run
 
     def full(path, line):
         raise RunError(
             f"{path}: cannot be written: No space left on device; check space and permissions, then try again"
         )
 
-    monkeypatch.setattr(_run, "append_line", full)
+    monkeypatch.setattr("mezzo.tipc._runner.append_line", full)
     lines = []
-    from mezzo.tipc._view import Lines
-
-    result, _, _ = run_here(tmp_path, plan_of(step("train-1", "true"), step("train-2", "true")), Lines(lines.append))
+    result, _, _ = run_here(
+        tmp_path, plan_of(step("train-1", "true"), step("train-2", "true")), LineProgress(lines.append)
+    )
     assert result == 0
     assert sum("No space left on device" in line for line in lines) == 2
 
@@ -175,7 +175,7 @@ def test_steps_on_one_card_take_turns(tmp_path):
     plan = plan_of(
         *(step(f"infer-{i}", alone, env={"CUDA_VISIBLE_DEVICES": "0"}, labels={"device": "gpu"}) for i in range(3))
     )
-    assert run_here(tmp_path, plan, machine=Machine(1, 8, {}, {}), jobs=3)[0] == 0
+    assert run_here(tmp_path, plan, machine=MachineInfo(1, 8, {}, {}), jobs=3)[0] == 0
 
 
 def test_resuming_skips_what_passed_and_nothing_else(tmp_path):
@@ -292,7 +292,7 @@ def test_whatever_happens_to_a_step_leaves_a_record(error, reason, tmp_path, mon
     def broken(*arguments, **options):
         raise error
 
-    monkeypatch.setattr("mezzo.tipc._run.run_command", broken)
+    monkeypatch.setattr("mezzo.tipc._runner.run_command", broken)
     result, records, _ = run_here(tmp_path, plan_of(step("train-1", "true")))
     assert result == 1
     assert records["train-1"].reason == reason
@@ -345,8 +345,6 @@ def _wait_for(path):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_leaves_a_complete_record_and_no_orphan(number, code, tmp_path):
-    from mezzo.tipc._load import load_run
-
     process = _runner(tmp_path, 616)
     _wait_for(tmp_path / "begun")
     process.send_signal(number)

@@ -3,17 +3,16 @@
 import json
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tipc_plans import EXAMPLES
 
 from mezzo.tipc import MODES, PROFILES, ConfigError, Plan, choose_profile, dialect_of, lint, make_plan, read_config
-from mezzo.tipc._shell import dangerous, words
+from mezzo.tipc._shell import find_shell_syntax, words
 from mezzo.tipc._text import after_first_colon, argument, echoed, evaluated, for_mode, items, kept_lines, second_piece
 
-EXAMPLES = [json.loads(line) for line in (Path(__file__).parent / "examples.jsonl").read_text().splitlines()]
 PLAIN = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), max_size=40)
 LISTS = st.text("ab|=: ", max_size=12)
 
@@ -190,7 +189,7 @@ def test_a_plan_with_odd_steps_is_refused():
 @given(st.text("ab ;&|`$()\"'\\", max_size=10))
 def test_texts_that_are_let_pass_run_one_command_only(text):
     """Independent judge: bash's own parser, asked for the number of commands of a text it does not run."""
-    if dangerous(text) or any(char in text for char in "()<>") or not text.strip():
+    if find_shell_syntax(text) or any(char in text for char in "()<>") or not text.strip():
         return
     checked = subprocess.run(["bash", "-n", "-c", f"echo {text}"], capture_output=True, text=True)
     if checked.returncode:
@@ -203,15 +202,15 @@ def test_texts_that_are_let_pass_run_one_command_only(text):
 
 
 def test_dangerous_characters_count_outside_of_quotes_only():
-    assert dangerous("a --x='1;2' --y=\"3&4\" > log 2>&1 ") == []
-    assert dangerous("a; b") == [";"]
-    assert dangerous("a && b") == ["&", "&"]
-    assert dangerous('a "$(b)"') == ["$("]
-    assert dangerous("a `b`") == ["`", "`"]
-    assert dangerous("a '`b`' \\; c") == []
-    assert dangerous("a | b") == ["|"]
-    assert dangerous("true $'\\''; touch x #'") != []
-    assert dangerous("cat <(b) >(c)") == ["<(", ">("]
+    assert find_shell_syntax("a --x='1;2' --y=\"3&4\" > log 2>&1 ") == []
+    assert find_shell_syntax("a; b") == [";"]
+    assert find_shell_syntax("a && b") == ["&", "&"]
+    assert find_shell_syntax('a "$(b)"') == ["$("]
+    assert find_shell_syntax("a `b`") == ["`", "`"]
+    assert find_shell_syntax("a '`b`' \\; c") == []
+    assert find_shell_syntax("a | b") == ["|"]
+    assert find_shell_syntax("true $'\\''; touch x #'") != []
+    assert find_shell_syntax("cat <(b) >(c)") == ["<(", ">("]
     assert words("a 'b c' \"d\"") == ("a", "b c", "d")
     assert words("a 'b") == ()
 

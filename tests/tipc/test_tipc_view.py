@@ -5,19 +5,20 @@ import io
 from rich.console import Console
 from tipc_plans import plan_of, run_here, step
 
-from mezzo.tipc._status import print_status
-from mezzo.tipc._view import Board, Lines, Records, last_lines, view_for
+from mezzo.cli import run
+from mezzo.tipc import JsonProgress, LineProgress, TableProgress, progress_for
+
+HOSTILE = "x\x1b]0;title\x07\x1b[2J[bold]y[/bold]"
 
 
-def test_a_terminal_shows_steps_times_and_tails(tmp_path):
+def test_a_terminal_shows_steps_times_and_the_ends_of_logs(tmp_path):
     console = Console(file=io.StringIO(), force_terminal=True, width=120)
     plan = plan_of(step("train-1", "echo hello; exit 3"), step("infer-1", "true", needs=["train-1"]))
-    board = Board(console, plan.steps)
-    with board:
-        run_here(tmp_path, plan, board)
-        board.started(plan.steps[0], tmp_path / "out/train-1.log")
+    with TableProgress(console, plan.steps) as table:
+        run_here(tmp_path, plan, table)
+        table.started(plan.steps[0], tmp_path / "out/train-1.log")
         with console.capture() as captured:
-            console.print(board._drawn())
+            console.print(table.live.get_renderable())
     drawn = captured.get()
     assert "running" in drawn
     assert "hello" in drawn
@@ -26,34 +27,45 @@ def test_a_terminal_shows_steps_times_and_tails(tmp_path):
 
 
 def test_lines_in_a_pipe_and_json(capsys):
-    assert type(view_for((), False)) is Lines  # a test's output is no terminal
-    assert type(view_for((), True)) is Records
+    assert type(progress_for((), False)) is LineProgress  # the output of a test is no terminal
+    assert type(progress_for((), True)) is JsonProgress
 
 
-def test_tails_are_printable_and_bounded(tmp_path):
-    log = tmp_path / "log"
-    log.write_bytes(b"x" * 10000 + b"\n\x1b[31mred\x00\n\nlast\n")
-    assert last_lines(log, 2) == ["[31mred", "last"]
-    assert last_lines(tmp_path / "none", 2) == []
+def test_ends_of_logs_are_printable_and_short(tmp_path):
+    (tmp_path / "log").write_bytes(b"x" * 10000 + b"\n\x1b[31mred\x00\n\n1\n2\nlast\n")
+    plan = plan_of(step("train-1", "true"), step("train-2", "true"))
+    console = Console(file=io.StringIO(), width=120)
+    table = TableProgress(console, plan.steps)
+    table.started(plan.steps[0], tmp_path / "log")
+    table.started(plan.steps[1], tmp_path / "none")
+    console.print(table.live.get_renderable())
+    lines = [line.strip() for line in console.file.getvalue().splitlines()]
+    assert lines[-3:] == ["1", "2", "last"]
+    assert not any("red" in line or "xx" in line for line in lines)
 
 
-def test_names_do_not_command_the_terminal(tmp_path, capsys):
-    hostile = "x\x1b]0;title\x07\x1b[2J[bold]y[/bold]"
-    plan = plan_of(step("train-1", f"echo {hostile!r}; exit 3", labels={"trainer": hostile}))
-    with Lines() as lines:
+def test_names_do_not_control_the_terminal(tmp_path, capsys):
+    plan = plan_of(step("train-1", f"echo {HOSTILE!r}; exit 3", labels={"trainer": HOSTILE}))
+    with LineProgress() as lines:
         run_here(tmp_path, plan, lines)
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     assert "[bold]y[/bold]" in shown
     console = Console(file=io.StringIO(), force_terminal=True, width=200, color_system=None)
-    with Board(console, plan.steps) as board:
-        run_here(tmp_path, plan, board)
-        board.say(hostile)
+    with TableProgress(console, plan.steps) as table:
+        run_here(tmp_path, plan, table)
+        table.say(HOSTILE)
     assert "\x1b]0;" not in console.file.getvalue()
     assert "\x1b[2J[bold]" not in console.file.getvalue()
     assert "[bold]y[/bold]" in console.file.getvalue()
 
 
-def test_a_status_line_keeps_the_scripts_colour_and_no_other(capsys):
-    print_status("\x1b[33m Run failed with command - \x1b[2Jx\x1b]0;title\x07\x1b[0m")
-    assert capsys.readouterr().out == "\x1b[33m Run failed with command - x\x1b[0m\n"
+def test_a_status_line_has_the_scripts_colour_and_no_other(tmp_path, monkeypatch, capsys):
+    text = ["==", "model_name:m", "python:true", "gpu_list:-1", *["x:null"] * 10, "trainer:t", f"t:'{HOSTILE}'"]
+    (tmp_path / "c.txt").write_text("\n".join(text))
+    monkeypatch.chdir(tmp_path)
+    assert run(["tipc", "run", "--compat", "--profile", "template", "c.txt", "lite_train_lite_infer"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("\x1b[33m Run successfully with command - true 'x[bold]y[/bold]'")
+    assert line.endswith("\x1b[0m")
+    assert line.count("\x1b") == 2

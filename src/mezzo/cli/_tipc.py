@@ -1,4 +1,4 @@
-"""`mezzo tipc`: plan, run and report TIPC configurations; also what the scripts in test_tipc/ call."""
+"""`mezzo tipc`: plan, run and report TIPC texts. The scripts in test_tipc/ call it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +12,17 @@ from mezzo.files import plain, say
 if TYPE_CHECKING:
     from mezzo.tipc import Plan, Profile
 
-app = typer.Typer(help="Certify the chain train, evaluate, export, infer by TIPC configurations.", no_args_is_help=True)
+app = typer.Typer(help="Certify training, evaluation, export and inference by TIPC texts.", no_args_is_help=True)
 
-_Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration text.")]
-_Mode = Annotated[str, typer.Argument(metavar="MODE", help="lite_train_lite_infer and so on.")]
-_GpuId = Annotated[str, typer.Argument(metavar="[GPU]", help="Card for whole_infer.")]
-_Profile = Annotated[str | None, option("Whose commands [the repository's, or by the text's form].", "--profile")]
+_Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The TIPC text.")]
+_Mode = Annotated[str, typer.Argument(metavar="MODE", help="Such as lite_train_lite_infer.")]
+_GpuId = Annotated[str, typer.Argument(metavar="[GPU]", help="GPU for modes that only infer.")]
+_Profile = Annotated[
+    str | None, option("Rules of the repository's script [recognised by the repository or the text].", "--profile")
+]
 
 
-def _planned(config: Path, mode: str, profile: str | None, gpu_id: str) -> "tuple[str, Profile, Plan, str]":
+def _make_plan(config: Path, mode: str, profile: str | None, gpu_id: str) -> "tuple[str, Profile, Plan, str]":
     from mezzo.tipc import choose_profile, make_plan, read_config
 
     text = read_config(config)
@@ -34,42 +36,46 @@ def plan(
     mode: _Mode,
     gpu_id: _GpuId = "",
     profile: _Profile = None,
-    compat: Annotated[bool, option("As the shell scripts do, nothing mended.", "--compat")] = False,
+    compat: Annotated[
+        bool, option("The shell script's own commands, not adapted to this machine.", "--compat")
+    ] = False,
     form: Annotated[str, option("text, json or shell.", "--format")] = "text",
 ) -> int:
-    """Print the commands of a configuration without running anything."""
-    from mezzo.errors import MezzoError, unknown_choice
+    """Print the commands of a text without running them."""
+    from mezzo.errors import unknown_choice
 
     if form not in ("text", "json", "shell"):
         raise UsageError(unknown_choice("--format", form, ("text", "json", "shell")))
-    from mezzo.tipc import Allowances, mend
-    from mezzo.tipc._print import as_shell, as_text
+    from mezzo.tipc import plan_script, plan_text
 
-    text, _, made, why = _planned(config, mode, profile, gpu_id)
+    text, _, made, why = _make_plan(config, mode, profile, gpu_id)
     if not compat:
-        from mezzo.tipc._machine import this_machine
-        from mezzo.tipc._presence import lacks
-        from mezzo.tipc._weights import not_cached
-
-        root, gpus = Path.cwd(), this_machine().gpus
-        found = tuple(plain(line) for _, line in lacks(made, text, root, gpus))
-        try:
-            lacking = not_cached(made, root)
-        except MezzoError:  # said in `found`
-            lacking = {}
-        allow = Allowances(shell=True, unknown_mode=True)
-        made = replace(mend(made, root=root, gpus=gpus, allow=allow, lacking=lacking), lacks=found)
-    say(made.as_json() if form == "json" else as_shell(made) if form == "shell" else as_text(made, why))
+        made = _adapt(made, text)
+    say(made.as_json() if form == "json" else plan_script(made) if form == "shell" else plan_text(made, why))
     return 0 if made.steps else 3
+
+
+def _adapt(plan: "Plan", text: str) -> "Plan":
+    """Return a plan for this machine, with the list of what is missing here; nothing is refused or fetched."""
+    from mezzo.errors import MezzoError
+    from mezzo.tipc import Allowances, adapt_plan, find_missing, this_machine, uncached_weights
+
+    root, gpus = Path.cwd(), this_machine().gpus
+    missing = tuple(plain(line) for _, line in find_missing(plan, text, root, gpus))
+    try:
+        weights = uncached_weights(plan, root)
+    except MezzoError:  # `missing` has it
+        weights = {}
+    allow = Allowances(shell=True, unknown_mode=True)
+    return replace(adapt_plan(plan, root=root, gpus=gpus, allow=allow, missing_weights=weights), missing=missing)
 
 
 @app.command("lint")
 def lint_(config: _Config, mode: _Mode, profile: _Profile = None) -> int:
-    """Say what is odd about a configuration: exit status 1 for errors, 0 for warnings or nothing."""
-    from mezzo.tipc import lint
-    from mezzo.tipc._machine import this_machine
+    """Check a text: exit status 1 if there are errors, 0 if there are only warnings."""
+    from mezzo.tipc import lint, this_machine
 
-    text, chosen, made, why = _planned(config, mode, profile, "")
+    text, chosen, made, why = _make_plan(config, mode, profile, "")
     findings = lint(text, mode, chosen, made, Path.cwd(), this_machine().gpus)
     say(f"profile {chosen.name}, {why}")
     for finding in findings:
@@ -85,29 +91,31 @@ def run(
     mode: _Mode,
     gpu_id: _GpuId = "",
     profile: _Profile = None,
-    compat: Annotated[bool, option("Run exactly the shell's commands, known defects included.", "--compat")] = False,
-    keep_going: Annotated[bool, option("Run followers of failed steps.", "--keep-going")] = False,
-    dry_run: Annotated[bool, option("Print what would be run, and stop.", "--dry-run")] = False,
-    resume: Annotated[bool, option("Skip what passed before, unchanged.", "--resume")] = False,
-    jobs: Annotated[int, option("Steps side by side, if devices are free.", "-j", "--jobs")] = 1,
-    step_limit: Annotated[float | None, option("Seconds for one step.", "--step-limit")] = None,
-    total_limit: Annotated[float | None, option("Seconds for all.", "--total-limit")] = None,
-    strict_devices: Annotated[bool, option("Skip what needs GPUs that are not there.", "--strict-devices")] = False,
-    allow_shell: Annotated[bool, option("Run texts with ; & ` or $( as well.", "--allow-shell")] = False,
-    allow_unknown_mode: Annotated[bool, option("Do not refuse other modes.", "--allow-unknown-mode")] = False,
-    strict: Annotated[bool, option("Refuse texts that the lint finds errors in.", "--strict")] = False,
+    compat: Annotated[bool, option("Run exactly the shell script's commands, with its defects.", "--compat")] = False,
+    keep_going: Annotated[bool, option("Run steps that need a failed step.", "--keep-going")] = False,
+    dry_run: Annotated[bool, option("Print the plan and run nothing.", "--dry-run")] = False,
+    resume: Annotated[bool, option("Do not repeat steps that passed and have not changed.", "--resume")] = False,
+    jobs: Annotated[int, option("Steps that may run at the same time.", "-j", "--jobs")] = 1,
+    step_limit: Annotated[float | None, option("Time limit of one step, in seconds.", "--step-limit")] = None,
+    total_limit: Annotated[float | None, option("Time limit of the whole run, in seconds.", "--total-limit")] = None,
+    strict_devices: Annotated[
+        bool, option("Skip trainings whose GPUs are missing, also on machines without GPU.", "--strict-devices")
+    ] = False,
+    allow_shell: Annotated[bool, option("Allow commands with unquoted ; & ` or $(.", "--allow-shell")] = False,
+    allow_unknown_mode: Annotated[
+        bool, option("Allow modes that the scripts do not know.", "--allow-unknown-mode")
+    ] = False,
+    strict: Annotated[bool, option("Refuse texts in which `lint` finds errors.", "--strict")] = False,
     check: Annotated[bool, option("Add the checks of a certificate.", "--check")] = False,
-    as_json: Annotated[bool, option("Print JSON lines alone.", "--json")] = False,
+    as_json: Annotated[bool, option("Print one JSON line per step on standard output.", "--json")] = False,
 ) -> int:
-    """Run a configuration: exit status 0 all passed, 1 a command failed, 2 bad input, 3 nothing to do."""
+    """Run a text: exit status 0 if all steps passed, 1 if one failed, 2 for bad input, 3 if there is nothing to do."""
     if jobs < 1:
         raise UsageError(f"--jobs {jobs}: must be at least 1")
     for name, value in (("--step-limit", step_limit), ("--total-limit", total_limit)):
         if value is not None and value <= 0:
             raise UsageError(f"{name} {value:g}: must be more than 0 seconds")
-    from mezzo.tipc import Allowances
-    from mezzo.tipc._certify import Request, certify, run_compat
-    from mezzo.tipc._run import RunOptions
+    from mezzo.tipc import Allowances, CertifyRequest, RunnerOptions, certify, certify_like_scripts
 
     if compat:
         others = {
@@ -119,17 +127,17 @@ def run(
         }
         others |= {"--jobs": jobs > 1, "--step-limit": bool(step_limit), "--total-limit": bool(total_limit)}
         if given := [name for name, value in others.items() if value]:
-            raise UsageError(f"--compat and {given[0]}: the scripts know nothing like it; leave one of them out")
+            raise UsageError(f"--compat and {given[0]}: the scripts have no such option; omit one of them")
         if dry_run:
             return plan(config, mode, gpu_id, profile, True, "shell")
-        return run_compat(config, mode, profile, gpu_id)
-    request = Request(
+        return certify_like_scripts(config, mode, profile, gpu_id)
+    request = CertifyRequest(
         config,
         mode,
         profile=profile,
         gpu_id=gpu_id,
         allow=Allowances(shell=allow_shell, unknown_mode=allow_unknown_mode, strict_devices=strict_devices),
-        options=RunOptions(keep_going, step_limit, total_limit, jobs, resume),
+        options=RunnerOptions(keep_going, step_limit, total_limit, jobs, resume),
         check=check,
         strict=strict,
     )
@@ -140,17 +148,17 @@ def run(
 def prepare(
     config: _Config,
     mode: _Mode,
-    extra: Annotated[str, typer.Argument(metavar="[EXTRA]", help="Accepted; not used.")] = "",
-    data: Annotated[Path | None, option("The real data set, for whole_* modes.", "--data")] = None,
-    url: Annotated[str | None, option("Archive of it, with --sha256.", "--url")] = None,
+    extra: Annotated[str, typer.Argument(metavar="[EXTRA]", help="Ignored; the scripts accept it.")] = "",
+    data: Annotated[Path | None, option("Folder with the real data set.", "--data")] = None,
+    url: Annotated[str | None, option("Archive with the real data set; needs --sha256.", "--url")] = None,
     sha256: Annotated[str | None, option("Checksum of the archive.", "--sha256")] = None,
     profile: _Profile = None,
 ) -> int:
-    """Prepare the data of a configuration: generated in lite modes, the real set in the others."""
-    from mezzo.tipc._machine import this_machine
-    from mezzo.tipc._prepare import prepare as make_ready
+    """Prepare the data of a text: small generated data for lite modes, the real set for the others."""
+    from mezzo.tipc import prepare as prepare_files
+    from mezzo.tipc import this_machine
 
-    make_ready(
+    prepare_files(
         config,
         mode,
         root=Path.cwd(),
@@ -166,37 +174,39 @@ def prepare(
 
 @app.command()
 def report(
-    directories: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Runs, or folders above them.")],
-    out: Annotated[Path, option("The page, or a folder for it.", "--out")] = Path("tipc_report"),
+    directories: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Folders of runs, or folders above them.")
+    ],
+    out: Annotated[Path, option("Path of the page (.html), or a folder for it.", "--out")] = Path("tipc_report"),
 ) -> int:
     """Merge runs into one page and one JUnit file."""
-    from mezzo.tipc._report import merge
+    from mezzo.tipc import merge_reports
 
-    junit, page = merge(directories, out)
+    junit, page = merge_reports(directories, out)
     say(f"{junit}\n{page}")
     return 0
 
 
 @app.command()
 def matrix(
-    configs: Annotated[list[Path], typer.Argument(metavar="CONFIG...", help="Configurations.")],
-    mode: Annotated[str, option("lite_train_lite_infer and so on.", "--mode")] = "lite_train_lite_infer",
-    out: Annotated[Path, option("The page about all, or a folder for it.", "--out")] = Path("test_tipc/output"),
-    with_prepare: Annotated[bool, option("Prepare the data of each first.", "--prepare")] = False,
+    configs: Annotated[list[Path], typer.Argument(metavar="CONFIG...", help="TIPC texts.")],
+    mode: Annotated[str, option("Mode of all runs.", "--mode")] = "lite_train_lite_infer",
+    out: Annotated[Path, option("Path of the page (.html), or a folder for it.", "--out")] = Path("test_tipc/output"),
+    with_prepare: Annotated[bool, option("Run `prepare` for each text first.", "--prepare")] = False,
     check: Annotated[bool, option("Add the checks of a certificate.", "--check")] = False,
-    resume: Annotated[bool, option("Skip what passed before, unchanged.", "--resume")] = False,
-    jobs: Annotated[int, option("Steps of one configuration side by side.", "-j", "--jobs")] = 1,
-    step_limit: Annotated[float | None, option("Seconds for one step.", "--step-limit")] = None,
-    slurm: Annotated[bool, option("Print a Slurm job array, and stop.", "--slurm")] = False,
-    use_ray: Annotated[bool, option("Spread over a Ray cluster.", "--ray")] = False,
+    resume: Annotated[bool, option("Do not repeat steps that passed and have not changed.", "--resume")] = False,
+    jobs: Annotated[int, option("Steps of one text that may run at the same time.", "-j", "--jobs")] = 1,
+    step_limit: Annotated[float | None, option("Time limit of one step, in seconds.", "--step-limit")] = None,
+    slurm: Annotated[bool, option("Print a Slurm job array and run nothing.", "--slurm")] = False,
+    use_ray: Annotated[bool, option("Run on a Ray cluster.", "--ray")] = False,
 ) -> int:
-    """Run many configurations and write one page about all of them."""
+    """Run many texts and write one page about all of them."""
     if slurm and use_ray:
         raise UsageError("--slurm and --ray: give one of them")
-    from mezzo.tipc._many import Many, on_ray, run_many, slurm_array
+    from mezzo.tipc import BatchRun, run_batch, run_batch_on_ray, slurm_script
 
-    many = Many(tuple(configs), mode, out, with_prepare, check, resume, jobs, step_limit)
+    batch = BatchRun(tuple(configs), mode, out, with_prepare, check, resume, jobs, step_limit)
     if slurm:
-        say(slurm_array(many))
+        say(slurm_script(batch))
         return 0
-    return on_ray(many, say) if use_ray else run_many(many, say)
+    return run_batch_on_ray(batch, say) if use_ray else run_batch(batch, say)

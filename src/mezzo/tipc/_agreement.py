@@ -6,7 +6,7 @@ import numpy as np
 
 from mezzo.export import EngineOptions, load_engine, read_deployed
 from mezzo.tipc._record import Record
-from mezzo.tipc._shell import saved_to
+from mezzo.tipc._shell import export_folders
 
 _IMAGES = 4
 _SIDE = 256  # where the export leaves height and width free
@@ -14,7 +14,7 @@ _SIDE = 256  # where the export leaves height and width free
 
 def exported_folder(record: Record) -> Path | None:
     """Return the folder an export command has written, None if there is no model in it."""
-    folders = [Path(record.cwd) / name for name in saved_to(record.command)]
+    folders = [Path(record.cwd) / name for name in export_folders(record.command)]
     return next((folder for folder in folders if (folder / "deploy.yaml").is_file()), None)
 
 

@@ -1,4 +1,4 @@
-"""The forms of data that networks are certified on: how a folder of each looks, and which painter draws a small one."""
+"""The data sets of the certification: which files each has, and which generator draws a small one."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ DEMO = "test/demo.jpg"
 CLASSIFICATION = "classification"
 
 
-def _nothing(folder: Path) -> None:
-    """Leave a set as it is."""
+def _add_nothing(folder: Path) -> None:
+    """Leave a set unchanged."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,27 +26,27 @@ class DataSet:
 
     name: str
     kind: str
-    """What a recipe calls it; `CLASSIFICATION` for folders or lists of images by class."""
+    """The `type` in a recipe; `CLASSIFICATION` for folders or lists of images by class."""
 
     generator: str
-    """One of `mezzo.vision.data.LITE`: draws a small set of the same form."""
+    """The name in `mezzo.vision.data.LITE` of the generator that draws a small set of the same form."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the generator, where its own are too much for a run of seconds."""
+    """Options of the generator; its defaults may take too long for a short run."""
 
     forms: tuple[tuple[str, ...], ...]
-    """Patterns of files. A folder that has a match for each pattern of one form is such a set."""
+    """Alternative lists of patterns. A folder that matches all patterns of one list is such a set."""
 
-    complete: Callable[[Path], None] = _nothing
-    """Adds to a real set, in a folder of ours, what inference looks for and the set does not have."""
+    complete: Callable[[Path], None] = _add_nothing
+    """Adds the files that inference needs and a real set does not have."""
 
-    def lacks(self, folder: Path) -> str | None:
-        """Return the first pattern that a folder has no match for, None if it looks like this set."""
+    def first_missing(self, folder: Path) -> str | None:
+        """Return the first pattern without a match in a folder, None if the folder looks like this set."""
         missing = [_first_missing(folder, form) for form in self.forms]
         return None if None in missing else missing[0]
 
-    def needs(self) -> str:
-        """Return the files that make a folder such a set, for messages."""
+    def describe_files(self) -> str:
+        """Return the patterns as text, for messages."""
         return " or ".join(", ".join(form) for form in self.forms)
 
 
@@ -55,7 +55,7 @@ def _first_missing(folder: Path, patterns: tuple[str, ...]) -> str | None:
 
 
 def _add_val_list(folder: Path) -> None:
-    """Write the list of five images for inference, as the small set of the documents has it."""
+    """Write the list of five images for inference that the small set of the documents has."""
     if (folder / VAL_LIST).exists():
         return
     images = sorted(path.relative_to(folder) for path in (folder / "leftImg8bit/val").glob("*/*_leftImg8bit.png"))
@@ -67,12 +67,12 @@ def _add_val_list(folder: Path) -> None:
 
 
 def _add_demo(folder: Path) -> None:
-    """Put an image of the validation set where inference looks for its image."""
+    """Copy an image of the validation set to the path that inference reads."""
     demo = folder / DEMO
     if demo.exists():
         return
     image = first_image(folder)
-    if demo.parent.is_symlink():  # the real set's own test images: not ours to write to, and not needed
+    if demo.parent.is_symlink():  # the real set's own test images must not be changed, and are not needed
         demo.parent.unlink()
     demo.parent.mkdir(exist_ok=True)
     shutil.copyfile(image, demo)
@@ -122,7 +122,7 @@ DATASETS = (
 
 
 def dataset_of(kind: str) -> DataSet | None:
-    """Return the form of data by the name that a recipe has for it.
+    """Return the data set of a `type` in a recipe.
 
     >>> dataset_of("Cityscapes").generator
     'cityscapes'

@@ -5,15 +5,15 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from mezzo.files import plain
-from mezzo.tipc._load import Run
-from mezzo.tipc._log_text import read_log, tail
+from mezzo.tipc._logs import read_log, tail
 from mezzo.tipc._record import Record
+from mezzo.tipc._run_folder import RecordedRun
 
 _VERDICTS = {"failed": "failure", "timeout": "error", "interrupted": "error", "skipped": "skipped"}
 _COUNTS = {"failures": "failure", "errors": "error", "skipped": "skipped"}
 
 
-def junit_xml(runs: Sequence[Run]) -> str:
+def junit_xml(runs: Sequence[RecordedRun]) -> str:
     """Return JUnit XML: a suite a run, a case a step, with reason, command and the end of the log.
 
     A step that failed is a failure; one that ran out of time or was interrupted is an error.
@@ -26,7 +26,7 @@ def junit_xml(runs: Sequence[Run]) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(suites, encoding="unicode")}\n'
 
 
-def _suite(run: Run) -> Element:
+def _suite(run: RecordedRun) -> Element:
     info = run.info
     suite = Element("testsuite", name=plain(f"{info.model} {info.mode}"))
     if info.start:
@@ -43,7 +43,7 @@ def _suite(run: Run) -> Element:
     return suite
 
 
-def _case(run: Run, record: Record) -> Element:
+def _case(run: RecordedRun, record: Record) -> Element:
     labels = " ".join(f"{name}={value}" for name, value in record.labels.items())
     case = Element(
         "testcase",
@@ -61,7 +61,7 @@ def _case(run: Run, record: Record) -> Element:
     return case
 
 
-def _output(run: Run, record: Record) -> str:
+def _output(run: RecordedRun, record: Record) -> str:
     path = run.log_of(record)
     log = read_log(path) if path else None
     lines = [f"$ {record.command}", *(f"note: {notice}" for notice in record.notices)]

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from mezzo.tipc._config import MODES, parse_config
 from mezzo.tipc._layouts import LAYOUTS
+from mezzo.tipc._missing import find_missing
 from mezzo.tipc._plan import Plan
-from mezzo.tipc._presence import lacks
 from mezzo.tipc._profile import Profile
 from mezzo.tipc._recognise import dialect_of
-from mezzo.tipc._shell import dangerous
+from mezzo.tipc._shell import find_shell_syntax
 from mezzo.tipc._text import for_mode, items
 
 _EXACT = (
@@ -29,7 +29,7 @@ _FORMS = {"clas-52": "standard-51"}
 
 
 @dataclass(frozen=True)
-class Finding:
+class LintFinding:
     """One thing that is wrong, or not what its writer thinks."""
 
     line: int  # of the file, from 1; 0: the text as a whole
@@ -42,7 +42,9 @@ class Finding:
         return f"{'error' if self.serious else 'warning'}: {where}{self.text}"
 
 
-def lint(text: str, mode: str, profile: Profile, plan: Plan, root: Path | None = None, gpus: int = 0) -> list[Finding]:
+def lint(
+    text: str, mode: str, profile: Profile, plan: Plan, root: Path | None = None, gpus: int = 0
+) -> list[LintFinding]:
     """Return the findings of a text in a mode, by line.
 
     Args:
@@ -55,7 +57,7 @@ def lint(text: str, mode: str, profile: Profile, plan: Plan, root: Path | None =
     """
     findings = [*_about_text(text, profile), *_about_fields(text, mode, profile), *_about_plan(plan)]
     if root is not None:
-        findings += [Finding(0, serious, line) for serious, line in lacks(plan, text, root, gpus)]
+        findings += [LintFinding(0, is_error, line) for is_error, line in find_missing(plan, text, root, gpus)]
     return sorted(dict.fromkeys(findings), key=lambda finding: finding.line)
 
 
@@ -65,113 +67,113 @@ def _numbered(text: str, profile: Profile) -> list[tuple[int, str]]:
     return [(number, line) for number, line in list(physical)[: profile.lines_read] if line]
 
 
-def _about_text(text: str, profile: Profile) -> Iterator[Finding]:
+def _about_text(text: str, profile: Profile) -> Iterator[LintFinding]:
     if "\r" in text:
-        yield Finding(
+        yield LintFinding(
             0,
             False,
             "CR at the ends of lines: the shell scripts keep it in every value and find no interpreter; left out here",
         )
     if text.startswith("\ufeff"):
-        yield Finding(1, False, "the text begins with a byte order mark; left out here")
+        yield LintFinding(1, False, "the text begins with a byte order mark; left out here")
     physical = text.replace("\r\n", "\n").split("\n")
     lines = _numbered(text, profile)
     last = max(LAYOUTS[profile.layout].values())
     used = lines[: last + 1]
     for number, line in enumerate(physical[: used[-1][0] if used else 0], 1):
         if not line:
-            yield Finding(number, False, "an empty line does not count: all lines below move up by one")
+            yield LintFinding(number, False, "an empty line does not count: all lines below move up by one")
         elif line.startswith("#") and line.strip("#").strip():
-            yield Finding(number, False, "there are no comments: this line takes the place of a field")
+            yield LintFinding(number, False, "there are no comments: this line takes the place of a field")
     dialect = dialect_of(text)
     form = _FORMS.get(dialect, dialect)
     if form != profile.layout:
         what = "its headers stand at none of the known places" if dialect == "unknown" else f"it looks like {dialect}"
-        yield Finding(
+        yield LintFinding(
             0, True, f"the text does not have the form of profile '{profile.name}' ({profile.layout}): {what}"
         )
     elif len(lines) < _LENGTHS.get(form, 0):
-        yield Finding(
+        yield LintFinding(
             0, False, f"{len(lines)} lines that count, the form has {_LENGTHS[form]}: the missing fields are empty"
         )
     if profile.lines_read is not None and len(physical) > profile.lines_read and len(lines) <= last:
-        yield Finding(
+        yield LintFinding(
             0,
             True,
             f"only the first {profile.lines_read} lines of the file are read, empty ones among them: the end is lost",
         )
 
 
-def _about_fields(text: str, mode: str, profile: Profile) -> Iterator[Finding]:
+def _about_fields(text: str, mode: str, profile: Profile) -> Iterator[LintFinding]:
     lines, config = _numbered(text, profile), parse_config(text, profile)
     places = {name: lines[place] for name, place in LAYOUTS[profile.layout].items() if place < len(lines)}
     for name, (number, line) in places.items():
         value = config[name].value
         if name in _EXACT and value != value.strip():
-            yield Finding(
+            yield LintFinding(
                 number, name in ("model_name", "python"), f"blanks around the value {value!r}: they are part of it"
             )
         if not profile.first_colon and line.count(":") > 1 and name != "model_name":
-            yield Finding(number, False, f"only what stands before the second colon is read: {value!r}")
+            yield LintFinding(number, False, f"only what stands before the second colon is read: {value!r}")
         if ":" not in line and name not in ("save", "save_infer") and not line.startswith(("=", "#")):
-            yield Finding(number, False, f"no colon: the whole line {line!r} is a key without value")
+            yield LintFinding(number, False, f"no colon: the whole line {line!r} is a key without value")
     for name, what in (("epoch", "epochs or iterations"), ("batch", "batch size")):
         rule = profile.epochs if name == "epoch" else profile.batch
         if rule == "by mode" and name in places and config[name].key != "null" and "train" in mode:
             if not for_mode(config[name].value, mode):
-                yield Finding(
+                yield LintFinding(
                     places[name][0],
                     False,
                     f"no {what} for mode {mode}: the script's own default is used, often a full run",
                 )
         elif rule == "ignored":
-            yield Finding(
+            yield LintFinding(
                 places[name][0] if name in places else 0,
                 False,
                 f"this repository's script ignores the {what} of the text",
             )
     if mode not in MODES:
-        yield Finding(0, True, f"unknown mode '{mode}'; known are {', '.join(MODES)}")
+        yield LintFinding(0, True, f"unknown mode '{mode}'; known are {', '.join(MODES)}")
     unused = {"data": "`prepare` puts the data there and lets ./data lead to it, where train.py looks"}
     if profile.use_gpu == "never":
         unused["use_gpu"] = "the device is chosen by the command, or by what the machine has"
     for name, then in unused.items():
         if config[name].value not in ("", "null"):
             line = f"the script passes {config[name].key} to no command: {then}"
-            yield Finding(places[name][0], False, line)
+            yield LintFinding(places[name][0], False, line)
     if not profile.data and "i_img" in places and config["i_img"].value not in ("", "null"):
-        yield Finding(places["i_img"][0], False, "the image is passed in whole_infer only, not after training")
+        yield LintFinding(places["i_img"][0], False, "the image is passed in whole_infer only, not after training")
     if "gpu_list" in places:
         yield from _about_devices(places["gpu_list"][0], config["gpu_list"].value, profile)
     if "i_savelog" in places and config["i_savelog"].value not in ("", "null"):
-        yield Finding(places["i_savelog"][0], False, "this value is never passed on")
+        yield LintFinding(places["i_savelog"][0], False, "this value is never passed on")
 
 
-def _about_devices(number: int, value: str, profile: Profile) -> Iterator[Finding]:
+def _about_devices(number: int, value: str, profile: Profile) -> Iterator[LintFinding]:
     for text in items(value):
         looks_like_hosts = ";" in text
         taken_for_hosts = len(text) > 15
         if looks_like_hosts != taken_for_hosts:
-            yield Finding(
+            yield LintFinding(
                 number,
                 True,
                 f"'{text}' is taken for {'hosts' if taken_for_hosts else 'cards'} because of its length alone",
             )
         elif looks_like_hosts and len(text.split(";")[0]) <= profile.hosts_above:
-            yield Finding(
+            yield LintFinding(
                 number, False, f"the addresses of '{text}' are too short for this script: it is run on one host"
             )
 
 
-def _about_plan(plan: Plan) -> Iterator[Finding]:
+def _about_plan(plan: Plan) -> Iterator[LintFinding]:
     if plan.failure:
-        yield Finding(0, True, plan.failure)
+        yield LintFinding(0, True, plan.failure)
     elif not any(step.kind != "shell" for step in plan.steps):
-        yield Finding(0, True, f"nothing is planned in mode {plan.mode}")
+        yield LintFinding(0, True, f"nothing is planned in mode {plan.mode}")
     for step in plan.steps:
-        if found := dangerous(step.bare):
-            yield Finding(
-                0, True, f"the command of {step.name} holds an unquoted {found[0]!r}: {step.bare.strip()[:120]}"
+        if found := find_shell_syntax(step.bare):
+            yield LintFinding(
+                0, True, f"the command of {step.name} has an unquoted {found[0]!r}: {step.bare.strip()[:120]}"
             )
     for combination in plan.left_out:
-        yield Finding(0, False, f"left out: {combination}")
+        yield LintFinding(0, False, f"left out: {combination}")

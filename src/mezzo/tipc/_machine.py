@@ -15,7 +15,7 @@ _HASHED = {".py", ".yml", ".yaml", ".sh", ".txt", ".cpp", ".cu"}
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineInfo:
     """Devices and versions."""
 
     gpus: int
@@ -24,7 +24,7 @@ class Machine:
     versions: dict[str, str] = field(default_factory=dict)
 
 
-def this_machine() -> Machine:
+def this_machine() -> MachineInfo:
     """Look at this machine; imports torch."""
     import torch
 
@@ -46,7 +46,7 @@ def this_machine() -> Machine:
     for package in ("onnxruntime", "openvino", "numpy"):
         if (version := version_of(package)) is not None:
             versions[package] = version
-    return Machine(gpus, cores, facts, versions)
+    return MachineInfo(gpus, cores, facts, versions)
 
 
 def _processor() -> str:

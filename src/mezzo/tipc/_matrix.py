@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mezzo.tipc._load import Run
-from mezzo.tipc._shown import BAD, SYMBOLS, Shown
+from mezzo.tipc._run_folder import RecordedRun
+from mezzo.tipc._step_views import BAD, SYMBOLS, StepView
 
 _KINDS = ("prepare", "train", "quantise", "extract", "eval", "export")
 _PRECISIONS = ("", "fp32", "fp16", "bf16", "int8")
@@ -18,11 +18,11 @@ CARDS = ("single machine, single card", "single machine, many cards", "many mach
 class Cell:
     """Steps of one stage, with one verdict; `title` tells what they are where the column does not."""
 
-    steps: tuple[Shown, ...]
+    steps: tuple[StepView, ...]
     title: str = ""
 
     @property
-    def worst(self) -> Shown:
+    def worst(self) -> StepView:
         """The step that decides: the first one of the gravest status."""
         return min(self.steps, key=lambda step: list(SYMBOLS).index(step.record.status))
 
@@ -54,7 +54,7 @@ class Cell:
 class Row:
     """A training of a run, or what belongs to none; a cell a column, empty where there is no such step."""
 
-    run: Run
+    run: RecordedRun
     group: dict[str, str]
     cells: tuple[Cell | None, ...]
 
@@ -67,7 +67,7 @@ class Matrix:
     rows: tuple[Row, ...]
 
 
-def stage_matrix(runs: Sequence[tuple[Run, Sequence[Shown]]]) -> Matrix:
+def stage_matrix(runs: Sequence[tuple[RecordedRun, Sequence[StepView]]]) -> Matrix:
     """Return the matrix: a row a training, a column a stage; inference has a column for each device and precision."""
     columns = sorted({_column(step) for _, steps in runs for step in steps})
     rows = []
@@ -82,7 +82,7 @@ def stage_matrix(runs: Sequence[tuple[Run, Sequence[Shown]]]) -> Matrix:
     return Matrix(tuple(column[-1] for column in columns), tuple(rows))
 
 
-def training_support(steps: Iterable[Shown]) -> tuple[tuple[str, ...], dict[str, list[list[Cell]]]]:
+def training_support(steps: Iterable[StepView]) -> tuple[tuple[str, ...], dict[str, list[list[Cell]]]]:
     """Return columns, and for each model its cells a column: what it was trained with on one card and on many."""
     trainings = [step for step in steps if step.record.kind == "train"]
     several = any(_cards(step) == CARDS[2] for step in trainings)
@@ -94,7 +94,7 @@ def training_support(steps: Iterable[Shown]) -> tuple[tuple[str, ...], dict[str,
     return columns, table
 
 
-def inference_support(steps: Iterable[Shown]) -> dict[str, tuple[list[list[Cell]], str]]:
+def inference_support(steps: Iterable[StepView]) -> dict[str, tuple[list[list[Cell]], str]]:
     """Return for each model its cells on CPU and on GPU, by precision, and the batch sizes that passed."""
     inferences = [step for step in steps if step.record.kind == "infer"]
     table = {}
@@ -106,7 +106,7 @@ def inference_support(steps: Iterable[Shown]) -> dict[str, tuple[list[list[Cell]
     return table
 
 
-def _column(step: Shown) -> tuple[int, str, int, str]:
+def _column(step: StepView) -> tuple[int, str, int, str]:
     """Return a key that sorts the columns, its last part the title."""
     kind, precision = step.record.kind, _precision(step)
     if kind == "infer":
@@ -116,34 +116,34 @@ def _column(step: Shown) -> tuple[int, str, int, str]:
     return place, "", 0, kind
 
 
-def _cell(steps: Sequence[Shown], title: str = "") -> Cell | None:
+def _cell(steps: Sequence[StepView], title: str = "") -> Cell | None:
     return Cell(tuple(steps), title) if steps else None
 
 
-def _by_title(steps: Sequence[tuple[str, Shown]]) -> list[Cell]:
+def _by_title(steps: Sequence[tuple[str, StepView]]) -> list[Cell]:
     titles = dict.fromkeys(title for title, _ in steps)
     return [Cell(tuple(step for each, step in steps if each == title), title) for title in titles]
 
 
-def _training(step: Shown) -> str:
+def _training(step: StepView) -> str:
     trainer = step.record.labels.get("trainer", "")
     if step.is_mixed:
         return "mixed precision"
     return "full precision" if trainer in ("", "norm_train") else trainer
 
 
-def _cards(step: Shown) -> str:
+def _cards(step: StepView) -> str:
     devices, nodes = step.record.labels.get("devices", ""), step.record.labels.get("nodes", "")
     if ";" in devices or nodes not in ("", "1"):
         return CARDS[2]
     return CARDS[1] if "," in devices else CARDS[0]
 
 
-def _device(step: Shown) -> str:
+def _device(step: StepView) -> str:
     return step.record.labels.get("device", "").lower()
 
 
-def _precision(step: Shown) -> str:
+def _precision(step: StepView) -> str:
     return step.record.labels.get("precision", "").lower()
 
 

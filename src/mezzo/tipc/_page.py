@@ -1,6 +1,6 @@
 """The page of one run or of many: a single HTML file that asks nothing of the network.
 
-What runs print and record is foreign text; `mezzo.report._html` makes it harmless.
+What runs print and record is foreign text; `mezzo.report` makes it harmless.
 """
 
 import os
@@ -12,9 +12,9 @@ from typing import Any
 
 from mezzo.files import write_text
 from mezzo.report import Series, line_chart, render_page
-from mezzo.tipc._load import Check, Run
 from mezzo.tipc._matrix import inference_support, stage_matrix, training_support, verdict
-from mezzo.tipc._shown import SYMBOLS, Shown, show_steps
+from mezzo.tipc._run_folder import CertificateCheck, RecordedRun
+from mezzo.tipc._step_views import SYMBOLS, StepView, view_steps
 
 LONGEST = 40
 """Bars in the chart of durations."""
@@ -29,7 +29,7 @@ class LossChart:
 
     model: str
     svg: str
-    lines: tuple[tuple[str, Shown], ...]
+    lines: tuple[tuple[str, StepView], ...]
     """Style and step of each line."""
     num_left_out: int
 
@@ -44,10 +44,10 @@ class RunView:
     """A run as the page shows it."""
 
     number: int
-    run: Run
+    run: RecordedRun
     directory: str
     """From the page."""
-    steps: tuple[Shown, ...]
+    steps: tuple[StepView, ...]
 
     @property
     def state(self) -> str:
@@ -63,7 +63,7 @@ class RunView:
         return sum(step.record.seconds for step in self.steps)
 
 
-def write_page(runs: Sequence[Run], path: Path | str) -> None:
+def write_page(runs: Sequence[RecordedRun], path: Path | str) -> None:
     """Write one self-contained HTML page about runs, with relative links to their logs.
 
     Raises:
@@ -73,7 +73,7 @@ def write_page(runs: Sequence[Run], path: Path | str) -> None:
     write_text(Path(path), page_text(runs, Path(path)))
 
 
-def page_text(runs: Sequence[Run], path: Path) -> str:
+def page_text(runs: Sequence[RecordedRun], path: Path) -> str:
     """Return the page that is to be written to a path."""
     views = [_view(run, number, path) for number, run in enumerate(runs, start=1)]
     return render_page("mezzo.tipc", "page.html.jinja", _content(views), style="page.css", script="page.js")
@@ -112,25 +112,25 @@ def verdict_of(views: Sequence[RunView]) -> str:
     return next((state for state in ("failed", "unfinished", "passed", "skipped") if state in states), "empty")
 
 
-def check_state(check: Check) -> str:
+def check_state(check: CertificateCheck) -> str:
     """Return the status that a check is shown with."""
     return "skipped" if check.passed is None else "passed" if check.passed else "failed"
 
 
-def _view(run: Run, number: int, path: Path) -> RunView:
+def _view(run: RecordedRun, number: int, path: Path) -> RunView:
     directory = os.path.relpath(os.path.realpath(run.directory), os.path.dirname(os.path.realpath(path)))
-    return RunView(number, run, directory, tuple(show_steps(run, number, path)))
+    return RunView(number, run, directory, tuple(view_steps(run, number, path)))
 
 
-def _charts(steps: Sequence[Shown]) -> list[LossChart]:
-    curves: dict[str, list[Shown]] = {}
+def _charts(steps: Sequence[StepView]) -> list[LossChart]:
+    curves: dict[str, list[StepView]] = {}
     for step in steps:
         if step.curve:
             curves.setdefault(step.record.model, []).append(step)
     return [_chart(model, own) for model, own in curves.items()]
 
 
-def _chart(model: str, steps: Sequence[Shown]) -> LossChart:
+def _chart(model: str, steps: Sequence[StepView]) -> LossChart:
     mixed, full = ([step for step in steps if step.is_mixed is wanted] for wanted in (True, False))
     drawn = [*mixed[: CURVES // 2], *full[: CURVES // 2]]
     styles = [

@@ -1,41 +1,53 @@
-"""What a plan is: steps in the order of a repository's script, as data that prints as JSON and reads back."""
+"""A plan: the steps of a repository's script as data, which prints as JSON and reads back."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from mezzo.files import parse_json, short_repr
+from mezzo.tipc._shell import words
+from mezzo.tipc._text import echoed, evaluated
 
 CVD = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
-class Step:
+class PlanStep:
     """One command of a plan."""
 
     name: str
     kind: str  # train, eval, export, infer, quantise, extract, linear, shell
     text: str  # as the script composes it, with all its blanks and redirections
     bare: str = ""  # without the redirection at its end
-    env: Mapping[str, str | None] = field(default_factory=dict)  # what the script sets; None: what it removes
-    enter: tuple[str, ...] = ()  # changes of directory before it, one after the other, from where the last step was
-    log: str = ""  # the file that holds its output, empty where it goes to the terminal only
-    known_as: tuple[str, ...] = ()  # where the documents look for that file
+    env: Mapping[str, str | None] = field(default_factory=dict)  # variables that it sets; None: that it removes
+    enter: tuple[str, ...] = ()  # changes of directory before it, from the directory of the step before
+    log: str = ""  # the file with its output; empty: the output goes to the terminal only
+    known_as: tuple[str, ...] = ()  # other paths where the documents look for that file
     output: str = "inherited"  # inherited | tee | file | text (the redirection is part of the text)
     status: str | None = None  # what follows 'Run successfully with command'; None: no line
     judged_by: str = ""  # pattern of the file whose copying the script takes for success; empty: the exit status
     copied_to: str = ""  # where it is copied to
     time_limit: float | None = None
-    checkpoint: str = ""  # after training: the weights that later steps expect
-    fallback: str = ""  # and what they take where that file is missing
+    checkpoint: str = ""  # the weights that later steps expect after a training
+    fallback: str = ""  # the weights that they take if that file is missing
     pattern: str = ""  # a path in the text whose wildcards the script expands when it composes the command
     needs: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     notices: tuple[str, ...] = ()  # what was changed, and why
-    skip: str = ""  # why it is not to be run
+    skip: str = ""  # why it is not run
 
-    def reworded(self, old: str, new: str, once: bool = False) -> "Step":
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The program and its arguments, as the shell would pass them."""
+        return words(evaluated(self.bare))
+
+    def status_line(self, passed: bool) -> str:
+        """Return the line that the scripts write after the step, with their colour."""
+        word = "successfully" if passed else "failed"
+        return f"\x1b[33m Run {word} with command{echoed(self.status or '')}\x1b[0m"
+
+    def with_text(self, old: str, new: str, once: bool = False) -> "PlanStep":
         """Return the step with `old` replaced in its command and in its status line."""
         count = 1 if once else -1
         text = self.text.replace(old, new, count)
@@ -44,10 +56,14 @@ class Step:
             status = status.replace(self.text, text, 1) if once else status.replace(old, new)
         return replace(self, text=text, bare=self.bare.replace(old, new, count), status=status)
 
-    def longer(self, words: str) -> "Step":
-        """Return the step with words added to its command, before a redirection."""
-        bare = self.bare.rstrip() + words
-        return replace(self.reworded(self.bare, bare, once=True), bare=bare)
+    def with_arguments(self, arguments: str) -> "PlanStep":
+        """Return the step with arguments added to its command, before a redirection."""
+        bare = f"{self.bare.rstrip()} {arguments}"
+        return replace(self.with_text(self.bare, bare, once=True), bare=bare)
+
+    def with_notice(self, notice: str) -> "PlanStep":
+        """Return the step with one more notice."""
+        return replace(self, notices=(*self.notices, notice))
 
 
 @dataclass(frozen=True)
@@ -60,11 +76,17 @@ class Plan:
     log_dir: str
     status_file: str
     banner: bool
-    steps: tuple[Step, ...]
-    left_out: tuple[str, ...] = ()  # combinations that the matrix skips, with the rule
-    lacks: tuple[str, ...] = ()  # what the commands need and is not here
+    steps: tuple[PlanStep, ...]
+    left_out: tuple[str, ...] = ()  # combinations that the script skips, with the reason
+    missing: tuple[str, ...] = ()  # scripts, files, data and devices that the commands need and that are not here
     failure: str = ""  # the script ends here with status 1 and this message
-    mended: bool = False  # every step stands for itself: its folder from the root, its whole environment
+    adapted: bool = False  # steps do not depend on earlier ones for their directory and environment
+
+    @property
+    def banner_line(self) -> str:
+        """The line that begins a run in some repositories."""
+        dashes = "-" * 24
+        return f"{dashes} {self.mode} {dashes}"
 
     def as_json(self) -> str:
         """Return the plan as JSON."""
@@ -77,16 +99,31 @@ class Plan:
             values = parse_json(text)
         except ValueError as error:
             raise ValueError(f"not JSON: {str(error).removeprefix('not JSON: ')}") from None
-        plan: Plan = _made(Plan, values, ("left_out", "lacks"), "plan")
+        plan: Plan = _from_values(Plan, values, ("left_out", "missing"), "plan")
         steps = values["steps"]
         if not isinstance(steps, list):
             raise ValueError("'steps' is no list")
-        return replace(
-            plan, steps=tuple(_made(Step, step, ("enter", "known_as", "needs", "notices"), "step") for step in steps)
-        )
+        lists = ("enter", "known_as", "needs", "notices")
+        return replace(plan, steps=tuple(_from_values(PlanStep, step, lists, "step") for step in steps))
 
 
-def _made(kind: Any, values: Any, tuples: tuple[str, ...], what: str) -> Any:
+def directory_of(steps: Sequence[PlanStep], index: int) -> tuple[str, ...]:
+    """Return the directory of a step as one change from the root; the changes of a script follow one another."""
+    path: list[str] = []
+    for step in steps[: index + 1]:
+        for change in step.enter:
+            if change.startswith("/"):
+                path = [""]
+            for part in change.split("/"):
+                if part == ".." and path and path[-1] != "..":
+                    path.pop()
+                elif part not in ("", "."):
+                    path.append(part)
+    return ("/".join(path),) if any(path) else ()
+
+
+def _from_values(kind: Any, values: Any, lists: tuple[str, ...], what: str) -> Any:
+    """Return a Plan or a PlanStep; raises ValueError for unknown names and values of another type."""
     names = {each.name for each in fields(kind)}
     if not isinstance(values, dict) or not set(values) <= names:
         unknown = sorted(set(values) - names) if isinstance(values, dict) else [type(values).__name__]
@@ -95,11 +132,10 @@ def _made(kind: Any, values: Any, tuples: tuple[str, ...], what: str) -> Any:
         value = values.get(each.name, "")
         if each.type is str and not isinstance(value, str):
             raise ValueError(f"'{each.name}' is {short_repr(value)}, not a text")
-    for name in (name for name in tuples if name in values):
+    for name in (name for name in lists if name in values):
         if not isinstance(values[name], list) or not all(isinstance(item, str) for item in values[name]):
             raise ValueError(f"'{name}' is not a list of texts")
-    kept = {name: tuple(value) if name in tuples else value for name, value in values.items()}
     try:
-        return kind(**kept)
+        return kind(**{name: tuple(value) if name in lists else value for name, value in values.items()})
     except TypeError as error:
         raise ValueError(f"incomplete {what}: {error}") from None

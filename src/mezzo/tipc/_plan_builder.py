@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mezzo.tipc._config import parse_config
-from mezzo.tipc._plan import CVD, Step
+from mezzo.tipc._plan import CVD, PlanStep
 from mezzo.tipc._profile import Profile, Template
 from mezzo.tipc._text import argument, for_mode, items
 
@@ -72,7 +72,7 @@ class PlanBuilder:
         self.log_dir = profile.log_dir.format(
             root=root, model=self.config.model, mode=mode, task=self.config["task"].value
         )
-        self.steps: list[Step] = []
+        self.steps: list[PlanStep] = []
         self.left_out: list[str] = []
         self.failure = ""
         self.env: dict[str, str | None] = {}
@@ -106,7 +106,7 @@ class PlanBuilder:
         full = text + redirect
         if "shown" in more:
             more["status"] = self.profile.status.format(model=self.config.model, cmd=full, log=more.pop("shown"))
-        self.steps.append(Step(name, kind, full, text, dict(self.env), tuple(self.folder_changes), **more))
+        self.steps.append(PlanStep(name, kind, full, text, dict(self.env), tuple(self.folder_changes), **more))
         self.folder_changes.clear()
         return name
 

@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from mezzo.tipc._plan import Step
+from mezzo.tipc._plan import PlanStep
 
 _MARK = "MEZZO_TIPC_STEP"  # in the environment of every process of a step, wherever it hides
 _GRACE = 5.0  # seconds between asking and killing
 
 
-def environment(step: Step) -> dict[str, str]:
+def environment(step: PlanStep) -> dict[str, str]:
     """Return the whole environment of a step: ours, with what it sets and without what it removes."""
     merged = {**os.environ, **{name: value for name, value in step.env.items() if value is not None}}
     return {name: value for name, value in merged.items() if step.env.get(name, "") is not None}
 
 
-def training_logs(step: Step, folder: Path) -> list[Path] | None:
+def training_logs(step: PlanStep, folder: Path) -> list[Path] | None:
     """Return the logs by which a script judges a training; None where it looks at the exit status."""
     if not step.judged_by:
         return None

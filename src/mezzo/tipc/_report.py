@@ -5,8 +5,8 @@ from pathlib import Path
 
 from mezzo.files import write_text
 from mezzo.tipc._junit import junit_xml
-from mezzo.tipc._load import Run, find_runs, load_run
 from mezzo.tipc._page import write_page
+from mezzo.tipc._run_folder import RecordedRun, find_runs, load_run
 
 PAGE = "report.html"  # and report.xml beside it
 
@@ -22,7 +22,7 @@ def write_reports(directory: Path | str) -> tuple[Path, Path]:
     return _write([load_run(directory)], directory / PAGE)
 
 
-def merge(directories: Iterable[Path | str], out: Path | str) -> tuple[Path, Path]:
+def merge_reports(directories: Iterable[Path | str], out: Path | str) -> tuple[Path, Path]:
     """Write one JUnit file and one page about all runs in and below directories, and return their paths.
 
     Args:
@@ -38,7 +38,7 @@ def merge(directories: Iterable[Path | str], out: Path | str) -> tuple[Path, Pat
     return _write(runs, out if out.suffix == ".html" else out / PAGE)
 
 
-def _write(runs: Sequence[Run], page: Path) -> tuple[Path, Path]:
+def _write(runs: Sequence[RecordedRun], page: Path) -> tuple[Path, Path]:
     junit = page.with_suffix(".xml")
     write_text(junit, junit_xml(runs))
     write_page(runs, page)

@@ -1,19 +1,23 @@
-"""Looking at a command text as a shell would, without a shell."""
+"""Read a command as a shell would, without running a shell."""
 
 import re
 import shlex
+from dataclasses import dataclass
 
-_SAVED = re.compile(r"--save[_-](?:inference[_-])?dir[= ](\S+)")
+from mezzo.devices import DeviceError, parse_device
+
+_EXPORT_FOLDER = re.compile(r"--save[_-](?:inference[_-])?dir[= ](\S+)")
+_DEVICE_OPTION = re.compile(r"(?<!\S)(--device|--use[-_]gpu)([= ])(\S+)")
 
 
-def dangerous(text: str) -> list[str]:
-    """Return what would make a shell run more than the command: unquoted `;`, `&`, `|`, backquote, `$(`, `<(`, newline.
+def find_shell_syntax(text: str) -> list[str]:
+    """Return what would make a shell run more than one command: unquoted `;`, `&`, `|`, backquote, `$(`, `<(`, newline.
 
-    Quotes in C's way (`$'...'`) are among them: what they hide cannot be told without a shell.
+    C-style quotes (`$'...'`) are included: what they hide cannot be told without a shell.
 
-    >>> dangerous("python a.py --x '1;2' --y \\"3;4\\" > log 2>&1")
+    >>> find_shell_syntax("python a.py --x '1;2' --y \\"3;4\\" > log 2>&1")
     []
-    >>> dangerous("python a.py; rm -rf x")
+    >>> find_shell_syntax("python a.py; rm -rf x")
     [';']
     """
     found: list[str] = []
@@ -42,7 +46,7 @@ def dangerous(text: str) -> list[str]:
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Return the words of a command, as far as that can be told without running a shell; empty if quotes do not close."""
+    """Return the words of a command; empty if its quotes do not close."""
     try:
         return tuple(shlex.split(text))
     except ValueError:
@@ -63,10 +67,43 @@ def option_values(command: str, *names: str) -> list[str]:
     return [value for value in found if value]
 
 
-def saved_to(command: str) -> list[str]:
-    """Return the folders that an export command of ours is told to write to.
+@dataclass(frozen=True)
+class DeviceOption:
+    """An option of a command that chooses a device."""
 
-    >>> saved_to("python tools/export.py --save_dir=a --x"), saved_to("tools/export_model.py --save-inference-dir b")
+    name: str
+    joint: str  # `=` or a blank
+    value: str
+
+    @property
+    def text(self) -> str:
+        """The option as the command has it."""
+        return f"{self.name}{self.joint}{self.value}"
+
+
+def gpu_options(command: str) -> list[DeviceOption]:
+    """Return the options that ask for a GPU.
+
+    >>> [option.text for option in gpu_options("x --device gpu:1 --use_gpu=True --use-gpu False")]
+    ['--device gpu:1', '--use_gpu=True']
+    """
+    options = (DeviceOption(*parts) for parts in _DEVICE_OPTION.findall(command))
+    return [option for option in options if _is_gpu(option)]
+
+
+def _is_gpu(option: DeviceOption) -> bool:
+    if option.name != "--device":
+        return option.value == "True"
+    try:
+        return parse_device(option.value).kind == "cuda"
+    except DeviceError:
+        return False
+
+
+def export_folders(command: str) -> list[str]:
+    """Return the folders that an export command of mezzo writes to.
+
+    >>> export_folders("python tools/export.py --save_dir=a --x"), export_folders("x.py --save-inference-dir b")
     (['a'], ['b'])
     """
-    return _SAVED.findall(command)
+    return _EXPORT_FOLDER.findall(command)

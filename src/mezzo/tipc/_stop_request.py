@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 
-class Stop:
+class StopRequest:
     """Why a run has to end: a signal, or its time is over."""
 
     def __init__(self, limit: float | None) -> None:

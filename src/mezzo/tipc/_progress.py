@@ -1,4 +1,4 @@
-"""What a user sees while a run goes on: a table that changes on a terminal, lines in a pipe."""
+"""What a user sees during a run: a live table on a terminal, lines in a pipe, or JSON lines."""
 
 import time
 from collections.abc import Callable
@@ -11,10 +11,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from mezzo.files import FileError, open_regular, plain, say
-from mezzo.files import one_line as in_one_line
-from mezzo.tipc._log_text import NOTICE
-from mezzo.tipc._plan import Step
+from mezzo.files import FileError, one_line, open_regular, plain, say
+from mezzo.tipc._logs import NOTICE
+from mezzo.tipc._plan import PlanStep
 from mezzo.tipc._record import Record
 
 _MARKS = {"passed": "ok", "failed": "FAILED", "timeout": "TIMEOUT", "skipped": "skipped", "interrupted": "interrupted"}
@@ -23,31 +22,31 @@ _TAIL = 3
 _FAILED_TAIL = 12
 
 
-class View(Protocol):
-    """What a run tells about itself."""
+class Progress(Protocol):
+    """Receives the events of a run."""
 
-    def started(self, step: Step, log: Path) -> None:
-        """A step has begun."""
+    def started(self, step: PlanStep, log: Path) -> None:
+        """Show that a step has started."""
 
     def ended(self, record: Record) -> None:
-        """A step has ended, or was skipped."""
+        """Show that a step has ended or was skipped."""
 
     def say(self, line: str) -> None:
-        """Anything else."""
+        """Show any other line."""
 
 
-def described(step: Step) -> str:
+def describe_step(step: PlanStep) -> str:
     """Return a step in a few words.
 
-    >>> described(Step("infer-2", "infer", "x", labels={"devices": "0", "device": "cpu", "precision": "fp32", "batch": "1"}))
-    'infer-2 devices 0, device cpu, precision fp32, batch 1'
+    >>> describe_step(PlanStep("infer-2", "infer", "x", labels={"device": "cpu", "batch": "1"}))
+    'infer-2 device cpu, batch 1'
     """
     names = ("devices", "trainer", "device", "precision", "batch", "threads", "trt")
     parts = [f"{name} {step.labels[name]}" for name in names if step.labels.get(name)]
     return f"{step.name} {', '.join(parts)}".rstrip()
 
 
-def one_line(record: Record) -> str:
+def describe_record(record: Record) -> str:
     """Return a record in one line."""
     parts = [f"{_MARKS[record.status]:>8}  {record.step}"]
     if record.start:
@@ -61,8 +60,8 @@ def one_line(record: Record) -> str:
     return "  ".join(parts)
 
 
-def failure(record: Record) -> list[str]:
-    """Return the command and the end of the log of a step that failed; nothing for others."""
+def describe_failure(record: Record) -> list[str]:
+    """Return the command and the end of the log of a failed step; empty for other steps."""
     if record.status not in ("failed", "timeout") or not record.log:
         return []
     log = Path(record.cwd, record.log)
@@ -70,8 +69,8 @@ def failure(record: Record) -> list[str]:
     return [f"          $ {plain(record.command.strip())}", *(f"          | {line}" for line in tail)]
 
 
-class Lines:
-    """A line when a step begins and one when it ends."""
+class LineProgress:
+    """Prints a line when a step starts and one when it ends."""
 
     def __init__(self, write: Callable[[str], object] | None = None) -> None:
         self.write = write or say
@@ -84,46 +83,46 @@ class Lines:
     ) -> None:
         pass
 
-    def started(self, step: Step, log: Path) -> None:
-        """Say that a step has begun."""
-        self.write(f"   start  {described(step)}")
+    def started(self, step: PlanStep, log: Path) -> None:
+        """Print a line."""
+        self.write(f"   start  {describe_step(step)}")
 
     def ended(self, record: Record) -> None:
-        """Say how it ended, and what was changed."""
-        self.write(one_line(record))
+        """Print how it ended, and its notices."""
+        self.write(describe_record(record))
         for notice in record.notices if record.start else ():
             self.write(f"          {plain(notice)}")
-        for line in failure(record):
+        for line in describe_failure(record):
             self.write(line)
 
     def say(self, line: str) -> None:
-        """Say a line."""
+        """Print a line."""
         self.write(line)
 
 
-class Records(Lines):
-    """JSON lines on standard output, everything else beside it."""
+class JsonProgress(LineProgress):
+    """Prints one JSON line per step on standard output, and everything else on standard error."""
 
-    def started(self, step: Step, log: Path) -> None:
-        """Say nothing."""
+    def started(self, step: PlanStep, log: Path) -> None:
+        """Print nothing."""
 
     def ended(self, record: Record) -> None:
         """Print the record."""
         self.write(record.line())
 
     def say(self, line: str) -> None:
-        """Say a line on the error output."""
+        """Print a line on standard error."""
         say(line, err=True)
 
 
-class Board(Lines):
-    """A table that is drawn anew twice a second, with the last lines of what is running."""
+class TableProgress(LineProgress):
+    """Draws a table twice a second, with the last lines of the running steps' logs."""
 
-    def __init__(self, console: Console, steps: tuple[Step, ...]) -> None:
+    def __init__(self, console: Console, steps: tuple[PlanStep, ...]) -> None:
         self.console = console
-        self.rows = {step.name: (described(step), "waiting", "") for step in steps}
+        self.rows = {step.name: (describe_step(step), "waiting", "") for step in steps}
         self.running: dict[str, tuple[float, Path]] = {}
-        self.live = Live(console=console, refresh_per_second=2, get_renderable=self._drawn)
+        self.live = Live(console=console, refresh_per_second=2, get_renderable=self._draw)
 
     def __enter__(self) -> Self:
         self.live.__enter__()
@@ -134,7 +133,7 @@ class Board(Lines):
     ) -> None:
         self.live.__exit__(kind, error, trace)
 
-    def started(self, step: Step, log: Path) -> None:
+    def started(self, step: PlanStep, log: Path) -> None:
         """Mark a step as running."""
         self.running[step.name] = (time.monotonic(), log)
 
@@ -144,14 +143,14 @@ class Board(Lines):
         name = self.rows.get(record.step, (record.step, "", ""))[0]
         took = f"{record.seconds:.1f} s" if record.start else ""
         self.rows[record.step] = (name, record.status, "  ".join(part for part in (took, record.reason) if part))
-        for line in failure(record):
+        for line in describe_failure(record):
             self.say(line)
 
     def say(self, line: str) -> None:
         """Print a line above the table."""
         self.console.print(Text(plain(line)))
 
-    def _drawn(self) -> Group:
+    def _draw(self) -> Group:
         table = Table(box=None, pad_edge=False)
         for title in ("step", "state", "time"):
             table.add_column(title)
@@ -160,13 +159,13 @@ class Board(Lines):
             if name in running:
                 state, more = "running", f"{time.monotonic() - running[name][0]:.0f} s"
             mark = Text(_MARKS.get(state, state), _STYLES.get(state, "cyan"))
-            table.add_row(Text(in_one_line(words)), mark, Text(in_one_line(more)))
+            table.add_row(Text(one_line(words)), mark, Text(one_line(more)))
         tails = [Text(f"  {line}", "dim") for _, log in running.values() for line in last_lines(log, _TAIL)]
         return Group(table, *tails)
 
 
 def last_lines(log: Path, count: int) -> list[str]:
-    """Return the last lines of a log that is being written; none if there is nothing yet."""
+    """Return the last lines of a log that is being written."""
     try:
         with open_regular(log) as file:
             file.seek(max(0, file.seek(0, 2) - 4000))
@@ -177,9 +176,9 @@ def last_lines(log: Path, count: int) -> list[str]:
     return [line for line in shown if line.strip()][-count:]
 
 
-def view_for(steps: tuple[Step, ...], as_json: bool) -> Lines:
-    """Return what fits where the output goes."""
+def progress_for(steps: tuple[PlanStep, ...], as_json: bool) -> LineProgress:
+    """Return the progress that fits the output: a terminal, a pipe, or JSON."""
     if as_json:
-        return Records()
+        return JsonProgress()
     console = Console()
-    return Board(console, steps) if console.is_terminal else Lines()
+    return TableProgress(console, steps) if console.is_terminal else LineProgress()

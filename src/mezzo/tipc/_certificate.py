@@ -1,6 +1,6 @@
 """What makes a certificate mean something: checks of numbers, added to a plan before it is run and judged afterwards.
 
-`with_checks` lets mixed trainings print their operators and puts a float32 training of the same command beside each;
+`add_checks` lets mixed trainings print their operators and puts a float32 training of the same command beside each;
 `write_certificate` judges: loss curves, operators, export parity, CPU against GPU, memory and speed.
 """
 
@@ -12,12 +12,12 @@ from pathlib import Path
 
 from mezzo.errors import MezzoError
 from mezzo.files import write_text
-from mezzo.tipc._load import CERTIFICATE, Check, Run, load_run
-from mezzo.tipc._log_text import read_log
+from mezzo.tipc._logs import read_log
 from mezzo.tipc._measures import is_mixed, loss_curve, operator_table
-from mezzo.tipc._plan import Plan, Step
+from mezzo.tipc._plan import Plan, PlanStep
 from mezzo.tipc._profiles import PROFILES
 from mezzo.tipc._record import Record
+from mezzo.tipc._run_folder import CERTIFICATE, CertificateCheck, RecordedRun, load_run
 
 LOSS_BAND = 0.15
 """How far the loss at the end may lie from float32's, as a share of it or of its fall: whichever is larger.
@@ -37,16 +37,16 @@ _SPEED = re.compile(r"\bips: ([0-9.]+)|avg_ips: ([0-9.]+)")
 _MEMORY = re.compile(r"max_mem(?:ory)?[^0-9]*([0-9.]+) ?([MG]i?B)")
 
 
-def with_checks(plan: Plan) -> Plan:
+def add_checks(plan: Plan) -> Plan:
     """Return the plan with what the checks need; plans of other repositories stay as they are."""
     if not PROFILES[plan.profile].runs_mezzo:
         return plan
-    steps: list[Step] = []
+    steps: list[PlanStep] = []
     for step in plan.steps:
         if step.kind != "train" or not _is_mixed(step.bare):
             steps.append(step)
             continue
-        steps.append(step.longer(" --log_ops"))
+        steps.append(step.with_arguments("--log_ops"))
         steps.append(_in_float32(step))
     return replace(plan, steps=tuple(steps))
 
@@ -56,7 +56,7 @@ def _is_mixed(command: str) -> bool:
     return level is not None and level[2] != "O0"
 
 
-def _in_float32(step: Step) -> Step:
+def _in_float32(step: PlanStep) -> PlanStep:
     """Return the same training in float32, into a folder of its own."""
     bare = _PRECISION.sub(r"\g<1>fp32", _LEVEL.sub(r"\g<1>O0", step.bare))
     save = (
@@ -89,7 +89,9 @@ def write_certificate(folder: Path, say: Callable[[str], object]) -> int:
     checks = [*_losses(run), *_operators(run), *_parity(run), *_devices(run), *_ratios(run)]
     if not checks:
         checks = [
-            Check(name="chain", passed=None, measured="", limit="", text="no mixed training of mezzo's own in this run")
+            CertificateCheck(
+                name="chain", passed=None, measured="", limit="", text="no mixed training of mezzo's own in this run"
+            )
         ]
     commands = [{"step": record.step, "command": record.command, "status": record.status} for record in run.records]
     content = {
@@ -111,13 +113,13 @@ def write_certificate(folder: Path, say: Callable[[str], object]) -> int:
     return 1 if content["passed"] is False else 0
 
 
-def _passed(checks: list[Check]) -> bool | None:
+def _passed(checks: list[CertificateCheck]) -> bool | None:
     """Return the verdict on all: None where nothing could be checked, which is no success."""
     verdicts = {check.passed for check in checks}
     return False if False in verdicts else True if True in verdicts else None
 
 
-def _pairs(run: Run) -> Iterable[tuple[Record, Record]]:
+def _pairs(run: RecordedRun) -> Iterable[tuple[Record, Record]]:
     """Return mixed trainings with their float32 twins."""
     twins = {record.labels.get("of", ""): record for record in run.records if record.kind == "check"}
     for record in run.records:
@@ -125,17 +127,17 @@ def _pairs(run: Run) -> Iterable[tuple[Record, Record]]:
             yield record, twins[record.step]
 
 
-def _log(run: Run, record: Record) -> str:
+def _log(run: RecordedRun, record: Record) -> str:
     path = run.log_of(record)
     return (read_log(path) or "") if path is not None and record.status == "passed" else ""
 
 
-def _losses(run: Run) -> Iterable[Check]:
+def _losses(run: RecordedRun) -> Iterable[CertificateCheck]:
     for mixed, full in _pairs(run):
         name = f"loss curve of {mixed.step}"
         one, other = loss_curve(_log(run, mixed)), loss_curve(_log(run, full))
         if one is None or other is None or not one.points or not other.points:
-            yield Check(name=name, passed=None, measured="", limit="", text="no loss in one of the two logs")
+            yield CertificateCheck(name=name, passed=None, measured="", limit="", text="no loss in one of the two logs")
             continue
         last = [_end(curve.points) for curve in (one, other)]
         fall = abs(other.points[0][1] - last[1])
@@ -143,7 +145,7 @@ def _losses(run: Run) -> Iterable[Check]:
         text = f"mixed {last[0]:.4f}, float32 {last[1]:.4f} at the end, band {band:.4f}"
         text += f", {one.num_bad} lines not finite" if one.num_bad else ""
         passed = difference <= band and not one.num_bad
-        yield Check(name=name, passed=passed, measured=f"{difference:.4f}", limit=f"{band:.4f}", text=text)
+        yield CertificateCheck(name=name, passed=passed, measured=f"{difference:.4f}", limit=f"{band:.4f}", text=text)
 
 
 def _end(points: tuple[tuple[int, float], ...]) -> float:
@@ -151,7 +153,7 @@ def _end(points: tuple[tuple[int, float], ...]) -> float:
     return sum(value for _, value in last) / len(last)
 
 
-def _operators(run: Run) -> Iterable[Check]:
+def _operators(run: RecordedRun) -> Iterable[CertificateCheck]:
     for record in run.records:
         if record.kind != "train" or not is_mixed(record) or "--log_ops" not in record.command:
             continue
@@ -163,33 +165,41 @@ def _operators(run: Run) -> Iterable[Check]:
         rows = rows or [row for row in table.rows if row.is_product] if table else []
         half, full = sum(row.fp16 + row.bf16 for row in rows), sum(row.fp32 + row.other for row in rows)
         if not half + full:
-            yield Check(name=name, passed=None, measured="", limit="", text="no table of operators in the log")
+            yield CertificateCheck(
+                name=name, passed=None, measured="", limit="", text="no table of operators in the log"
+            )
             continue
         share = half / (half + full)
         text = f"{what}: {half} calls in half, {full} in float32"
         if not share and run.info.machine.get("GPUs", "none") == "none":
             text += "; this CPU has no half arithmetic: white operators take and give half, and compute in float32"
-            yield Check(name=name, passed=None, measured=f"{share:.3f}", limit=f"{HALF_SHARE}", text=text)
+            yield CertificateCheck(name=name, passed=None, measured=f"{share:.3f}", limit=f"{HALF_SHARE}", text=text)
             continue
-        yield Check(name=name, passed=share >= HALF_SHARE, measured=f"{share:.3f}", limit=f"{HALF_SHARE}", text=text)
+        yield CertificateCheck(
+            name=name, passed=share >= HALF_SHARE, measured=f"{share:.3f}", limit=f"{HALF_SHARE}", text=text
+        )
 
 
-def _parity(run: Run) -> Iterable[Check]:
+def _parity(run: RecordedRun) -> Iterable[CertificateCheck]:
     for record in run.records:
         if record.kind != "export":
             continue
         name = f"parity of {record.step}"
         if record.status != "passed":
-            yield Check(
+            yield CertificateCheck(
                 name=name, passed=None, measured="", limit="", text=f"the export {record.status}: {record.reason}"
             )
             continue
         errors = [float(value) for value in _PARITY.findall(_log(run, record)) if _is_number(value)]
         if not errors:
-            yield Check(name=name, passed=None, measured="", limit="", text="the log of the export names no error")
+            yield CertificateCheck(
+                name=name, passed=None, measured="", limit="", text="the log of the export names no error"
+            )
             continue
         text = f"largest error {max(errors):.2e}; beyond its tolerance the export fails by itself"
-        yield Check(name=name, passed=True, measured=f"{max(errors):.2e}", limit="the export's tolerance", text=text)
+        yield CertificateCheck(
+            name=name, passed=True, measured=f"{max(errors):.2e}", limit="the export's tolerance", text=text
+        )
 
 
 def _is_number(word: str) -> bool:
@@ -200,45 +210,51 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def _devices(run: Run) -> Iterable[Check]:
+def _devices(run: RecordedRun) -> Iterable[CertificateCheck]:
     """Compare what an exported model predicts on the CPU and on the GPU."""
     for record in run.records:
         if record.kind != "export" or record.status != "passed":
             continue
         name = f"CPU against GPU of {record.step}"
         if run.info.machine.get("GPUs", "none") == "none":
-            yield Check(name=name, passed=None, measured="", limit="", text="no GPU on this machine")
+            yield CertificateCheck(name=name, passed=None, measured="", limit="", text="no GPU on this machine")
             continue
         from mezzo.tipc._agreement import agreement, exported_folder
 
         folder = exported_folder(record)
         if folder is None:
-            yield Check(name=name, passed=None, measured="", limit="", text="no exported model where the command says")
+            yield CertificateCheck(
+                name=name, passed=None, measured="", limit="", text="no exported model where the command says"
+            )
             continue
         try:
             share, images = agreement(folder)
         except (MezzoError, RuntimeError, ValueError, OSError) as error:  # the rest of the certificate still counts
             text = f"could not be compared: {' '.join(str(error).split())[:200]}"
-            yield Check(name=name, passed=None, measured="", limit="", text=text)
+            yield CertificateCheck(name=name, passed=None, measured="", limit="", text=text)
             continue
         text = f"{share:.4%} of the classes of {images} images are equal (ONNX Runtime on the CPU, torch on the GPU)"
-        yield Check(name=name, passed=share >= AGREEMENT, measured=f"{share:.4f}", limit=f"{AGREEMENT}", text=text)
+        yield CertificateCheck(
+            name=name, passed=share >= AGREEMENT, measured=f"{share:.4f}", limit=f"{AGREEMENT}", text=text
+        )
 
 
-def _ratios(run: Run) -> Iterable[Check]:
+def _ratios(run: RecordedRun) -> Iterable[CertificateCheck]:
     for mixed, full in _pairs(run):
         speeds = [_number_after(_SPEED, _log(run, record)) for record in (mixed, full)]
         name = f"speed of {mixed.step}"
         if speeds[0] is None or not speeds[1]:
-            yield Check(name=name, passed=None, measured="", limit="", text="no speed in one of the two logs")
+            yield CertificateCheck(
+                name=name, passed=None, measured="", limit="", text="no speed in one of the two logs"
+            )
         else:
             ratio = speeds[0] / speeds[1]
             text = f"{speeds[0]:.1f} samples/s mixed, {speeds[1]:.1f} in float32; reported, no limit"
-            yield Check(name=name, passed=True, measured=f"{ratio:.2f}x", limit="", text=text)
+            yield CertificateCheck(name=name, passed=True, measured=f"{ratio:.2f}x", limit="", text=text)
         memory = [_number_after(_MEMORY, _log(run, record)) for record in (mixed, full)]
         if memory[0] is not None and memory[1]:
             text = f"{memory[0]:g} mixed, {memory[1]:g} in float32; reported, no limit"
-            yield Check(
+            yield CertificateCheck(
                 name=f"memory of {mixed.step}",
                 passed=True,
                 measured=f"{memory[0] / memory[1]:.2f}x",

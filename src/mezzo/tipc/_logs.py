@@ -1,4 +1,4 @@
-"""Logs are foreign text: colours, control characters, gigabytes. Here they become plain and bounded."""
+"""Read logs of any program: control characters are removed, and the size is limited."""
 
 import os
 import re
@@ -7,18 +7,18 @@ from pathlib import Path
 from mezzo.files import FileError, open_regular, plain
 
 READ_BYTES = 4 * 2**20
-"""Of a longer log, half of this is read from each end."""
+"""Largest number of bytes that is read; of a longer log, half of it from each end."""
 
 TAIL_LINES = 60
 LINE_CHARS = 2000
 NOTICE = "mezzo tipc: "
-"""What the lines that the runner itself puts at the head of a log begin with."""
+"""Prefix of the lines that the runner writes at the head of a log."""
 
 _RAISED = re.compile(r"(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt)\b: ")
 
 
 def read_log(path: Path) -> str | None:
-    """Return what a log says, plain; of a long one the two ends. None if there is no such file to read."""
+    """Return a log as plain text, of a long one the two ends; None if it cannot be read."""
     try:
         with open_regular(path) as file:
             return _shortened(plain(_read_ends(file.fileno()).decode(errors="replace")))
@@ -36,7 +36,7 @@ def tail(text: str, lines: int = TAIL_LINES) -> str:
 
 
 def one_line(text: str, chars: int = 160) -> str:
-    r"""Return a text as one line, its end left out where it is long.
+    r"""Return a text as one line, cut if it is long.
 
     >>> one_line("exit status 1:\n  no such file", 16)
     'exit status 1...'
@@ -45,14 +45,14 @@ def one_line(text: str, chars: int = 160) -> str:
     return words if len(words) <= chars else f"{words[: chars - 3]}..."
 
 
-def why(text: str) -> str:
-    r"""Return the line of a log that says why its command failed: an error's own, else the last one; empty if there is none.
+def failure_line(text: str) -> str:
+    r"""Return the line that says why a command failed: the error message, otherwise the last line; empty if there is none.
 
-    A launcher prints many lines after the error of the process that it watched.
+    A launcher prints many lines after the error of its worker.
 
-    >>> why("epoch 1\nmezzo: no such file\nTraceback ...\nChildFailedError:\n====\n")
+    >>> failure_line("epoch 1\nmezzo: no such file\nTraceback ...\nChildFailedError:\n====\n")
     'mezzo: no such file'
-    >>> why("Traceback (most recent call last):\n  File ...\nValueError: bad\n")
+    >>> failure_line("Traceback (most recent call last):\n  File ...\nValueError: bad\n")
     'ValueError: bad'
     """
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(NOTICE)]

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from mezzo.files import FileError, read_bytes
-from mezzo.tipc._plan import Plan, Step
+from mezzo.tipc._plan import Plan, PlanStep
 from mezzo.tipc._process import Ended, environment, run_command, training_logs
-from mezzo.tipc._status import append_line, banner, print_status, status_line
+from mezzo.tipc._status_file import append_line, print_status
 from mezzo.tipc._text import evaluated
 
 Replan = Callable[[str], Plan]
@@ -19,7 +19,7 @@ Replan = Callable[[str], Plan]
 
 def run_as_scripts(
     plan: Plan, root: Path, replan: Replan, stop: Callable[[], str] = lambda: ""
-) -> list[tuple[Step, Ended, bool]]:
+) -> list[tuple[PlanStep, Ended, bool]]:
     """Run a plan from `root` and return what was run, how it ended and what the script makes of it.
 
     Args:
@@ -29,10 +29,10 @@ def run_as_scripts(
         stop: A text ends the run.
 
     """
-    done: list[tuple[Step, Ended, bool]] = []
+    done: list[tuple[PlanStep, Ended, bool]] = []
     status_file = root / plan.status_file
     if plan.banner:
-        append_line(status_file, banner(plan))
+        append_line(status_file, plan.banner_line)
     elif plan.model or plan.steps:
         status_file.parent.mkdir(parents=True, exist_ok=True)
     folder, index, replanned = root, 0, False
@@ -44,7 +44,7 @@ def run_as_scripts(
         ended = _run(step, folder, stop)
         passed = _judged(step, ended, folder)
         if step.status is not None:
-            line = status_line(step, passed)
+            line = step.status_line(passed)
             print_status(line)
             append_line(status_file, line)
         done.append((step, ended, passed))
@@ -54,15 +54,15 @@ def run_as_scripts(
     return done
 
 
-def _expanded(step: Step, folder: Path) -> Step:
+def _expanded(step: PlanStep, folder: Path) -> PlanStep:
     """Expand the wildcards that the script expands when it composes the command."""
     if not step.pattern:
         return step
     found = sorted(glob.glob(step.pattern, root_dir=folder))
-    return step.reworded(step.pattern, " ".join(found)) if found else step
+    return step.with_text(step.pattern, " ".join(found)) if found else step
 
 
-def _run(step: Step, folder: Path, stop: Callable[[], str]) -> Ended:
+def _run(step: PlanStep, folder: Path, stop: Callable[[], str]) -> Ended:
     command = evaluated(step.text)
     log = folder / step.log if step.output in ("tee", "file") else None
     echo = sys.stdout.buffer if step.output == "tee" else None
@@ -89,7 +89,7 @@ def _show(log: Path) -> None:
     sys.stdout.buffer.flush()
 
 
-def _judged(step: Step, ended: Ended, folder: Path) -> bool:
+def _judged(step: PlanStep, ended: Ended, folder: Path) -> bool:
     """Return the scripts' own verdict: of some, the exit status of copying a training log, which is done here."""
     found = training_logs(step, folder)
     if found is None:

@@ -28,7 +28,7 @@ class RunFolderError(MezzoError, ValueError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Check:
+class CertificateCheck:
     """One line of a certificate."""
 
     name: str
@@ -40,14 +40,14 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class RecordedRun:
     """A run as its directory tells it."""
 
     directory: Path
     info: RunInfo
     records: tuple[Record, ...]
     """In the order in which the steps first ended; of a step that was run again, the last record."""
-    checks: tuple[Check, ...] = ()
+    checks: tuple[CertificateCheck, ...] = ()
     """Of its certificate; empty where there is none."""
     notes: tuple[str, ...] = ()
     """What is odd about the files: a record that was cut off."""
@@ -66,7 +66,7 @@ class Run:
         return next((place for place in places if _is_file_below(place, directory)), None)
 
 
-def load_run(directory: Path | str) -> Run:
+def load_run(directory: Path | str) -> RecordedRun:
     """Read a run back.
 
     A last record that was cut off, as a killed runner leaves it, is left out and noted.
@@ -84,7 +84,7 @@ def load_run(directory: Path | str) -> Run:
     except ValueError as error:
         raise RunFolderError(f"{info_path}: {error}") from None
     records, notes = _read_records(directory / RECORDS)
-    return Run(directory=directory, info=info, records=records, checks=_read_checks(directory), notes=notes)
+    return RecordedRun(directory=directory, info=info, records=records, checks=_read_checks(directory), notes=notes)
 
 
 def find_runs(directories: Iterable[Path | str]) -> list[Path]:
@@ -185,7 +185,7 @@ def _check_seconds(seconds: Any) -> None:
         raise ValueError(f"'seconds' is {short_repr(seconds)}, not a number from 0 to {MOST_SECONDS:.0e}")
 
 
-def _read_checks(directory: Path) -> tuple[Check, ...]:
+def _read_checks(directory: Path) -> tuple[CertificateCheck, ...]:
     path = directory / CERTIFICATE
     if not os.path.lexists(path):
         return ()
@@ -199,14 +199,14 @@ def _read_checks(directory: Path) -> tuple[Check, ...]:
         raise RunFolderError(f"{path}: {error}") from None
 
 
-def _check_of(values: Any) -> Check:
+def _check_of(values: Any) -> CertificateCheck:
     if not isinstance(values, dict) or not isinstance(values.get("name"), str):
         raise ValueError("a check needs a name")
     passed = values.get("passed")
     if passed is not None and not isinstance(passed, bool):
         raise ValueError(f"check '{values['name']}': passed is {short_repr(passed)}, neither true, false nor null")
     measured, limit, text = (_shown(values.get(name)) for name in ("measured", "limit", "text"))
-    return Check(name=values["name"], passed=passed, measured=measured, limit=limit, text=text)
+    return CertificateCheck(name=values["name"], passed=passed, measured=measured, limit=limit, text=text)
 
 
 def _shown(value: Any) -> str:

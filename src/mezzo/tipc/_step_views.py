@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from mezzo.tipc._load import Run
-from mezzo.tipc._log_text import one_line, read_log, tail
+from mezzo.tipc._logs import one_line, read_log, tail
 from mezzo.tipc._measures import Latency, LossCurve, OperatorTable, is_mixed, latencies, loss_curve, operator_table
 from mezzo.tipc._record import Record
+from mezzo.tipc._run_folder import RecordedRun
 
 BAD = ("failed", "timeout", "interrupted")
 SYMBOLS: dict[str, str] = {"failed": "✗", "timeout": "!", "interrupted": "■", "passed": "✓", "skipped": "○"}
@@ -20,7 +20,7 @@ _NONE = ("", "null")  # what a configuration writes for a setting that is not ma
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shown:
+class StepView:
     """A step and all that a page tells of it."""
 
     record: Record
@@ -56,7 +56,7 @@ class Shown:
         return ", ".join(f"{name} {value}" for name, value in self.record.labels.items() if value not in _NONE)
 
 
-def show_steps(run: Run, number: int, page: Path) -> list[Shown]:
+def view_steps(run: RecordedRun, number: int, page: Path) -> list[StepView]:
     """Return the steps of a run, their logs read; `number` tells the run from others on the page."""
     groups = _groups(run.records)
     return [
@@ -65,11 +65,11 @@ def show_steps(run: Run, number: int, page: Path) -> list[Shown]:
     ]
 
 
-def _show(run: Run, record: Record, group: dict[str, str], anchor: str, page: Path) -> Shown:
+def _show(run: RecordedRun, record: Record, group: dict[str, str], anchor: str, page: Path) -> StepView:
     path = run.log_of(record)
     text = (read_log(path) if path else None) or ""
     trains = record.kind == "train"
-    return Shown(
+    return StepView(
         record=record,
         anchor=anchor,
         group=tuple(group.items()),

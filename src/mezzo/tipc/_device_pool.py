@@ -1,16 +1,16 @@
 """Which steps may run side by side: those whose cards and cores are free."""
 
-from mezzo.tipc._plan import CVD, Step
+from mezzo.tipc._plan import CVD, PlanStep
 
 
-class Slots:
+class DevicePool:
     """Devices that steps take and give back: cards one by one, cores by number."""
 
     def __init__(self, gpus: int, cores: int, jobs: int) -> None:
         self.cards, self.cores, self.jobs, self.all_cores = set(range(gpus)), cores, jobs, cores
         self.held: dict[str, tuple[set[int], int]] = {}
 
-    def take(self, step: Step) -> bool:
+    def take(self, step: PlanStep) -> bool:
         """Take what a step needs, if it is free."""
         if len(self.held) >= self.jobs:
             return False
@@ -22,13 +22,13 @@ class Slots:
         self.held[step.name] = (cards, cores)
         return True
 
-    def give_back(self, step: Step) -> None:
+    def give_back(self, step: PlanStep) -> None:
         """Give back what it held."""
         cards, cores = self.held.pop(step.name)
         self.cards |= cards
         self.cores += cores
 
-    def _needed(self, step: Step) -> tuple[set[int], int]:
+    def _needed(self, step: PlanStep) -> tuple[set[int], int]:
         visible = step.env.get(CVD) or ""
         cards = {int(card) for card in visible.split(",") if card.isdigit()}
         if step.labels.get("device") == "cpu":
