@@ -29,8 +29,11 @@ check: $(READY)
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
+# One process per core with one thread each: two that use all cores wait for each other.
+PARALLEL := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+
 test: check docs
-	$(BIN)/python -m pytest
+	$(PARALLEL)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m 'slow and not gpu and not data'

@@ -716,6 +716,7 @@ def corrupt_zip() -> bytes:
             "does not look like mini_supervisely: no test_tipc/data/mini_supervisely/train.txt in it",
         ),
     ],
+    ids="text empty cut encrypted corrupt file-and-folder long-name other-data".split(),  # a gzip holds the time
 )
 def test_what_is_no_archive_of_the_set_is_named(tmp_path, fetch, archive, message):
     with pytest.raises((DataError, FileError), match=re.escape(message)):
