@@ -8,7 +8,7 @@ from scaled import CLOSE, assert_same, half_model, set_grads, values
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
-from mezzo.amp._scaler import GradScaler, LossScaleFloorError
+from mezzo.amp import GradScaler, LossScaleFloorError
 from mezzo.optim import attach, master_of
 
 # Gradients are made by hand here, without a loss.
@@ -42,7 +42,7 @@ def test_lists_and_tuples_of_losses_are_scaled() -> None:
     one, (two, three) = scaler.scale([torch.tensor(1.0), (torch.tensor(2.0), torch.tensor(3.0))])
     assert (one.item(), two.item(), three.item()) == (2.0, 4.0, 6.0)
     for wrong in (1.0, "loss", {"loss": torch.ones(())}):
-        with pytest.raises(TypeError, match=f"a tensor or an iterable of tensors; got {type(wrong).__name__}"):
+        with pytest.raises(TypeError, match=f"got {type(wrong).__name__}"):
             scaler.scale(wrong)
 
 
@@ -133,7 +133,7 @@ def test_step_returns_what_the_optimizer_returns_and_takes_no_closure() -> None:
     assert result == "done"
     assert [(p is weight, g is weight.grad) for p, g in params_grads] == [(True, True)]
     assert GradScaler().step(optimizer, None) == GradScaler().step(optimizer, closure=None) == "done"
-    with pytest.raises(RuntimeError, match=r"step\(\) takes no closure: evaluate it before"):
+    with pytest.raises(RuntimeError, match="closure"):
         GradScaler().step(optimizer, lambda: None)
     with pytest.raises(TypeError, match="got Linear"):
         GradScaler().step(nn.Linear(1, 1))
@@ -171,18 +171,18 @@ def ready(dynamic: bool = True) -> tuple[GradScaler, SGD]:
 
 def test_wrong_orders_are_errors_that_say_what_to_do() -> None:
     scaler, optimizer = ready()
-    with pytest.raises(RuntimeError, match=r"update\(\) without a step since the last update\(\): call step"):
+    with pytest.raises(RuntimeError, match=r"call step"):
         scaler.update()
     scaler.unscale_(optimizer)
-    with pytest.raises(RuntimeError, match=r"unscale_\(\) was already called on this optimizer since"):
+    with pytest.raises(RuntimeError, match=r"unscale_\(\).*already"):
         scaler.unscale_(optimizer)
     scaler.step(optimizer)
-    with pytest.raises(RuntimeError, match=r"unscale_\(\) is called after step\(\): call update\(\)"):
+    with pytest.raises(RuntimeError, match=r"unscale_\(\).*call update\(\)"):
         scaler.unscale_(optimizer)
-    with pytest.raises(RuntimeError, match=r"clip_grad_norm_\(\) is called after step\(\)"):
+    with pytest.raises(RuntimeError, match=r"clip_grad_norm_\(\).*after step\(\)"):
         scaler.clip_grad_norm_(optimizer, 1.0)
     for call in (scaler.step, scaler.minimize):
-        with pytest.raises(RuntimeError, match=r"step\(\) was already called on this optimizer since the last update"):
+        with pytest.raises(RuntimeError, match=r"step\(\).*call update\(\)"):
             call(optimizer)
     scaler.update()
     with pytest.raises(RuntimeError, match="without a step"):

@@ -8,8 +8,7 @@ from scaled import CLOSE, assert_same, half_model, set_grads, values, wide
 from torch import nn
 from torch.optim import SGD, AdamW, RMSprop
 
-from mezzo.amp import debugging, decorate
-from mezzo.amp._scaler import GradScaler
+from mezzo.amp import GradScaler, debugging, decorate
 from mezzo.optim import attach, attach_master, master_of
 
 # Gradients are made by hand here, without a loss.
@@ -110,7 +109,7 @@ def test_clipping_applies_to_one_step_only_and_sees_overflow() -> None:
 
 @pytest.mark.parametrize("max_norm", [float("nan"), -1.0])
 def test_clipping_refuses_norms_that_are_none(max_norm: float) -> None:
-    with pytest.raises(ValueError, match=r"max_norm=.*: must be a number of at least 0"):
+    with pytest.raises(ValueError, match="max_norm="):
         GradScaler().clip_grad_norm_(SGD([nn.Parameter(torch.zeros(1))], lr=1.0), max_norm)
 
 
@@ -188,8 +187,6 @@ def test_gradients_that_change_after_clipping_are_an_error(change: str) -> None:
     else:
         model.weight.grad = torch.ones_like(model.weight) if change == "replace one" else None
     before = master_of(model.weight).clone()
-    with pytest.raises(
-        RuntimeError, match=r"gradients changed between clip_grad_norm_.. and step..: clip after the last"
-    ):
+    with pytest.raises(RuntimeError, match="clip after the last backward"):
         optimizer.step()
     assert torch.equal(master_of(model.weight), before)

@@ -9,8 +9,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, RMSprop
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mezzo.amp import auto_cast
-from mezzo.amp._scaler import GradScaler
+from mezzo.amp import GradScaler, auto_cast
 from mezzo.optim import StepEngine, attach, master_of
 from no_waiting import no_waiting
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has 
 
 def rank_main(rank: int, port: int) -> None:
     """What each process checks; an assertion that fails here fails the spawn."""
-    from mezzo.amp._scaler import GradScaler
+    from mezzo.amp import GradScaler
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
@@ -75,7 +75,7 @@ def rank_main(rank: int, port: int) -> None:
             scaler.minimize(optimizer)
             optimizer.zero_grad()
             scaler.scale(model(torch.ones(1, 2)).sum()).backward()
-            with pytest.warns(UserWarning, match="clip_grad_norm_ is called with gradients that carry the loss scale"):
+            with pytest.warns(UserWarning, match="clip_grad_norm_.*loss scale"):
                 nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
         # The generic path (amsgrad) takes DTensors.
         stepped = parameter(Shard(0))

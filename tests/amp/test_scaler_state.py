@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import math
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from mezzo.amp._scaler import GradScaler
+from mezzo.amp import GradScaler
 
 # Gradients are made by hand here, without a loss.
 pytestmark = pytest.mark.filterwarnings("ignore:.*before any scale")
@@ -117,24 +118,24 @@ def test_an_initial_scale_below_the_floor_is_lifted_at_the_first_decrease() -> N
 
 
 @pytest.mark.parametrize(
-    ("argument", "value", "message"),
+    ("argument", "value"),
     [
-        ("incr_ratio", 1.0, r"incr_ratio=1.0: must be finite and above 1"),
-        ("incr_ratio", math.inf, r"incr_ratio=inf: must be finite and above 1"),
-        ("decr_ratio", 1.0, r"decr_ratio=1.0: must be between 0 and 1"),
-        ("decr_ratio", 0.0, r"decr_ratio=0.0: must be between 0 and 1"),
-        ("decr_ratio", -0.5, r"decr_ratio=-0.5: must be between 0 and 1"),
-        ("init_loss_scaling", 0.0, r"init_loss_scaling=0.0: must be positive and finite in float32"),
-        ("init_loss_scaling", math.nan, r"init_loss_scaling=nan: must be positive and finite in float32"),
-        ("init_loss_scaling", 1e39, r"init_loss_scaling=1e\+39: must be positive and finite in float32"),
-        ("incr_every_n_steps", -1, r"incr_every_n_steps=-1: must be a whole number from 0 \(never\)"),
-        ("decr_every_n_nan_or_inf", 1.5, r"decr_every_n_nan_or_inf=1.5: must be a whole number from 0"),
-        ("min_loss_scaling", -1.0, r"min_loss_scaling=-1.0: must be finite and at least 0"),
-        ("max_skips_at_floor", 0, r"max_skips_at_floor=0: must be a whole number of at least 1, or None"),
+        ("incr_ratio", 1.0),
+        ("incr_ratio", math.inf),
+        ("decr_ratio", 1.0),
+        ("decr_ratio", 0.0),
+        ("decr_ratio", -0.5),
+        ("init_loss_scaling", 0.0),
+        ("init_loss_scaling", math.nan),
+        ("init_loss_scaling", 1e39),
+        ("incr_every_n_steps", -1),
+        ("decr_every_n_nan_or_inf", 1.5),
+        ("min_loss_scaling", -1.0),
+        ("max_skips_at_floor", 0),
     ],
 )
-def test_values_out_of_range_are_refused(argument: str, value: float, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_values_out_of_range_are_refused(argument: str, value: float) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"{argument}={value!r}")):
         GradScaler(**{argument: value})
 
 
@@ -199,9 +200,9 @@ def test_loading_into_a_placed_scaler_replaces_the_live_state() -> None:
 
 
 def test_empty_and_incomplete_state_dicts_are_refused() -> None:
-    with pytest.raises(RuntimeError, match="saved by a GradScaler with enable=False"):
+    with pytest.raises(RuntimeError, match="enable=False"):
         GradScaler().load_state_dict({})
-    with pytest.raises(ValueError, match="lacks incr_ratio, decr_ratio, incr_every_n_steps"):
+    with pytest.raises(ValueError, match="incr_ratio, decr_ratio, incr_every_n_steps"):
         GradScaler().load_state_dict({"scale": 1.0})
     GradScaler(enable=False).load_state_dict({})
 
@@ -221,7 +222,7 @@ def test_getters_and_setters() -> None:
     assert scaler.scale(torch.ones(())).item() == 16.0
     scaler.set_init_loss_scaling(32.0)  # also when the state is on a device
     assert scaler.get_scale() == 32.0
-    with pytest.raises(ValueError, match=r"incr_ratio=0.5: must be finite and above 1"):
+    with pytest.raises(ValueError, match=r"incr_ratio=0\.5"):
         scaler.set_incr_ratio(0.5)
     assert scaler.get_incr_ratio() == 3.0
 
@@ -259,16 +260,16 @@ def test_a_torch_scalers_state_is_understood() -> None:
         ({"scale": torch.tensor(1e39, dtype=torch.float64)}, r"scale=1e\+39 would skip every step"),
         ({"scale": -2.0}, "scale=-2.0 would skip every step"),
         ({"scale": 0.0}, "scale=0.0 would skip every step"),
-        ({"scale": 1e-46}, "scale=1e-46 would skip every step"),
-        ({"scale": "big"}, "scale='big': must be a number, not str"),
-        ({"scale": np.ones(2)}, "scale has 2 elements; must be one number"),
-        ({"scale": torch.ones(0)}, "scale has 0 elements; must be one number"),
-        ({"incr_count": 2**40}, "incr_count=1099511627776; must be a whole number from 0 to 2147483647"),
-        ({"decr_count": -1}, "decr_count=-1; must be a whole number"),
-        ({"skipped_steps": math.nan}, "skipped_steps=nan; must be a whole number"),
-        ({"skips_at_floor": 1.5}, "skips_at_floor=1.5; must be a whole number"),
-        ({"incr_count": None}, "incr_count=None: must be a number"),
-        ({"incr_ratio": 0.5}, "incr_ratio=0.5: must be finite and above 1"),
+        ({"scale": 1e-46}, "scale=1e-46"),
+        ({"scale": "big"}, "scale='big'"),
+        ({"scale": np.ones(2)}, "scale has 2 elements"),
+        ({"scale": torch.ones(0)}, "scale has 0 elements"),
+        ({"incr_count": 2**40}, "incr_count=1099511627776"),
+        ({"decr_count": -1}, "decr_count=-1"),
+        ({"skipped_steps": math.nan}, "skipped_steps=nan"),
+        ({"skips_at_floor": 1.5}, "skips_at_floor=1.5"),
+        ({"incr_count": None}, "incr_count=None"),
+        ({"incr_ratio": 0.5}, "incr_ratio=0.5"),
     ],
 )
 def test_a_state_out_of_range_is_one_clear_line_and_changes_nothing(changes: dict, message: str) -> None:
@@ -285,7 +286,7 @@ def test_a_state_out_of_range_is_one_clear_line_and_changes_nothing(changes: dic
 
 def test_a_torch_state_that_lacks_a_key_is_one_clear_line() -> None:
     state = {"scale": 2.0, "growth_factor": 2.0, "growth_interval": 7, "_growth_tracker": 0}
-    with pytest.raises(ValueError, match="the state dict of the scaler lacks decr_ratio"):
+    with pytest.raises(ValueError, match="lacks decr_ratio"):
         GradScaler().load_state_dict(state)
 
 
@@ -317,7 +318,7 @@ def test_gradients_are_not_divided_again_when_a_state_is_loaded_in_mid_step() ->
 def test_a_flag_that_is_none_is_refused_and_nothing_changes(value) -> None:
     scaler = GradScaler(init_loss_scaling=8.0)
     before = scaler.state_dict()
-    with pytest.raises(ValueError, match=r"use_dynamic_loss_scaling=.*must be True or False"):
+    with pytest.raises(ValueError, match="use_dynamic_loss_scaling="):
         scaler.load_state_dict({**before, "scale": 4.0, "use_dynamic_loss_scaling": value})
     assert scaler.state_dict() == before
     with pytest.raises(ValueError, match="must be True or False"):
@@ -334,9 +335,7 @@ def test_flags_may_be_numbers_and_arrays_of_one(flag) -> None:
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_scaler_is_not_copied_in_mid_step(again) -> None:
     scaler, optimizer, weight = unscaled_step(load=False)
-    message = (
-        r"cannot be pickled or copied between unscale_\(\), clip_grad_norm_\(\) or step\(\) and update\(\): do it after"
-    )
+    message = r"do it after update\(\)"
     for call in (lambda: None, lambda: scaler.step(optimizer)):
         call()
         with pytest.raises(RuntimeError, match=message):
@@ -385,7 +384,7 @@ def test_repr_never_reads_from_a_device(monkeypatch) -> None:
 
 
 def test_an_empty_state_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="the state dict is empty: it was saved by a GradScaler with enable=False"):
+    with pytest.raises(RuntimeError, match="enable=False"):
         GradScaler().load_state_dict({})
 
 

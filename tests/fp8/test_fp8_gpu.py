@@ -8,11 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, mse_loss
 
-from mezzo._torch.step_tier import step_tier
 from mezzo.amp import Fp8Recipe, GradScaler, Policy, auto_cast, decorate
-from mezzo.fp8 import E4M3, E5M2, fp8_linear, make_operand, multiply, text_of
-from mezzo.fp8._operands import AmaxHistory, Operand
-from mezzo.optim import attach_master
+from mezzo.fp8 import E4M3, E5M2, AmaxHistory, Operand, fp8_linear, make_operand, multiply, text_of
+from mezzo.optim import attach_master, step_tier
 from mezzo.record import release_memory
 from mezzo.static import capture_step, compile_step
 from no_waiting import no_waiting

@@ -91,9 +91,7 @@ def test_what_a_library_does_not_do_is_said_in_one_line(
         raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmulAlgoGetHeuristic(...`")
 
     monkeypatch.setattr("mezzo.fp8._product.scaled_mm", refuse)
-    with pytest.raises(
-        RuntimeError, match=rf"do not multiply torch.float8_e5m2 by torch.float8_e4m3fn with {how} into"
-    ):
+    with pytest.raises(RuntimeError, match=rf"float8_e5m2.*float8_e4m3fn.*{how}"):
         multiply(*operands(E5M2, torch.bfloat16, by_row), torch.bfloat16)
 
 

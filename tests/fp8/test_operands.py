@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from fp8_interpreter import round_as_torch_does
-from mezzo.fp8 import E4M3, E5M2, LARGEST, Fp8Recipe, _operands, amax_of, make_operand, round_to, scale_for
-from mezzo.fp8._operands import AmaxHistory
+from mezzo.fp8 import E4M3, E5M2, LARGEST, AmaxHistory, Fp8Recipe, amax_of, make_operand, round_to, scale_for
 from mezzo.optim import uses_triton
 
 SIZES = [(16, 16), (64, 64), (48, 80), (160, 144), (1, 7)]
@@ -72,8 +71,8 @@ def test_nothing_is_converted_to_nothing() -> None:
 
 
 def test_a_side_too_long_to_count_in_32_bits_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_operands, "MOST_SIDE", 31)
-    monkeypatch.setattr(_operands, "_convert_by_triton", lambda *_: pytest.fail("not by Triton"))
+    monkeypatch.setattr("mezzo.fp8._operands.MOST_SIDE", 31)
+    monkeypatch.setattr("mezzo.fp8._operands._convert_by_triton", lambda *_: pytest.fail("not by Triton"))
     x = torch.randn(16, 32, dtype=torch.bfloat16)
     scale = scale_for(x.float().abs().max(), E4M3)
     assert torch.equal(make_operand(x).values.float(), round_to(x, scale, E4M3).float())

@@ -33,11 +33,9 @@ def test_a_recipe_is_made_from_a_mapping_and_is_itself_already() -> None:
     assert Fp8Recipe.of(recipe.to_dict()) == recipe
     assert Fp8Recipe.of(None) == Fp8Recipe()
     assert recipe_of(text_of(recipe)) == recipe
-    with pytest.raises(
-        ValueError, match=r"fp8: unknown setting 'grad'; did you mean 'gradient'\? allowed: gradient, scaling"
-    ):
+    with pytest.raises(ValueError, match=r"'grad'.*'gradient'"):
         Fp8Recipe.of({"grad": "e4m3"})
-    with pytest.raises(TypeError, match="fp8='e4m3': must be an Fp8Recipe, or a mapping of its settings"):
+    with pytest.raises(TypeError, match=r"'e4m3'.*Fp8Recipe"):
         Fp8Recipe.of("e4m3")  # type: ignore[arg-type]
 
 
@@ -77,7 +75,7 @@ def test_the_recipe_is_part_of_a_policy_and_of_its_digest() -> None:
     assert "fp8" not in Policy.create("O2").to_dict()
     assert "fp8: None -> {" in Policy.create("O2").diff(plain)
     assert plain.in_float32().fp8 is None
-    with pytest.raises(ValueError, match=r"fp8 with level='O2': FP8 products are level O3's; say level='O3'"):
+    with pytest.raises(ValueError, match="level='O3'"):
         Policy.create("O2", fp8=Fp8Recipe())
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -9,23 +10,22 @@ import torch
 from torch import Tensor, nn
 
 from mezzo.amp import Fp8Recipe, auto_cast, decorate
-from mezzo.fp8 import _inputs, fp8_linear, text_of
+from mezzo.fp8 import fp8_linear, make_operand, text_of
 
 RECIPE = Fp8Recipe(emulate=True, min_width=0, min_size=0)
 TEXT = text_of(RECIPE)
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+def converted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of inputs that were converted."""
     found: list[tuple[int, ...]] = []
-    make = _inputs.make_operand
 
     def spy(x: Tensor, *args: Any, **options: Any) -> Any:
         found.append(tuple(x.shape))
-        return make(x, *args, **options)
+        return make_operand(x, *args, **options)
 
-    monkeypatch.setattr(_inputs, "make_operand", spy)
+    monkeypatch.setattr("mezzo.fp8._inputs.make_operand", spy)
     return found
 
 
@@ -41,7 +41,7 @@ def apart(layer: nn.Module, x: Tensor) -> Tensor:
     return fp8_linear(x.clone(), layer.weight.detach().clone(), layer.bias, TEXT)  # type: ignore[arg-type, operator]
 
 
-def test_three_layers_convert_their_input_once_and_keep_it_once(made: list[tuple[int, ...]]) -> None:
+def test_three_layers_convert_their_input_once_and_keep_it_once(converted: list[tuple[int, ...]]) -> None:
     layers, x = heads(), torch.randn(16, 32).bfloat16()
     kept: dict[int, Tensor] = {}
 
@@ -53,7 +53,7 @@ def test_three_layers_convert_their_input_once_and_keep_it_once(made: list[tuple
     region = auto_cast(level="O3", dtype="bfloat16", fp8=RECIPE)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), region:
         results = [layer(x) for layer in layers]
-    assert made == [(16, 32)]
+    assert converted == [(16, 32)]
     assert len(kept) == 1
     for result, layer in zip(results, layers, strict=True):
         assert torch.equal(result, apart(layer, x))
@@ -72,44 +72,44 @@ def test_gradients_are_those_of_layers_that_share_nothing() -> None:
     assert all(torch.equal(a, p.grad) for a, p in zip(together, layers.parameters(), strict=True))  # type: ignore[arg-type]
 
 
-def test_an_input_that_changed_is_converted_again(made: list[tuple[int, ...]]) -> None:
+def test_an_input_that_changed_is_converted_again(converted: list[tuple[int, ...]]) -> None:
     layer, x = heads()[0], torch.randn(16, 32).bfloat16()
     fp8_linear(x, layer.weight, layer.bias, TEXT)  # type: ignore[arg-type]
     x.mul_(3)
     assert torch.equal(fp8_linear(x, layer.weight, layer.bias, TEXT), apart(layer, x))  # type: ignore[arg-type]
     x.data = torch.randn(16, 32).bfloat16()
     assert torch.equal(fp8_linear(x, layer.weight, layer.bias, TEXT), apart(layer, x))  # type: ignore[arg-type]
-    assert len(made) == 3  # what it is compared with does not train, and shares nothing
+    assert len(converted) == 3  # what it is compared with does not train, and shares nothing
 
 
-def test_another_tensor_at_the_same_place_is_another_input(made: list[tuple[int, ...]]) -> None:
+def test_another_tensor_at_the_same_place_is_another_input(converted: list[tuple[int, ...]]) -> None:
     layer, memory = heads()[0], torch.randn(2, 16, 32).bfloat16()
     fp8_linear(memory[0], layer.weight, None, TEXT)  # type: ignore[arg-type]
     fp8_linear(memory[0], layer.weight, None, TEXT)  # type: ignore[arg-type]  # a view of its own
     fp8_linear(memory[0].view(8, 2, 32), layer.weight, None, TEXT)  # type: ignore[arg-type]
-    assert len(made) == 3
+    assert len(converted) == 3
 
 
-def test_only_training_shares() -> None:
+def test_only_training_shares(converted: list[tuple[int, ...]]) -> None:
     layer, x = heads()[0], torch.randn(16, 32).bfloat16()
     with torch.no_grad():
         fp8_linear(x, layer.weight, None, TEXT)  # type: ignore[arg-type]
         x.data.mul_(5)  # leaves no version, and no gradient is wanted that it could spoil
         assert torch.equal(fp8_linear(x, layer.weight, layer.bias, TEXT), apart(layer, x))  # type: ignore[arg-type]
-    assert _inputs._here.slot.last is None or _inputs._here.slot.last.source() is not x
+    assert converted == []  # nothing went through what is shared
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_compiled_code_that_writes_one_activation_over_another_shares_nothing(made: list[tuple[int, ...]]) -> None:
+def test_compiled_code_that_writes_one_activation_over_another_shares_nothing(converted: list[tuple[int, ...]]) -> None:
     net = nn.Sequential(*(part for _ in range(4) for part in (nn.Linear(32, 32), nn.ReLU())))
     decorate(net, level="O3", dtype="bfloat16", half_layers=(), fp8=RECIPE)
     compiled = torch.compile(net, backend="aot_eager")
     x = torch.randn(16, 32)
     with auto_cast(level="O3", dtype="bfloat16", fp8=RECIPE):
-        eager, count = net(x), len(made)
+        eager, count = net(x), len(converted)
         assert count == 4
         assert torch.equal(compiled(x), eager)
-    assert len(made) == count  # it went another way
+    assert len(converted) == count  # it went another way
 
 
 def test_rows_and_tensors_are_not_taken_for_each_other() -> None:
@@ -120,20 +120,28 @@ def test_rows_and_tensors_are_not_taken_for_each_other() -> None:
     assert not torch.equal(first, second)
 
 
-def test_nothing_is_held_once_the_input_is_gone() -> None:
+def test_nothing_is_held_once_the_input_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    operands: list[weakref.ref[Tensor]] = []
+
+    def spy(x: Tensor, **options: Any) -> Any:
+        operand = make_operand(x, **options)
+        operands.append(weakref.ref(operand.values))
+        return operand
+
+    monkeypatch.setattr("mezzo.fp8._inputs.make_operand", spy)
     layer, x = heads()[0], torch.randn(16, 32).bfloat16()
     result = fp8_linear(x, layer.weight, None, TEXT)  # type: ignore[arg-type]
-    assert _inputs._here.slot.last is not None
+    assert operands[0]() is not None
     assert result.requires_grad
     del x
     gc.collect()
-    assert _inputs._here.slot.last is None
+    assert operands[0]() is None
 
 
-def test_each_thread_has_its_own(made: list[tuple[int, ...]]) -> None:
+def test_each_thread_has_its_own(converted: list[tuple[int, ...]]) -> None:
     layer, x = heads()[0], torch.randn(16, 32).bfloat16()
     for _ in range(2):
         thread = threading.Thread(target=lambda: fp8_linear(x, layer.weight, None, TEXT))  # type: ignore[arg-type]
         thread.start()
         thread.join()
-    assert len(made) == 2
+    assert len(converted) == 2

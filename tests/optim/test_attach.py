@@ -63,8 +63,8 @@ def test_scheduler_still_warns_if_it_steps_first() -> None:
 def test_local_and_global_step_hooks_run_once_around_the_update_and_after_the_check(
     attached: bool, make, monkeypatch
 ) -> None:
-    param = half_parameter()
-    optimizer = make([param])
+    param = half_parameter() if attached else nn.Parameter(torch.ones(2))
+    optimizer, scaler = make([param]), GradScaler()
     engine = attach(optimizer) if attached else engine_of(optimizer)
     calls: list[str] = []
     check = engine._check
@@ -76,8 +76,8 @@ def test_local_and_global_step_hooks_run_once_around_the_update_and_after_the_ch
         register_optimizer_step_post_hook(lambda *_: calls.append("global post")),
     ]
     try:
-        param.grad = torch.ones(2).half()
-        engine.step(StepRequest(scale=torch.tensor(1.0)))
+        scaler.scale(param.float().sum()).backward()
+        scaler.step(optimizer)
     finally:
         for handle in handles:
             handle.remove()

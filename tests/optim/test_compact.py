@@ -483,7 +483,7 @@ def test_masters_of_another_kind_are_refused_and_none_is_any() -> None:
 @pytest.mark.parametrize("given_value", ["small", "", 1, 0.5])
 def test_what_masters_are_wanted_must_be_said_right(given_value: Any) -> None:
     model = nn.Linear(4, 4)
-    with pytest.raises(ValueError, match=r"master_weight=.*: must be True, False or 'compact'"):
+    with pytest.raises(ValueError, match=r"master_weight=.*'compact'"):
         decorate(model, level="O2", master_weight=given_value)
     assert model.weight.dtype is torch.float32
 
@@ -495,6 +495,6 @@ def test_sharded_weights_are_refused_before_anything_changes(monkeypatch: pytest
         decorate(model, level="O2", master_weight="compact")
     assert model.weight.dtype is torch.float32
     monkeypatch.setattr("mezzo.optim._masters.is_dtensor", lambda tensor: True)
-    with pytest.raises(ValueError, match="the master of a DTensor must be a whole one, not a compact one"):
+    with pytest.raises(ValueError, match=r"DTensor.*compact"):
         attach_master(param := nn.Parameter(torch.ones(2).half()), torch.ones(2), compact=True)
     assert kept_of(param) is None

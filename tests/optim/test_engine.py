@@ -8,8 +8,7 @@ from stepping import Pair, assert_same_bits, snapshot
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RMSprop, SparseAdam
 
-from mezzo.optim import StepRequest, _fused, attach, attach_master, engine_of, master_of
-from mezzo.optim._grads import same_order
+from mezzo.optim import StepRequest, attach, attach_master, engine_of, master_of
 
 # Fused and foreach kernels round in another order; a few units in the last place over six steps.
 CLOSE = {"rtol": 2e-5, "atol": 1e-6}
@@ -122,7 +121,7 @@ def test_sgd_adam_and_adamw_do_not_fall_back_to_the_optimizers_own_step(name: st
 
 
 def test_without_fused_kernels_the_generic_path_gives_the_same(monkeypatch) -> None:
-    monkeypatch.setattr(_fused, "_has_kernels", lambda names, device_type: False)
+    monkeypatch.setattr("mezzo.optim._fused._has_kernels", lambda names, device_type: False)
     pair = Pair(FUSED["adamw"])
     for _ in range(3):
         pair.set_grads()
@@ -364,12 +363,14 @@ def test_large_models_are_updated_part_by_part_with_the_same_result(
             attach_master(param, value.clone())
             param.grad = torch.ones_like(param)
         sizes: list[int] = []
-        name = "fused_sgd_" if kind is SGD else "fused_adamw_"
-        kernel = getattr(_fused, name)
+        kernel = torch._fused_sgd_ if kind is SGD else torch._fused_adamw_
+
+        def counted(targets: list[torch.Tensor], *args: object, **options: object) -> None:
+            sizes.append(sum(map(len, targets)))
+            kernel(targets, *args, **options)
+
         with monkeypatch.context() as patch:
-            patch.setattr(
-                _fused, name, lambda targets, *a, **k: sizes.append(sum(map(len, targets))) or kernel(targets, *a, **k)
-            )
+            patch.setattr(f"mezzo.optim._fused.{kernel.__name__[1:]}", counted)
             optimizer = kind(params, lr=0.1)
             attach(optimizer)
             optimizer.step()
@@ -383,9 +384,21 @@ def test_large_models_are_updated_part_by_part_with_the_same_result(
     assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
 
 
-def test_strides_of_single_elements_do_not_count() -> None:
-    weight = torch.rand(8, 1, 3, 3)
-    assert same_order(weight, weight.to(memory_format=torch.channels_last))
-    dense = torch.rand(8, 4, 3, 3)
-    assert not same_order(dense, dense.to(memory_format=torch.channels_last))
-    assert same_order(torch.rand(()), torch.rand(()))
+@pytest.mark.parametrize(("channels", "is_copied"), [(1, False), (4, True)])
+def test_a_gradient_in_another_memory_format_is_copied_only_if_its_elements_are_in_another_order(
+    channels: int, is_copied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    param = nn.Parameter(torch.zeros(8, channels, 3, 3))
+    grad = torch.randn(8, channels, 3, 3)
+    param.grad = grad.to(memory_format=torch.channels_last)
+    used: list[torch.Tensor] = []
+
+    def noted(targets: list[torch.Tensor], grads: list[torch.Tensor], *args: object, **options: object) -> None:
+        used.extend(grads)
+        torch._fused_sgd_(targets, grads, *args, **options)
+
+    monkeypatch.setattr("mezzo.optim._fused.fused_sgd_", noted)
+    attach(optimizer := SGD([param], lr=1.0))
+    optimizer.step()
+    assert torch.equal(param.detach(), -grad)
+    assert (used[0] is not param.grad) == is_copied

@@ -9,21 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_triton_interpreted import run_interpreted
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from triton_steps import DEVICE, HALVES, INTERPRETED, RULES, exact, make_optimizer, parameter, scale_of
 
-from mezzo.amp import Fp8Recipe, GradScaler, auto_cast, decorate
-from mezzo.amp._policy import Policy
-from mezzo.fp8 import WeightCopies, copies_of, keep_copies
-from mezzo.fp8._weights import renew_copies
+from mezzo.amp import Fp8Recipe, GradScaler, Policy, auto_cast, decorate
+from mezzo.fp8 import WeightCopies, copies_of, keep_copies, renew_copies
 from mezzo.optim import StepRequest, attach, attach_master, engine_of, master_of, step_tier
 from mezzo.precision import Precision
 from mezzo.static import capture_step
 from mezzo.static._capture import CopiesOfWeights
 from mezzo.static._region import CastRules
 from mezzo.static._step import TrainingStep, forward_and_loss
+from triton_interpreter import run_interpreted
 
 E4M3 = torch.float8_e4m3fn
 SHAPES = ((16, 48), (80, 144), (128, 128))  # below a tile, tiles that end outside, whole tiles

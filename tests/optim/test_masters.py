@@ -29,9 +29,9 @@ def test_master_keeps_the_float32_value_that_the_half_parameter_lost(dtype: torc
 
 
 def test_master_is_refused_for_a_float32_parameter_and_for_another_shape() -> None:
-    with pytest.raises(ValueError, match=r"parameter has a master; this one is torch\.float32"):
+    with pytest.raises(ValueError, match="float32"):
         attach_master(nn.Parameter(torch.ones(2)), torch.ones(2))
-    with pytest.raises(ValueError, match=r"the master is \(3,\), its parameter \(2,\)"):
+    with pytest.raises(ValueError, match=r"\(3,\).*\(2,\)"):
         attach_master(nn.Parameter(torch.ones(2).half()), torch.ones(3))
 
 

@@ -1,28 +1,17 @@
 """The Triton tier without a GPU: its tests, run by Triton's interpreter."""
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from triton_interpreter import run_interpreted
 
 TESTS = Path(__file__).with_name("test_triton_step.py")
 PLANS = Path(__file__).with_name("test_triton_plans.py")
 COMPACT = Path(__file__).with_name("test_compact_step.py")
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-
-
-def run_interpreted(*arguments: str) -> str:
-    # numpy, which the interpreter computes with, warns of the infinities that the tests are about.
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning", *arguments]
-    done = subprocess.run(
-        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
-    return done.stdout
 
 
 @pytest.mark.slow

@@ -179,9 +179,7 @@ def test_state_of_another_model_is_refused_and_of_another_layout_is_brought_alon
     attach(optimizer := SGD([param], lr=1.0, momentum=0.9))
     optimizer.state[param]["momentum_buffer"] = torch.zeros(5, 20, device=DEVICE)
     param.grad = torch.ones_like(param)
-    with pytest.raises(
-        ValueError, match=r"momentum_buffer is \(5, 20\), its parameter \(5, 30\): the state is of another"
-    ):
+    with pytest.raises(ValueError, match=r"momentum_buffer.*\(5, 20\).*\(5, 30\)"):
         optimizer.step()
     optimizer.state[param]["momentum_buffer"] = torch.ones(30, 5, device=DEVICE, dtype=torch.float64).t()
     optimizer.step()
@@ -310,10 +308,10 @@ def test_a_capture_sends_its_addresses_once_and_needs_an_eager_step_before(monke
         assert plan._table._kept_for_replay[0][0, 0] == param.grad.data_ptr()
         kept = param.grad
         param.grad = torch.full_like(param, 3.0)
-        with pytest.raises(RuntimeError, match="captured once, and again after an eager step: take one between"):
+        with pytest.raises(RuntimeError, match="eager step"):
             engine_of(optimizer).check(None)
         optimizer.param_groups[0]["lr"] = 0.5
-        with pytest.raises(RuntimeError, match="options changed since its last step: take one before capturing"):
+        with pytest.raises(RuntimeError, match="options changed"):
             engine_of(optimizer).check(None)
     assert plan._table._kept_for_replay[0][0, 0] == kept.data_ptr()
 

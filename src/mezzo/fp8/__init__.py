@@ -2,7 +2,7 @@
 
 from mezzo.fp8._linear import FP8_LINEAR, FP8_LINEAR_BACKWARD, fp8_linear
 from mezzo.fp8._numbers import E4M3, E5M2, FORMATS, LARGEST, amax_of, round_to, scale_for
-from mezzo.fp8._operands import Operand, make_operand
+from mezzo.fp8._operands import AmaxHistory, Operand, make_operand
 from mezzo.fp8._product import LEAST_CAPABILITY, multiply, recipe_for, refuse_without_fp8, why_no_fp8
 from mezzo.fp8._recipe import MULTIPLE, Fp8Recipe, recipe_of, text_of
 from mezzo.fp8._weights import (
@@ -37,6 +37,7 @@ __all__ = [
     "amax_of",
     "scale_for",
     "round_to",
+    "AmaxHistory",
     "Operand",
     "make_operand",
     "multiply",
