@@ -78,7 +78,7 @@ def test_the_file_holds_only_what_is_changed(tmp_path: Path) -> None:
 
 
 SUCH_AS = r"must be such as \{in: 4, out: 64\}"
-ALLOWED = "allowed are the keys channels_last, pad_channels, custom_white_list"
+ALLOWED = "allowed keys: channels_last, pad_channels, custom_white_list"
 
 
 @pytest.mark.parametrize(
@@ -87,10 +87,10 @@ ALLOWED = "allowed are the keys channels_last, pad_channels, custom_white_list"
         ("{a: b", "not YAML: expected ',' or '}'"),
         ("\0", "not YAML: the character U\\+0000"),
         ("!!python/object/apply:os.getcwd []", "os.getcwd' is not used here"),
-        ("pad: {}\nlayout: nhwc", rf"holds \['layout', 'pad'\]; {ALLOWED}"),
+        ("pad: {}\nlayout: nhwc", rf"has \['layout', 'pad'\]; {ALLOWED}"),
         ("1: 2", "the key '1' is no text"),
-        ("- channels_last", f"holds list; {ALLOWED}"),
-        ("channels_last", f"holds str; {ALLOWED}"),
+        ("- channels_last", f"has list; {ALLOWED}"),
+        ("channels_last", f"has str; {ALLOWED}"),
         ("channels_last: 1", "channels_last is 1; must be true or false"),
         ("channels_last: 'true'", "channels_last is 'true'; must be true or false"),
         ("channels_last:", "channels_last is None; must be true or false"),
@@ -153,12 +153,12 @@ def awkward_net() -> nn.ModuleDict:
     [
         (("stem", 4, 8), "the model has no layer 'stem'"),
         (("conv.weight", 4, 8), "the model has no layer 'conv.weight'"),
-        (("grouped", 8, 8), "'grouped' is a Conv2d; padded are linear layers and convolutions without groups"),
-        (("transposed", 8, 8), "'transposed' is a ConvTranspose2d; padded are"),
-        (("reflecting", 8, 8), "'reflecting' is a Conv2d; padded are"),
-        (("own", 8, 8), "'own' is a OwnLinear; padded are"),
-        (("norm", 8, 8), "'norm' is a BatchNorm2d; padded are"),
-        (("", 8, 8), "'' is a ModuleDict; padded are"),
+        (("grouped", 8, 8), "'grouped' is a Conv2d; must be"),
+        (("transposed", 8, 8), "'transposed' is a ConvTranspose2d; must be"),
+        (("reflecting", 8, 8), "'reflecting' is a Conv2d; must be"),
+        (("own", 8, 8), "'own' is a OwnLinear; must be"),
+        (("norm", 8, 8), "'norm' is a BatchNorm2d; must be"),
+        (("", 8, 8), "'' is a ModuleDict; must be"),
         (("conv", 2, 8), "'conv' has 3 inputs and 5 outputs, cannot become 2, 8"),
         (("conv", 4, 4), "'conv' has 3 inputs and 5 outputs, cannot become 4, 4"),
     ],

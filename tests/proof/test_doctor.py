@@ -47,13 +47,13 @@ def test_the_leak_after_upsampling_and_the_odd_convolution_are_named_exactly(dev
     report = advise(Leaky(), torch.rand(2, 3, 32, 32), device=device, steps=2, dtype="bfloat16")
     leak = next(advice for advice in report.of_kind("leak") if advice.where.startswith("up "))
     assert leak.where == f"up at {__file__}:{line_of('x.float()')}"
-    assert leak.seen.startswith("float gives float32 (cast by the model's own code), and so do, behind it, ")
-    assert "until head: conv2d takes it in half" in leak.seen
+    assert leak.seen.startswith("float returns float32 (cast by the model's own code), and so do ")
+    assert "until head: conv2d casts to half" in leak.seen
     if device == "cpu":
         wanted = {advice.where: (advice.seen, advice.todo) for advice in report.of_kind("shape")}
-        assert wanted["stem"][0] == "conv2d with 3 -> 61 channels: no multiple of 8"
-        assert wanted["stem"][1].startswith("4 -> 64 channels")
-        assert wanted["head"][1].startswith("64 -> 8 channels")
+        assert wanted["stem"][0] == "conv2d with 3 -> 61 channels: not a multiple of 8"
+        assert "4 -> 64 channels" in wanted["stem"][1]
+        assert "64 -> 8 channels" in wanted["head"][1]
     else:  # named in one line if padding brings nothing, in one of its own if it does
         text = " ".join(f"{advice.where} {advice.seen}" for advice in report.of_kind("shape"))
         assert "stem" in text
@@ -112,18 +112,18 @@ def test_changes_together_are_measured_and_what_moves_the_loss_is_withdrawn(monk
     report = advise(*arguments, device="cpu", steps=1, measure_gains=True)
     assert report.changes == wanted
     assert report.changed.setup.changes == wanted
-    assert "with the changes made: " in str(report)
+    assert "with the changes: " in str(report)
     monkeypatch.setattr(doctor, "LOSS_TOLERANCE", -1.0)
     report = advise(*arguments, device="cpu", steps=1, measure_gains=True)
     assert report.changes == Changes(channels_last=True)  # layout moves no loss but by the order of sums
     assert report.is_less_than_advised
-    assert str(report).endswith("changes that made the step slower, or its loss another, were left out")
+    assert str(report).endswith("were left out")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"level": "O0"}, "level='O0': what AMP brings is measured at 'O1', 'O2' or 'O3'"),
+        ({"level": "O0"}, "level='O0'"),
         ({"steps": 0}, "steps=0: must be at least 1"),
         ({"dtype": "float64"}, "must be 'float16' or 'bfloat16'"),
     ],
@@ -138,7 +138,7 @@ def test_a_model_without_a_floating_output_needs_a_loss():
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x).argmax(-1)
 
-    with pytest.raises(ValueError, match="holds no floating tensor; give loss_fn and targets"):
+    with pytest.raises(ValueError, match="loss_fn"):
         advise(Counter(2, 2), torch.ones(1, 2), device="cpu", steps=1)
 
 
@@ -192,10 +192,10 @@ def kept() -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (lambda: nn.DataParallel(nn.Linear(4, 4)), "wrapped in DataParallel: give the module inside, model.module"),
+        (lambda: nn.DataParallel(nn.Linear(4, 4)), "wrapped in DataParallel: .*model.module"),
         (lambda: nn.LazyLinear(4), "'weight' has no shape yet: run the model once"),
-        (lambda: nn.Linear(4, 4).half(), "'weight' is float16: give the model in float32, as it is before decorate"),
-        (lambda: nn.Linear(4, 4).double(), "'weight' is float64: give the model in float32"),
+        (lambda: nn.Linear(4, 4).half(), "'weight' is float16"),
+        (lambda: nn.Linear(4, 4).double(), "'weight' is float64"),
         (lambda: InPlace(4, 4), "the model writes into its inputs"),
         (kept, r"the model cannot be copied .* does it keep a result, as in self.last = out?"),
     ],
@@ -256,9 +256,8 @@ def test_weights_of_volumes_are_left_out_of_channels_last():
 def test_a_loss_that_is_not_finite_is_told_first_and_is_null_in_json():
     report = advise(nn.Linear(4, 4), torch.full((2, 4), float("inf")), device="cpu", steps=1)
     (advice,) = report.of_kind("loss-scale")
-    assert advice.seen.startswith(
-        "the loss is not finite, first at step 1 of those measured here; in float32 it is not"
-    )
+    assert "not finite from measured step 1" in advice.seen
+    assert "in float32 it is not finite" in advice.seen
     assert report.to_dict()["amp"]["losses"][0] is None
 
 

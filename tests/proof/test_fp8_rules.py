@@ -58,7 +58,7 @@ def test_o3_is_advised_with_the_gain_of_faster_products_less_the_bytes_that_conv
     saved_ms = 14 * (1 - 1 / 1.75) - 2 * 6 * 4096 * 8192 / 1e9
     assert advice.gain == pytest.approx(20 / (20 - saved_ms))
     assert advice.kind == "fp8"
-    assert advice.seen.startswith("2 products of linear layers take 70% of the kernels' time and could be FP8, ")
+    assert advice.seen.startswith("2 products of linear layers take 70% of the kernels' time and could be FP8")
     assert "mezzo compare --levels O2,O3 and mezzo bisect --level O3" in advice.todo
     assert advice.setup == replace(seen.setup, level="O3", is_decorated=True)
 
@@ -109,7 +109,7 @@ def test_shares_are_those_of_multiplying_and_of_converting(hopper: None) -> None
         "1 of 2 products of linear layers are FP8, 75% of the products' time; "
         "converting operands takes 10% of the kernels' time"
     )
-    assert (kept.where, kept.seen) == ("3", "in half: it is kept so")
+    assert (kept.where, kept.seen) == ("3", "in half: it is kept in half")
     assert "half_layers=()" in kept.todo
 
 
@@ -123,8 +123,8 @@ def test_each_layer_in_half_is_named_with_its_reason_and_what_to_pad(hopper: Non
     seen = seen_with([kernel("addmm", 1.0)], products, level="O3")
     _, *halves = fp8(seen)
     assert [(each.where, each.seen, each.todo) for each in halves] == [
-        ("b", "in half: its 4100 rows are no multiple of 16", "4112 rows, 4096 -> 4096 features, what is added being zero"),
-        ("c", "in half: its 1000 outputs are no multiple of 16", "4096 rows, 4096 -> 1008 features, what is added being zero"),
+        ("b", "in half: its 4100 rows are no multiple of 16", "pad with zeros to 4112 rows, 4096 -> 4096 features"),
+        ("c", "in half: its 1000 outputs are no multiple of 16", "pad with zeros to 4096 rows, 4096 -> 1008 features"),
         ("d", "in half: 64 -> 4096 is narrower than min_width 768 asks: converting would cost more", ""),
     ]  # fmt: skip
 
@@ -138,7 +138,7 @@ def test_of_many_layers_in_half_the_largest_are_told_one_by_one(hopper: None) ->
 
 def test_nothing_in_fp8_is_sent_back_to_o2(hopper: None) -> None:
     shares, *_ = fp8(seen_with([kernel("addmm", 1.0)], [product("c", outputs=1000)], level="O3"))
-    assert shares.todo == "level O2: nothing here is FP8"
+    assert "level O2" in shares.todo
 
 
 @pytest.mark.parametrize(
@@ -146,18 +146,18 @@ def test_nothing_in_fp8_is_sent_back_to_o2(hopper: None) -> None:
     [
         (
             Fp8Row("2", "input", "e4m3", 1, 100, 1.0, 0.2, 0.0, 0),
-            "20.0% of it is rounded to zero in e4m3, 0.00% is cut off",
+            "e4m3 rounds 20.0% of it to zero and clips 0.00%",
             "granularity='row', or amp.keep_in_half(model, '2') if mezzo bisect --level O3 names it",
         ),
         (
             Fp8Row("2", "gradient", "e4m3", 1, 100, 1.0, 0.2, 0.0, 0),
-            "20.0% of it is rounded to zero in e4m3, 0.00% is cut off",
+            "e4m3 rounds 20.0% of it to zero and clips 0.00%",
             "granularity='row' or gradient='e5m2', or amp.keep_in_half(model, '2')",
         ),
         (
             Fp8Row("2", "weight", "e4m3", 1, 100, 1.0, 0.0, 0.03, 0),
-            "0.0% of it is rounded to zero in e4m3, 3.00% is cut off",
-            "scaling='current', or a longer history",
+            "e4m3 rounds 0.0% of it to zero and clips 3.00%",
+            "scaling='current'",
         ),
     ],
 )
@@ -168,7 +168,7 @@ def test_a_tensor_that_loses_much_is_named_with_a_remedy(row: Fp8Row, seen_text:
     (advice,) = [each for each in fp8(seen) if each.kind == "fp8-numbers"]
     assert advice.where == f"2, {row.role}"
     assert advice.seen == seen_text
-    assert advice.todo.startswith(todo)
+    assert todo in advice.todo
 
 
 def test_a_stack_is_examined_at_o3_by_emulation() -> None:
@@ -189,10 +189,10 @@ def test_a_stack_is_examined_at_o3_by_emulation() -> None:
     setup = Setup(level="O3", dtype="bfloat16", fp8=RECIPE)
     report = examine(Examination(task, setup, torch.device("cpu"), 2, None))
     text = str(report)
-    assert "hardware: cpu\n    a CPU has no FP8 products: products in FP8 were emulated, and slow" in text
+    assert "hardware: cpu\n    a CPU has no FP8 products: FP8 products were emulated" in text
     assert "2 of 4 products of linear layers are FP8" in text
     assert "fp8: 3\n    in half: its 10 outputs are no multiple of 16" in text
-    assert "fp8: 0\n    in half: it is kept so" in text
+    assert "fp8: 0\n    in half: it is kept in half" in text
     (lost,) = report.of_kind("fp8-numbers")
     assert lost.where == "1.layer, input"
     assert report.to_dict()["amp"]["fp8_s"] > 0

@@ -91,14 +91,14 @@ def test_the_bound_is_amdahls():
     (advice,) = rules.amdahl(examination(full, full))
     # three quarters ten times as fast: 1 / (0.25 + 0.075)
     assert "products take 75% of the kernels' time in float32" in advice.seen
-    assert "3.08x at most" in advice.seen
+    assert "at most 3.08x" in advice.seen
     assert "0% of the kernels' time is on Tensor Cores" in advice.seen
 
 
 def test_on_a_cpu_the_share_of_products_alone_is_told():
     full = measured([kernel("mm", 30), kernel("add", 10)], step_ms=40, host_ms=40, is_cuda=False)
     (advice,) = rules.amdahl(examination(full, full, capability=None))
-    assert advice.seen == "products take 75% of the operators' time in float32: what half units would speed up"
+    assert advice.seen.startswith("products take 75% of the operators' time in float32")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_gpu_that_is_too_old_is_named(capability, dtype, seen_text):
     seen = examination(measured([], step_ms=1, host_ms=1), capability=capability, setup=Setup(dtype=dtype))
     (advice,) = rules.hardware(seen)
     assert advice.seen == seen_text
-    assert advice.todo.startswith("turn AMP off here")
+    assert advice.todo.startswith("turn AMP off")
 
 
 def test_a_gpu_that_is_new_enough_is_not_mentioned():
@@ -153,7 +153,8 @@ def test_casts_that_decorate_does_not_cure_have_an_upper_bound():
     (advice,) = rules.casts(casting(Setup(level="O2")))
     assert advice.gain == pytest.approx(40 / 30)
     assert advice.benefit == "at most 1.33x"
-    assert advice.todo == "keep what flows between layers in half: see the leaks"
+    assert "leaks" in advice.todo
+    assert "O2" not in advice.todo
     assert advice.setup is None
 
 
@@ -180,7 +181,7 @@ def test_a_loader_that_keeps_up_is_not_mentioned():
     seen = examination(measured([kernel(ms=1)], step_ms=1e6, host_ms=1), loader=DataLoader(Slow(), batch_size=2))
     assert list(rules.loader(seen)) == []
     (advice,) = rules.loader(replace_loader(seen, [1]))
-    assert advice.seen == "it gives too few batches to be timed"
+    assert "too few batches" in advice.seen
 
 
 def replace_loader(seen, loader):
@@ -200,8 +201,8 @@ def with_products(*products: Product, is_cuda: bool = False, capability=None):
 def test_a_convolution_from_3_to_61_channels_is_told_what_to_pad_to():
     (advice,) = shapes(with_products(conv(3, 61)))
     assert advice.where == "stem"
-    assert advice.seen == "conv2d with 3 -> 61 channels: no multiple of 8"
-    assert advice.todo == "4 -> 64 channels, what is added being zero"
+    assert advice.seen == "conv2d with 3 -> 61 channels: not a multiple of 8"
+    assert "4 -> 64 channels" in advice.todo
 
 
 def test_grouped_and_well_shaped_products_are_left_alone():
@@ -215,7 +216,7 @@ def test_from_the_a100_on_multiples_of_8_are_mentioned_only_where_16_is_faster(m
         conv(24, 40, module="a"), conv(24, 40, module="b"), conv(3, 61, module="c"), is_cuda=True, capability=(8, 0)
     )
     found = {advice.where: advice for advice in shapes(seen)}
-    assert found["b"].todo.startswith("32 -> 48 channels")
+    assert "32 -> 48 channels" in found["b"].todo
     assert found["b"].setup.changes == Changes(pad_channels=(("b", 32, 48),))
     assert "not faster here: c (3 -> 61), a (24 -> 40)" in found[""].seen
 
@@ -236,7 +237,7 @@ def test_channels_last_behind_a_slow_host_is_advised_together_with_a_graph():
     seen.observe = lambda setup, _: observed([kernel(ms=10)])
     alone, together = layout(seen)
     assert alone.gain == pytest.approx(1.0)
-    assert "only together with a captured step" in alone.todo
+    assert "only with a captured step" in alone.todo
     assert together.kind == "launch-bound"
     assert together.gain == pytest.approx(31 / 10.0005)
     assert together.setup == Setup(changes=Changes(channels_last=True), is_captured=True)
@@ -260,10 +261,8 @@ def leaking(*found: Leak, is_cuda: bool = True):
 def test_a_leak_is_named_with_what_follows_and_what_it_feeds():
     (advice,) = leaks(leaking(LEAK))
     assert advice.where == "decoder at net.py:9"
-    assert (
-        "and so do, behind it, relu, add, until head: conv2d takes it in half: 1,000,000,000 bytes more" in advice.seen
-    )
-    assert advice.todo.startswith("leave the cast out")
+    assert "and so do relu, add after it, until head: conv2d casts to half: 1,000,000,000 extra bytes" in advice.seen
+    assert "remove the cast" in advice.todo
     assert advice.gain == pytest.approx(30 / 26)  # four passes over 1e9 bytes at 1e12 bytes a second
 
 
@@ -291,13 +290,13 @@ def test_small_leaks_are_left_out_but_for_the_largest():
 
 def test_a_scale_that_goes_on_skipping_is_given_its_value():
     (advice,) = loss_scale(examination(measured([], step_ms=1, host_ms=1, skipped=6, scale=4096.0)))
-    assert advice.seen == "the steps measured here: 6 steps skipped, the scale is 4096 now"
-    assert advice.todo.startswith("GradScaler(init_loss_scaling=4096)")
+    assert advice.seen == "the measured steps: 6 steps skipped, the scale is now 4096"
+    assert "GradScaler(init_loss_scaling=4096)" in advice.todo
 
 
 def test_a_scale_at_its_floor_points_to_the_tools_that_name_the_kernel():
     (advice,) = loss_scale(examination(measured([], step_ms=1, host_ms=1, skipped=2, scale=1.0)))
-    assert "at its floor" in advice.seen
+    assert "at its minimum" in advice.seen
     assert "tensor_checker" in advice.todo
 
 
@@ -318,7 +317,7 @@ def test_the_history_of_the_users_scaler_counts_instead():
         scaler.update()
     scaler.flush()
     (advice,) = loss_scale(examination(measured([], step_ms=1, host_ms=1), scaler=scaler))
-    assert advice.seen == "the given GradScaler: 5 steps skipped, the scale is 256 now"
+    assert advice.seen == "the given GradScaler: 5 steps skipped, the scale is now 256"
 
 
 def test_a_scaler_that_has_come_back_to_its_first_scale_is_left_in_peace():

@@ -1,4 +1,4 @@
-"""One piece of advice: what was seen, what to do, and what it brings."""
+"""One piece of advice: what was measured, what to do, and the gain."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -24,27 +24,27 @@ Kind = Literal[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advice:
-    """What to change, and why."""
+    """One piece of advice."""
 
     kind: Kind
     where: str
-    """Layer, operator or part that it is about; empty for the whole step."""
+    """Layer, operator or part; empty for the whole step."""
     seen: str
     """What was measured."""
     todo: str
-    """What to do; empty where there is nothing to do but to know it."""
+    """What to do; empty if the advice is only information."""
     gain: float | None = None
-    """How many times as fast a step becomes, predicted; None where it is not known."""
+    """Predicted speed-up of a step; None if unknown."""
     is_bound: bool = False
-    """Whether `gain` is the most that could be won, not what a change brings."""
+    """Whether `gain` is an upper bound, not a prediction."""
     measured_gain: float | None = None
-    """The same, measured with the change made."""
+    """Measured speed-up with the change."""
     setup: Setup | None = None
-    """The step with the change made, where it can be made from here."""
+    """The setup with the change; None if the doctor cannot apply it."""
 
     @property
     def benefit(self) -> str:
-        """The gain in words."""
+        """The gain as text."""
         if self.kind == "amp-off":
             return f"float32 is {self.gain:.2f}x as fast" if self.gain is not None and self.gain > 1 else ""
         parts = []
@@ -60,12 +60,8 @@ class Advice:
         return f"{head}{benefit}\n    {self.seen}" + (f"\n    -> {self.todo}" if self.todo else "")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return plain data for JSON."""
         data = asdict(self)
-        setup = data.pop("setup")
-        return {
-            **data,
-            "setup": None
-            if setup is None or self.setup is None
-            else {**setup, "changes": self.setup.changes.to_dict()},
-        }
+        if self.setup is not None:
+            data["setup"]["changes"] = self.setup.changes.to_dict()
+        return data

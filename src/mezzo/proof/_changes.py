@@ -1,4 +1,4 @@
-"""Changes that make a model faster and leave its results: memory layout, padded channels, operators added to a list."""
+"""Changes that make a model faster without changing its results: layout, padded channels, a white list."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ _KEYS = ("channels_last", "pad_channels", "custom_white_list")
 
 
 class ChangesError(MezzoError):
-    """A file of changes, or a layer, that changes cannot be applied to."""
+    """A file of changes is not valid, or does not fit the model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Changes:
-    """What `mezzo doctor --apply` writes and `apply_changes` does."""
+    """Changes that `mezzo doctor --apply` writes and `apply_changes` applies."""
 
     channels_last: bool = False
-    """Lay out four-dimensional weights channels-last; what convolutions give follows them."""
+    """Store four-dimensional weights channels-last; the outputs of convolutions follow."""
     pad_channels: tuple[tuple[str, int, int], ...] = ()
-    """Layers that compute with more channels or features: path, inputs, outputs. What is added is zero and is cut off."""
+    """Layers that compute with zero-padded channels or features: path, inputs, outputs. The padding is cut off again."""
     custom_white_list: tuple[str, ...] = ()
-    """Operators that compute in half besides the policy's own."""
+    """Additional operators that compute in half."""
 
     @property
     def are_none(self) -> bool:
-        """Whether there is nothing to change."""
+        """Whether there are no changes."""
         return self == NO_CHANGES
 
     def write(self, path: Path | str) -> None:
-        """Write the changes as YAML, whole or not at all."""
+        """Write the changes as YAML, atomically."""
         write_text(Path(path), self.to_yaml())
 
     def to_yaml(self) -> str:
-        """Return the text of the file."""
+        """Return the YAML text."""
         return yaml.safe_dump(self.to_dict(), sort_keys=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what the file holds: only what is changed."""
+        """Return the content of the file, without defaults."""
         data: dict[str, Any] = {}
         if self.channels_last:
             data["channels_last"] = True
@@ -64,17 +64,17 @@ NO_CHANGES = Changes()
 
 
 def read_changes(path: Path | str) -> Changes:
-    """Return the changes that a file holds.
+    """Read a file of changes.
 
     Raises:
-        ChangesError: It cannot be read, or holds something else.
+        ChangesError: The file cannot be read or is not valid.
     """
     path = Path(path)
     data = read_yaml(path, raising=ChangesError)
     data = {} if data is None else data
     if not isinstance(data, dict) or not data.keys() <= set(_KEYS):
         found = short_repr(sorted(data)) if isinstance(data, dict) else type(data).__name__
-        raise ChangesError(f"{path}: holds {found}; allowed are the keys {', '.join(_KEYS)}")
+        raise ChangesError(f"{path}: has {found}; allowed keys: {', '.join(_KEYS)}")
     return Changes(
         channels_last=_read_flag(path, data.get("channels_last", False)),
         pad_channels=_read_padding(path, data.get("pad_channels", {})),
@@ -115,15 +115,15 @@ def _read_padding(path: Path, value: Any) -> tuple[tuple[str, int, int], ...]:
 def apply_changes(model: nn.Module, changes: Changes | Path | str) -> dict[str, list[str]]:
     """Change a model in place, and return the lists for `auto_cast`.
 
-    Parameters, their names and the checkpoint stay as they are; results differ by rounding alone. Applied before
-    `decorate` and before any wrapper.
+    Parameters, their names and checkpoints stay the same; results differ only by rounding. Call it before `decorate` and
+    before any wrapper.
 
     Args:
-        model: What was examined.
-        changes: Or the file that holds them.
+        model: The model that `advise` examined.
+        changes: The changes or their file.
 
     Raises:
-        ChangesError: A layer is not in the model, or cannot be padded so. The model is as it was.
+        ChangesError: The model lacks a layer, or a layer cannot be padded. The model is unchanged.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 61, 3))
     >>> apply_changes(net, Changes(channels_last=True, pad_channels=(("0", 4, 64),)))
@@ -152,7 +152,7 @@ def _find_layer(model: nn.Module, path: str, inputs: int, outputs: int) -> nn.Mo
         raise ChangesError(f"pad_channels: the model has no layer {path!r}") from error
     if not can_be_padded(layer):
         raise ChangesError(
-            f"pad_channels: {path!r} is a {type(layer).__name__}; padded are linear layers and convolutions without groups, "
+            f"pad_channels: {path!r} is a {type(layer).__name__}; must be a linear layer or a convolution without groups, "
             "with padding_mode='zeros' and torch's own forward"
         )
     has = channels_of(layer)
@@ -164,7 +164,7 @@ def _find_layer(model: nn.Module, path: str, inputs: int, outputs: int) -> nn.Mo
 
 
 def can_be_padded(layer: nn.Module) -> bool:
-    """Whether a layer's channels can be padded: torch's own forward, no groups, zeros around the image."""
+    """Return whether a layer can be padded: torch's own forward, no groups, zero padding."""
     has_own_forward = "forward" in layer.__dict__ and not is_excluded(layer)
     if has_own_forward or type(layer) not in _PADDED | dict.fromkeys(_PADDED.values()):
         return False
@@ -173,16 +173,16 @@ def can_be_padded(layer: nn.Module) -> bool:
 
 
 def channels_of(layer: nn.Module) -> tuple[int, int]:
-    """Return how many inputs and outputs a layer has, channels or features."""
+    """Return the numbers of input and output channels or features."""
     weight = layer.weight
     assert isinstance(weight, Tensor)
     return weight.shape[1], weight.shape[0]
 
 
 def pad_layer(layer: nn.Module, inputs: int, outputs: int) -> None:
-    """Let a layer compute with more inputs and outputs, all zero; its parameters and its result stay as they are.
+    """Make a layer compute with zero-padded inputs and outputs; its parameters and its result stay the same.
 
-    Its class becomes one of ours, below its own: copies, pickles and replicas of the layer are padded too.
+    The layer gets a subclass of its own class, so copies, pickles and replicas are padded too.
     """
     layer.__class__ = _PADDED.get(type(layer), type(layer))
     layer.__dict__["padded_to"] = (inputs, outputs)
@@ -203,34 +203,34 @@ def _padded(layer: Any, x: Tensor) -> Tensor:
 
 
 class PaddedLinear(nn.Linear):
-    """A linear layer that computes with more features than it has."""
+    """A linear layer that computes with padded features."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return what the layer returns."""
+        """Return the result of the layer without padding."""
         return _padded(self, input)
 
 
 class PaddedConv1d(nn.Conv1d):
-    """A convolution that computes with more channels than it has."""
+    """A convolution that computes with padded channels."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return what the layer returns."""
+        """Return the result of the layer without padding."""
         return _padded(self, input)
 
 
 class PaddedConv2d(nn.Conv2d):
-    """A convolution that computes with more channels than it has."""
+    """A convolution that computes with padded channels."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return what the layer returns."""
+        """Return the result of the layer without padding."""
         return _padded(self, input)
 
 
 class PaddedConv3d(nn.Conv3d):
-    """A convolution that computes with more channels than it has."""
+    """A convolution that computes with padded channels."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return what the layer returns."""
+        """Return the result of the layer without padding."""
         return _padded(self, input)
 
 

@@ -1,4 +1,4 @@
-"""`advise`: a step is measured in float32 and in AMP, and told what keeps it from being faster."""
+"""`advise`: measure a training step in float32 and in AMP, and find what keeps it from being faster."""
 
 from __future__ import annotations
 
@@ -33,37 +33,37 @@ RULES: tuple[Callable[[Examination], Any], ...] = (
 )  # fmt: skip
 
 STEPS_AGAIN = 5
-"""Steps in float32 that are timed once more at the end, at most."""
+"""Maximum number of float32 steps that are timed again at the end."""
 LOSS_TOLERANCE = 1e-2
-"""Relative difference of the last loss above which changes are withdrawn: they are to change the speed, not the training."""
+"""Changes that move the last loss by a larger relative difference are left out: they must not change the training."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What `advise` found; print it."""
+    """Result of `advise`; print it."""
 
     setup: Setup
     full: Measured
     amp: Measured
     advices: tuple[Advice, ...]
-    """The largest gain first."""
+    """Largest gain first."""
     changes: Changes
-    """What can be changed from outside, all together."""
+    """All changes that need no edits of the model."""
     changed: Measured | None = None
-    """The step with the changes made, where they were measured."""
+    """The step with the changes applied; None if it was not measured."""
     is_less_than_advised: bool = False
-    """Whether some of it was left out, since the step became slower or its loss another."""
+    """Whether changes were left out because they made the step slower or changed its loss."""
     full_again: Timing | None = None
-    """The step in float32, timed again at the end."""
+    """The float32 step, timed again at the end."""
 
     @property
     def speedup(self) -> float:
-        """How many times as fast as float32 AMP is now."""
+        """Speed-up of AMP over float32."""
         return self.full.step_s / self.amp.step_s
 
     @property
     def note(self) -> str:
-        """What a reader must know: times that are not steady; empty where all are."""
+        """A warning if times are not steady, otherwise empty."""
         steps = {"float32": self.full, f"AMP-{self.setup.level}": self.amp, "the changed step": self.changed}
         note = unsteady_note({name: step.timing for name, step in steps.items() if step is not None})
         if note or self.full_again is None:
@@ -77,7 +77,7 @@ class Report:
     def __str__(self) -> str:
         amp, full = self.amp, self.full
         lines = [
-            f"float32 {time_text(full.step_s)} a step, AMP-{self.setup.level} in {self.setup.dtype} "
+            f"float32 {time_text(full.step_s)} per step, AMP-{self.setup.level} in {self.setup.dtype} "
             f"{time_text(amp.step_s)}: {self.speedup:.2f}x",
             f"kernels {time_text(amp.busy_s)}: products {_share(amp.product_s, amp)}, casts {_share(amp.cast_s, amp)}"
             + (f", converting to FP8 {_share(amp.convert_s, amp)}" if amp.convert_s else "")
@@ -91,13 +91,13 @@ class Report:
         lines += ["", *(f"{number}. {advice}" for number, advice in enumerate(self.advices, start=1))]
         if self.changed is not None:
             gain = amp.step_s / self.changed.step_s
-            lines += ["", f"with the changes made: {time_text(self.changed.step_s)} a step, {gain:.2f}x what it was"]
+            lines += ["", f"with the changes: {time_text(self.changed.step_s)} per step, {gain:.2f}x as fast"]
         if self.is_less_than_advised:
-            lines.append("changes that made the step slower, or its loss another, were left out")
+            lines.append("changes that made the step slower or changed its loss were left out")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return plain data for JSON."""
         return {
             "level": self.setup.level,
             "dtype": self.setup.dtype,
@@ -128,31 +128,31 @@ def advise(
     fp8: Fp8Recipe | Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Measure a training step in float32 and in AMP, and say what keeps it from being faster, largest gain first.
+    """Measure a training step in float32 and in AMP, and return what keeps it from being faster, largest gain first.
 
-    The model is copied and stays as it is; so do the random numbers. On a GPU it takes some seconds a setup that is tried.
+    The model and the random states are unchanged: copies are trained. On a GPU each measured setup takes seconds.
 
     Args:
         model: Any module.
-        inputs: One batch: a tuple of positional arguments, a dict of named ones, or the one argument.
-        targets: What `loss_fn` gets besides the output.
-        loss_fn: None: the mean square of everything floating in the output.
+        inputs: One batch: a tuple of positional arguments, a dict of named ones, or the only argument.
+        targets: Second argument of `loss_fn`.
+        loss_fn: None: the mean square of all floating tensors in the output.
         level: O1, O2 or O3.
         dtype: float16 or bfloat16.
         device: None: the GPU if there is one.
-        steps: Timed ones of each setup.
-        loader: Gives batches; its speed is compared with the step's.
-        scaler: Of your training; its history is looked at instead of that of the steps measured here.
-        measure_gains: Also make each change that can be made from here, and measure what it brings; the safe ones also
-            together, as `mezzo doctor --apply` does.
-        fp8: Of O3: a recipe or its settings; None: the usual one. Where the device has no FP8 products they are emulated.
-        progress: Told what is being measured, how much of it is done, and how much there is.
+        steps: Timed steps of each setup.
+        loader: A data loader; its speed is compared with that of the step.
+        scaler: The scaler of your training; its history replaces that of the measured steps.
+        measure_gains: Also measure the gain of each advice that can be applied here, and of all safe changes together,
+            as `mezzo doctor --apply` does.
+        fp8: O3: a recipe or its settings; None: the default. A device without FP8 products emulates them.
+        progress: Called with the name of a measurement, its finished steps and its total steps.
 
     Raises:
-        ValueError: A level or a number that is not allowed, or a model without parameters to train.
+        ValueError: A level or a number is not allowed, or the model has no parameters to train.
     """
     if level not in ("O1", "O2", "O3"):
-        raise ValueError(f"level={level!r}: what AMP brings is measured at 'O1', 'O2' or 'O3'")
+        raise ValueError(f"level={level!r}: must be 'O1', 'O2' or 'O3'")
     check_at_least("steps", steps)
     _check_model(model)
     place = _device(device)
@@ -162,40 +162,40 @@ def advise(
     recipe = None if fp8 is None else Fp8Recipe.of(fp8)
     setup = Setup(level=level, dtype=dtype_name(parse_half_dtype(dtype)), fp8=recipe)
     capability = torch.cuda.get_device_capability(place) if place.type == "cuda" else None
-    seen = Examination(task, setup, place, steps, capability, loader, scaler)
+    exam = Examination(task, setup, place, steps, capability, loader, scaler)
     if progress is not None:
-        seen.progress = progress
-    report = examine(seen, measure_gains=measure_gains)
+        exam.progress = progress
+    report = examine(exam, measure_gains=measure_gains)
     return replace(report, full_again=time_again(task, report.full.setup, place, min(steps, STEPS_AGAIN)))
 
 
 def _check_model(model: nn.Module) -> None:
-    """Raise ValueError for a model whose step in float32 cannot be measured."""
+    """Raise ValueError if a float32 step of the model cannot be measured."""
     if isinstance(model, nn.DataParallel | DistributedDataParallel):
-        raise ValueError(f"the model is wrapped in {type(model).__name__}: give the module inside, model.module")
+        raise ValueError(f"the model is wrapped in {type(model).__name__}: pass the module inside, model.module")
     for name, param in model.named_parameters():
         if is_lazy(param):
-            raise ValueError(f"{name!r} has no shape yet: run the model once, then ask again")
+            raise ValueError(f"{name!r} has no shape yet: run the model once first")
         if param.is_floating_point() and param.dtype is not torch.float32:
             raise ValueError(
-                f"{name!r} is {dtype_name(param.dtype)}: give the model in float32, as it is before decorate; "
-                "amp.float32_copy(model) makes one"
+                f"{name!r} is {dtype_name(param.dtype)}: pass the float32 model, before decorate, or "
+                "amp.float32_copy(model)"
             )
     if not any(param.requires_grad for param in model.parameters()):
-        raise ValueError(f"the {type(model).__name__} has no parameters to train: there is no step to measure")
+        raise ValueError(f"the {type(model).__name__} has no parameters to train")
 
 
-def examine(seen: Examination, *, measure_gains: bool = False) -> Report:
-    """Ask every rule."""
-    found = [advice for rule in RULES for advice in rule(seen)]
+def examine(exam: Examination, *, measure_gains: bool = False) -> Report:
+    """Apply every rule."""
+    found = [advice for rule in RULES for advice in rule(exam)]
     changes = _all_changes(found)
     changed, is_less = None, False
     if measure_gains:
-        found = [_measured(seen, advice) for advice in found]
-        wanted, (changes, changed) = changes, _measure_together(seen, changes)
+        found = [_measured(exam, advice) for advice in found]
+        wanted, (changes, changed) = changes, _measure_together(exam, changes)
         is_less = changes != wanted
     found.sort(key=lambda advice: -(advice.measured_gain or (not advice.is_bound and advice.gain) or 1.0))
-    return Report(seen.setup, seen.full, seen.amp, tuple(found), changes, changed, is_less)
+    return Report(exam.setup, exam.full, exam.amp, tuple(found), changes, changed, is_less)
 
 
 def _all_changes(advices: list[Advice]) -> Changes:
@@ -208,28 +208,28 @@ def _all_changes(advices: list[Advice]) -> Changes:
     )
 
 
-def _measured(seen: Examination, advice: Advice) -> Advice:
+def _measured(exam: Examination, advice: Advice) -> Advice:
     if advice.setup is None:
         return advice
-    after = seen.measure(advice.setup, f"with the advice about {advice.kind}")
-    return replace(advice, measured_gain=seen.amp.step_s / after.step_s)
+    after = exam.measure(advice.setup, f"with the advice about {advice.kind}")
+    return replace(advice, measured_gain=exam.amp.step_s / after.step_s)
 
 
-def _measure_together(seen: Examination, wanted: Changes) -> tuple[Changes, Measured | None]:
-    """Return the changes that hold, and the step with them.
+def _measure_together(exam: Examination, wanted: Changes) -> tuple[Changes, Measured | None]:
+    """Return the changes that neither slow the step down nor move its loss, and the step with them.
 
-    None that makes it slower; and no list that moves the loss. Layout and padding change the order of sums alone.
+    Only lists can move the loss; layout and padding only change the order of sums.
     """
-    best, after = NO_CHANGES, seen.amp
+    best, after = NO_CHANGES, exam.amp
     exact = replace(wanted, custom_white_list=())
     for candidate in (exact, Changes(channels_last=exact.channels_last)):
         if best.are_none and not candidate.are_none:
-            tried = seen.measure(replace(seen.setup, changes=candidate), "all changes together")
-            if seen.amp.step_s / tried.step_s >= 1 / LEAST_GAIN:
+            tried = exam.measure(replace(exam.setup, changes=candidate), "all changes together")
+            if exam.amp.step_s / tried.step_s >= 1 / LEAST_GAIN:
                 best, after = candidate, tried
     if wanted.custom_white_list:
         candidate = replace(best, custom_white_list=wanted.custom_white_list)
-        tried = seen.measure(replace(seen.setup, changes=candidate), "the lists too")
+        tried = exam.measure(replace(exam.setup, changes=candidate), "the lists too")
         is_same = abs(tried.losses[-1] - after.losses[-1]) <= LOSS_TOLERANCE * abs(after.losses[-1])
         if is_same and after.step_s / tried.step_s >= 1 / LEAST_GAIN:
             best, after = candidate, tried
@@ -237,10 +237,10 @@ def _measure_together(seen: Examination, wanted: Changes) -> tuple[Changes, Meas
 
 
 def mean_square(output: Any, _: Any) -> Tensor:
-    """Return the mean square of all floating tensors in an output, as a loss for a model that comes without one."""
+    """Return the mean square of all floating tensors in an output: the default loss."""
     values = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     if not values:
-        raise ValueError("the model's output holds no floating tensor; give loss_fn and targets")
+        raise ValueError("the model's output has no floating tensor; pass loss_fn and targets")
     return torch.stack([value.float().square().mean() for value in values]).mean()
 
 

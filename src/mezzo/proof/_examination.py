@@ -1,4 +1,4 @@
-"""What the rules of advice look at: a step in float32, the same in AMP, and steps that might be."""
+"""The measurements that the rules use: a float32 step, an AMP step, and variants of it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -25,19 +25,19 @@ from mezzo.record import Fp8Row
 Progress = Callable[[str, int, int], None]
 
 GRAPH_GAP_S = 0.5e-6
-"""Between two kernels of a CUDA graph: 0.3 to 0.6 microseconds in four networks on an H200."""
+"""Gap between two kernels of a CUDA graph: 0.3 to 0.6 microseconds in four networks on an H200."""
 
 
 @dataclass(eq=False)
 class Examination:
-    """Measurements of a task; those that might be are made when a rule asks for them, each once."""
+    """Measurements of a task, cached; variants are measured when a rule asks for them."""
 
     task: Task
     setup: Setup
     device: torch.device
     steps: int
     capability: tuple[int, int] | None
-    """Of the GPU; None on a CPU."""
+    """Compute capability of the GPU; None on a CPU."""
     loader: Any = None
     scaler: GradScaler | None = None
     progress: Progress = lambda *_: None
@@ -45,7 +45,7 @@ class Examination:
     _observed: dict[Setup, Observed] = field(default_factory=dict)
 
     def observe(self, setup: Setup, what: str) -> Observed:
-        """Return the kernels of one step of a setup; the step itself is not timed."""
+        """Record one step of a setup without timing it."""
         if setup not in self._observed:
             self.progress(what, 0, 1)
             self._observed[setup] = observe(self.task, setup, self.device)
@@ -53,7 +53,7 @@ class Examination:
         return self._observed[setup]
 
     def measure(self, setup: Setup, what: str) -> Measured:
-        """Return the measurement of a setup."""
+        """Time and record the steps of a setup."""
         if setup not in self._measured:
             self.progress(what, 0, self.steps)
             self._measured[setup] = measure(self.task, setup, self.device, self.steps)
@@ -67,12 +67,12 @@ class Examination:
 
     @cached_property
     def amp(self) -> Measured:
-        """The step in AMP, as it is."""
+        """The step in AMP, without changes."""
         return self.measure(self.setup, f"AMP-{self.setup.level} step")
 
     @property
     def is_cuda(self) -> bool:
-        """Whether a GPU is examined."""
+        """Whether the device is a GPU."""
         return self.device.type == "cuda"
 
     @property
@@ -82,22 +82,22 @@ class Examination:
 
     @cached_property
     def copy_bandwidth(self) -> float:
-        """Bytes a second of a large copy."""
+        """Bytes per second of a large copy."""
         return copy_bandwidth(self.device)
 
     @cached_property
     def product_speedup(self) -> float:
-        """How many times as fast as in float32 a large product is in half, here."""
+        """Speed-up of a large half product over float32 on this device."""
         return product_speedup(self.device, self.dtype)
 
     @cached_property
     def fp8_speedup(self) -> float:
-        """How many times as fast as in half a large product is in FP8, here."""
+        """Speed-up of a large FP8 product over half on this device."""
         return fp8_speedup(self.device, self.dtype)
 
     @cached_property
     def fp8_rows(self) -> list[Fp8Row]:
-        """What FP8 does to the operands of a step's products, where most is lost first."""
+        """Rounding of the operands of FP8 products, the largest loss first."""
         return fp8_rows(self.task, self.setup, self.device)
 
     def layer(self, path: str) -> nn.Module:
@@ -105,7 +105,7 @@ class Examination:
         return self.task.model.get_submodule(path)
 
     def with_changes(self, **changes: Any) -> Setup:
-        """Return the setup with changes to the model besides those that it has."""
+        """Return the setup with additional changes to the model."""
         return replace(self.setup, changes=replace(self.setup.changes, **changes))
 
     def gain_of(self, after: Observed) -> float:
@@ -113,9 +113,9 @@ class Examination:
         return self.amp.step_s / self.amp.predicted_s(after.busy_s, after.num_launches)
 
     def gain_captured(self, after: Observed) -> float:
-        """Return the predicted gain of a setup as one CUDA graph: the host's part is gone."""
+        """Return the predicted gain of a setup as one CUDA graph, without host time."""
         return self.amp.step_s / (after.busy_s + after.num_launches * GRAPH_GAP_S)
 
     def gain_without(self, seconds: float) -> float:
-        """Return the predicted gain if kernels of that many seconds were not there."""
+        """Return the predicted gain without `seconds` of kernel time."""
         return self.amp.step_s / self.amp.predicted_s(max(0.0, self.amp.busy_s - seconds))

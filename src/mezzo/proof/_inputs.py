@@ -1,4 +1,4 @@
-"""How a model is called with a batch: one argument, several, or named ones."""
+"""How a model is called with a batch: with one argument, several, or named ones."""
 
 import inspect
 import re
@@ -25,24 +25,24 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
     except (TypeError, AttributeError) as error:
         if len(args) == 1 and isinstance(args[0], (tuple, list)):
             error.add_note(
-                f"mezzo: the model was called with the {type(inputs).__name__} of {len(inputs)} inputs as one argument; give "
+                f"mezzo: the model was called with the {type(inputs).__name__} of {len(inputs)} inputs as one argument; pass "
                 "a dict of named arguments if it takes several"
             )
         raise
 
 
 def arguments_of(model: nn.Module, inputs: Any) -> Arguments:
-    """Return the positional and the named arguments that a model is called with.
+    """Return the positional and named arguments for a call of the model.
 
-    A tuple or list holds positional arguments, a mapping named ones, if `forward` can be called so. Otherwise `inputs` is
-    the one argument. Where both are possible (`forward(x, mask=None)`, `forward(*args, **kwargs)`), these decide:
+    If `forward` accepts them, a tuple or list holds positional arguments and a mapping named ones. Otherwise `inputs` is
+    the only argument. If both are possible (`forward(x, mask=None)`, `forward(*args, **kwargs)`), these rules decide:
 
-    - A tuple holds positional arguments if `forward` has as many without a default, or if its first one is annotated as a
-      tensor. A list with one item is the one argument.
+    - A tuple holds positional arguments if `forward` has as many parameters without a default, or if its first parameter
+      is annotated as a tensor. A list with one item is the only argument.
     - A mapping holds named arguments if one of its keys is the name of a parameter.
-    - Otherwise `inputs` is the one argument. A dict of named arguments says clearly what is meant.
+    - Otherwise `inputs` is the only argument. A dict of named arguments is never ambiguous.
 
-    The signature is that of the module inside torch.compile, DataParallel and other wrappers.
+    Wrappers such as torch.compile and DataParallel are looked through.
 
     >>> arguments_of(nn.Bilinear(2, 2, 1), ("a", "b")), arguments_of(nn.Linear(2, 2), ("a", "b"))
     ((('a', 'b'), {}), ((('a', 'b'),), {}))
@@ -61,7 +61,7 @@ def arguments_of(model: nn.Module, inputs: Any) -> Arguments:
 
 
 def _signature_of(model: nn.Module) -> inspect.Signature | None:
-    """Return how `forward` is called; None: it does not tell, such as a scripted one."""
+    """Return the signature of `forward`, or None if it has none, such as a scripted module."""
     try:
         signature = inspect.signature(model.forward)
     except (TypeError, ValueError):
@@ -102,7 +102,7 @@ def _binds(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
 
 
 def _is_tensor(annotation: Any) -> bool:
-    """Whether an annotation allows a tensor and, besides, at most None."""
+    """Return whether an annotation allows only a tensor or None."""
     if annotation is inspect.Parameter.empty:
         return False
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
@@ -111,7 +111,7 @@ def _is_tensor(annotation: Any) -> bool:
 
 
 def batch_size_of(inputs: Any, targets: Any = None) -> int | None:
-    """Return the first size of the input tensors; None if there is none, or if a tensor of the batch has another one.
+    """Return the first size of all tensors of the batch, or None if there is none or they differ.
 
     >>> import torch
     >>> batch_size_of({"scale": torch.ones(()), "image": torch.ones(4, 3)}, torch.ones(4))

@@ -1,4 +1,4 @@
-"""What a training step costs: its time, the host's part, its kernels, and what else a recording tells of it."""
+"""Measure a training step: its time, the host time, and its recorded kernels."""
 
 import statistics
 import time
@@ -36,7 +36,7 @@ _PRODUCT_SIZE = 4096
 
 @dataclass(frozen=True)
 class Observed:
-    """One recorded step of a setup: its kernels, without the time of the step itself."""
+    """One recorded step of a setup, not timed."""
 
     setup: Setup
     stats: OperatorStats
@@ -46,27 +46,27 @@ class Observed:
 
     @cached_property
     def busy_s(self) -> float:
-        """Time of all kernels of a step."""
+        """Time of all kernels."""
         return self.stats.kernel_time_us / 1e6
 
     @cached_property
     def num_launches(self) -> int:
-        """Kernels of a step."""
+        """Number of kernels."""
         return sum(kernel.calls for kernel in self.stats.kernels)
 
     @property
     def product_s(self) -> float:
-        """Time of matrix products and convolutions; converting operands to FP8 is not among it."""
+        """Time of matrix products and convolutions, without the conversion of operands to FP8."""
         return self.time_of(lambda kernel: is_product(kernel.op) and not _converts(kernel))
 
     @property
     def fp8_s(self) -> float:
-        """Time of products in FP8."""
+        """Time of FP8 products."""
         return self.time_of(lambda kernel: kernel.dtype == FP8 and not _converts(kernel))
 
     @property
     def convert_s(self) -> float:
-        """Time of converting operands to FP8; 0 on a CPU, where it is a part of the product."""
+        """Time of converting operands to FP8; 0 on a CPU, where it is part of the product."""
         return self.time_of(_converts)
 
     @property
@@ -75,23 +75,23 @@ class Observed:
         return self.time_of(lambda kernel: kernel.is_cast)
 
     def time_of(self, wanted: Callable[[KernelRow], bool]) -> float:
-        """Return the time of the kernels that a function picks."""
+        """Return the time of the kernels for which `wanted` is true."""
         return sum(kernel.time_us for kernel in self.stats.kernels if wanted(kernel)) / 1e6
 
 
 def _converts(kernel: KernelRow) -> bool:
-    """Whether a kernel belongs to a product in FP8 and multiplies nothing."""
+    """Return whether a kernel converts operands of an FP8 product."""
     return kernel.dtype == FP8 and kernel.on_tensor_cores is False
 
 
 @dataclass(frozen=True)
 class Measured(Observed):
-    """A step of one setup, timed too."""
+    """A recorded and timed step of a setup."""
 
     timing: Timing
-    """Steps one after the other, nobody waiting in between."""
+    """Consecutive steps without synchronisation between them."""
     host_s: float
-    """Until the host has queued a step; on a CPU the step itself."""
+    """Time of the host to queue a step; on a CPU the time of the step."""
     losses: tuple[float, ...]
     num_skipped: int
     """Steps that the loss scaler skipped."""
@@ -108,14 +108,14 @@ class Measured(Observed):
         return max(0.0, 1 - self.busy_s / self.step_s) if self.is_cuda else 0.0
 
     def predicted_s(self, busy_s: float, num_launches: int | None = None) -> float:
-        """Return the time of a step with other kernels.
+        """Predict the time of a step with other kernels.
 
-        A GPU's step takes as long as the longer of two: its kernels, and the host's part, which grows with their number.
-        What the step takes more than that now, it takes more then. On a CPU the kernels are the host's part.
+        A step on a GPU takes the longer of its kernel time and its host time, which grows with the number of kernels.
+        The ratio of the measured step to that maximum is assumed to stay the same. A CPU has only kernel time.
 
         Args:
-            busy_s: The kernels' time.
-            num_launches: How many they are; None: as many as now.
+            busy_s: Time of the kernels.
+            num_launches: Number of kernels; None: as many as now.
         """
         if not self.is_cuda:
             return self.step_s * busy_s / self.busy_s if self.busy_s else self.step_s
@@ -125,7 +125,7 @@ class Measured(Observed):
 
 
 def observe(task: Task, setup: Setup, device: torch.device) -> Observed:
-    """Train a copy of a task for a step that is recorded, after some for warm-up; random numbers are given back."""
+    """Train a copy of a task and record one step after the warm-up; random states are restored."""
     with _trained(task, setup, device) as trainer:
         for _ in range(WARMUP_STEPS):
             trainer.step()
@@ -133,13 +133,13 @@ def observe(task: Task, setup: Setup, device: torch.device) -> Observed:
 
 
 def measure(task: Task, setup: Setup, device: torch.device, steps: int) -> Measured:
-    """Train a copy of a task for some steps, timed, then one step recorded; random numbers are given back.
+    """Train a copy of a task for `steps` timed steps, then record one more; random states are restored.
 
     Args:
-        task: Left as it is.
-        setup: How it is trained.
-        device: Where.
-        steps: Timed ones.
+        task: Unchanged.
+        setup: How to train.
+        device: Where to train.
+        steps: Number of timed steps.
     """
     with _trained(task, setup, device) as trainer:
         outcomes: list[bool] = []
@@ -165,9 +165,9 @@ def measure(task: Task, setup: Setup, device: torch.device, steps: int) -> Measu
 
 
 def time_again(task: Task, setup: Setup, device: torch.device, steps: int) -> Timing:
-    """Return the times of some more steps of a setup: whether the machine is as fast as it was when it was measured.
+    """Time more steps of a setup, to check that the machine is still as fast as before.
 
-    They are warmed up as in `measure`, or a cold start would be taken for a slower machine.
+    The warm-up is that of `measure`: a cold start would look like a slower machine.
     """
     with _trained(task, setup, device) as trainer:
         return time_on_device(trainer.step, calls=steps, warmup_calls=WARMUP_STEPS, device=device)
@@ -185,7 +185,7 @@ def _trained(task: Task, setup: Setup, device: torch.device) -> Iterator[Trainer
 def _record(trainer: Trainer) -> tuple[OperatorStats, tuple[Product, ...]]:
     if trainer.setup.is_captured:  # a replay runs no operators
         return OperatorStats(), ()
-    # A CPU's times are disturbed by whatever else it does: the least disturbed step counts. A GPU's kernels are not.
+    # Other work disturbs the times of a CPU, so the fastest recording counts; kernels of a GPU are not disturbed.
     tries = [_record_once(trainer) for _ in range(1 if torch.cuda.is_available() else CPU_RECORDINGS)]
     return min(tries, key=lambda one: one[0].kernel_time_us)
 
@@ -209,7 +209,7 @@ def _host_time(trainer: Trainer, device: torch.device) -> float:
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Return bytes read and written a second by a large copy."""
+    """Return the bytes per second that a large copy reads and writes."""
     source = torch.zeros(_COPY_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     seconds = time_on_device(lambda: target.copy_(source), calls=10, warmup_calls=3, device=device).median_s
@@ -217,7 +217,7 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 def product_speedup(device: torch.device, dtype: torch.dtype) -> float:
-    """Return how many times as fast as float32, as torch is set up now, a large product is in half."""
+    """Return the speed-up of a large half product over float32 with the present settings of torch."""
 
     def seconds(kind: torch.dtype) -> float:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -229,7 +229,7 @@ def product_speedup(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def fp8_speedup(device: torch.device, dtype: torch.dtype) -> float:
-    """Return how many times as fast as in half a large product is in FP8, its operands being ready."""
+    """Return the speed-up of a large FP8 product over half, without converting its operands."""
     with torch.random.fork_rng(devices=[device]):
         a = torch.randn(_PRODUCT_SIZE, _PRODUCT_SIZE, device=device, dtype=dtype)
     operand = make_operand(a)
@@ -247,7 +247,7 @@ def fp8_speedup(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def fp8_rows(task: Task, setup: Setup, device: torch.device) -> list[Fp8Row]:
-    """Return what FP8 does to the operands of the products of one step, after some for warm-up."""
+    """Return the rounding of the operands of FP8 products in one step after the warm-up."""
     with _trained(task, setup, device) as trainer:
         for _ in range(WARMUP_STEPS):
             trainer.step()

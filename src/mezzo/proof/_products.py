@@ -22,11 +22,11 @@ CONVOLUTIONS = frozenset(
     {"convolution", "_convolution", "cudnn_convolution", "convolution_backward", "mkldnn_convolution"}
 )
 ATTENTIONS = "_scaled_dot_product"
-"""What the names of fused attention begin with; forward and backward."""
+"""Prefix of the names of fused attention, forward and backward."""
 
 
 def is_product(op: str) -> bool:
-    """Whether a kernel multiplies matrices: what Tensor Cores are for.
+    """Return whether an operator multiplies matrices, so that it can use Tensor Cores.
 
     >>> is_product("addmm"), is_product("convolution_backward"), is_product("add")
     (True, True, False)
@@ -37,7 +37,7 @@ def is_product(op: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product of the forward, as often as it ran with these sizes at one place."""
+    """All forward products with the same sizes at one place."""
 
     op: str
     api_op: str
@@ -45,18 +45,18 @@ class Product:
     line: str
     input_shape: tuple[int, ...]
     inputs: int
-    """K: what is summed over; channels of a convolution."""
+    """K: length of the sums; channels of a convolution."""
     outputs: int
     """N: columns of the result; channels of a convolution."""
     rows: int
     """M: rows of the result; pixels of a convolution, all images together."""
     groups: int
     is_channels_last: bool | None
-    """None for what has no channels."""
+    """None if there are no channels."""
 
     @property
     def is_convolution(self) -> bool:
-        """Whether it is one."""
+        """Whether it is a convolution."""
         return self.op in CONVOLUTIONS
 
     @property
@@ -66,7 +66,7 @@ class Product:
 
 
 class ProductSink:
-    """Listens to a recording and keeps the sizes of its products."""
+    """A listener of recordings that keeps the sizes of products."""
 
     wants_lines = True
     wants_times = False
@@ -76,7 +76,7 @@ class ProductSink:
         self._lock = threading.Lock()
 
     def wants(self, op: KernelOp) -> bool:
-        """Whether an operator is a product of the forward."""
+        """Return whether an operator is a forward product."""
         return op.name in MATRIX_PRODUCTS or op.name in CONVOLUTIONS
 
     def receive(self, kernel: KernelRun) -> None:
@@ -90,7 +90,7 @@ class ProductSink:
 
     @property
     def products(self) -> list[Product]:
-        """What ran, in order, each once."""
+        """The products in order, without duplicates."""
         with self._lock:
             return list(self._calls)
 
@@ -99,7 +99,7 @@ def _matrix_product(kernel: KernelRun) -> Product | None:
     matrices = [tensor for tensor in find_tensors(kernel.args) if tensor.dim() >= 2 and tensor.is_floating_point()]
     if len(matrices) < 2:
         return None
-    # what is added stands before the factors, scales stand behind them
+    # a summand comes before the factors, scales come after them
     a, b = matrices[:2] if "scaled" in kernel.op.name else matrices[-2:]
     inputs = a.shape[-1]
     is_layer = kernel.op.name in ("linear", FP8_LINEAR)
@@ -118,17 +118,17 @@ def _convolution(kernel: KernelRun) -> Product | None:
     is_transposed = kernel.op.name == "convolution" and len(arguments) > 6 and arguments[6] is True
     outputs = weight.shape[1] * groups if is_transposed else weight.shape[0]
     result = next(kernel.outputs(), None)
-    if result is None:  # of integers
+    if result is None:  # integer tensors
         return None
     rows = result.shape[0] * math.prod(result.shape[2:])
     is_last = _is_channels_last(image) if image.dim() == 4 else None
-    if is_last and image.is_contiguous():  # one pixel or one channel: both layouts are the same memory
+    if is_last and image.is_contiguous():  # with one pixel or one channel both layouts are the same
         is_last = weight.is_contiguous(memory_format=torch.channels_last)
     return _product(kernel, image, image.shape[1], outputs, rows=rows, groups=groups, is_channels_last=is_last)
 
 
 def _is_channels_last(image: Tensor) -> bool:
-    """Whether a pixel's channels lie together; there may be gaps between pixels, where channels were cut off."""
+    """Return whether the channels of a pixel are adjacent; cut-off channels may leave gaps between pixels."""
     is_whole = image.is_contiguous(memory_format=torch.channels_last)
     return is_whole or (image.stride(1) == 1 and image.shape[1] > 1 and not image.is_contiguous())
 

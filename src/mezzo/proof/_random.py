@@ -1,4 +1,4 @@
-"""Random numbers of runs that are compared: the same in each, and given back afterwards."""
+"""Random states: seed them for runs that are compared, and restore them afterwards."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def seed_all(seed: int) -> None:
-    """Seed every generator that a step may draw from."""
+    """Seed the generators of Python, NumPy and torch."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
@@ -18,10 +18,10 @@ def seed_all(seed: int) -> None:
 
 @contextmanager
 def random_states_kept(gpus: Sequence[int | torch.device] = ()) -> Iterator[None]:
-    """Give every global random state back as it was, with those of all GPUs: `seed_all` seeds all of them.
+    """Restore every global random state at the end, including those of all GPUs, which `seed_all` seeds.
 
     Args:
-        gpus: That are used inside. Without any, the states of GPUs are kept only if CUDA is in use already.
+        gpus: GPUs that are used inside. Without any, GPU states are restored only if CUDA is already in use.
     """
     python, numpy = random.getstate(), np.random.get_state()
     kept = range(torch.cuda.device_count()) if gpus or torch.cuda.is_initialized() else ()
@@ -34,6 +34,6 @@ def random_states_kept(gpus: Sequence[int | torch.device] = ()) -> Iterator[None
 
 
 def torch_state(device: torch.device) -> Tensor:
-    """Return the state of torch's generators of the CPU and of a device, as one tensor."""
-    of_cpu = torch.get_rng_state()
-    return torch.cat([of_cpu, torch.cuda.get_rng_state(device)]) if device.type == "cuda" else of_cpu
+    """Return the states of torch's generators of the CPU and of a device as one tensor."""
+    cpu = torch.get_rng_state()
+    return torch.cat([cpu, torch.cuda.get_rng_state(device)]) if device.type == "cuda" else cpu

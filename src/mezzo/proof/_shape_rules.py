@@ -1,4 +1,4 @@
-"""Advice about sizes and layouts: what Tensor Cores read in whole pieces, and channels-last images."""
+"""Advice about sizes and layouts: multiples that Tensor Cores need, and channels-last images."""
 
 import copy
 from collections.abc import Iterator
@@ -19,11 +19,11 @@ from mezzo.report import time_text
 IMAGE_CHANNELS = 3
 PADDED_IMAGE_CHANNELS = 4
 TRIED_LAYERS = 12
-"""Layers whose padded form is timed, those with the most arithmetic first."""
+"""Number of layers that are timed with padding, those with the most arithmetic first."""
 
 
 def multiple_for(capability: tuple[int, int] | None) -> int:
-    """Return what sizes should be a multiple of in half: 8, from the A100 on 16.
+    """Return the multiple that sizes should have in half: 8; from the A100 on 16.
 
     >>> multiple_for((7, 0)), multiple_for((9, 0)), multiple_for(None)
     (8, 16, 8)
@@ -40,59 +40,59 @@ def round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def layout(seen: Examination) -> Iterator[Advice]:
-    """Convolutions over NCHW images: Tensor Cores want the channels last."""
-    wrong = [product for product in seen.amp.products if product.is_channels_last is False]
+def layout(exam: Examination) -> Iterator[Advice]:
+    """Advise on convolutions over NCHW images: Tensor Cores are faster with channels-last."""
+    wrong = [product for product in exam.amp.products if product.is_channels_last is False]
     if not wrong:
         return
-    setup = seen.with_changes(channels_last=True)
-    after = seen.observe(setup, "AMP step channels-last")
-    if seen.amp.busy_s / after.busy_s < LEAST_GAIN:
+    setup = exam.with_changes(channels_last=True)
+    after = exam.observe(setup, "AMP step channels-last")
+    if exam.amp.busy_s / after.busy_s < LEAST_GAIN:
         return
-    gain = seen.gain_of(after)
+    gain = exam.gain_of(after)
     yield Advice(
         kind="layout",
         where=wrong[0].module,
         seen=f"{len(wrong)} convolutions read NCHW images, the first is {wrong[0].module or wrong[0].line}; the step's kernels "
-        f"take {time_text(seen.amp.busy_s)}, channels-last {time_text(after.busy_s)}"
-        + (", but the host needs longer than that to launch them" if gain < LEAST_GAIN else ""),
-        todo="model.to(memory_format=torch.channels_last), and images in that layout"
-        + ("; only together with a captured step" if gain < LEAST_GAIN else ""),
+        f"take {time_text(exam.amp.busy_s)}, channels-last {time_text(after.busy_s)}"
+        + (", but the host needs longer to launch them" if gain < LEAST_GAIN else ""),
+        todo="use model.to(memory_format=torch.channels_last) and channels-last images"
+        + ("; it helps only with a captured step" if gain < LEAST_GAIN else ""),
         gain=gain,
         setup=setup,
     )
-    if seen.is_cuda and 1 - after.busy_s / seen.amp.predicted_s(after.busy_s, after.num_launches) >= IDLE_SHARE:
+    if exam.is_cuda and 1 - after.busy_s / exam.amp.predicted_s(after.busy_s, after.num_launches) >= IDLE_SHARE:
         yield Advice(
             kind="launch-bound",
             where="channels-last",
-            seen=f"channels-last the GPU waits for the host: {after.num_launches} kernels take {time_text(after.busy_s)}",
-            todo="channels-last and a captured step together: mezzo.static.capture_step, or compile_step",
-            gain=seen.gain_captured(after),
-            setup=replace(setup, is_captured=True) if takes_tensors(seen) else None,
+            seen=f"with channels-last the GPU waits for the host: {after.num_launches} kernels take {time_text(after.busy_s)}",
+            todo="use channels-last and a captured step: mezzo.static.capture_step or compile_step",
+            gain=exam.gain_captured(after),
+            setup=replace(setup, is_captured=True) if takes_tensors(exam) else None,
         )
 
 
-def shapes(seen: Examination) -> Iterator[Advice]:
-    """Products with sizes that are no multiple of 8, or 16: which layer, and what to pad to."""
-    multiple = multiple_for(seen.capability)
-    odd = [product for product in _each_layer_once(seen) if _wanted(product, multiple) != _has(product)]
+def shapes(exam: Examination) -> Iterator[Advice]:
+    """Advise on products whose sizes are not a multiple of 8 (or 16): which layer, and what to pad to."""
+    multiple = multiple_for(exam.capability)
+    odd = [product for product in _each_layer_once(exam) if _wanted(product, multiple) != _has(product)]
     odd.sort(key=lambda p: (not _breaks_eight(p), -p.rows * p.inputs * p.outputs))
     without_gain: list[Product] = []
     for number, product in enumerate(odd):
-        gain = _gain_of_padding(seen, product, multiple) if seen.is_cuda and number < TRIED_LAYERS else None
+        gain = _gain_of_padding(exam, product, multiple) if exam.is_cuda and number < TRIED_LAYERS else None
         if gain is not None and gain < LEAST_GAIN:
             without_gain.append(product)
         elif gain is not None or _breaks_eight(product):
-            yield _shape(seen, product, multiple, gain)
+            yield _shape(exam, product, multiple, gain)
     if without_gain:
         names = ", ".join(f"{_where(product)} ({_sizes(_has(product))})" for product in without_gain)
-        seen_text = f"sizes that are no multiple of {multiple}, where padding is not faster here: {names}"
+        seen_text = f"sizes are not a multiple of {multiple}, but padding is not faster here: {names}"
         yield Advice(kind="shape", where="", seen=seen_text, todo="")
 
 
-def _each_layer_once(seen: Examination) -> list[Product]:
-    """Return the products with weights; between two activations it is lengths that meet, which zeros do not lengthen."""
-    weighted = (each for each in seen.amp.products if each.groups == 1 and each.op not in ("bmm", "baddbmm"))
+def _each_layer_once(exam: Examination) -> list[Product]:
+    """Return the products with weights, without duplicates; products of two activations cannot be padded."""
+    weighted = (each for each in exam.amp.products if each.groups == 1 and each.op not in ("bmm", "baddbmm"))
     return list({(each.module, each.api_op, each.line): each for each in weighted}.values())
 
 
@@ -113,61 +113,61 @@ def _sizes(sizes: tuple[int, int]) -> str:
 
 
 def _wanted(product: Product, multiple: int) -> tuple[int, int]:
-    """Return inputs and outputs that Tensor Cores like; an image's three channels become four."""
+    """Return inputs and outputs padded for Tensor Cores; the three channels of an image become four."""
     is_image = product.is_convolution and product.inputs <= IMAGE_CHANNELS
     return PADDED_IMAGE_CHANNELS if is_image else round_up(product.inputs, multiple), round_up(
         product.outputs, multiple
     )
 
 
-def _shape(seen: Examination, product: Product, multiple: int, gain: float | None) -> Advice:
+def _shape(exam: Examination, product: Product, multiple: int, gain: float | None) -> Advice:
     wanted = _wanted(product, multiple)
     what = "channels" if product.is_convolution else "features"
-    padding = (*seen.setup.changes.pad_channels, (product.module, *wanted))
+    padding = (*exam.setup.changes.pad_channels, (product.module, *wanted))
     return Advice(
         kind="shape",
         where=_where(product),
-        seen=f"{product.api_op or product.op} with {_sizes(_has(product))} {what}: no multiple of {multiple}",
-        todo=f"{_sizes(wanted)} {what}, what is added being zero",
+        seen=f"{product.api_op or product.op} with {_sizes(_has(product))} {what}: not a multiple of {multiple}",
+        todo=f"pad with zeros to {_sizes(wanted)} {what}",
         gain=gain,
-        setup=None if gain is None else seen.with_changes(pad_channels=padding),
+        setup=None if gain is None else exam.with_changes(pad_channels=padding),
     )
 
 
-def _gain_of_padding(seen: Examination, product: Product, multiple: int) -> float | None:
-    """Return what padding brings, from the kernels of the layer as it is and padded; None where it has no layer to pad."""
-    layer = _padded_candidate(seen, product)
+def _gain_of_padding(exam: Examination, product: Product, multiple: int) -> float | None:
+    """Return the gain of padding, from the layer's kernels without and with it; None if the layer cannot be padded."""
+    layer = _padded_candidate(exam, product)
     if layer is None:
         return None
     wanted = _wanted(product, multiple)
-    return seen.gain_without(_time_layer(seen, layer, product) - _time_layer(seen, layer, product, padded_to=wanted))
+    return exam.gain_without(_time_layer(exam, layer, product) - _time_layer(exam, layer, product, padded_to=wanted))
 
 
-def _padded_candidate(seen: Examination, product: Product) -> nn.Module | None:
-    """Return the layer that a product belongs to, if its channels can be padded from outside."""
+def _padded_candidate(exam: Examination, product: Product) -> nn.Module | None:
+    """Return the layer of a product if its channels can be padded, otherwise None."""
     try:
-        layer = seen.layer(product.module)
+        layer = exam.layer(product.module)
     except AttributeError:  # the task's model is not the outermost module that was called
         return None
     return layer if can_be_padded(layer) and channels_of(layer) == _has(product) else None
 
 
 def _time_layer(
-    seen: Examination, layer: nn.Module, product: Product, padded_to: tuple[int, int] | None = None
+    exam: Examination, layer: nn.Module, product: Product, padded_to: tuple[int, int] | None = None
 ) -> float:
-    """Return the seconds of the kernels of one layer, forward and backward, on random numbers of the shape it got."""
-    layer = copy.deepcopy(layer).to(seen.device)
+    """Return the seconds of a layer's kernels, forward and backward, on a random input of the recorded shape."""
+    layer = copy.deepcopy(layer).to(exam.device)
     if padded_to is not None:
         pad_layer(layer, *padded_to)
-    with torch.random.fork_rng(devices=[seen.device]):
-        x: Tensor = torch.randn(product.input_shape, device=seen.device, dtype=seen.dtype)
+    with torch.random.fork_rng(devices=[exam.device]):
+        x: Tensor = torch.randn(product.input_shape, device=exam.device, dtype=exam.dtype)
     if product.is_channels_last:
         layer.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         x = x.contiguous(memory_format=torch.channels_last)
-    x.requires_grad_(product.inputs > IMAGE_CHANNELS)  # nobody asks for the gradient of an image
+    x.requires_grad_(product.inputs > IMAGE_CHANNELS)  # an image needs no gradient
 
     def run() -> None:
-        with auto_cast(level="O2" if seen.setup.level == "O3" else seen.setup.level, dtype=seen.setup.dtype):
+        with auto_cast(level="O2" if exam.setup.level == "O3" else exam.setup.level, dtype=exam.setup.dtype):
             out = layer(x)
         out.backward(out.detach())
 
@@ -179,7 +179,7 @@ def _time_layer(
 
 
 def with_padding(advices: list[Advice]) -> tuple[tuple[str, int, int], ...]:
-    """Return the padding of all layers for which it is advised."""
+    """Return the padding of all advices."""
     rows: dict[str, tuple[str, int, int]] = {}
     for advice in advices:
         if advice.kind == "shape" and advice.setup is not None:
