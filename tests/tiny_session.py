@@ -52,7 +52,7 @@ def step(session: Session) -> None:
     with session.precision.autocast():
         loss = session.model(torch.randn(4, 3)).float().square().sum()
     session.precision.backward(loss)
-    session.precision.step(session.optimizer, 1.0)
+    session.precision.step(session.optimizer, max_norm=1.0)
     session.optimizer.zero_grad()
     if session.ema is not None:
         session.ema.update()

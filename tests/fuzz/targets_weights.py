@@ -19,8 +19,7 @@ from fuzzing import Target
 from mutate import NUMBERS, TEXTS, mutate_bytes, mutate_tree
 from operator_programs import hostile, programs
 
-from mezzo.checkpoint import read_pdparams
-from mezzo.checkpoint._weights_files import read_torch_state
+from mezzo.checkpoint import read_pdparams, read_torch_state
 from mezzo.errors import MezzoError
 from mezzo.export import load_program
 from mezzo.files import FileError

@@ -12,7 +12,6 @@ from torch import Tensor
 
 import mezzo
 from mezzo.model.callbacks import CallbackList, ProgBarLogger
-from mezzo.model.callbacks._bar import format_logs
 from mezzo.model.metric import Accuracy, Metric
 from model_loops import batches_of, make_data, make_model
 
@@ -83,10 +82,12 @@ def test_without_a_length_there_is_no_total(capsys: pytest.CaptureFixture[str]) 
     assert re.search(r"^step 2 - loss: \d\.\d{4}$", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_numbers_are_shown_and_counts_are_not() -> None:
+def test_numbers_are_shown_and_counts_are_not(capsys: pytest.CaptureFixture[str]) -> None:
     logs = {"loss": 1, "acc": 0.123456, "step": 3, "samples": 7, "batch_size": 2, "name": "x", "many": [1.0]}
-    assert format_logs(logs) == "loss: 1.0000 - acc: 0.1235"
-    assert format_logs({}) == ""
+    bar = ProgBarLogger()
+    bar.set_model(make_model())
+    bar.on_eval_end(logs)
+    assert capsys.readouterr().out == "Eval samples: 7 - loss: 1.0000 - acc: 0.1235\n"
 
 
 def test_an_evaluation_without_numbers_has_no_dash(capsys: pytest.CaptureFixture[str]) -> None:

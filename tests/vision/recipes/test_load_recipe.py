@@ -422,3 +422,13 @@ def test_opened_data_go_through_network_and_loss(tmp_path: Path) -> None:
     labels = torch.from_numpy(np.stack([sample.label, sample.label]))
     loss = recipe.create_loss()(recipe.create_model()(images), labels)
     assert loss.item() == pytest.approx(np.log(2), abs=0.2), "a fresh network knows nothing"
+
+
+def test_all_faults_of_a_text_come_in_one_error_in_the_order_of_lines(tmp_path: Path) -> None:
+    lines = faults(tmp_path, "a: 1\n2: b\na: 3\nc: !!int x\n")
+    assert [line.partition(": ")[0] for line in lines] == ["r.yml:2", "r.yml:3", "r.yml:4"]
+
+
+def test_thousands_of_faults_are_cut(tmp_path: Path) -> None:
+    lines = faults(tmp_path, "\n".join(f"{i}: x" for i in range(1000)))
+    assert (len(lines), lines[-1]) == (51, "and 950 more faults")

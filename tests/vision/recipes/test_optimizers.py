@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from recipe_files import changed, faults, load
 from torch import nn
 
-from mezzo.files import SourceMark, mark_all
-from mezzo.vision.recipes._errors import FaultLog, RecipeError
-from mezzo.vision.recipes._optimizers import OptimizerRecipe, ParameterGroup, read_optimizer
+from mezzo.vision.recipes import OptimizerRecipe, ParameterGroup
 
 
 def network() -> nn.Module:
@@ -20,16 +21,23 @@ def network() -> nn.Module:
     return model
 
 
-def read(**block: Any) -> OptimizerRecipe:
-    faults = FaultLog()
-    recipe = read_optimizer(mark_all({"optimizer": block}, SourceMark("f.yml")), 0.1, faults)
-    faults.raise_if_any()
-    assert recipe is not None
-    return recipe
+@pytest.fixture
+def read(tmp_path: Path) -> Callable[..., OptimizerRecipe]:
+    """Return a function from the entries of an `optimizer` block to its recipe, with a rate of 0.1."""
+
+    def read(**block: Any) -> OptimizerRecipe:
+        return load(tmp_path, changed(optimizer=block, model=WITH_BACKBONE), learning_rate=0.1).optimizer
+
+    return read
+
+
+Read = Callable[..., OptimizerRecipe]
+#: A network that has parameters called backbone and one head.
+WITH_BACKBONE = {"type": "FCN", "backbone": "HRNet_W18_Small_V1"}
 
 
 @pytest.mark.parametrize("name", ["sgd", "SGD", "Momentum"])
-def test_sgd_by_any_spelling_has_momentum_and_decay(name: str) -> None:
+def test_sgd_by_any_spelling_has_momentum_and_decay(name: str, read: Read) -> None:
     optimizer = read(type=name, momentum=0.8, weight_decay=0.001, use_nesterov=True).create(network())
     assert type(optimizer) is torch.optim.SGD
     (group,) = optimizer.param_groups
@@ -38,7 +46,7 @@ def test_sgd_by_any_spelling_has_momentum_and_decay(name: str) -> None:
     assert found == expected
 
 
-def test_sgd_steps_as_the_documents_formula_says() -> None:
+def test_sgd_steps_as_the_documents_formula_says(read: Read) -> None:
     parameter = nn.Parameter(torch.tensor([2.0], dtype=torch.float64))
     holder = nn.Module()
     holder.w = parameter
@@ -52,7 +60,7 @@ def test_sgd_steps_as_the_documents_formula_says() -> None:
     assert parameter.item() == pytest.approx(w, rel=1e-12)
 
 
-def test_adam_and_adamw_have_their_own_numbers() -> None:
+def test_adam_and_adamw_have_their_own_numbers(read: Read) -> None:
     adam = read(type="Adam", beta1=0.8, beta2=0.99, epsilon=1e-6, weight_decay=0.5).create(network())
     adamw = read(type="AdamW").create(network())
     assert type(adam) is torch.optim.Adam
@@ -69,7 +77,7 @@ def test_rmsprop_is_the_one_mobilenet_was_trained_with() -> None:
 
 
 @pytest.mark.parametrize("block", [{"custom_cfg": [{"name": "backbone", "lr_mult": 0.25}]}, {"backbone_lr_mult": 0.25}])
-def test_a_part_of_the_network_has_its_own_rate(block: dict) -> None:
+def test_a_part_of_the_network_has_its_own_rate(block: dict, read: Read) -> None:
     model = network()
     backbone, rest = read(type="sgd", weight_decay=0.5, **block).create(model).param_groups
     assert (backbone["lr"], backbone["lr_mult"], rest["lr"], rest["lr_mult"]) == (0.025, 0.25, 0.1, 1.0)
@@ -91,7 +99,7 @@ def test_a_part_that_fits_nothing_is_refused() -> None:
         OptimizerRecipe(kind="sgd", lr=1.0, parts=(ParameterGroup(name="bakbone"),)).create(network())
 
 
-def test_the_norm_to_clip_by_is_kept() -> None:
+def test_the_norm_to_clip_by_is_kept(read: Read) -> None:
     assert read(type="sgd", grad_clip_cfg={"name": "ClipGradByGlobalNorm", "clip_norm": 2}).clip_norm == 2
     assert read(type="sgd").clip_norm is None
 
@@ -111,8 +119,8 @@ def test_the_norm_to_clip_by_is_kept() -> None:
         ({"type": "adam", "beta2": 1.0}, "beta2=1.0"),
         ({"type": "adam", "epsilon": 0}, "epsilon=0"),
         ({"type": "sgd", "backbone_lr_mult": -1}, "lr_mult=-1"),
-        ({"type": "sgd", "custom_cfg": {"name": "x"}}, "custom_cfg: must be a list of blocks"),
-        ({"type": "sgd", "custom_cfg": [3]}, "custom_cfg: 3: must be a block with name, lr_mult, weight_decay_mult"),
+        ({"type": "sgd", "custom_cfg": {"name": "x"}}, "custom_cfg"),
+        ({"type": "sgd", "custom_cfg": [3]}, "custom_cfg: 3"),
         ({"type": "sgd", "custom_cfg": [{"lr_mult": 1}]}, "custom_cfg: name is missing"),
         ({"type": "sgd", "custom_cfg": [{"name": ""}]}, "name=''"),
         ({"type": "sgd", "custom_cfg": [{"name": "a", "lr": 1}]}, "unknown key of custom_cfg 'lr'"),
@@ -131,6 +139,5 @@ def test_the_norm_to_clip_by_is_kept() -> None:
         ),
     ],
 )
-def test_blocks_that_describe_no_optimizer_are_refused(block: dict, message: str) -> None:
-    with pytest.raises(RecipeError, match=message):
-        read(**block)
+def test_blocks_that_describe_no_optimizer_are_refused(block: dict, message: str, tmp_path: Path) -> None:
+    assert any(message in line for line in faults(tmp_path, changed(optimizer=block, model=WITH_BACKBONE)))

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from recipe_files import changed, faults, load
 from torch.optim import lr_scheduler as torch_schedules
 
-from mezzo.files import SourceMark, mark_all
-from mezzo.vision.recipes._curves import CURVES, Curve
-from mezzo.vision.recipes._errors import FaultLog, RecipeError
-from mezzo.vision.recipes._schedules import Schedule, read_schedule
+from mezzo.vision.recipes import CURVES, Curve, Schedule
 
 STEPS = 60
 RATE = 0.1
@@ -82,12 +81,9 @@ def test_polynomial_decay_of_power_0_is_constant() -> None:
     assert [own.at(i) for i in (0, 5, 10, 11)] == pytest.approx([0.1] * 4)
 
 
-def test_warm_up_of_no_steps_needs_no_first_rate() -> None:
-    faults = FaultLog()
+def test_warm_up_of_no_steps_needs_no_first_rate(tmp_path: Path) -> None:
     block = {"type": "ExponentialDecay", "learning_rate": 0.5, "gamma": 1, "warmup_iters": 0}
-    schedule = read_schedule(mark_all({"lr_scheduler": block}, SourceMark("f.yml")), faults)
-    faults.raise_if_any()
-    assert schedule is not None
+    schedule = load(tmp_path, changed(lr_scheduler=block)).schedule
     assert [schedule.lr(step) for step in (0, 1)] == [0.5, 0.5]
 
 
@@ -173,7 +169,7 @@ def test_numbers_out_of_range_are_refused(name: str, arguments: dict, message: s
         ({"type": "Poly"}, "unknown schedule 'Poly'; allowed: PolynomialDecay, "),
         ({"type": "PolynomialDecai"}, "unknown schedule 'PolynomialDecai'; did you mean 'PolynomialDecay'"),
         ({"learning_rate": 1}, "schedule: type is missing; allowed: PolynomialDecay, "),
-        ([1], r"schedule: \[1\]: must be a block with a type"),
+        ([1], "schedule: [1]"),
         ({"type": "StepDecay", "learning_rate": 1}, "StepDecay: step_size is missing"),
         (
             {"type": "StepDecay", "learning_rate": 1, "step_size": 2, "gama": 1},
@@ -197,8 +193,5 @@ def test_numbers_out_of_range_are_refused(name: str, arguments: dict, message: s
         ),
     ],
 )
-def test_blocks_that_describe_no_schedule_are_refused(block: Any, message: str) -> None:
-    faults = FaultLog()
-    assert read_schedule(mark_all({"lr_scheduler": block}, SourceMark("f.yml")), faults) is None
-    with pytest.raises(RecipeError, match=message):
-        faults.raise_if_any()
+def test_blocks_that_describe_no_schedule_are_refused(block: Any, message: str, tmp_path: Path) -> None:
+    assert any(message in line for line in faults(tmp_path, changed(lr_scheduler=block)))

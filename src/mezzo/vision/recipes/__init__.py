@@ -6,10 +6,11 @@ from mezzo._lazy import load_on_demand
 
 if TYPE_CHECKING:
     from mezzo.vision.recipes._classification import classification_recipe
+    from mezzo.vision.recipes._curves import CURVES, Curve
     from mezzo.vision.recipes._data import DataRecipe
     from mezzo.vision.recipes._errors import RecipeError
     from mezzo.vision.recipes._load import load_recipe
-    from mezzo.vision.recipes._losses import LossRecipe
+    from mezzo.vision.recipes._losses import ClassLoss, LossRecipe
     from mezzo.vision.recipes._model import ModelRecipe
     from mezzo.vision.recipes._optimizers import OptimizerRecipe, ParameterGroup
     from mezzo.vision.recipes._options import ClassifierOptions, RecipeOptions, classifiers
@@ -26,9 +27,12 @@ __all__ = [
     "ModelRecipe",
     "DataRecipe",
     "LossRecipe",
+    "ClassLoss",
     "OptimizerRecipe",
     "ParameterGroup",
     "Schedule",
+    "CURVES",
+    "Curve",
     "RecipeError",
 ]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,22 +11,29 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mezzo.files import MAX_DEPTH, YamlNode, parse_yaml
-from mezzo.vision.recipes._errors import FaultLog, RecipeError
+from mezzo.files import MAX_DEPTH, SourceMark, YamlNode, parse_yaml
+
+
+class Faults(list[str]):
+    """Collects the faults of a text as lines."""
+
+    def add(self, mark: SourceMark, text: str) -> None:
+        self.append(f"{mark}: {text}")
 
 
 def parsed(text: str) -> YamlNode | None:
-    """Return the tree of a text; raise if there is a fault."""
-    faults = FaultLog()
+    """Return the tree of a text that has no faults."""
+    faults = Faults()
     tree = parse_yaml(text, "f.yml", faults)
-    faults.raise_if_any()
+    assert not faults
     return tree
 
 
 def fault(text: str) -> str:
-    with pytest.raises(RecipeError) as caught:
-        parsed(text)
-    return str(caught.value)
+    """Return the faults of a text as lines."""
+    faults = Faults()
+    parse_yaml(text, "f.yml", faults)
+    return "\n".join(faults)
 
 
 def test_every_value_has_the_line_of_its_key() -> None:
@@ -124,22 +130,12 @@ def test_hostile_and_broken_text_is_one_line_with_its_place(text: str, message: 
     assert fault(text).splitlines()[0] == message
 
 
-def test_all_faults_of_a_text_come_in_one_error_in_the_order_of_lines() -> None:
-    text = fault("a: 1\n2: b\na: 3\nc: !!int x\n")
-    assert [line.partition(": ")[0] for line in text.splitlines()] == ["f.yml:2", "f.yml:3", "f.yml:4"]
-
-
-def test_thousands_of_faults_are_cut() -> None:
-    lines = fault("\n".join(f"{i}: x" for i in range(1000))).splitlines()
-    assert (len(lines), lines[-1]) == (51, "and 950 more faults")
-
-
 @settings(max_examples=400, deadline=None)
 @given(
     st.text(alphabet=st.sampled_from("ab1:-,?*&!|>'\"%@`[]{}#<~. \n\t\\x0eE+_="), max_size=40) | st.text(max_size=40)
 )
 def test_any_text_gives_a_tree_or_faults(text: str) -> None:
-    faults = FaultLog()
+    faults = Faults()
     tree = parse_yaml(text, "f.yml", faults)
     if tree is not None:
         yaml.safe_dump(tree.plain())
@@ -155,8 +151,7 @@ def test_any_text_gives_a_tree_or_faults(text: str) -> None:
 )
 def test_what_takes_quadratic_time_is_refused_or_read_at_once(text: str, word: str) -> None:
     started = time.perf_counter()
-    faults = FaultLog()
+    faults = Faults()
     parse_yaml(text, "f.yml", faults, max_values=200_000)
     assert time.perf_counter() - started < 20  # minutes before; seconds on a slow machine
-    with pytest.raises(RecipeError, match=word) if word else nullcontext():
-        faults.raise_if_any()
+    assert [word in line for line in faults] == ([True] if word else [])

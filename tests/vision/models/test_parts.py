@@ -1,4 +1,4 @@
-"""The gradient of a bilinear resize as two matrix products, against autograd's own in float64."""
+"""Parts of networks: padding as TensorFlow's 'same', and the gradient of a resize against autograd in float64."""
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from mezzo.vision.models._blocks import pad_same
 from mezzo.vision.models._resize import _Enlarged, resize, resize_gradient
 
 SIZES = st.integers(1, 9)
@@ -96,3 +97,16 @@ def test_on_cuda_the_gradient_is_torchs_and_the_same_every_time(layout: torch.me
     torch.testing.assert_close(kept, gradient_of_torch(grad, 12, 20), rtol=1e-4, atol=1e-4)
     assert torch.equal(kept, found())
     assert "Enlarged" in type(resize(x, like).grad_fn).__name__
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 7), st.integers(1, 5))
+def test_a_convolution_gives_the_size_over_the_stride_and_the_smaller_half_is_in_front(
+    height: int, width: int, kernel: int, stride: int
+) -> None:
+    x = torch.ones(1, 1, height, width)
+    padded = pad_same(x, kernel, stride)
+    for axis, size in ((2, height), (3, width)):
+        total = max((-(-size // stride) - 1) * stride + kernel - size, 0)  # TensorFlow's formula
+        assert padded.shape[axis] == size + total
+        ones = padded.sum(dim=5 - axis).flatten().nonzero()
+        assert ones[0] == total // 2
