@@ -30,8 +30,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from installed_kernels import uninstall_kernels
 from mezzo.amp import auto_cast
-from mezzo.amp._kernel_table import KERNELS
 
 #: How much worse than stock a result may be.
 FACTOR = 3.0
@@ -261,7 +261,7 @@ def judge(
 
 
 def _stock_outcomes(cases: Sequence[Case], dtype: str, device: str, backward: str) -> list[Outcome]:
-    KERNELS.uninstall()
+    uninstall_kernels()
     return [_run(case, case.stock, _stock(device, HALVES[dtype]), backward) for case in cases]
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from installed_kernels import uninstall_kernels
 from mezzo.amp import Policy, _compile, auto_cast, debugging
 from mezzo.amp import _cpu as cpu
-from mezzo.amp._kernel_table import KERNELS
 
 
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
@@ -61,7 +61,7 @@ def test_the_probe_decides_for_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.rand(4, 4)
     for fast in (True, False):
         monkeypatch.setattr(cpu, "has_half_units", lambda _dtype, fast=fast: fast)
-        KERNELS.uninstall()
+        uninstall_kernels()
         # a policy object of its own each time: what a policy does with an operator is worked out once
         region = auto_cast(policy=dataclasses.replace(Policy.create(dtype="bfloat16")))
         with region, debugging.collect_operator_stats(print_table=False) as stats:

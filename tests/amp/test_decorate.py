@@ -9,8 +9,7 @@ from decorated import Net, dtypes, train
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from mezzo.amp import auto_cast, decorate
-from mezzo.amp._exclude import is_excluded
+from mezzo.amp import auto_cast, decorate, is_excluded
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 HALVES = [torch.float16, torch.bfloat16]

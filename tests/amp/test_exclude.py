@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mezzo.amp import auto_cast, decorate, exclude_layers
-from mezzo.amp._exclude import find_excluded, is_excluded
+from mezzo.amp import auto_cast, decorate, exclude_layers, find_excluded, is_excluded
 
 
 class Block(nn.Module):

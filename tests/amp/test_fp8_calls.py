@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from mezzo.amp import Fp8Recipe, Policy, auto_cast, decorate, exclude_layers, keep_in_half
-from mezzo.amp._fp8 import first_and_last
+from mezzo.amp import Fp8Recipe, Policy, auto_cast, decorate, exclude_layers, first_and_last, keep_in_half
 from mezzo.amp.debugging import collect_operator_stats
 
 RECIPE = Fp8Recipe(emulate=True, min_width=0, min_size=0)

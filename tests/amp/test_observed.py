@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from op_samples import NOT_CALLABLE_HERE, SAMPLES, Maker
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mezzo.amp import Policy, _kernel_table, auto_cast, black_list, debugging, white_list
-from mezzo.amp._kernel_table import KERNELS
-from mezzo.amp._ops import VARIANTS
+from installed_kernels import count_kernels, install_no_kernels, uninstall_kernels
+from mezzo.amp import VARIANTS, Policy, auto_cast, black_list, debugging, white_list
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*not part of single contiguous chunk.*")  # cuDNN, on the samples' RNNs
 
@@ -181,8 +180,7 @@ def test_without_our_kernels_the_policy_is_not_followed(
 
     with fake_cuda() if device == "cuda" and not torch.cuda.is_available() else contextlib.nullcontext():
         assert not_followed() == []
-        KERNELS.uninstall()
-        monkeypatch.setattr(_kernel_table.KernelTable, "install", lambda *_: None)
+        install_no_kernels(monkeypatch)
         assert not_followed() != []
 
 
@@ -228,12 +226,12 @@ def test_plain_autocast_is_untouched_by_our_kernels(device: str) -> None:
                 seen[variant, dtype] = (out[0] if isinstance(out, tuple) else out).dtype
         return seen
 
-    KERNELS.uninstall()
+    uninstall_kernels()
     before = dtypes_under_torch()
     for level in LEVELS:
         with auto_cast(level=level, custom_black_list=["linear"]):
             pass
-    assert len(KERNELS.installed) > 100
+    assert count_kernels() > 100
     after = dtypes_under_torch()
     assert {key: (value, after[key]) for key, value in before.items() if after[key] != value} == {}
 

@@ -23,7 +23,7 @@ from sweep import (
     torch_operators,
 )
 
-from mezzo.amp._state import current_policy
+from mezzo.amp import current_policy
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 LEVELS = ("O1", "O2")

@@ -10,20 +10,24 @@ from typing import Any
 import pytest
 import torch
 
-from mezzo.amp import auto_cast, current_policy
-from mezzo.amp._state import read_state, thread_state
+from mezzo.amp import auto_cast, current_policy, thread_state
 
 X = torch.rand(4, 4)
 
 
 @pytest.fixture(autouse=True)
 def no_state_is_left() -> Iterator[None]:
-    before = read_state()
+    before = state()
     yield
-    assert read_state() == before
+    assert state() == before
     assert thread_state.regions == []
     assert torch.autocast_increment_nesting() == 1
     assert torch.autocast_decrement_nesting() == 0
+
+
+def state() -> list[object]:
+    flags = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
+    return [current_policy(), thread_state.policy, *flags]
 
 
 def dtypes() -> tuple[torch.dtype, torch.dtype]:

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from installed_kernels import uninstall_kernels
 from mezzo import amp
 from mezzo.amp import auto_cast
-from mezzo.amp._kernel_table import KERNELS
 from mezzo.amp.debugging import Leak, collect_operator_stats
 
 N, C = 2, 4
@@ -80,7 +80,7 @@ def leak_between(between: Between, *, level: str = "O1") -> Leak:
 @pytest.fixture(autouse=True)
 def fresh_process() -> None:
     """Policies of earlier tests have left no kernels behind."""
-    KERNELS.uninstall()
+    uninstall_kernels()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mezzo import amp
 from mezzo.amp.debugging import RangeRow, Ranges, collect_ranges
+from mezzo.dtypes import dtype_name
 from mezzo.record._ranges import _NUM_BINS, _count
 from no_waiting import no_waiting
 
@@ -46,7 +47,7 @@ def test_a_row_has_the_numbers_of_numpy(dtype: torch.dtype, device: str) -> None
         half = good.astype(np.float16).astype(np.float64)
     nonzero = (good > 0).sum()
     row = ranges_of(tensor)
-    assert (row.calls, row.values, row.dtype) == (1, 5000, str(dtype).removeprefix("torch."))
+    assert (row.calls, row.values, row.dtype) == (1, 5000, dtype_name(dtype))
     assert row.largest == good.max()
     assert row.margin == pytest.approx(math.log2(65504 / good.max()))
     assert row.non_finite == (~np.isfinite(held)).sum()

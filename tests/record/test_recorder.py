@@ -12,8 +12,7 @@ from installed import installed
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mezzo.amp import auto_cast
-from mezzo.amp._policy import Decision, Policy
+from mezzo.amp import Decision, Policy, auto_cast
 from mezzo.amp.debugging import (
     OperatorRow,
     OperatorStats,
@@ -21,7 +20,6 @@ from mezzo.amp.debugging import (
     disable_operator_stats_collection,
     enable_operator_stats_collection,
 )
-from mezzo.record import _recorder
 
 
 @pytest.fixture(autouse=True)
@@ -217,7 +215,7 @@ def reasons(stats: OperatorStats) -> dict[str, str]:
 def test_the_reason_is_the_policys_for_the_torch_level_call(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.ones(2, 3)
     linear = nn.Linear(3, 3)
-    monkeypatch.setattr(_recorder, "current_policy", FakePolicy)
+    monkeypatch.setattr("mezzo.record._recorder.current_policy", FakePolicy)
     with collect_operator_stats(print_table=False) as stats:
         F.gelu(linear(x)).sum().backward()
     found = reasons(stats)
@@ -248,7 +246,7 @@ def test_without_auto_cast_the_reason_says_so() -> None:
 def test_the_policy_is_asked_about_the_variant_that_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = Policy.create("O2")
     x = torch.ones(2, 3, dtype=torch.float16)
-    monkeypatch.setattr(_recorder, "current_policy", lambda: policy)
+    monkeypatch.setattr("mezzo.record._recorder.current_policy", lambda: policy)
     with collect_operator_stats(print_table=False) as full:
         x.sum()
     with collect_operator_stats(print_table=False) as over_dims:

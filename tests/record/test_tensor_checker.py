@@ -27,7 +27,6 @@ from mezzo.amp.debugging import (
     tensor_checker,
 )
 from mezzo.errors import MezzoError
-from mezzo.record import _tensor_checker
 
 INF, NAN = math.inf, math.nan
 ABORT, REPORT, OVERFLOW, ALL = DebugMode
@@ -152,8 +151,8 @@ def test_lines_tell_module_and_gradient(capsys: pytest.CaptureFixture[str]) -> N
 def test_of_many_findings_the_first_are_kept_and_all_are_counted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_tensor_checker, "MAX_FINDINGS", 2)
-    monkeypatch.setattr(_tensor_checker, "MAX_CHECKED", 3)
+    monkeypatch.setattr("mezzo.record._tensor_checker.MAX_FINDINGS", 2)
+    monkeypatch.setattr("mezzo.record._tensor_checker.MAX_CHECKED", 3)
     with tensor_checker(config(ALL)) as checker:
         for _ in range(5):
             bad_log()

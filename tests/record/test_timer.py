@@ -1,9 +1,10 @@
 import itertools
+import time
 
 import pytest
 import torch
 
-from mezzo.record import Timing, _timer, drift_note, time_calls, unsteady_note
+from mezzo.record import Timing, drift_note, time_calls, unsteady_note
 
 CPU = torch.device("cpu")
 
@@ -11,7 +12,7 @@ CPU = torch.device("cpu")
 def test_warmup_calls_run_but_are_not_timed(monkeypatch):
     # the clock is read twice a call: calls last 1, 2, 3, ... seconds
     readings = itertools.chain.from_iterable((0.0, float(length)) for length in itertools.count(1))
-    monkeypatch.setattr(_timer.time, "perf_counter", lambda: next(readings))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(readings))
     calls, after = [], []
     timing = time_calls(
         lambda: calls.append(1), calls=3, warmup_calls=2, device=CPU, after_call=lambda: after.append(len(calls))

@@ -18,8 +18,7 @@ from mezzo.amp import GradScaler, Policy, auto_cast, decorate
 from mezzo.errors import MezzoError, RunError
 from mezzo.optim import master_of
 from mezzo.static import CaptureError, CompiledStep, _graph, capture_step, compile_step
-from mezzo.static._region import NoGuardError
-from mezzo.static.amp import fp16_guard
+from mezzo.static.amp import NoGuardError, fp16_guard
 
 
 @pytest.fixture(autouse=True)

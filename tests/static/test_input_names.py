@@ -12,9 +12,8 @@ from torch.optim import SGD
 
 from mezzo import static
 from mezzo.errors import DeployError
-from mezzo.static import Executor, InputSpec, Program, ProgramError, data, program_guard
+from mezzo.static import Executor, InputSpec, Program, ProgramError, data, program_guard, save_forward
 from mezzo.static._input_names import escaped, identifier_of, name_of
-from mezzo.static._save import save_forward
 
 NAMES = [
     "X", "input", "Image", "id", "sum", "x", "label", "y:0", "class", "self", "torch", "nn", "device", "inf", "print",
