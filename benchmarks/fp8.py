@@ -35,7 +35,7 @@ from mezzo import amp
 from mezzo._torch.step_tier import step_tier, uses_triton
 from mezzo.bench import StepRecipe, read_machine, simple_net_task
 from mezzo.bench._step import OPTIMIZERS, _Training
-from mezzo.fp8 import E4M3, E5M2, FORMATS, Fp8Recipe, fp8_linear, make_operand, multiply, text_of
+from mezzo.fp8 import E4M3, E5M2, FORMATS, Fp8Recipe, fp8_linear, make_operand, multiply, recipe_to_text
 from mezzo.optim import attach_master
 from mezzo.record import release_memory, synchronize, time_calls
 from mezzo.static import capture_step, compile_step
@@ -564,7 +564,7 @@ def time_shape(sizes: Sizes, rows: int, inputs: int, outputs: int) -> dict[str, 
     weight, bias = nn.Parameter(torch.randn(outputs, inputs, **half)), nn.Parameter(torch.randn(outputs, **half))
     attach_master(weight, weight.detach().float())  # so that its FP8 copies are kept
     x, grad = torch.randn(rows, inputs, **half, requires_grad=True), torch.randn(rows, outputs, **half)
-    recipe = text_of(sizes.fp8(fast_accumulation="forward"))
+    recipe = recipe_to_text(sizes.fp8(fast_accumulation="forward"))
     layers: dict[str, Callable[[], Tensor]] = {
         "half": lambda: nn.functional.linear(x, weight, bias),
         "fp8": lambda: fp8_linear(x, weight, bias, recipe),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, mse_loss
 
 from mezzo.amp import Fp8Recipe, GradScaler, Policy, auto_cast, decorate
-from mezzo.fp8 import E4M3, E5M2, AmaxHistory, Operand, fp8_linear, make_operand, multiply, text_of
+from mezzo.fp8 import E4M3, E5M2, AmaxHistory, Operand, fp8_linear, make_operand, multiply, recipe_to_text
 from mezzo.optim import attach_master, step_tier
 from mezzo.record import release_memory
 from mezzo.static import capture_step, compile_step
@@ -135,7 +135,7 @@ def layer_results(x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, recipe:
     attach_master(own, weight.float())  # so that its FP8 copies are kept
     for _ in range(2):
         leaf, offset = x.clone().requires_grad_(), bias.clone().requires_grad_()
-        out = fp8_linear(leaf, own, offset, text_of(recipe))
+        out = fp8_linear(leaf, own, offset, recipe_to_text(recipe))
         made = [out.detach(), *torch.autograd.grad(out, (leaf, own, offset), grad)]
     return made
 
@@ -180,7 +180,7 @@ def test_output_and_gradients_of_a_layer_are_those_of_emulation(
 
 def test_emulation_itself_is_as_near_to_the_exact_product_as_fp8_allows() -> None:
     x, weight = (torch.randn(rows, 512, device="cuda").bfloat16() for rows in (256, 384))
-    recipe = text_of(Fp8Recipe(emulate=True))
+    recipe = recipe_to_text(Fp8Recipe(emulate=True))
     made = fp8_linear(x, weight, None, recipe)
     exact = x.double() @ weight.double().t()
     # Each factor is off by up to 2**-4, uniformly: 2**-4 / 3**0.5 in the mean square, times 2**0.5 for two; ours is below.

@@ -14,10 +14,10 @@ from mezzo.fp8 import (
     Fp8Recipe,
     amax_of,
     fp8_linear,
+    recipe_to_text,
     refuse_without_fp8,
     round_to,
     scale_for,
-    text_of,
     why_no_fp8,
 )
 from mezzo.optim import attach_master
@@ -68,7 +68,7 @@ def assert_near(found: Tensor, right: Tensor) -> None:
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: f"{r.gradient}-{r.granularity}")
 def test_forward_and_gradients_are_products_of_the_rounded_operands(recipe: Fp8Recipe, half: torch.dtype) -> None:
     x, weight, bias = leaves(half)
-    result = fp8_linear(x, weight, bias, text_of(recipe))
+    result = fp8_linear(x, weight, bias, recipe_to_text(recipe))
     grad = torch.randn(result.shape).to(half)
     result.backward(grad)
     assert x.grad is not None
@@ -83,14 +83,14 @@ def test_forward_and_gradients_are_products_of_the_rounded_operands(recipe: Fp8R
 def test_fp8_is_really_used() -> None:
     x, weight, _ = leaves(torch.bfloat16)
     exact = x.double() @ weight.double().t()
-    found = fp8_linear(x, weight, None, text_of(Fp8Recipe(**EMULATED))).double()
+    found = fp8_linear(x, weight, None, recipe_to_text(Fp8Recipe(**EMULATED))).double()
     error = ((found - exact).norm() / exact.norm()).item()
     # Two operands with errors up to 2^-4, 2^-4/sqrt(3) at the root mean square, averaged over a power of two: about 3.7 %.
     assert 0.02 < error < 0.06
 
 
 def test_more_dimensions_are_folded_and_gradients_may_have_any_strides() -> None:
-    recipe = text_of(Fp8Recipe(**EMULATED))
+    recipe = recipe_to_text(Fp8Recipe(**EMULATED))
     x, weight, bias = leaves(torch.bfloat16)
     deep = x.detach().reshape(3, 16, 64).transpose(0, 1).requires_grad_()  # not contiguous
     result = fp8_linear(deep, weight, bias, recipe)
@@ -106,7 +106,7 @@ def test_more_dimensions_are_folded_and_gradients_may_have_any_strides() -> None
 @pytest.mark.parametrize("wanted", list(itertools.product([True, False], repeat=3)))
 def test_only_gradients_that_are_wanted_are_made(wanted: tuple[bool, bool, bool]) -> None:
     tensors = [leaf.detach().requires_grad_(asked) for leaf, asked in zip(leaves(torch.bfloat16), wanted, strict=True)]
-    result = fp8_linear(*tensors, text_of(Fp8Recipe(**EMULATED)))
+    result = fp8_linear(*tensors, recipe_to_text(Fp8Recipe(**EMULATED)))
     assert result.requires_grad == any(wanted)
     if any(wanted):
         result.sum().backward()
@@ -115,7 +115,7 @@ def test_only_gradients_that_are_wanted_are_made(wanted: tuple[bool, bool, bool]
 
 def test_the_input_is_kept_for_the_backward_in_one_byte_a_number_and_only_where_the_weight_learns() -> None:
     x, weight, bias = leaves(torch.bfloat16)
-    recipe = text_of(Fp8Recipe(**EMULATED))
+    recipe = recipe_to_text(Fp8Recipe(**EMULATED))
     kept: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ def test_the_input_is_kept_for_the_backward_in_one_byte_a_number_and_only_where_
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 @pytest.mark.parametrize("scaling", ["current", "delayed"])
 def test_an_overflow_in_the_input_or_gradient_reaches_the_results(scaling: str, bad: float) -> None:
-    recipe = text_of(Fp8Recipe(scaling=scaling, **EMULATED))
+    recipe = recipe_to_text(Fp8Recipe(scaling=scaling, **EMULATED))
     x, weight, bias = leaves(torch.float16)
     fp8_linear(x, weight, bias, recipe).sum().backward()  # a first call, for the histories
     weight.grad = None
@@ -153,10 +153,10 @@ def test_an_overflow_in_the_input_or_gradient_reaches_the_results(scaling: str, 
 def test_delayed_scaling_follows_what_it_saw_before() -> None:
     recipe = Fp8Recipe(scaling="delayed", history=2, **EMULATED)
     x, weight, bias = leaves(torch.bfloat16)
-    first = fp8_linear(x, weight, bias, text_of(recipe))
-    current = fp8_linear(x, weight, bias, text_of(Fp8Recipe(**EMULATED)))
+    first = fp8_linear(x, weight, bias, recipe_to_text(recipe))
+    current = fp8_linear(x, weight, bias, recipe_to_text(Fp8Recipe(**EMULATED)))
     assert torch.equal(first, current)  # the first call is scaled by itself
-    grown = fp8_linear(x.detach() * 1000, weight, None, text_of(recipe))
+    grown = fp8_linear(x.detach() * 1000, weight, None, recipe_to_text(recipe))
     limit = 448 / scale_for(amax_of(x.detach()), E4M3)  # what the scale of the first call has room for
     cut = (x.detach().float() * 1000).clamp(-limit.item(), limit.item())
     rounded = on_grid(cut, E4M3, False)
@@ -166,7 +166,7 @@ def test_delayed_scaling_follows_what_it_saw_before() -> None:
 def test_a_device_without_fp8_gets_one_line_that_offers_emulation() -> None:
     x, weight, bias = leaves(torch.bfloat16)
     with pytest.raises(RuntimeError, match=r"^level O3: a CPU .*fp8=\{'emulate': True\}.*$"):
-        fp8_linear(x, weight, bias, text_of(Fp8Recipe()))
+        fp8_linear(x, weight, bias, recipe_to_text(Fp8Recipe()))
 
 
 def test_a_gpu_below_ada_is_named_with_its_capability(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,10 +182,12 @@ def test_a_gpu_below_ada_is_named_with_its_capability(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("recipe", RECIPES[:3:2], ids=["tensor", "row"])
 def test_torch_finds_nothing_wrong_with_the_operator(recipe: Fp8Recipe) -> None:
     x, weight, bias = leaves(torch.bfloat16)
-    arguments = (x, weight, bias, text_of(recipe), True, False)
+    arguments = (x, weight, bias, recipe_to_text(recipe), True, False)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(torch.ops.mezzo.fp8_linear.default, arguments, test_utils=checks)
     with torch.no_grad():
         torch.library.opcheck(
-            torch.ops.mezzo.fp8_linear.default, (x, weight, None, text_of(recipe), False, False), test_utils=checks
+            torch.ops.mezzo.fp8_linear.default,
+            (x, weight, None, recipe_to_text(recipe), False, False),
+            test_utils=checks,
         )

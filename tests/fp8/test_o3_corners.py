@@ -25,7 +25,7 @@ from fp8_interpreter import round_as_torch_does
 from mezzo.amp import auto_cast, decorate, exclude_layers, is_excluded, keep_in_half
 from mezzo.amp._recompute import with_policy_in_replicas
 from mezzo.amp.debugging import collect_operator_stats
-from mezzo.fp8 import copies_of, fp8_linear, keep_copies, text_of
+from mezzo.fp8 import copies_of, fp8_linear, keep_copies, recipe_to_text
 from mezzo.model.precision import make_precision
 from mezzo.optim import attach, attach_master, refresh_master
 from mezzo.proof import bisect
@@ -54,7 +54,7 @@ def with_master(weight: nn.Parameter) -> nn.Parameter:
 def assert_fresh(result: Tensor, weight: Tensor, x: Tensor | None = None) -> None:
     """The result is what a weight without copies, as it is now, gives."""
     x = inputs() if x is None else x
-    assert torch.equal(result, fp8_linear(x, weight.detach().clone(), None, text_of(RECIPE)))
+    assert torch.equal(result, fp8_linear(x, weight.detach().clone(), None, recipe_to_text(RECIPE)))
 
 
 @torch.no_grad()
@@ -185,7 +185,7 @@ def test_the_bits_of_a_weight_read_as_another_dtype_are_not_that_weight() -> Non
     weight, x = half_layer().weight, inputs().half()
     forward(weight)
     other = weight.detach().view(torch.float16)
-    assert_fresh(fp8_linear(x, other, None, text_of(RECIPE)), other, x)
+    assert_fresh(fp8_linear(x, other, None, recipe_to_text(RECIPE)), other, x)
 
 
 def test_copies_that_were_interrupted_while_made_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from mezzo.amp import Fp8Recipe, Policy
-from mezzo.fp8 import recipe_of, text_of
+from mezzo.fp8 import recipe_from_text, recipe_to_text
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_a_recipe_is_made_from_a_mapping_and_is_itself_already() -> None:
     assert Fp8Recipe.of(recipe) is recipe
     assert Fp8Recipe.of(recipe.to_dict()) == recipe
     assert Fp8Recipe.of(None) == Fp8Recipe()
-    assert recipe_of(text_of(recipe)) == recipe
+    assert recipe_from_text(recipe_to_text(recipe)) == recipe
     with pytest.raises(ValueError, match=r"'grad'.*'gradient'"):
         Fp8Recipe.of({"grad": "e4m3"})
     with pytest.raises(TypeError, match=r"'e4m3'.*Fp8Recipe"):
@@ -93,5 +93,5 @@ def test_the_recipe_is_part_of_a_policy_and_of_its_digest() -> None:
 )
 def test_a_recipe_of_a_saved_program_that_is_none_is_one_line(text: str, word: str) -> None:
     with pytest.raises(ValueError, match=word) as caught:
-        recipe_of(text)
+        recipe_from_text(text)
     assert "\n" not in str(caught.value)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from mezzo.amp import Fp8Recipe, auto_cast, decorate
-from mezzo.fp8 import fp8_linear, make_operand, text_of
+from mezzo.fp8 import fp8_linear, make_operand, recipe_to_text
 
 RECIPE = Fp8Recipe(emulate=True, min_width=0, min_size=0)
-TEXT = text_of(RECIPE)
+TEXT = recipe_to_text(RECIPE)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_compiled_code_that_writes_one_activation_over_another_shares_nothing(co
 
 def test_rows_and_tensors_are_not_taken_for_each_other() -> None:
     layer, x = heads()[0], torch.randn(16, 32).bfloat16() * torch.logspace(-3, 3, 16)[:, None].bfloat16()
-    by_row = text_of(Fp8Recipe(emulate=True, min_width=0, min_size=0, granularity="row"))
+    by_row = recipe_to_text(Fp8Recipe(emulate=True, min_width=0, min_size=0, granularity="row"))
     first, second = (fp8_linear(x, layer.weight, None, text) for text in (TEXT, by_row))  # type: ignore[arg-type]
     assert torch.equal(second, fp8_linear(x.clone(), layer.weight, None, by_row))  # type: ignore[arg-type]
     assert not torch.equal(first, second)

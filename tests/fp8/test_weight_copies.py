@@ -18,8 +18,8 @@ from mezzo.fp8 import (
     count_of_copies,
     fp8_linear,
     keep_copies,
+    recipe_to_text,
     renew_copies,
-    text_of,
 )
 from mezzo.optim import attach_master
 
@@ -117,10 +117,10 @@ def test_a_parameter_without_a_master_is_converted_in_each_call() -> None:
     weight = nn.Parameter(torch.randn(32, 48).bfloat16())
     assert keep_copies(weight) is None
     x = torch.randn(16, 48).bfloat16()
-    fp8_linear(x, weight, None, text_of(RECIPE))
+    fp8_linear(x, weight, None, recipe_to_text(RECIPE))
     weight.data.copy_(torch.randn(32, 48) * 9)  # as FSDP gathers: at the same address, and no version says so
-    after = fp8_linear(x, weight, None, text_of(RECIPE))
-    assert torch.equal(after, fp8_linear(x, weight.detach().clone(), None, text_of(RECIPE)))
+    after = fp8_linear(x, weight, None, recipe_to_text(RECIPE))
+    assert torch.equal(after, fp8_linear(x, weight.detach().clone(), None, recipe_to_text(RECIPE)))
     assert copies_of(weight) is None
 
 
@@ -159,10 +159,10 @@ def test_a_square_weight_and_its_transpose_are_not_taken_for_each_other() -> Non
     kept(weight).operand(weight)
     assert copies_of(weight.t()) is None
     x = torch.randn(16, 32).bfloat16()
-    turned = fp8_linear(x, weight.t(), None, text_of(RECIPE))
-    apart = fp8_linear(x, weight.detach().t().clone(), None, text_of(RECIPE))
+    turned = fp8_linear(x, weight.t(), None, recipe_to_text(RECIPE))
+    apart = fp8_linear(x, weight.detach().t().clone(), None, recipe_to_text(RECIPE))
     assert torch.equal(turned, apart)
-    assert not torch.equal(turned, fp8_linear(x, weight, None, text_of(RECIPE)))
+    assert not torch.equal(turned, fp8_linear(x, weight, None, recipe_to_text(RECIPE)))
 
 
 def test_the_count_goes_up_when_a_weight_gets_copies_and_not_when_they_are_made_anew() -> None:
@@ -206,8 +206,8 @@ def test_a_weight_made_for_inference_is_converted_in_each_call() -> None:
         weight = nn.Parameter(torch.randn(32, 48).bfloat16())
         assert keep_copies(weight) is None
         x = torch.randn(16, 48).bfloat16()
-        result = fp8_linear(x, weight, None, text_of(RECIPE))
-    assert torch.equal(result, fp8_linear(x, weight.detach().clone(), None, text_of(RECIPE)))
+        result = fp8_linear(x, weight, None, recipe_to_text(RECIPE))
+    assert torch.equal(result, fp8_linear(x, weight.detach().clone(), None, recipe_to_text(RECIPE)))
 
 
 def test_where_no_kernel_writes_them_they_are_made_in_the_forward_after_each_step(made: list[Tensor]) -> None:

@@ -14,7 +14,7 @@ from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer, RMSprop
 
 from mezzo._torch.foreach import foreach_copy_
 from mezzo.amp import GradScaler, auto_cast, decorate, exclude_layers
-from mezzo.optim import attach, attach_master, kept_of, master_of, publish, refresh_master, step_tier
+from mezzo.optim import attach, attach_master, master_of, publish, refresh_master, step_tier, stored_master
 from mezzo.optim._compact import join, split
 from mezzo.vision.train._ema import Ema
 
@@ -175,7 +175,7 @@ def test_an_overflow_changes_no_bit() -> None:
     params = parameters(torch.float16, True)
     attach(optimizer := AdamW(params, lr=0.1))
     scaler = GradScaler(init_loss_scaling=8.0)
-    before = [(param.detach().clone(), kept_of(param).clone()) for param in params]
+    before = [(param.detach().clone(), stored_master(param).clone()) for param in params]
     for param in params:
         param.grad = torch.full(param.shape, torch.inf, dtype=torch.float16)
     scaler.scale(torch.ones(()))
@@ -184,14 +184,14 @@ def test_an_overflow_changes_no_bit() -> None:
     assert scaler.skipped_steps == 1
     for param, (half, rest) in zip(params, before, strict=True):
         assert torch.equal(param.detach(), half)
-        assert torch.equal(kept_of(param), rest)
+        assert torch.equal(stored_master(param), rest)
 
 
 def test_two_bytes_are_kept_of_a_master_and_no_float32_tensor() -> None:
     model = nn.Linear(64, 64)
     exact = model.weight.detach().clone()
     decorate(model, level="O2", dtype="bfloat16", master_weight="compact")
-    kept = kept_of(model.weight)
+    kept = stored_master(model.weight)
     assert (kept.dtype, kept.shape, model.weight.dtype) == (torch.int16, model.weight.shape, torch.bfloat16)
     assert torch.equal(master_of(model.weight), exact)
     assert master_of(model.weight) is not master_of(model.weight)
@@ -215,7 +215,7 @@ def test_a_rest_is_not_taken_for_that_of_another_half_dtype(device: str) -> None
     decorate(model, level="O2", dtype="bfloat16", master_weight="compact")
     exact = master_of(model.weight).clone()
     model.to(device, torch.float16)
-    kept = kept_of(model.weight)
+    kept = stored_master(model.weight)
     assert (kept.dtype, kept.device.type) == (torch.int16, device)
     assert torch.equal(master_of(model.weight).cpu(), exact)
     assert torch.equal(model.weight.detach().cpu(), exact.half())
@@ -301,8 +301,8 @@ def test_a_layer_that_is_excluded_later_gets_its_bits_back() -> None:
     exclude_layers(model, "0")
     for param, value in zip(model[0].parameters(), exact, strict=True):
         assert torch.equal(param.detach(), value)
-        assert kept_of(param) is None
-    assert kept_of(model[1].weight) is not None
+        assert stored_master(param) is None
+    assert stored_master(model[1].weight) is not None
 
 
 @pytest.mark.gpu
@@ -311,7 +311,7 @@ def test_a_move_carries_masters_along() -> None:
     exact = model.weight.detach().clone()
     decorate(model, level="O2", dtype="bfloat16", master_weight="compact")
     model.cuda()
-    assert kept_of(model.weight).is_cuda
+    assert stored_master(model.weight).is_cuda
     assert torch.equal(master_of(model.weight).cpu(), exact)
     model.to("cpu", torch.float32)
     assert master_of(model.weight) is None
@@ -327,7 +327,7 @@ def test_copies_and_files_have_all_bits(half: torch.dtype) -> None:
     decorate(model, level="O2", dtype=half, master_weight="compact")
     copied = copy.deepcopy(model)
     assert torch.equal(master_of(copied.weight), exact)
-    assert kept_of(copied.weight).data_ptr() != kept_of(model.weight).data_ptr()
+    assert stored_master(copied.weight).data_ptr() != stored_master(model.weight).data_ptr()
     stream = io.BytesIO()
     torch.save(model.weight, stream)
     stream.seek(0)
@@ -457,7 +457,7 @@ def test_parameters_added_later_are_compact_too() -> None:
     decorate(model, optimizer := SGD(model.parameters(), lr=0.1), level="O2", master_weight="compact")
     late = nn.Parameter(torch.ones(3).half())
     optimizer.add_param_group({"params": [late]})
-    assert kept_of(late).dtype is torch.int16
+    assert stored_master(late).dtype is torch.int16
 
 
 def test_a_parameter_added_between_forward_and_backward_is_not_written() -> None:
@@ -497,4 +497,4 @@ def test_sharded_weights_are_refused_before_anything_changes(monkeypatch: pytest
     monkeypatch.setattr("mezzo.optim._masters.is_dtensor", lambda tensor: True)
     with pytest.raises(ValueError, match=r"DTensor.*compact"):
         attach_master(param := nn.Parameter(torch.ones(2).half()), torch.ones(2), compact=True)
-    assert kept_of(param) is None
+    assert stored_master(param) is None

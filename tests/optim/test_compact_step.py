@@ -7,7 +7,7 @@ from formulas import Weight, ulps_between
 from torch import nn
 from triton_steps import DEVICE, INTERPRETED, RULES, exact, make_optimizer, parameters, scale_of, set_grads
 
-from mezzo.optim import StepRequest, attach, attach_master, engine_of, kept_of, master_of
+from mezzo.optim import StepRequest, attach, attach_master, engine_of, master_of, stored_master
 from mezzo.optim._compact import join, split
 
 pytestmark = [pytest.mark.usefixtures("in_triton"), *([] if INTERPRETED else [pytest.mark.gpu])]
@@ -28,7 +28,7 @@ def test_updates_are_those_of_the_formula_split_after_each_step(name: str, half:
         engine_of(optimizer).step(StepRequest(scale=scale_of()))
         for param, weight, grad in zip(params, weights, grads, strict=True):
             weight.step(grad, rule)
-            if kept_of(param) is not None:
+            if stored_master(param) is not None:
                 weight.value = join(*split(torch.from_numpy(weight.value), half)).numpy()
     assert engine_of(optimizer).last_plan is not None
     for param, weight in zip(params, weights, strict=True):
@@ -38,7 +38,7 @@ def test_updates_are_those_of_the_formula_split_after_each_step(name: str, half:
             # As without compact masters; what is below 2**-16 in float16 has no finer step than 2**-39.
             close = np.abs(exact(param) - weight.value) <= 2.0**-39
             assert ulps_between(np.where(close, weight.value, exact(param)), weight.value) <= 2
-        if kept_of(param) is not None:
+        if stored_master(param) is not None:
             assert torch.equal(param.detach(), split(master_of(param), half)[0])
 
 
@@ -58,7 +58,7 @@ def test_numbers_of_every_kind_are_split_as_torch_splits_them(half: torch.dtype)
         optimizer.step()
     wanted, rest = split(0.0 - -value, half)
     torch.testing.assert_close(param.detach(), wanted, rtol=0, atol=0, equal_nan=True)
-    assert torch.equal(kept_of(param), rest)
+    assert torch.equal(stored_master(param), rest)
     before = master_of(param).clone()
     param.grad = torch.zeros_like(value)
     optimizer.step()  # read and written again
@@ -68,14 +68,14 @@ def test_numbers_of_every_kind_are_split_as_torch_splits_them(half: torch.dtype)
 def test_an_overflow_changes_no_bit() -> None:
     params = parameters(compact=True)
     attach(optimizer := make_optimizer(RULES["adamw"], params))
-    before = [(p.detach().clone(), None if kept_of(p) is None else kept_of(p).clone()) for p in params]
+    before = [(p.detach().clone(), None if stored_master(p) is None else stored_master(p).clone()) for p in params]
     set_grads(params, 1)
     params[3].grad[-1] = float("nan")
     engine_of(optimizer).step(request := StepRequest(scale=scale_of()))
     assert request.verdict.found_inf.item() == 1
     for param, (half, rest) in zip(params, before, strict=True):
         assert torch.equal(param.detach(), half)
-        assert rest is None or torch.equal(kept_of(param), rest)
+        assert rest is None or torch.equal(stored_master(param), rest)
 
 
 def test_full_and_compact_masters_in_one_optimizer() -> None:
@@ -87,6 +87,6 @@ def test_full_and_compact_masters_in_one_optimizer() -> None:
     optimizer.step()
     for param, weight in zip(params, weights, strict=True):
         weight.step(param.grad.cpu().float().numpy(), rule)
-        if kept_of(param) is not None and kept_of(param).dtype is torch.int16:
+        if stored_master(param) is not None and stored_master(param).dtype is torch.int16:
             weight.value = join(*split(torch.from_numpy(weight.value), torch.float16)).numpy()
         np.testing.assert_array_equal(exact(param), weight.value)

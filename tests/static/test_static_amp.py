@@ -17,7 +17,7 @@ import mezzo.amp
 from mezzo import static
 from mezzo.amp import GradScaler, auto_cast
 from mezzo.devices import DeviceError
-from mezzo.optim import kept_of, master_of
+from mezzo.optim import master_of, stored_master
 from mezzo.static import Executor, InputSpec, Program, ProgramError, data, program_guard
 from mezzo.static.amp import CustomOpLists, MixedPrecisionOptimizer, NoGuardError, decorate, fp16_guard
 
@@ -424,7 +424,7 @@ def test_weights_are_stored_in_half_with_masters_that_hold_their_values(master_w
         assert (master is None) == (master_weight is False)
         # a compact master of float16 has steps of 2**-39 where weights are small
         assert master is None or (master - value).abs().max() <= (2.0**-40 if master_weight == "compact" else 0)
-        assert master is None or (kept_of(param) is master) == (master_weight != "compact")
+        assert master is None or (stored_master(param) is master) == (master_weight != "compact")
 
 
 def test_unknown_masters_are_refused_at_once() -> None:

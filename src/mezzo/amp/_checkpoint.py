@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mezzo.dtypes import HALF_DTYPES, dtype_name
-from mezzo.optim import has_master, kept_of, master_of, publish
+from mezzo.optim import has_master, master_of, publish, stored_master
 
 _SAVE_DTYPES = {dtype_name(d): d for d in (*HALF_DTYPES, torch.float32, torch.float64)}
 _MARK = "_mezzo_checkpoint_hooks"
@@ -55,7 +55,7 @@ def _save(save_dtype: torch.dtype | None, module: nn.Module, state: dict[str, An
         key = prefix + name
         if key not in state or not tensor.is_floating_point() or isinstance(state[key], nn.Parameter):
             continue  # keep_vars=True asks for the parameter itself
-        if kept_of(tensor) is not None or tensor.dtype in HALF_DTYPES:
+        if stored_master(tensor) is not None or tensor.dtype in HALF_DTYPES:
             state[key] = _float32_value(state, module, name, tensor, save_dtype)
         elif save_dtype is not None:
             state[key] = state[key].to(save_dtype)
@@ -114,7 +114,7 @@ def _before_load(module: nn.Module, state: dict[str, Any], prefix: str, metadata
     pending = {
         name: state[prefix + name]
         for name, tensor in _own(module)
-        if prefix + name in state and kept_of(tensor) is not None
+        if prefix + name in state and stored_master(tensor) is not None
     }
     if pending and metadata.get("assign_to_params_buffers", False):
         raise RuntimeError(

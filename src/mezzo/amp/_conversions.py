@@ -14,7 +14,7 @@ from mezzo._torch.module_calls import wrap_conversions
 from mezzo.amp._decorated import Decoration, decoration_of
 from mezzo.amp.user_lines import level_of_user
 from mezzo.dtypes import HALF_DTYPES, dtype_name
-from mezzo.optim import attach_master, detach_master, has_master, kept_of, master_of
+from mezzo.optim import attach_master, detach_master, has_master, master_of, stored_master
 
 
 class _Before(NamedTuple):
@@ -58,7 +58,7 @@ def _own(module: nn.Module) -> dict[tuple[str, str], Tensor]:
 
 
 def _look_at(tensor: Tensor) -> _Before:
-    kept = kept_of(tensor)
+    kept = stored_master(tensor)
     value = tensor.detach() if kept is None else master_of(tensor)
     assert value is not None
     return _Before(tensor.dtype, value, kept is not None, kept is not None and not kept.is_floating_point())

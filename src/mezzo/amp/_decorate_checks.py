@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from mezzo.dtypes import HALF_DTYPES, dtype_name
-from mezzo.optim import is_dtensor, kept_of
+from mezzo.optim import is_dtensor, stored_master
 
 T = TypeVar("T")
 
@@ -101,7 +101,7 @@ def refuse_other_masters(models: Iterable[nn.Module], masters: str) -> None:
     `master_weight=False` does not drop masters: the weights would lose small updates made so far.
     """
     for name, param in (named for model in models for named in model.named_parameters()):
-        kept = kept_of(param)
+        kept = stored_master(param)
         has = None if kept is None else "full" if kept.is_floating_point() else "compact"
         if has is not None and masters == "none":
             raise RuntimeError(

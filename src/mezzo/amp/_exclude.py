@@ -15,7 +15,7 @@ from torch import nn
 from mezzo._torch.autocast_state import is_any_autocast_enabled
 from mezzo._torch.pytree import tree_map
 from mezzo.dtypes import HALF_DTYPES, dtype_name
-from mezzo.optim import detach_master, kept_of, master_of
+from mezzo.optim import detach_master, master_of, stored_master
 
 Excluded = nn.Module | type[nn.Module] | str
 
@@ -143,7 +143,7 @@ def rebind_forward(module: nn.Module) -> None:
 def refuse_half_without_master(modules: Iterable[nn.Module]) -> None:
     """Raise ValueError if a module to exclude has half weights whose float32 values nobody kept."""
     for name, param in (named for module in modules for named in module.named_parameters()):
-        if param.dtype in HALF_DTYPES and kept_of(param) is None:
+        if param.dtype in HALF_DTYPES and stored_master(param) is None:
             raise ValueError(
                 f"excluded_layers: {name!r} is {dtype_name(param.dtype)} and has no float32 value; "
                 "call .float() on the layer first"

@@ -17,7 +17,7 @@ from mezzo._torch.functorch import innermost_transform
 from mezzo._torch.layers import ConvNd
 from mezzo.amp._exclude import Excluded, ExclusionHandle, find_excluded, is_excluded, wrap_forward
 from mezzo.amp._policy import CASTABLE, Policy
-from mezzo.fp8 import fp8_linear, text_of
+from mezzo.fp8 import fp8_linear, recipe_to_text
 
 _MARK = "_mezzo_forward_before_half"
 _PLAIN = (Tensor, nn.Parameter)
@@ -77,7 +77,7 @@ def fp8_call(policy: Policy, op: str, args: Sequence[Any], kwargs: dict[str, Any
         return None
     half = policy.dtype
     bias = None if bias is None else bias.to(half)
-    return fp8_linear(x.to(half), weight.to(half), bias, text_of(policy.fp8))
+    return fp8_linear(x.to(half), weight.to(half), bias, recipe_to_text(policy.fp8))
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mezzo.fp8 import copies_of, keep_copies
-from mezzo.optim import kept_of
+from mezzo.optim import stored_master
 
 _ROLES = ("input", "gradient")
 
@@ -49,7 +49,7 @@ def load_fp8_scales(model: nn.Module, scales: Mapping[str, Mapping[str, Tensor]]
         fits = all(role in _ROLES and _are_amaxes(amaxes) for role, amaxes in learnt.items())
         if not fits or params[name].dim() != 2:
             raise ValueError(f"FP8 scales: what is there of {name!r} is not what fp8_scales() returns")
-        if kept_of(params[name]) is None:
+        if stored_master(params[name]) is None:
             raise ValueError(f"FP8 scales: {name!r} is not half with a master; decorate the model at O3 before")
     for name, learnt in scales.items():
         kept = keep_copies(params[name])

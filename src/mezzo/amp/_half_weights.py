@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from mezzo._torch.layers import BatchNorm, ConvNd, InstanceNorm
 from mezzo.amp._steps import expect_no_master
 from mezzo.dtypes import HALF_DTYPES
-from mezzo.optim import attach_master, detach_master, kept_of, master_of
+from mezzo.optim import attach_master, detach_master, master_of, stored_master
 
 
 def cast_model(
@@ -72,7 +72,7 @@ def _cast_parameter(param: nn.Parameter, half: torch.dtype, masters: str, master
             attach_master(param, value, compact=masters == "compact")
         if grad is not None:
             param.grad = grad.to(half)
-    elif masters != "none" and kept_of(param) is None:
+    elif masters != "none" and stored_master(param) is None:
         attach_master(param, compact=masters == "compact")
     if masters == "none":
         expect_no_master(param)

@@ -207,7 +207,7 @@ class GradScaler(ScalerSettings):
             kwargs: The same.
         """
         engine = checked_engine(optimizer)
-        if not engine.attached and not engine.is_duck and engine.has_masters():
+        if not engine.attached and not engine.is_lookalike and engine.has_masters():
             attach(optimizer)  # the model was decorated without its optimizer
         if not self._enable:
             return step_without_scale(engine, args, kwargs)
@@ -230,7 +230,7 @@ class GradScaler(ScalerSettings):
             self._note_idle_step(optimizer)
             result = None
         else:
-            if not engine.is_duck:
+            if not engine.is_lookalike:
                 warn_if_masters_are_missing(optimizer, is_by_scaler=True)
             result, verdict = self._take_step(engine, progress, args, kwargs)
             self._note_step(optimizer, verdict)

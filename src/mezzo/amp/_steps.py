@@ -24,7 +24,7 @@ from mezzo.optim import (
     forget_casts,
     has_master,
     is_dtensor,
-    kept_of,
+    stored_master,
 )
 
 _SHARDED = (
@@ -61,7 +61,7 @@ def watch_optimizers() -> None:
 
 def _for_master(load_value: Callable[..., Any]) -> Callable[..., Any]:
     def load_value_for_master(param: Tensor, *args: Any, **kwargs: Any) -> Any:
-        kept = kept_of(param)  # its state is float32, and torch would round it to the parameter's dtype
+        kept = stored_master(param)  # its state is float32, and torch would round it to the parameter's dtype
         return load_value(param if kept is None else float32_like(kept), *args, **kwargs)
 
     return load_value_for_master

@@ -4,7 +4,7 @@ from mezzo.fp8._linear import FP8_LINEAR, FP8_LINEAR_BACKWARD, fp8_linear
 from mezzo.fp8._numbers import E4M3, E5M2, FORMATS, LARGEST, amax_of, round_to, scale_for
 from mezzo.fp8._operands import AmaxHistory, Operand, make_operand
 from mezzo.fp8._product import LEAST_CAPABILITY, multiply, recipe_for, refuse_without_fp8, why_no_fp8
-from mezzo.fp8._recipe import MULTIPLE, Fp8Recipe, recipe_of, text_of
+from mezzo.fp8._recipe import MULTIPLE, Fp8Recipe, recipe_from_text, recipe_to_text
 from mezzo.fp8._weights import (
     AMAX,
     HEADROOM,
@@ -12,7 +12,7 @@ from mezzo.fp8._weights import (
     NEWEST,
     UNKNOWN_AMAX,
     WeightCopies,
-    capture_that_follows_weights,
+    capture_with_managed_copies,
     copies_for_update,
     copies_of,
     count_of_copies,
@@ -25,8 +25,8 @@ from mezzo.fp8._weights import (
 __all__ = [
     "Fp8Recipe",
     "MULTIPLE",
-    "text_of",
-    "recipe_of",
+    "recipe_to_text",
+    "recipe_from_text",
     "fp8_linear",
     "FP8_LINEAR",
     "FP8_LINEAR_BACKWARD",
@@ -54,7 +54,7 @@ __all__ = [
     "drop_copies",
     "copies_for_update",
     "count_of_copies",
-    "capture_that_follows_weights",
+    "capture_with_managed_copies",
     "UNKNOWN_AMAX",
     "INVERSE",
     "AMAX",

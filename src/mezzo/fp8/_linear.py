@@ -19,7 +19,7 @@ from mezzo.fp8._inputs import input_operand
 from mezzo.fp8._numbers import E4M3, FORMATS
 from mezzo.fp8._operands import make_operand
 from mezzo.fp8._product import multiply, refuse_without_fp8
-from mezzo.fp8._recipe import recipe_of
+from mezzo.fp8._recipe import recipe_from_text
 from mezzo.fp8._weights import history_of, weight_operand
 
 FP8_LINEAR, FP8_LINEAR_BACKWARD = "mezzo::fp8_linear", "mezzo::fp8_linear_backward"
@@ -66,7 +66,7 @@ def _fp8_linear(
 
     Where the input is shared, what the layer before made of the same one is taken.
     """
-    rule = recipe_of(recipe)
+    rule = recipe_from_text(recipe)
     refuse_without_fp8(x.device, rule.emulate)
     by_row = rule.granularity == "row"
     with ExcludeKeys(_AUTOCAST_KEYS):
@@ -91,7 +91,7 @@ def _fake_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, recipe: str, keeps_input: bool, shares_input: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows = x.numel() // x.shape[-1]
-    by_row = recipe_of(recipe).granularity == "row"
+    by_row = recipe_from_text(recipe).granularity == "row"
     kept = (x.shape[-1], rows) if keeps_input else (0,)
     inverse = () if not by_row else (x.shape[-1], 1) if keeps_input else (0,)
     return (
@@ -112,7 +112,7 @@ def _fp8_linear_backward(
     for_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of input, weight and bias; empty ones where they are not asked for."""
-    rule = recipe_of(recipe)
+    rule = recipe_from_text(recipe)
     outputs, inputs = weight.shape
     by_row = rule.granularity == "row"
     fast = rule.fast_accumulation == "always"
@@ -221,7 +221,7 @@ def fp8_linear(x: Tensor, weight: Tensor, bias: Tensor | None, recipe: str) -> T
         x: [..., inputs], half.
         weight: [outputs, inputs], of the same dtype.
         bias: [outputs], of the same dtype, or None.
-        recipe: `text_of` an `Fp8Recipe`.
+        recipe: `recipe_to_text` an `Fp8Recipe`.
     """
     keeps_input = torch.is_grad_enabled() and weight.requires_grad
     # Compiled code writes one activation over another, and no version says so: there nothing is shared.

@@ -131,14 +131,14 @@ class Fp8Recipe:
 
 
 @functools.cache
-def text_of(recipe: Fp8Recipe) -> str:
+def recipe_to_text(recipe: Fp8Recipe) -> str:
     """Return a recipe in one line, as an operator of a graph takes it."""
     return json.dumps(recipe.to_dict(), sort_keys=True)
 
 
 @functools.cache
-def recipe_of(text: str) -> Fp8Recipe:
-    """Return the recipe of `text_of`; the text may come from a saved program.
+def recipe_from_text(text: str) -> Fp8Recipe:
+    """Return the recipe of `recipe_to_text`; the text may come from a saved program.
 
     Raises:
         ValueError: It is no recipe.

@@ -133,7 +133,7 @@ def copies_for_update(weight: Tensor) -> WeightCopies | None:
 
 
 @contextmanager
-def capture_that_follows_weights() -> Iterator[None]:
+def capture_with_managed_copies() -> Iterator[None]:
     """Inside, a CUDA graph is captured whose owner sees to it that copies are those of the weights at each replay."""
     global _capture
     before, _capture = _capture, object()
@@ -144,7 +144,7 @@ def capture_that_follows_weights() -> Iterator[None]:
 
 
 def capture_in_progress() -> object | None:
-    """Return what stands for the capture of `capture_that_follows_weights`, another object each; None outside."""
+    """Return what stands for the capture of `capture_with_managed_copies`, another object each; None outside."""
     return _capture
 
 

@@ -13,16 +13,16 @@ from mezzo.optim._engine import (
     takes_grad_scaler,
 )
 from mezzo.optim._masters import (
-    agree,
     attach_master,
     copy_all,
     copy_masters_with_parameters,
     detach_master,
     float32_like,
-    kept_of,
+    mark_in_sync,
     master_of,
     publish,
     refresh_master,
+    stored_master,
 )
 from mezzo.optim._names import describe_parameter, name_of, remember_names
 from mezzo.optim._outside import forget_casts, keep_autocast, outside_autocast
@@ -32,7 +32,7 @@ from mezzo.optim._shards import is_dtensor
 __all__ = [
     "attach_master",
     "master_of",
-    "kept_of",
+    "stored_master",
     "has_master",
     "refresh_master",
     "detach_master",
@@ -40,7 +40,7 @@ __all__ = [
     "copy_all",
     "copy_masters_with_parameters",
     "float32_like",
-    "agree",
+    "mark_in_sync",
     "StepEngine",
     "StepRequest",
     "Verdict",

@@ -30,10 +30,10 @@ from mezzo._torch.step_tier import uses_triton
 from mezzo.optim import _fused
 from mezzo.optim._check import Verdict, check
 from mezzo.optim._grads import Slot, factor_of, gather, inverse_of
-from mezzo.optim._masters import attach_master, has_several_ranks, is_half, kept_of
+from mezzo.optim._masters import attach_master, has_several_ranks, is_half, stored_master
 from mezzo.optim._outside import forget_casts, keep_autocast, outside_autocast
 from mezzo.optim._shards import is_dtensor
-from mezzo.optim._swap import on_masters, stand_ins, step_on_masters, step_with_closure
+from mezzo.optim._swap import masters_as_params, placeholder_masters, step_on_masters, step_with_closure
 from mezzo.optim._unscale import unscale_
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class StepEngine:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
-        self.is_duck = not isinstance(optimizer, Optimizer) or STATE_DICT_HOOKS not in optimizer.__dict__
+        self.is_lookalike = not isinstance(optimizer, Optimizer) or STATE_DICT_HOOKS not in optimizer.__dict__
         """Whether it only looks like an optimizer: `param_groups`, `step` and `zero_grad`, as apex's LARC has.
 
         Also a wrapper that is of torch's class and never called its `__init__`, as accelerate's.
@@ -149,7 +149,7 @@ class StepEngine:
 
     def has_masters(self) -> bool:
         """Whether any parameter has a float32 master."""
-        return any(kept_of(p) is not None for group in self.optimizer.param_groups for p in group["params"])
+        return any(stored_master(p) is not None for group in self.optimizer.param_groups for p in group["params"])
 
     @torch.no_grad()
     def check(self, scale: Tensor | None = None, max_norm: float | None = None) -> Verdict:
@@ -258,11 +258,11 @@ class StepEngine:
         """
         optimizer: Any = self.optimizer
         if not self.attached:
-            self._foreign_step = None if self.is_duck else _foreign_step(optimizer)
+            self._foreign_step = None if self.is_lookalike else _foreign_step(optimizer)
         if self._ends_early(request):
             return None
-        if self.is_duck:
-            return self._step_duck(request, args, kwargs)
+        if self.is_lookalike:
+            return self._step_lookalike(request, args, kwargs)
         if self._foreign_step is not None:  # the step of the instance runs the hooks
             return self._update(request, args, kwargs)
         return call_between_step_hooks(optimizer, self._update, request, args, kwargs)
@@ -298,7 +298,7 @@ class StepEngine:
         if is_covered and all([_fused.covers_options(group) for group in self.optimizer.param_groups]):
             device = self.device
             return device.type == "cpu" and not uses_triton(device)
-        return self.is_duck or not self._takes_found_inf()  # the generic path reads it anyway
+        return self.is_lookalike or not self._takes_found_inf()  # the generic path reads it anyway
 
     @hide_from_dynamo("a scaler's step reads on the host: call it outside the compiled function")
     def _skips(self, request: StepRequest) -> bool:
@@ -308,7 +308,7 @@ class StepEngine:
         request.is_known_good = not request.verdict.found_inf.item()
         return not request.is_known_good
 
-    def _step_duck(self, request: StepRequest, args: _Args, kwargs: _Kwargs) -> Any:
+    def _step_lookalike(self, request: StepRequest, args: _Args, kwargs: _Kwargs) -> Any:
         """Rewrite the gradients as true ones, as torch's scaler does, and let the object step by its own rules."""
         with outside_autocast():
             factor = factor_of(request.scale, request.clip_coef)
@@ -387,7 +387,7 @@ class StepEngine:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load as the stock optimizer does, with the state of half parameters kept in float32."""
-        with on_masters(self.optimizer, stand_ins(self.optimizer)):
+        with masters_as_params(self.optimizer, placeholder_masters(self.optimizer)):
             type(self.optimizer).load_state_dict(self.optimizer, state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -396,7 +396,7 @@ class StepEngine:
         if not self.masters_for_new:
             return
         for param in self.optimizer.param_groups[-1]["params"]:
-            if is_half(param) and kept_of(param) is None:
+            if is_half(param) and stored_master(param) is None:
                 attach_master(param, compact=self.new_are_compact and not is_dtensor(param))
 
 
@@ -452,7 +452,7 @@ def engine_of(optimizer: Optimizer) -> StepEngine:
             raise _cannot_carry(optimizer) from None
         engine = StepEngine(optimizer)
         optimizer.__dict__[_HOME] = engine
-        if not engine.is_duck:
+        if not engine.is_lookalike:
             optimizer.register_state_dict_post_hook(_steps_to_host)
     return engine
 
@@ -481,7 +481,7 @@ def attach(optimizer: Optimizer, *, masters_for_new: bool = True, compact: bool 
     engine.attached = True
     for group in optimizer.param_groups:
         for param in group["params"]:
-            kept_of(param)  # a move to another device waits: here, not in the first step
+            stored_master(param)  # a move to another device waits: here, not in the first step
     _widen_state(optimizer)
     # A wrapper that an LR scheduler left is replaced: ours sets the flag that it was for.
     optimizer.__dict__["step"] = types.MethodType(_attached_step, optimizer)
@@ -527,7 +527,7 @@ def _zero_grad(optimizer: Optimizer, set_to_none: bool = True) -> None:
 def _widen_state(optimizer: Optimizer) -> None:
     """Bring half state of parameters that now have masters to float32."""
     for param, state in optimizer.state.items():
-        if not isinstance(state, dict) or not isinstance(param, Tensor) or kept_of(param) is None:
+        if not isinstance(state, dict) or not isinstance(param, Tensor) or stored_master(param) is None:
             continue
         for key, value in state.items():
             if isinstance(value, Tensor) and is_half(value):

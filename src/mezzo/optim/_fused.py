@@ -58,7 +58,7 @@ def covers_options(group: dict[str, Any]) -> bool:
 
 def _covers_slot(slot: Slot) -> bool:
     return (slot.is_plain or not slot.grad.is_sparse) and (
-        slot.target_here.is_contiguous() or _is_dense(slot.target_here)
+        slot.local_target.is_contiguous() or _is_dense(slot.local_target)
     )
 
 
@@ -98,12 +98,12 @@ def apply(
     """
     update = _sgd if type(optimizer) is SGD else _adam
     for group, slots in zip(optimizer.param_groups, groups, strict=True):
-        full = (s for s in slots if s.target_here.numel())
+        full = (s for s in slots if s.local_target.numel())
         for batch in by_kind(full):
-            found = None if verdict is None else verdict.found_inf.to(batch[0].target_here.device, non_blocking=True)
+            found = None if verdict is None else verdict.found_inf.to(batch[0].local_target.device, non_blocking=True)
             for part in _parts(batch):
                 masters = {s.param: master for s in part if (master := master_of(s.param)) is not None}
-                targets = [local(masters[s.param]) if s.has_master else s.target_here for s in part]
+                targets = [local(masters[s.param]) if s.has_master else s.local_target for s in part]
                 update(optimizer, group, part, targets, true_grads([s.values for s in part], targets, factor), found)
                 publish(list(masters), list(masters.values()))
 
@@ -113,7 +113,7 @@ def _parts(batch: Sequence[Slot]) -> Iterator[list[Slot]]:
     part: list[Slot] = []
     elements = 0
     for slot in batch:
-        size = slot.target_here.numel()
+        size = slot.local_target.numel()
         if part and elements + size > PART_ELEMENTS:
             yield part
             part, elements = [], 0
@@ -192,7 +192,7 @@ def state_tensor(optimizer: Optimizer, slot: Slot, key: str) -> Tensor:
         raise ValueError(
             f"the optimizer's {key} is {tuple(value.shape)}, its parameter {tuple(target.shape)}: the state is of another model"
         )
-    elif value.dtype != dtype or value.device != target.device or local(value).stride() != slot.target_here.stride():
+    elif value.dtype != dtype or value.device != target.device or local(value).stride() != slot.local_target.stride():
         # A checkpoint of another layout, dtype or device; the kernels walk all tensors alike.
         fitting = torch.empty_like(target, dtype=dtype, requires_grad=False)
         value = state[key] = fitting.copy_(value)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mezzo._torch.foreach import foreach_copy_, foreach_mul, foreach_mul_
-from mezzo.optim._masters import is_half, kept_of
+from mezzo.optim._masters import is_half, stored_master
 from mezzo.optim._shards import is_dtensor, like_dtensor, local
 
 
@@ -25,7 +25,7 @@ class Slot:
     param: Tensor
     target: Tensor
     """What the update writes: what is kept of the master, else the parameter."""
-    target_here: Tensor
+    local_target: Tensor
     """The part of it on this rank."""
     grad: Tensor
     """As backward left it; a sparse one coalesced."""
@@ -54,7 +54,7 @@ def gather(optimizer: Optimizer) -> list[list[Slot]]:
 
 
 def _slot(index: int, param: Tensor, grad: Tensor) -> Slot:
-    kept = kept_of(param)
+    kept = stored_master(param)
     target = param if kept is None else kept
     kind = (target.device, param.dtype if kept is None else torch.float32, grad.dtype)
     if grad.is_sparse:

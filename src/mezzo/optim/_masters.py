@@ -25,10 +25,10 @@ from mezzo.optim._shards import is_dtensor
 class _Record:
     """What is kept of one master, and what its parameter looked like when both last agreed."""
 
-    __slots__ = ("data_ptr", "device", "half", "kept", "version")
+    __slots__ = ("data_ptr", "device", "half", "stored", "version")
 
     def __init__(self, kept: Tensor, half: torch.dtype = torch.float16) -> None:
-        self.kept = kept
+        self.stored = kept
         """float32: the master; int16: the rest of it."""
         self.half = half
         self.version: int | None = None  # None: not seen yet, what the parameter shows first is in agreement
@@ -37,7 +37,7 @@ class _Record:
 
     @property
     def is_compact(self) -> bool:
-        return self.kept.dtype is REST_DTYPE
+        return self.stored.dtype is REST_DTYPE
 
     def note(self, param: Tensor) -> None:
         self.version, self.data_ptr, self.device = param._version, param.data_ptr(), param.device
@@ -45,7 +45,7 @@ class _Record:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Version and address mean nothing in another process.
-        return _Record, (self.kept, self.half)
+        return _Record, (self.stored, self.half)
 
 
 # A saved parameter carries its record, which holds a tensor and nothing else: torch.load(weights_only=True) may make it.
@@ -86,7 +86,7 @@ def attach_master(param: Tensor, fp32_tensor: Tensor | None = None, *, compact: 
             kept = _in_layout_of(param, rest, REST_DTYPE)
             param.copy_(half)
     setattr(param, MASTER_ATTRIBUTE, _Record(kept))
-    agree([param])
+    mark_in_sync([param])
     return kept
 
 
@@ -99,17 +99,17 @@ def copy_masters_with_parameters() -> None:
 def _with_master(copy_parameter: Callable[..., Any]) -> Callable[..., Any]:
     def copy_with_master(param: nn.Parameter, memo: dict[int, Any]) -> Any:
         is_new = id(param) not in memo
-        kept = kept_of(param)  # first: the parameter may get bits back
+        kept = stored_master(param)  # first: the parameter may get bits back
         result = copy_parameter(param, memo)
         if is_new and kept is not None:
             setattr(result, MASTER_ATTRIBUTE, _Record(kept.clone()))
-            agree([result])
+            mark_in_sync([result])
         return result
 
     return copy_with_master
 
 
-def record_of(param: Tensor) -> _Record | None:
+def master_record(param: Tensor) -> _Record | None:
     """Return the record of a parameter's master as it stands; None where it has none."""
     return getattr(param, MASTER_ATTRIBUTE, None)
 
@@ -123,33 +123,35 @@ def master_of(param: Tensor) -> Tensor | None:
 
     A compact master is computed at each call: what is written into it counts after `publish`.
     """
-    kept = kept_of(param)
+    kept = stored_master(param)
     return kept if kept is None or kept.dtype is not REST_DTYPE else join(param.detach(), kept)
 
 
-def kept_of(param: Tensor) -> Tensor | None:
+def stored_master(param: Tensor) -> Tensor | None:
     """Return what is kept of a parameter's master: the master, or the rest of a compact one; None where it has none."""
-    record = record_of(param)
+    record = master_record(param)
     if record is None:
         return None
     if record.version == param._version and record.data_ptr == param.data_ptr() and record.half is param.dtype:
-        return record.kept
+        return record.stored
     return _follow(param, record)
 
 
 def _follow(param: Tensor, record: _Record) -> Tensor | None:
     if not is_half(param):  # model.float(): the parameter is its own master again, with the bits that it had
-        if param.dtype == torch.float32 and param.shape == record.kept.shape:
+        if param.dtype == torch.float32 and param.shape == record.stored.shape:
             with torch.no_grad():
-                _give_bits_back(param, record, record.kept.to(param.device))  # to("cpu", torch.float32) is both at once
+                _give_bits_back(
+                    param, record, record.stored.to(param.device)
+                )  # to("cpu", torch.float32) is both at once
         detach_master(param)
         return None
     moved = record.version == param._version and record.device != param.device
     of_other_dtype = record.is_compact and record.half is not param.dtype
     if (record.version is None or moved) and not of_other_dtype:
-        record.kept = _in_layout_of(param, record.kept, record.kept.dtype)
+        record.stored = _in_layout_of(param, record.stored, record.stored.dtype)
         record.note(param)
-        return record.kept
+        return record.stored
     return _take_over_edit(param, record)
 
 
@@ -169,18 +171,18 @@ def _take_over_edit(param: Tensor, record: _Record) -> Tensor | None:
     nothing. With several ranks the whole half value is taken instead: every rank then has the same master, also where
     only the half weights were sent round. Of a compact master nobody knows which elements were changed.
     """
-    elsewhere = record.kept.shape != param.shape or record.kept.device != param.device
+    elsewhere = record.stored.shape != param.shape or record.stored.device != param.device
     if elsewhere or record.is_compact or has_several_ranks():
         return refresh_master(param)
     with torch.no_grad():
-        kept = record.kept.to(param.dtype) == param
-        right = torch.where(kept, record.kept, param.float())
-        if record.kept.stride() == param.stride():
-            record.kept.copy_(right)  # where it is: a captured step knows its address
+        kept = record.stored.to(param.dtype) == param
+        right = torch.where(kept, record.stored, param.float())
+        if record.stored.stride() == param.stride():
+            record.stored.copy_(right)  # where it is: a captured step knows its address
         else:
-            record.kept = _in_layout_of(param, right, torch.float32)
+            record.stored = _in_layout_of(param, right, torch.float32)
     record.note(param)
-    return record.kept
+    return record.stored
 
 
 def has_several_ranks() -> bool:
@@ -191,20 +193,20 @@ def has_several_ranks() -> bool:
 
 def refresh_master(param: Tensor) -> Tensor | None:
     """Make the half value the master, the call to make after `param.data.copy_(x)`; return what is kept of it."""
-    record = record_of(param)
+    record = master_record(param)
     if record is None:
         return None
-    same_place = record.kept.shape == param.shape and record.kept.device == param.device
+    same_place = record.stored.shape == param.shape and record.stored.device == param.device
     with torch.no_grad():
-        if not same_place or record.kept.stride() != param.stride():
-            record.kept = torch.empty_like(param, dtype=record.kept.dtype, requires_grad=False)
+        if not same_place or record.stored.stride() != param.stride():
+            record.stored = torch.empty_like(param, dtype=record.stored.dtype, requires_grad=False)
         if record.is_compact:
-            record.kept.zero_()
+            record.stored.zero_()
         else:
-            record.kept.copy_(param)
+            record.stored.copy_(param)
     record.note(param)
     renew_copies([param])
-    return record.kept
+    return record.stored
 
 
 def detach_master(param: Tensor) -> None:
@@ -223,9 +225,9 @@ def publish(params: Sequence[Tensor], masters: Sequence[Tensor]) -> None:
             if record.is_compact:  # one by one: the parts of all of them would be as much as the masters
                 half, rest = split(master.to(param.device, torch.float32), param.dtype)
                 param.copy_(half)
-                record.kept.copy_(rest)
+                record.stored.copy_(rest)
                 continue
-            for target in (param, record.kept):
+            for target in (param, record.stored):
                 if target is master:
                     continue
                 if is_dtensor(target):
@@ -233,7 +235,7 @@ def publish(params: Sequence[Tensor], masters: Sequence[Tensor]) -> None:
                 else:
                     together.append((target, master))
         copy_all([target for target, _ in together], [master for _, master in together])
-    agree(params)
+    mark_in_sync(params)
 
 
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
@@ -253,7 +255,7 @@ def float32_like(kept: Tensor) -> Tensor:
     return kept.new_empty((), dtype=torch.float32).expand(kept.shape)
 
 
-def agree(params: Sequence[Tensor]) -> None:
+def mark_in_sync(params: Sequence[Tensor]) -> None:
     """Note that half parameters and what is kept of their masters belong together as they are."""
     for param in params:
         getattr(param, MASTER_ATTRIBUTE).note(param)

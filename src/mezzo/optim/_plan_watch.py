@@ -15,12 +15,12 @@ from torch import Tensor
 from mezzo._torch.parameters import MASTER_ATTRIBUTE
 from mezzo.fp8 import WeightCopies, copies_for_update, count_of_copies
 from mezzo.optim._grads import Slot
-from mezzo.optim._masters import kept_of, record_of
+from mezzo.optim._masters import master_record, stored_master
 
 ALIGNMENT = 16  # bytes of the widest load
 
 _grad_of, _dtype_of, _version_of = attrgetter("grad"), attrgetter("dtype"), attrgetter("_version")
-_kept_in, _version_in = attrgetter("kept"), attrgetter("version")
+_stored_in, _version_in = attrgetter("stored"), attrgetter("version")
 
 
 class PlanEntry:
@@ -30,7 +30,7 @@ class PlanEntry:
 
     def __init__(self, slot: Slot, state: dict[str, Tensor]) -> None:
         self.param, self.target, self.grad, self.index = slot.param, slot.target, slot.grad, slot.index
-        self.record = record_of(slot.param)
+        self.record = master_record(slot.param)
         self.copies = _copies_of(slot.param, slot.target)
         self.state = state
         accessed = [slot.param, slot.target, slot.grad, *(t for key, t in state.items() if key != "step")]
@@ -85,8 +85,8 @@ class _Masters:
             return False
         if list(map(_version_of, self._halves)) != list(map(_version_in, self._their_records)):
             for param in self._halves:
-                kept_of(param)
-        return list(map(id, map(_kept_in, self._their_records))) == self._kept
+                stored_master(param)
+        return list(map(id, map(_stored_in, self._their_records))) == self._kept
 
     def note_update(self) -> None:
         """Make autograd notice that the parameters changed, and note that the masters changed with them."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mezzo.optim._grads import Slot, gather, needs_grad_dtype, true_grad
-from mezzo.optim._masters import float32_like, kept_of, master_of, publish
+from mezzo.optim._masters import float32_like, master_of, publish, stored_master
 
 _UNSET: Any = object()
 
@@ -26,14 +26,14 @@ def masters_in(optimizer: Optimizer) -> Masters:
     return {param: master for param in params if (master := master_of(param)) is not None}
 
 
-def stand_ins(optimizer: Optimizer) -> Masters:
+def placeholder_masters(optimizer: Optimizer) -> Masters:
     """Return something of the dtype and device of each master, for when their values are not asked for."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
-    return {param: float32_like(kept) for param in params if (kept := kept_of(param)) is not None}
+    return {param: float32_like(kept) for param in params if (kept := stored_master(param)) is not None}
 
 
 @contextmanager
-def on_masters(optimizer: Optimizer, masters: Masters) -> Iterator[None]:
+def masters_as_params(optimizer: Optimizer, masters: Masters) -> Iterator[None]:
     """Inside, `param_groups` and `state` name masters in place of their half parameters."""
     _rename(optimizer, {id(p): m for p, m in masters.items()})
     for param, master in masters.items():
@@ -103,7 +103,7 @@ def step_on_masters(
     """
     masters = masters_in(optimizer)
     try:
-        with on_masters(optimizer, masters), true_gradients(slots, masters, factor):
+        with masters_as_params(optimizer, masters), true_gradients(slots, masters, factor):
             return own_step()
     finally:
         _publish(masters)
@@ -142,7 +142,7 @@ class _ClosureSwap:
     def enter(self) -> None:
         slots = [slot for group in gather(self._optimizer) for slot in group]
         masters = self._masters = masters_in(self._optimizer)
-        for context in (on_masters(self._optimizer, masters), true_gradients(slots, masters, None)):
+        for context in (masters_as_params(self._optimizer, masters), true_gradients(slots, masters, None)):
             context.__enter__()
             self._open.append(context)
 

@@ -50,7 +50,7 @@ def _is_covered(optimizer: Optimizer, groups: Sequence[Sequence[Slot]]) -> bool:
         s.is_plain
         and type(s.grad) is Tensor
         and not s.grad.is_neg()
-        and s.target_here is s.target
+        and s.local_target is s.target
         and s.kind[0] == device
         and s.kind[1] == torch.float32
         and s.grad.dtype in DTYPES

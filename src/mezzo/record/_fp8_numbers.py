@@ -20,7 +20,7 @@ from mezzo.fp8 import (
     Fp8Recipe,
     amax_of,
     copies_of,
-    recipe_of,
+    recipe_from_text,
     round_to,
     scale_for,
 )
@@ -120,13 +120,13 @@ def _operands(kernel: KernelRun) -> Iterator[tuple[Role, str, Tensor, Tensor]]:
     """Yield what is converted for a product: role, format, values and scale."""
     if kernel.op.name == FP8_LINEAR:
         x, weight, _, text, is_training = kernel.args[:5]
-        recipe = recipe_of(text)
+        recipe = recipe_from_text(text)
         by = recipe if is_training else replace(recipe, scaling="current")  # an evaluation has no delayed scale
         yield "input", "e4m3", x.reshape(-1, x.shape[-1]), _scale(x, weight, "input", by)
         yield "weight", "e4m3", weight, _scale_of_weight(weight, recipe)
         return
     grad, _, _, weight, text = kernel.args[:5]
-    recipe = recipe_of(text)
+    recipe = recipe_from_text(text)
     yield "gradient", recipe.gradient, grad.reshape(-1, grad.shape[-1]), _scale(grad, weight, "gradient", recipe)
 
 

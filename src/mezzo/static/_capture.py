@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from mezzo._torch.cuda_graphs import capture_into
 from mezzo._torch.foreach import foreach_copy_
 from mezzo.amp import GradScaler, Policy
-from mezzo.fp8 import WeightCopies, capture_that_follows_weights, copies_of
+from mezzo.fp8 import WeightCopies, capture_with_managed_copies, copies_of
 from mezzo.optim import attach, engine_of
 from mezzo.precision import Precision
 from mezzo.static._region import CastRules
@@ -165,7 +165,7 @@ class CapturedStep:
                 )
             self._copies = CopiesOfWeights(step, self._plan)
             self._copies.prepare()
-            with capture_that_follows_weights(), capture_into(graph, pool=pool, stream=stream):
+            with capture_with_managed_copies(), capture_into(graph, pool=pool, stream=stream):
                 self._results = step.run(self._batch)
             torch.cuda.current_stream(device).wait_stream(stream)
             self._copies.forget()

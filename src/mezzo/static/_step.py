@@ -15,7 +15,7 @@ from mezzo.amp import GradScaler, Policy, current_policy
 from mezzo.dtypes import HALF_DTYPES, LEVELS, dtype_name
 from mezzo.errors import MezzoError
 from mezzo.fp8 import histories_of
-from mezzo.optim import kept_of
+from mezzo.optim import stored_master
 from mezzo.precision import Precision
 from mezzo.static._region import CastRules, casting_region
 
@@ -195,7 +195,7 @@ class TrainingStep:
 
     def _weights_and_buffers(self) -> list[Tensor]:
         weights = self._weights()
-        masters = [kept for p in weights if (kept := kept_of(p)) is not None]
+        masters = [kept for p in weights if (kept := stored_master(p)) is not None]
         buffers = [buffer for module in self.modules for buffer in module.buffers()]
         # As data: what is put back is no edit that a master would have to follow.
         return [tensor.data for tensor in (*weights, *masters, *buffers)]

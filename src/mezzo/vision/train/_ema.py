@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mezzo._torch.foreach import foreach_lerp_
 from mezzo.dtypes import HALF_DTYPES
 from mezzo.model.saved_state import check_tensors, mapping, part, whole_number
-from mezzo.optim import agree, copy_all, kept_of, master_of, publish
+from mezzo.optim import copy_all, mark_in_sync, master_of, publish, stored_master
 
 
 class Ema:
@@ -64,7 +64,7 @@ class Ema:
         """
         if self._is_applied:
             raise RuntimeError("Ema.applied() is active already; leave the region first")
-        before = [(tensor.detach().clone(), _clone(kept_of(tensor))) for tensor in self._tensors.values()]
+        before = [(tensor.detach().clone(), _clone(stored_master(tensor))) for tensor in self._tensors.values()]
         self._is_applied = True
         try:
             self._apply()
@@ -77,18 +77,18 @@ class Ema:
     def _apply(self) -> None:
         """Put the average into the tensors of the model and their masters."""
         pairs = [(tensor, self._shadows[name]) for name, tensor in self._tensors.items()]
-        copy_all(*_columns([(tensor, shadow) for tensor, shadow in pairs if kept_of(tensor) is None]))
-        publish(*_columns([(tensor, shadow) for tensor, shadow in pairs if kept_of(tensor) is not None]))
+        copy_all(*_columns([(tensor, shadow) for tensor, shadow in pairs if stored_master(tensor) is None]))
+        publish(*_columns([(tensor, shadow) for tensor, shadow in pairs if stored_master(tensor) is not None]))
 
     @torch.no_grad()
     def _put_back(self, before: Sequence[tuple[Tensor, Tensor | None]]) -> None:
         """Put values into the tensors of the model, and what was kept of their masters beside them."""
         tensors = list(self._tensors.values())
-        kept = [(tensor, kept_of(tensor), was) for tensor, (_, was) in zip(tensors, before, strict=True)]
+        kept = [(tensor, stored_master(tensor), was) for tensor, (_, was) in zip(tensors, before, strict=True)]
         with_masters = [(tensor, now, was) for tensor, now, was in kept if now is not None and was is not None]
         copy_all(tensors, [value for value, _ in before])
         copy_all([now for _, now, _ in with_masters], [was for _, _, was in with_masters])
-        agree([tensor for tensor, _, _ in with_masters])  # else masters would take their half copies for edits
+        mark_in_sync([tensor for tensor, _, _ in with_masters])  # else masters would take their half copies for edits
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps; the tensors are those that go on changing."""
