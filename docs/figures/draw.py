@@ -299,12 +299,83 @@ def draw_o3() -> str:
     return figure.svg()
 
 
+# ----------------------------------------------------------------------------------------------- the layers of mezzo
+
+#: Frame label -> rows from top to bottom, each (role, packages, what they hold). tests/test_layers.py has the same order.
+LAYERS = (
+    ("tools and application", (
+        ("work", ("cli",), "the mezzo command: parse, call one function, exit code"),
+        ("work", ("tipc",), "certification: config text, plan, run, report"),
+        ("work", ("bench",), "side-by-side measurements: one frame, a file per question"),
+        ("work", ("vision",), "networks, data, recipes, training, image prediction"),
+    )),
+    ("library", (
+        ("full", ("model",), "Model, callbacks, metrics; processes, checkpoints of a loop"),
+        ("full", ("proof",), "doctor, bisect, accuracy comparison"),
+        ("full", ("static",), "graph mode: a whole step captured and replayed"),
+        ("half", ("precision",), "Precision: the one object of a run, and its training step"),
+        ("full", ("export",), "a module as verified .pt2 or ONNX, and engines that run them"),
+        ("full", ("record",), "what ran, in which dtype, with which numbers; listeners"),
+        ("full", ("amp",), "policy, lists, kernels, auto_cast, decorate, GradScaler"),
+        ("full", ("optim",), "float32 masters; the step: check, update, rescale"),
+        ("full", ("fp8", "checkpoint"), "FP8 products;  weights and states as files"),
+    )),
+    ("ground", (
+        ("sign", ("fetch", "report"), "downloads;  pages, pictures and tables"),
+        ("sign", ("files",), "every file from outside is read here, with limits"),
+        ("sign", ("_torch", "devices"), "torch's private interfaces;  names of devices"),
+        ("sign", ("dtypes", "errors"), "names of levels and dtypes;  MezzoError"),
+    )),
+)  # fmt: skip
+
+
+def draw_layers() -> str:
+    """Return the packages of mezzo as layers: each imports only what is below it."""
+    height = 34
+    figure = Figure(760, 64 + sum(height * len(rows) + 34 for _, rows in LAYERS), "The packages of mezzo, as layers")
+    figure.text(24, 26, "Each package imports only packages below it, and only their public names.", role="note")
+    y = 62
+    for label, rows in LAYERS:
+        figure.frame(16, y, 728, height * len(rows) + 8, label)
+        for role, packages, holds in rows:
+            width = 230 / len(packages)
+            for index, package in enumerate(packages):
+                figure.box(role, 28 + width * index, y + 8, width - 6, 26, (package,))
+            figure.text(272, y + 26, holds, role="small")
+            y += height
+        y += 34
+    return figure.svg()
+
+
+def draw_step() -> str:
+    """Return the way from a loss to an updated weight, call by call."""
+    figure = Figure(760, 470, "From the loss to the updated weight: the calls of one training step")
+    rows = (
+        ("half", ("precision.backward(loss)",), "scales the loss (float16 only), then loss.backward()"),
+        ("half", ("precision.step(optimizer)",), "the one call of a step"),
+        ("full", ("GradScaler.step",), "holds the scale and what the earlier steps found"),
+        ("full", ("StepEngine.step",), "one per optimizer; runs torch's step hooks around the update"),
+        ("sign", ("StepPlan.check",), "launch 1: reads all gradients once: overflow, norm, clip factor"),
+        ("sign", ("StepPlan.update",), "launch 2: unscale, clip, optimizer rule, master, half weight"),
+        ("sign", ("GradScaler.update",), "launch 3: the new loss scale; nothing waits for the device"),
+    )
+    for index, (role, name, holds) in enumerate(rows):
+        y = 20 + 64 * index
+        figure.box(role, 24, y, 230, 42, name)
+        figure.text(276, y + 26, holds, role="small")
+        if index + 1 < len(rows):
+            figure.arrow((139, y + 42), (139, y + 62))
+    return figure.svg()
+
+
 FIGURES: dict[str, Callable[[], str]] = {
     "formats_bits.svg": draw_bits,
     "formats_ranges.svg": draw_ranges,
     "flow_o1.svg": draw_o1,
     "flow_o2.svg": draw_o2,
     "flow_o3.svg": draw_o3,
+    "layers.svg": draw_layers,
+    "step.svg": draw_step,
 }
 
 

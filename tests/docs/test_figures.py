@@ -11,6 +11,8 @@ import pytest
 from doc_pages import DOCS
 from doc_tables import read_page, read_table
 
+from test_layers import ROWS
+
 FOLDER = DOCS / "figures"
 SVG = "{http://www.w3.org/2000/svg}"
 LEAST_CONTRAST = 4.5  # WCAG 2, level AA, for text of this size
@@ -122,6 +124,16 @@ def test_the_window_under_a_scale_is_that_of_float16_moved_down() -> None:
 
 
 def test_every_figure_stands_on_a_page() -> None:
-    text = read_page("formats.md")
+    text = read_page("formats.md") + read_page("design.md")
     for name in DRAW.FIGURES:
         assert f"](figures/{name})" in text
+
+
+def test_the_picture_of_the_layers_has_the_order_of_the_test_of_layers() -> None:
+    drawn = [set(packages) for _, rows in DRAW.LAYERS for _, packages, _ in rows]
+    shown = set().union(*drawn)
+    in_test = [row for each in ROWS if (row := set(each) & shown)]
+    depth = {package: number for number, row in enumerate(in_test) for package in row}
+    order = [max(depth[package] for package in row) for row in drawn]
+    assert order == sorted(order)
+    assert {package for row in ROWS for package in row if not package.startswith("_")} <= shown
