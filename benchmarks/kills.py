@@ -60,7 +60,7 @@ def prepare(folder: Path) -> list[str]:
     """Make data and a recipe; return the command of a small training. Everything that it needs is imported after this."""
     import yaml
 
-    from mezzo.vision.data import prepare as prepare_data
+    from mezzo.vision.lite import prepare as prepare_data
 
     data = prepare_data("mini_supervisely", folder / "data", count=(8, 2, 2), size=(32, 32))
 

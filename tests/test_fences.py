@@ -18,7 +18,11 @@ LISTS = Path(__file__).parent / "fences"
 HOME = "_torch"
 """The package that may use torch's private interfaces."""
 
-NESTED = ("model.callbacks", "model.metric", *(f"vision.{name}" for name in "data models recipes train infer".split()))
+NESTED = (
+    "model.callbacks",
+    "model.metric",
+    *(f"vision.{name}" for name in "data models recipes lite train infer".split()),
+)
 """Packages inside of packages: each has its own private modules."""
 
 ALLOWED = {

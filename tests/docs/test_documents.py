@@ -22,8 +22,8 @@ import torch
 from doc_pages import ROOT
 from doc_tables import code_spans, functions_of, read_page, read_table, table_names
 
-from mezzo.vision.data import prepare
 from mezzo.vision.infer import parse_reports
+from mezzo.vision.lite import prepare
 from originals import DOCUMENTS, ORIGINALS, needs_documents, needs_originals
 
 PAGE = "documents.md"

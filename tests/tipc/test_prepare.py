@@ -31,9 +31,9 @@ from mezzo.files import Bounds, FileError, _archive, locked
 from mezzo.tipc import PROFILES, Allowances, PreparedFiles, adapt_plan, make_plan, prepare
 from mezzo.tipc._datasets import DATASETS
 from mezzo.tipc._weights import PUBLISHED
-from mezzo.vision.data import LITE_MARKER as GENERATED
 from mezzo.vision.data import DataError
-from mezzo.vision.data import prepare as generate
+from mezzo.vision.lite import LITE_MARKER as GENERATED
+from mezzo.vision.lite import prepare as generate
 from mezzo.vision.models import count_classes, create_model, load_trained
 from mezzo.vision.recipes import RecipeError, load_recipe
 

@@ -9,6 +9,7 @@ from mezzo.errors import OptionError, require
 from mezzo.export import ExportOptions
 from mezzo.files import FileError, MiB, read_text, say
 from mezzo.vision.recipes import classifiers
+from mezzo.vision.shipped import RECIPE_HELP, RECIPES, config_of
 
 if TYPE_CHECKING:
     from mezzo.export import ExportReport
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 def export(
     options: Annotated[ExportOptions, Subset(save_dir=Path("output"))],
     config: Annotated[Path | None, Option("PaddleSeg YAML file of the network.")] = None,
+    recipe: Annotated[str | None, Option(RECIPE_HELP, suggest=lambda: RECIPES)] = None,
     opts: Annotated[tuple[str, ...], Option("Values to change in the file.", metavar="KEY=VALUE...")] = (),
     model: Annotated[str | None, Option("Classifier, instead of --config.", suggest=classifiers)] = None,
     weights: Annotated[
@@ -39,6 +41,7 @@ def export(
     Every file is verified against the network; deploy.yaml describes them.
     """
     require("cv2", "PIL", "safetensors", extra="vision")
+    config = config_of(config, recipe)
     if (config is None) == (model is None):
         given = "neither" if config is None else "both"
         raise OptionError(
@@ -56,8 +59,8 @@ def export(
     if config is not None:
         from mezzo.vision.recipes import load_recipe
 
-        recipe = load_recipe(config, opts=opts)
-        report = export_recipe(recipe, weights, options, calibration=images, class_names=names, say=say)
+        loaded = load_recipe(config, opts=opts)
+        report = export_recipe(loaded, weights, options, calibration=images, class_names=names, say=say)
     else:
         network, classes = _classifier(str(model), num_classes, weights)
         described = describe_classifier(

@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mezzo.cli._options import UsageError, option
+from mezzo.cli._recipes import text_of, written_text
 from mezzo.files import plain, say
+from mezzo.vision.shipped import RECIPES, is_name, shipped_tree
 
 if TYPE_CHECKING:
     from mezzo.tipc import Plan, Profile
 
 app = typer.Typer(help="Certify training, evaluation, export and inference by TIPC texts.", no_args_is_help=True)
 
-_Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The TIPC text.")]
-_Mode = Annotated[str, typer.Argument(metavar="MODE", help="Such as lite_train_lite_infer.")]
+_LITE = "lite_train_lite_infer"
+_CONFIG_HELP = f"The TIPC text, or a recipe that comes with mezzo: {', '.join(RECIPES)}."
+_Config = Annotated[Path, typer.Argument(metavar="CONFIG", help=_CONFIG_HELP)]
+_Mode = Annotated[str, typer.Argument(metavar="[MODE]", help="Such as lite_train_lite_infer.")]
 _GpuId = Annotated[str, typer.Argument(metavar="[GPU]", help="GPU for modes that only infer.")]
 _Profile = Annotated[
     str | None, option("Rules of the repository's script [recognised by the repository or the text].", "--profile")
@@ -25,15 +29,20 @@ _Profile = Annotated[
 def _make_plan(config: Path, mode: str, profile: str | None, gpu_id: str) -> "tuple[str, Profile, Plan, str]":
     from mezzo.tipc import choose_profile, make_plan, read_config
 
-    text = read_config(config)
-    chosen, why = choose_profile(profile, text, Path.cwd())
+    text = read_config(text_of(config))
+    chosen, why = choose_profile(profile, text, Path.cwd(), is_ours=is_name(config))
     return text, chosen, make_plan(text, mode, chosen, str(Path.cwd()), gpu_id), why
+
+
+def _place_of(config: Path) -> Path:
+    """Return where the files lie that the commands name: this folder, or mezzo's own for a recipe that is not written."""
+    return shipped_tree() if is_name(config) and text_of(config).is_absolute() else Path.cwd()
 
 
 @app.command()
 def plan(
     config: _Config,
-    mode: _Mode,
+    mode: _Mode = _LITE,
     gpu_id: _GpuId = "",
     profile: _Profile = None,
     compat: Annotated[
@@ -50,18 +59,20 @@ def plan(
 
     text, _, made, why = _make_plan(config, mode, profile, gpu_id)
     if not compat:
-        made = _adapt(made, text)
+        made = _adapt(made, text, config)
     say(made.as_json() if form == "json" else plan_script(made) if form == "shell" else plan_text(made, why))
     return 0 if made.steps else 3
 
 
-def _adapt(plan: "Plan", text: str) -> "Plan":
+def _adapt(plan: "Plan", text: str, config: Path) -> "Plan":
     """Return a plan for this machine, with the list of what is missing here; nothing is refused or fetched."""
     from mezzo.errors import MezzoError
     from mezzo.tipc import Allowances, adapt_plan, find_missing, this_machine, uncached_weights
 
     root, gpus = Path.cwd(), this_machine().gpus
-    missing = tuple(plain(line) for _, line in find_missing(plan, text, root, gpus))
+    missing = tuple(plain(line) for _, line in find_missing(plan, text, _place_of(config), gpus))
+    if _place_of(config) != root:
+        missing = (f"the files that the commands name: `mezzo tipc prepare {config}` writes them here", *missing)
     try:
         weights = uncached_weights(plan, root)
     except MezzoError:  # `missing` has it
@@ -71,12 +82,12 @@ def _adapt(plan: "Plan", text: str) -> "Plan":
 
 
 @app.command("lint")
-def lint_(config: _Config, mode: _Mode, profile: _Profile = None) -> int:
+def lint_(config: _Config, mode: _Mode = _LITE, profile: _Profile = None) -> int:
     """Check a text: exit status 1 if there are errors, 0 if there are only warnings."""
     from mezzo.tipc import lint, this_machine
 
     text, chosen, made, why = _make_plan(config, mode, profile, "")
-    findings = lint(text, mode, chosen, made, Path.cwd(), this_machine().gpus)
+    findings = lint(text, mode, chosen, made, _place_of(config), this_machine().gpus)
     say(f"profile {chosen.name}, {why}")
     for finding in findings:
         say(finding)
@@ -88,7 +99,7 @@ def lint_(config: _Config, mode: _Mode, profile: _Profile = None) -> int:
 @app.command()
 def run(
     config: _Config,
-    mode: _Mode,
+    mode: _Mode = _LITE,
     gpu_id: _GpuId = "",
     profile: _Profile = None,
     compat: Annotated[bool, option("Run exactly the shell script's commands, with its defects.", "--compat")] = False,
@@ -130,9 +141,11 @@ def run(
             raise UsageError(f"--compat and {given[0]}: the scripts have no such option; omit one of them")
         if dry_run:
             return plan(config, mode, gpu_id, profile, True, "shell")
-        return certify_like_scripts(config, mode, profile, gpu_id)
+        return certify_like_scripts(written_text(config), mode, profile, gpu_id)
+    if dry_run and is_name(config):
+        return plan(config, mode, gpu_id, profile)
     request = CertifyRequest(
-        config,
+        written_text(config),
         mode,
         profile=profile,
         gpu_id=gpu_id,
@@ -147,7 +160,7 @@ def run(
 @app.command()
 def prepare(
     config: _Config,
-    mode: _Mode,
+    mode: _Mode = _LITE,
     extra: Annotated[str, typer.Argument(metavar="[EXTRA]", help="Ignored; the scripts accept it.")] = "",
     data: Annotated[Path | None, option("Folder with the real data set.", "--data")] = None,
     url: Annotated[str | None, option("Archive with the real data set; needs --sha256.", "--url")] = None,
@@ -159,7 +172,7 @@ def prepare(
     from mezzo.tipc import this_machine
 
     prepare_files(
-        config,
+        written_text(config),
         mode,
         root=Path.cwd(),
         has_gpu=this_machine().gpus > 0,
@@ -189,8 +202,8 @@ def report(
 
 @app.command()
 def matrix(
-    configs: Annotated[list[Path], typer.Argument(metavar="CONFIG...", help="TIPC texts.")],
-    mode: Annotated[str, option("Mode of all runs.", "--mode")] = "lite_train_lite_infer",
+    configs: Annotated[list[Path], typer.Argument(metavar="CONFIG...", help="TIPC texts, or names of recipes.")],
+    mode: Annotated[str, option("Mode of all runs.", "--mode")] = _LITE,
     out: Annotated[Path, option("Path of the page (.html), or a folder for it.", "--out")] = Path("test_tipc/output"),
     with_prepare: Annotated[bool, option("Run `prepare` for each text first.", "--prepare")] = False,
     check: Annotated[bool, option("Add the checks of a certificate.", "--check")] = False,
@@ -205,7 +218,8 @@ def matrix(
         raise UsageError("--slurm and --ray: give one of them")
     from mezzo.tipc import BatchRun, run_batch, run_batch_on_ray, slurm_script
 
-    batch = BatchRun(tuple(configs), mode, out, with_prepare, check, resume, jobs, step_limit)
+    texts = configs if slurm else [written_text(config) for config in configs]
+    batch = BatchRun(tuple(texts), mode, out, with_prepare, check, resume, jobs, step_limit)
     if slurm:
         say(slurm_script(batch))
         return 0

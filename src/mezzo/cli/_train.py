@@ -13,7 +13,9 @@ from mezzo.vision.recipes import RecipeOptions
 from mezzo.vision.train import RunOptions
 
 LITE_SETS = ("imagenet_lite", "mini_supervisely", "cityscapes")
-_EVALUATED = Subset("config", "opts", "data_path", "model", "num_classes", "batch_size", "image_size", "resize_size")
+_EVALUATED = Subset(
+    "config", "recipe", "opts", "data_path", "model", "num_classes", "batch_size", "image_size", "resize_size"
+)
 _EVALUATION = Subset(
     "precision", "amp_level", "fp8", "amp_use_promote", "amp_lists", "pretrained", "device", "workers"
 )  # fmt: skip
@@ -76,7 +78,7 @@ def prepare(
     The images are the same each time, and a network can learn from them.
     """
     require("cv2", "PIL", extra="vision")
-    from mezzo.vision.data import prepare
+    from mezzo.vision.lite import prepare
 
     with progress_bar() as report:
         summary = prepare(name, directory, progress=lambda done, total: report(name, done, total))

@@ -14,9 +14,9 @@ from mezzo.fetch import check_request, download
 from mezzo.files import Bounds, FileError, MiB, explained, locked, read_json, unpack, write_text
 from mezzo.tipc._datasets import DataSet
 from mezzo.tipc._inputs import DataInput
-from mezzo.vision.data import LITE_MARKER as GENERATED
 from mezzo.vision.data import DataError
-from mezzo.vision.data import prepare as generate
+from mezzo.vision.lite import LITE_MARKER as GENERATED
+from mezzo.vision.lite import prepare as generate
 
 SOURCE_MARKER = ".mezzo-source.json"
 """A file in folders that `prepare` has made from a real set; it names the source."""

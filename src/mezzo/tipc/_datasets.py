@@ -29,7 +29,7 @@ class DataSet:
     """The `type` in a recipe; `CLASSIFICATION` for folders or lists of images by class."""
 
     generator: str
-    """The name in `mezzo.vision.data.LITE` of the generator that draws a small set of the same form."""
+    """The name in `mezzo.vision.lite.LITE` of the generator that draws a small set of the same form."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the generator; its defaults may take too long for a short run."""

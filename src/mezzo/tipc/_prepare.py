@@ -22,7 +22,7 @@ from mezzo.tipc._recognise import choose_profile
 from mezzo.tipc._shell import option_values
 from mezzo.tipc._weights import fetch_weights, place_published_weights
 from mezzo.vision.data import IMAGE_SUFFIXES, TRAIN, DataError, has_split
-from mezzo.vision.data import LITE_MARKER as GENERATED
+from mezzo.vision.lite import LITE_MARKER as GENERATED
 from mezzo.vision.recipes import load_recipe
 
 LITE_SIZE = (128, 64)

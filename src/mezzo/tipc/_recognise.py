@@ -10,6 +10,7 @@ from mezzo.tipc._config import MAX_BYTES, ConfigError
 from mezzo.tipc._profile import Profile
 from mezzo.tipc._profiles import PROFILES
 from mezzo.tipc._text import kept_lines
+from mezzo.vision.shipped import MARKER
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,14 @@ def dialect_of(text: str) -> str:
     return next((name for name, fits in _DIALECTS if fits(landmarks)), "unknown")
 
 
-def choose_profile(name: str | None, text: str, root: Path) -> tuple[Profile, str]:
+def choose_profile(name: str | None, text: str, root: Path, *, is_ours: bool = False) -> tuple[Profile, str]:
     """Return the profile and why: the one named, else the repository's, else the one for the text's form.
+
+    Args:
+        name: Of the profile, as a user gives it.
+        text: The configuration.
+        root: Where its commands run.
+        is_ours: Whether the text came with mezzo, whatever the folder holds.
 
     Raises:
         ConfigError: The name is unknown, or none is given and neither repository nor text tells.
@@ -78,10 +85,10 @@ def choose_profile(name: str | None, text: str, root: Path) -> tuple[Profile, st
             raise ConfigError(unknown_choice("profile", name, sorted(PROFILES)))
         return PROFILES[name], "as asked for"
     dialect = dialect_of(text)
-    if (root / "src" / "mezzo").is_dir() or (root / "test_tipc" / ".mezzo").exists():
+    if is_ours or (root / "src" / "mezzo").is_dir() or (root / MARKER).exists():
         own = _for_dialect(dialect, runs_mezzo=True)
         if own is not None:
-            return own, "this repository is mezzo's"
+            return own, "the text is mezzo's" if is_ours else "this repository is mezzo's"
     profile = _profile_of_repository(root)
     if profile is not None:
         return profile, "by the repository's script"

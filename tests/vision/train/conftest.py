@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mezzo.vision.data import prepare
+from mezzo.vision.lite import prepare
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from small_runs import losses_of, train
 
-from mezzo.vision.data import prepare
+from mezzo.vision.lite import prepare
 
 CONFIGS = Path(__file__).parents[3] / "test_tipc" / "configs"
 # lite_cpu.yml is made by `mezzo tipc prepare`, from one of them

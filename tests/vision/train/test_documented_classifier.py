@@ -7,7 +7,7 @@ import pytest
 from small_runs import train, train_in_process
 
 from mezzo.cli import run
-from mezzo.vision.data import prepare
+from mezzo.vision.lite import prepare
 
 SMALL = ("--image-size", "32", "--resize-size", "36")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from small_runs import SCRIPT, person_config
 
-from mezzo.vision.data import prepare
+from mezzo.vision.lite import prepare
 from mezzo.vision.train import read_scalars
 
 PRECISIONS = {"FP32": ["fp32"], "O1": ["fp16", "--amp_level", "O1"], "O2": ["fp16", "--amp_level", "O2"]}

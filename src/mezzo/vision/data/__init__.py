@@ -1,4 +1,4 @@
-"""Images and labels from files to batches: data sets, transforms, lite data."""
+"""Images and labels from files to batches: data sets, transforms, loaders."""
 
 from mezzo._torch.data_loaders import translate_worker_errors
 from mezzo.vision.data import transforms
@@ -19,7 +19,6 @@ from mezzo.vision.data._errors import DataError
 from mezzo.vision.data._images import SUFFIXES as IMAGE_SUFFIXES
 from mezzo.vision.data._images import decode_image, read_image, read_label
 from mezzo.vision.data._lists import check_listed, listed_path, read_list_file
-from mezzo.vision.data._lite import LITE, LITE_MARKER, prepare
 from mezzo.vision.data._loader import Batch, Loader
 from mezzo.vision.data._policies import AutoAugment
 from mezzo.vision.data._sample import IGNORE, Dataset, Sample, Transform
@@ -70,7 +69,4 @@ __all__ = [
     "Prefetcher",
     "ToInput",
     "DeviceBatch",
-    "LITE",
-    "LITE_MARKER",
-    "prepare",
 ]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from mezzo._options import Option
+from mezzo.vision.shipped import RECIPE_HELP, RECIPES
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 OPTIMIZERS = ("sgd", "rmsprop", "adam", "adamw")
@@ -62,6 +63,7 @@ class RecipeOptions(ClassifierOptions):
     """What is trained: `config` names a PaddleSeg file, `data_path` the images of a classifier."""
 
     config: Annotated[Path | None, Option("PaddleSeg YAML file to train by.")] = None
+    recipe: Annotated[str | None, Option(RECIPE_HELP, suggest=lambda: RECIPES)] = None
     iters: Annotated[int | None, Option("Steps of the run and of the decay (only with --config).")] = None
     opts: Annotated[
         tuple[str, ...], Option("Values to change in the file (only with --config).", metavar="KEY=VALUE...")

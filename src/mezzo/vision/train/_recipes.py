@@ -11,6 +11,7 @@ from mezzo.errors import OptionError
 from mezzo.vision.data import TRAIN, has_split
 from mezzo.vision.models import count_classes
 from mezzo.vision.recipes import ClassifierOptions, Recipe, RecipeOptions, classification_recipe, load_recipe
+from mezzo.vision.shipped import config_of
 
 USUAL_FOLDERS = (Path("data"), Path("lite_data"), Path("ILSVRC2012"))
 """Where a classifier's images are without `data_path`: the folders that the documents use."""
@@ -19,6 +20,7 @@ _BOTH_FORMS = ("data_path", "lr", "batch_size")
 
 def with_usual_data(options: RecipeOptions) -> RecipeOptions:
     """Return the options with the first usual folder that has images, if they name neither a file nor a folder."""
+    options = _with_shipped_file(options)
     if options.config is None and options.data_path is None:
         return replace(options, data_path=next((path for path in USUAL_FOLDERS if has_split(path, TRAIN)), None))
     return options
@@ -28,13 +30,14 @@ def make_recipe(options: RecipeOptions, weights: str | Path | None = None) -> Re
     """Return the recipe that the options describe.
 
     Args:
-        options: With either `config` or `data_path`.
+        options: With `config`, `recipe` or `data_path`.
         weights: Weights to evaluate. Without `num_classes`, they must have as many classes as the data.
 
     Raises:
         OptionError: Both or neither of `config` and `data_path` are given, or an option of the other form.
         ConfigError: The file or an option is wrong; the message has a line for each fault.
     """
+    options = _with_shipped_file(options)
     if (options.config is None) == (options.data_path is None):
         given = "neither" if options.config is None else "both"
         usual = ", ".join(f"./{path}" for path in USUAL_FOLDERS)
@@ -57,6 +60,13 @@ def make_recipe(options: RecipeOptions, weights: str | Path | None = None) -> Re
     if weights is not None and options.num_classes is None:
         _check_classes(weights, recipe)
     return recipe
+
+
+def _with_shipped_file(options: RecipeOptions) -> RecipeOptions:
+    """Return the options with the file of the recipe that they name."""
+    if options.recipe is None:
+        return options
+    return replace(options, config=config_of(options.config, options.recipe), recipe=None)
 
 
 def _refuse_other_form(options: RecipeOptions) -> None:

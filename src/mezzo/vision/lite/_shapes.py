@@ -9,7 +9,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from mezzo.vision.data._lite_draw import (
+from mezzo.vision.lite._draw import (
     Image,
     Mask,
     Progress,

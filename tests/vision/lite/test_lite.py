@@ -3,6 +3,8 @@
 import hashlib
 import json
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -10,10 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mezzo.vision.data import DATASETS, LITE, Cityscapes, DataError, ListDataset, _lite, open_classification, prepare
-from mezzo.vision.data._lite_person import draw_person
-from mezzo.vision.data._lite_shapes import CLASSES, draw_shape
-from mezzo.vision.data._lite_street import draw_street
+from mezzo.vision.data import DATASETS, Cityscapes, DataError, ListDataset, open_classification
+from mezzo.vision.lite import LITE, LITE_MARKER, _prepare, prepare
+from mezzo.vision.lite._person import draw_person
+from mezzo.vision.lite._shapes import CLASSES, draw_shape
+from mezzo.vision.lite._street import draw_street
 
 SMALL = {
     "imagenet_lite": {"count": (2, 1), "size": (32, 32)},
@@ -153,9 +156,9 @@ def test_labels_are_single_channel_png(tmp_path: Path) -> None:
 
 
 def test_defaults_are_the_documented_numbers() -> None:
-    assert _lite._options("imagenet_lite", {}) == {"count": [40, 10], "size": None}
-    assert _lite._options("mini_supervisely", {}) == {"count": [120, 50, 50], "size": None}
-    assert _lite._options("cityscapes", {}) == {"count": [16], "size": [512, 256]}
+    assert _prepare._options("imagenet_lite", {}) == {"count": [40, 10], "size": None}
+    assert _prepare._options("mini_supervisely", {}) == {"count": [120, 50, 50], "size": None}
+    assert _prepare._options("cityscapes", {}) == {"count": [16], "size": [512, 256]}
 
 
 def test_progress_counts_up_to_the_end(tmp_path: Path) -> None:
@@ -182,7 +185,7 @@ def test_empty_folder_is_filled(tmp_path: Path) -> None:
 def test_foreign_folder_is_refused(tmp_path: Path, marker: str | None) -> None:
     (tmp_path / "holiday.jpg").write_bytes(b"precious")
     if marker is not None:
-        (tmp_path / _lite.LITE_MARKER).write_text(marker)
+        (tmp_path / LITE_MARKER).write_text(marker)
     with pytest.raises(DataError, match="not empty and not made by this command; choose another folder"):
         prepare("cityscapes", tmp_path)
     assert (tmp_path / "holiday.jpg").read_bytes() == b"precious"
@@ -206,8 +209,8 @@ def test_other_options_or_version_are_refused(tmp_path: Path) -> None:
         prepare("cityscapes", root)
     with pytest.raises(DataError, match="asked is mini_supervisely"):
         prepare("mini_supervisely", root)
-    marker = json.loads((root / _lite.LITE_MARKER).read_text())
-    (root / _lite.LITE_MARKER).write_text(json.dumps(marker | {"version": 0}))
+    marker = json.loads((root / LITE_MARKER).read_text())
+    (root / LITE_MARKER).write_text(json.dumps(marker | {"version": 0}))
     with pytest.raises(DataError, match="holds cityscapes of version 0"):
         prepare("cityscapes", root, **SMALL["cityscapes"])
 
@@ -272,3 +275,10 @@ def test_wrong_name_or_option_is_one_line(tmp_path: Path, name: str, options: di
     with pytest.raises(ValueError, match="^" + re.escape(message)):
         prepare(name, tmp_path / "x", **options)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_neither_data_nor_training_load_the_painters():
+    code = (
+        "import sys, mezzo.vision.train, mezzo.cli\nassert not [name for name in sys.modules if 'vision.lite' in name]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

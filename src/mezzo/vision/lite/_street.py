@@ -9,7 +9,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from mezzo.vision.data._lite_draw import (
+from mezzo.vision.data import IGNORE
+from mezzo.vision.lite._draw import (
     Image,
     Progress,
     add_grain,
@@ -20,7 +21,6 @@ from mezzo.vision.data._lite_draw import (
     to_image,
     write_image,
 )
-from mezzo.vision.data._sample import IGNORE
 
 CLASSES = (
     "road sidewalk building wall fence pole traffic_light traffic_sign vegetation terrain sky person rider car truck "

@@ -13,11 +13,11 @@ from typing import Any
 
 from mezzo.errors import unknown_choice
 from mezzo.files import FileError, MiB, parse_json, read_json
-from mezzo.vision.data._errors import DataError
-from mezzo.vision.data._lite_draw import Progress
-from mezzo.vision.data._lite_person import make_mini_supervisely
-from mezzo.vision.data._lite_shapes import make_imagenet_lite
-from mezzo.vision.data._lite_street import make_cityscapes
+from mezzo.vision.data import DataError
+from mezzo.vision.lite._draw import Progress
+from mezzo.vision.lite._person import make_mini_supervisely
+from mezzo.vision.lite._shapes import make_imagenet_lite
+from mezzo.vision.lite._street import make_cityscapes
 
 LITE_MARKER = ".mezzo-lite.json"
 """Says that a folder is complete, and what it is."""
@@ -46,7 +46,7 @@ def prepare(
         name: One of `LITE`.
         directory: The folder that becomes the root of the set; absent or empty, or made by an earlier call.
         progress: Called with the number of files done and of all files.
-        options: `size` and `count`, as the function of the set says (`mezzo.vision.data._lite_shapes`, ...).
+        options: `size` and `count`, as the function of the set says (`mezzo.vision.lite._shapes`, ...).
 
     Raises:
         ValueError: There is no such set or option; the message names the nearest.

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from mezzo.vision.data._lite_draw import (
+from mezzo.vision.lite._draw import (
     Image,
     Mask,
     Progress,
