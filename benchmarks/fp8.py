@@ -33,7 +33,7 @@ import transformer
 
 from mezzo import amp
 from mezzo._torch.step_tier import step_tier, uses_triton
-from mezzo.bench import StepRecipe, read_machine, simple_net_task
+from mezzo.bench import StepRecipe, read_machine, simple_net_workload
 from mezzo.bench._step import OPTIMIZERS, _Training
 from mezzo.fp8 import E4M3, E5M2, FORMATS, Fp8Recipe, fp8_linear, make_operand, multiply, recipe_to_text
 from mezzo.optim import attach_master
@@ -172,16 +172,18 @@ class SimpleTraining:
 
     def __init__(self, way: Way, sizes: Sizes) -> None:
         size, batch_size = (64, 32) if sizes.is_small else (8192, 2048)
-        self.task = simple_net_task(size, batch_size, sizes.device)
-        self.parameters = sum(p.numel() for p in self.task.model.parameters() if p.dim() == 2)
+        self.workload = simple_net_workload(size, batch_size, sizes.device)
+        self.parameters = sum(p.numel() for p in self.workload.model.parameters() if p.dim() == 2)
         if way.by == "stock":
-            self.step: Callable[[], float] = _Training(StepRecipe("stock", way.level, way.dtype), self.task, SGD).step
+            self.step: Callable[[], float] = _Training(
+                StepRecipe("stock", way.level, way.dtype), self.workload, SGD
+            ).step
             return
         fp8 = sizes.fp8(scaling=way.scaling, fast_accumulation=way.fast) if way.level == "O3" else None
-        optimizer = SGD.make(self.task.model.parameters())
+        optimizer = SGD.make(self.workload.model.parameters())
         half_layers = () if way.level == "O3" else None
         amp.decorate(
-            self.task.model,
+            self.workload.model,
             optimizer,
             level=way.level,
             dtype=way.dtype,
@@ -195,21 +197,26 @@ class SimpleTraining:
         self.step = make(optimizer, scaler, policy)
 
     def _captured(self, optimizer: Any, scaler: amp.GradScaler, policy: amp.Policy) -> Callable[[], float]:
-        task = self.task
+        workload = self.workload
         step = capture_step(
-            task.model, task.loss_fn, optimizer, (task.inputs, task.targets), scaler=scaler, policy=policy
+            workload.model,
+            workload.loss_fn,
+            optimizer,
+            (workload.inputs, workload.targets),
+            scaler=scaler,
+            policy=policy,
         )
-        return lambda: float(step(task.inputs, task.targets).item())
+        return lambda: float(step(workload.inputs, workload.targets).item())
 
     def _compiled(self, optimizer: Any, scaler: amp.GradScaler, policy: amp.Policy) -> Callable[[], float]:
-        task = self.task
-        step = compile_step(task.model, task.loss_fn, optimizer, scaler=scaler, policy=policy)
-        return lambda: float(step(task.inputs, task.targets).item())
+        workload = self.workload
+        step = compile_step(workload.model, workload.loss_fn, optimizer, scaler=scaler, policy=policy)
+        return lambda: float(step(workload.inputs, workload.targets).item())
 
     def _eager(self, optimizer: Any, scaler: amp.GradScaler, policy: amp.Policy) -> Callable[[], float]:
         def step() -> float:
             with amp.auto_cast(policy=policy):
-                loss = self.task.loss_fn(self.task.model(self.task.inputs), self.task.targets)
+                loss = self.workload.loss_fn(self.workload.model(self.workload.inputs), self.workload.targets)
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()

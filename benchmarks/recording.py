@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 from mezzo.amp.debugging import collect_operator_stats
-from mezzo.bench import find_task
-from mezzo.proof._trial import Setup, Trainer
+from mezzo.bench import find_workload
 from mezzo.record import time_calls
+from mezzo.trial import Trial, TrialSetup
 
 NETWORKS = [
     ("mobilenet_v3_small", 256, 224),
@@ -36,10 +36,10 @@ ROUNDS = 3
 """How often all ways of a network are timed, one after the other; the median counts."""
 
 
-def step_ms(trainer: Trainer, options: dict[str, bool] | None, device: torch.device) -> float:
+def step_ms(trial: Trial, options: dict[str, bool] | None, device: torch.device) -> float:
     def step() -> None:
         with nullcontext() if options is None else collect_operator_stats(False, **options):
-            trainer.step()
+            trial.step()
 
     is_profiled = bool(options and options.get("kernels"))
     return 1e3 * time_calls(step, calls=3 if is_profiled else 10, warmup_calls=2, device=device).median_s
@@ -56,14 +56,14 @@ def main() -> None:
     for ways in (WAYS, PROFILED):
         for name, full_batch, full_size in NETWORKS if ways is WAYS else NETWORKS[:2]:
             batch, size = (2, 64) if options.small else (full_batch, full_size)
-            task = find_task(name, batch, size).copied(device)
-            task.model.to(memory_format=torch.channels_last)
-            trainer = Trainer(task, Setup(level="O1", is_decorated=True))
+            workload = find_workload(name, batch, size).copied(device)
+            workload.model.to(memory_format=torch.channels_last)
+            trial = Trial(workload, TrialSetup(level="O1", is_decorated=True))
             key = f"{name} {batch}x{size}"
             times: dict[str, list[float]] = {way: [] for way in ways}
             for _ in range(ROUNDS if ways is WAYS else 1):
                 for way, extra in ways.items():
-                    times[way].append(step_ms(trainer, extra, device))
+                    times[way].append(step_ms(trial, extra, device))
             found.setdefault(key, {}).update({way: statistics.median(each) for way, each in times.items()})
             for way in ways:
                 ms, off = found[key][way], found[key]["off, before"]

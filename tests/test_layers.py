@@ -20,6 +20,7 @@ ROWS = (
     ("vision",),
     ("model",),
     ("proof",),
+    ("trial",),
     ("static",),
     ("precision",),
     ("export",),

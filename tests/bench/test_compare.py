@@ -7,11 +7,11 @@ import torch
 
 from mezzo.amp import Fp8Recipe
 from mezzo.amp.debugging import collect_operator_stats
-from mezzo.bench import ModelError, _compare, _machine, compare, simple_net_task
+from mezzo.bench import ModelError, _compare, _machine, compare, simple_net_workload
 from mezzo.bench._compare import default_sizes
 from mezzo.errors import RunError
 from mezzo.fp8 import FP8_LINEAR, recipe_for
-from mezzo.proof._trial import Setup, Task, Trainer
+from mezzo.trial import Trial, TrialSetup, Workload
 
 RTOL_FP16 = 1e-4  # after a few steps with fp32 masters
 RTOL_BF16 = 2e-3
@@ -45,9 +45,11 @@ def test_levels_hold_the_weights_they_promise(dtype):
     # O1 and O2 end at the very same loss here (all operators are white), so the loss alone would not show a lazy O2
     name = str(dtype).removeprefix("torch.")
     for level, expected in (("O0", torch.float32), ("O1", torch.float32), ("O2", dtype), ("O3", dtype)):
-        trainer = Trainer(simple_net_task(8, 2, torch.device("cpu")), Setup(level=level, dtype=name, learning_rate=0.1))
-        trainer.step()
-        assert {parameter.dtype for parameter in trainer.model.parameters()} == {expected}
+        trial = Trial(
+            simple_net_workload(8, 2, torch.device("cpu")), TrialSetup(level=level, dtype=name, learning_rate=0.1)
+        )
+        trial.step()
+        assert {parameter.dtype for parameter in trial.model.parameters()} == {expected}
 
 
 def test_table_has_the_columns_and_rows_of_the_guide(comparison):
@@ -127,11 +129,11 @@ def test_fp8_of_the_device_is_not_emulated(monkeypatch):
     monkeypatch.setattr(_compare, "why_no_fp8", lambda device: None)
     monkeypatch.setattr("mezzo.fp8._product.why_no_fp8", lambda device: None)
     assert recipe_for(torch.device("cuda")) == Fp8Recipe()
-    trainer = Trainer(simple_net_task(16, 4, torch.device("cpu")), Setup(level="O3", fp8=Fp8Recipe()))
+    trial = Trial(simple_net_workload(16, 4, torch.device("cpu")), TrialSetup(level="O3", fp8=Fp8Recipe()))
     with collect_operator_stats(print_table=False) as seen:
         pass
-    assert "emulated" not in _compare._fp8_note(trainer, seen, torch.device("cuda"))
-    asked = Trainer(simple_net_task(16, 4, torch.device("cpu")), Setup(level="O3", fp8=Fp8Recipe(emulate=True)))
+    assert "emulated" not in _compare._fp8_note(trial, seen, torch.device("cuda"))
+    asked = Trial(simple_net_workload(16, 4, torch.device("cpu")), TrialSetup(level="O3", fp8=Fp8Recipe(emulate=True)))
     seen.add((FP8_LINEAR, "forward", "linears.1", "linear", ""), 3)
     assert "emulated (as asked for)" in _compare._fp8_note(asked, seen, torch.device("cuda"))
 
@@ -199,7 +201,7 @@ def test_out_of_memory_names_the_options_to_lower(monkeypatch, error):
     def fail(self):
         raise error
 
-    monkeypatch.setattr(Trainer, "step", fail)
+    monkeypatch.setattr(Trial, "step", fail)
     with pytest.raises(RunError, match="out of memory on cpu with --size 8 --batch-size 2; choose a smaller --size or"):
         compare(size=8, batch_size=2, device="cpu")
 
@@ -224,7 +226,7 @@ def test_defect_of_ours_keeps_its_own_type(monkeypatch):
     def fail(self):
         raise TypeError("ours")
 
-    monkeypatch.setattr(Trainer, "step", fail)
+    monkeypatch.setattr(Trial, "step", fail)
     with pytest.raises(TypeError, match="ours"):
         compare(size=8, batch_size=2, device="cpu")
 
@@ -269,11 +271,11 @@ def test_cpu_clocks_are_a_range_where_the_kernel_tells_it(monkeypatch, tmp_path,
 
 
 def test_kept_losses_do_not_keep_the_memory_they_were_views_of():
-    task = simple_net_task(8, 2, torch.device("cpu"))
-    view_loss = Task(task.model, task.inputs, task.targets, lambda x, y: (x - y).square().flatten()[0])
-    trainer = Trainer(view_loss, Setup(level="O0", learning_rate=0.1))
-    trainer.step()
-    assert trainer.losses[0].untyped_storage().nbytes() == 4
+    workload = simple_net_workload(8, 2, torch.device("cpu"))
+    view_loss = Workload(workload.model, workload.inputs, workload.targets, lambda x, y: (x - y).square().flatten()[0])
+    trial = Trial(view_loss, TrialSetup(level="O0", learning_rate=0.1))
+    trial.step()
+    assert trial.losses[0].untyped_storage().nbytes() == 4
 
 
 DROPPING = """

@@ -13,7 +13,7 @@ from mezzo.bench import (
     StepSettings,
     Timing,
     bench_step,
-    small_net_task,
+    small_net_workload,
 )
 from mezzo.cli import run
 from mezzo.record import time_on_device
@@ -149,7 +149,7 @@ def test_text_has_the_table_and_the_machine(
 @pytest.mark.slow
 def test_the_net_of_many_small_tensors_has_142_and_learns() -> None:
     bench = bench_step(steps=1, models=("SmallNet",), optimizers=("SGD",), device="cpu")
-    assert len(list(small_net_task(torch.device("cpu")).model.parameters())) == 142
+    assert len(list(small_net_workload(torch.device("cpu")).model.parameters())) == 142
     for result in bench.results:
         assert result.loss == pytest.approx(bench.float32(result).loss, rel=5e-3)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mezzo.bench import ModelError, load_task, simple_net_task
+from mezzo.bench import ModelError, load_workload, simple_net_workload
 from mezzo.errors import RunError
 
 CPU = torch.device("cpu")
@@ -22,16 +22,16 @@ def write_model(tmp_path):
 
 
 def test_simple_net_starts_near_two_thirds_so_that_every_layer_matters():
-    task = simple_net_task(256, 64, CPU)
-    loss = task.loss_fn(task.model(task.inputs), task.targets)
+    workload = simple_net_workload(256, 64, CPU)
+    loss = workload.loss_fn(workload.model(workload.inputs), workload.targets)
     assert loss.item() == pytest.approx(2 / 3, rel=0.1)  # E[label^2] + E[output^2] = 1/3 + 1/3
-    assert len(task.model.linears) == 9
+    assert len(workload.model.linears) == 9
     bound = (6 / 512) ** 0.5
-    assert all(layer.weight.abs().max() <= bound and not layer.bias.any() for layer in task.model.linears)
+    assert all(layer.weight.abs().max() <= bound and not layer.bias.any() for layer in workload.model.linears)
 
 
 def test_simple_net_task_gives_the_same_numbers_each_time():
-    first, second = simple_net_task(16, 4, CPU), simple_net_task(16, 4, CPU)
+    first, second = simple_net_workload(16, 4, CPU), simple_net_workload(16, 4, CPU)
     assert torch.equal(first.inputs, second.inputs)
     assert torch.equal(first.model.linears[8].weight, second.model.linears[8].weight)
     assert first.inputs.min() >= 0
@@ -45,9 +45,9 @@ def test_factory_may_return_its_own_data_and_loss(write_model):
         def build():
             return nn.Linear(3, 5), torch.zeros(2, 3), torch.tensor([1, 2]), nn.functional.cross_entropy
     """)
-    task = load_task(reference, batch_size=64)
-    assert task.inputs.shape == (2, 3)
-    assert task.loss_fn(task.model(task.inputs), task.targets).ndim == 0
+    workload = load_workload(reference, batch_size=64)
+    assert workload.inputs.shape == (2, 3)
+    assert workload.loss_fn(workload.model(workload.inputs), workload.targets).ndim == 0
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_factory_may_return_its_own_data_and_loss(write_model):
 )
 def test_module_alone_gets_inputs_for_its_first_layer(write_model, layer, shape, out):
     reference = write_model(f"from torch import nn\ndef build(): return nn.Sequential({layer}, nn.ReLU())")
-    task = load_task(reference, batch_size=4)
-    assert task.inputs.shape == shape
-    assert task.targets.shape == out
+    workload = load_workload(reference, batch_size=4)
+    assert workload.inputs.shape == shape
+    assert workload.targets.shape == out
 
 
 def test_file_may_import_its_neighbours_and_hold_dataclasses(write_model, tmp_path):
@@ -73,7 +73,7 @@ def test_file_may_import_its_neighbours_and_hold_dataclasses(write_model, tmp_pa
             width: int = WIDTH
         def build(): return nn.Linear(Config().width, 1)
     """)
-    assert load_task(reference, batch_size=2).inputs.shape == (2, 7)
+    assert load_workload(reference, batch_size=2).inputs.shape == (2, 7)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_file_may_import_its_neighbours_and_hold_dataclasses(write_model, tmp_pa
 )
 def test_bad_reference_is_an_error(reference, message):
     with pytest.raises(ModelError, match=message):
-        load_task(reference, batch_size=1)
+        load_workload(reference, batch_size=1)
 
 
 @pytest.mark.parametrize(
@@ -114,17 +114,17 @@ def test_bad_reference_is_an_error(reference, message):
 )
 def test_bad_model_file_is_an_error_that_says_what_to_return(write_model, code, message):
     with pytest.raises(ModelError, match=message):
-        load_task(write_model(code), batch_size=2)
+        load_workload(write_model(code), batch_size=2)
 
 
 def test_factory_that_raises_is_a_failed_run_with_its_place(write_model):
     with pytest.raises(RunError, match=r"net\.py:3: build\(\) raised KeyError: 'x'"):
-        load_task(write_model("def build():\n    pass\n    return {}['x']"), batch_size=2)
+        load_workload(write_model("def build():\n    pass\n    return {}['x']"), batch_size=2)
 
 
 def test_copy_leaves_the_original_untouched_and_moves_nested_inputs():
-    task = simple_net_task(4, 2, CPU)
-    nested = type(task)(task.model, {"a": [task.inputs]}, (task.targets, "text"), task.loss_fn)
+    workload = simple_net_workload(4, 2, CPU)
+    nested = type(workload)(workload.model, {"a": [workload.inputs]}, (workload.targets, "text"), workload.loss_fn)
     copied = nested.copied(torch.device("meta"))
     assert copied.inputs["a"][0].device.type == "meta"
     assert copied.targets[1] == "text"

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mezzo.proof import Run, run_at
+from mezzo.proof import AccuracyRun, run_at
 
 
 class Energy(nn.Module):
@@ -50,5 +50,5 @@ def cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
     return nn.functional.cross_entropy(output, labels)
 
 
-def run(model: nn.Module, level: str = "O0", loss_fn: Any = cross_entropy, **options: Any) -> Run:
+def run(model: nn.Module, level: str = "O0", loss_fn: Any = cross_entropy, **options: Any) -> AccuracyRun:
     return run_at(model, *batch(), loss_fn, level=level, **options)

@@ -6,8 +6,8 @@ from torch import nn
 from mezzo.amp.debugging import KernelRow, OperatorStats
 from mezzo.proof._examination import Examination
 from mezzo.proof._measure import Measured, Observed
-from mezzo.proof._trial import Setup, Task
 from mezzo.record import Timing
+from mezzo.trial import TrialSetup, Workload
 
 
 def kernel(
@@ -23,7 +23,7 @@ def stats_of(kernels: list[KernelRow]) -> OperatorStats:
 
 
 def observed(kernels: list[KernelRow], *, is_cuda: bool = True) -> Observed:
-    return Observed(Setup(), stats_of(kernels), (), is_cuda)
+    return Observed(TrialSetup(), stats_of(kernels), (), is_cuda)
 
 
 def measured(
@@ -36,7 +36,7 @@ def measured(
     scale: float = 2.0**15,
 ) -> Measured:
     return Measured(
-        setup=Setup(),
+        setup=TrialSetup(),
         stats=stats_of(kernels),
         products=(),
         is_cuda=is_cuda,
@@ -53,11 +53,11 @@ def examination(
     full: Measured | None = None,
     *,
     capability: tuple[int, int] | None = (9, 0),
-    setup: Setup | None = None,
+    setup: TrialSetup | None = None,
     **more: object,
 ) -> Examination:
-    task = Task(nn.Linear(2, 2), torch.ones(1, 2), torch.ones(1, 2), nn.functional.mse_loss)
+    workload = Workload(nn.Linear(2, 2), torch.ones(1, 2), torch.ones(1, 2), nn.functional.mse_loss)
     device = torch.device("cuda" if amp.is_cuda else "cpu")
-    seen = Examination(task, setup or Setup(), device, 1, capability, **more)
+    seen = Examination(workload, setup or TrialSetup(), device, 1, capability, **more)
     seen.__dict__.update(amp=amp, full=full or amp, product_speedup=10.0, copy_bandwidth=1e12)
     return seen

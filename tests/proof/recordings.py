@@ -6,16 +6,9 @@ from pathlib import Path
 import torch
 
 from mezzo.amp.debugging import KernelRow, Leak, OperatorStats
-from mezzo.proof import (
-    Advice,
-    Changes,
-    Measured,
-    Report,
-    Setup,
-    write_advice_page,
-    write_operator_page,
-)
+from mezzo.proof import Advice, Changes, Measured, Report, write_advice_page, write_operator_page
 from mezzo.record import Timing
+from mezzo.trial import TrialSetup
 
 HOSTILE = [
     "</script><script>alert(1)</script>",
@@ -72,7 +65,7 @@ def gpu_stats() -> OperatorStats:
 
 def measured(step_s: float, *, is_cuda: bool = True, stats: OperatorStats | None = None) -> Measured:
     return Measured(
-        setup=Setup(),
+        setup=TrialSetup(),
         timing=Timing((step_s,)),
         host_s=0.0015,
         stats=gpu_stats() if stats is None else stats,
@@ -92,7 +85,7 @@ def gpu_report(where: str = "head") -> Report:
         Advice(kind="amdahl", where="", seen="products take half", todo=""),
     )
     changes = Changes(channels_last=True, pad_channels=((where, 64, 64),), custom_white_list=("add",))
-    return Report(Setup(), measured(4e-3), measured(2e-3), advices, changes, measured(1.6e-3))
+    return Report(TrialSetup(), measured(4e-3), measured(2e-3), advices, changes, measured(1.6e-3))
 
 
 def advice_page(report: Report) -> str:

@@ -18,7 +18,7 @@ from accuracy_nets import Large, batch, network, run
 from torch import nn
 
 from mezzo.errors import MezzoError, RunError
-from mezzo.proof import Comparison, Run, compare_accuracy, load_run, record_run
+from mezzo.proof import AccuracyComparison, AccuracyRun, compare_accuracy, load_run, record_run
 
 COLOURS = {"red": "FF9B94", "orange": "FFC27A", "yellow": "FFF3B0"}
 
@@ -29,11 +29,11 @@ def model() -> nn.Module:
 
 
 @pytest.fixture
-def found(model: nn.Module) -> Comparison:
+def found(model: nn.Module) -> AccuracyComparison:
     return compare_accuracy(run(model), run(model, "O2"))
 
 
-def csv_lines(found: Comparison, folder: Path) -> list[list[str]]:
+def csv_lines(found: AccuracyComparison, folder: Path) -> list[list[str]]:
     found.write_csv(folder / "rows.csv")
     return list(csv.reader(io.StringIO((folder / "rows.csv").read_text())))
 
@@ -89,7 +89,7 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", [b"", b"rubbish", b"PK\x03\x04", b"\x80\x02."])
 def test_what_is_no_file_of_torch_is_one_line(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.run").write_bytes(data)
-    with pytest.raises(ValueError, match=r"^[^\n]*x.run: no run that Run.save wrote: [^\n]+$"):
+    with pytest.raises(ValueError, match=r"^[^\n]*x.run: no run that AccuracyRun.save wrote: [^\n]+$"):
         load_run(tmp_path / "x.run")
 
 
@@ -105,7 +105,7 @@ class Evil:
 
 def test_code_in_a_file_is_not_run(tmp_path: Path) -> None:
     torch.save({"format": Evil(tmp_path / "ran")}, tmp_path / "x.run")
-    with pytest.raises(ValueError, match=r"no run that Run\.save wrote"):
+    with pytest.raises(ValueError, match=r"no run that AccuracyRun\.save wrote"):
         load_run(tmp_path / "x.run")
     assert not (tmp_path / "ran").exists()
 
@@ -162,7 +162,7 @@ def test_a_file_that_is_not_as_it_was_written_is_refused(
     payload = payload_of(tmp_path / "x.run")
     change(payload)
     torch.save(payload, tmp_path / "x.run")
-    with pytest.raises(ValueError, match=f"x.run: no run that Run.save wrote: {reason}"):
+    with pytest.raises(ValueError, match=f"x.run: no run that AccuracyRun.save wrote: {reason}"):
         load_run(tmp_path / "x.run")
 
 
@@ -172,7 +172,7 @@ def test_a_run_that_cannot_be_written_is_one_line(model: nn.Module, tmp_path: Pa
         run(model).save(tmp_path / "file" / "a.run")
 
 
-def test_the_csv_has_a_line_a_row_by_harm(found: Comparison, tmp_path: Path) -> None:
+def test_the_csv_has_a_line_a_row_by_harm(found: AccuracyComparison, tmp_path: Path) -> None:
     found.write_csv(tmp_path / "rows.csv")
     lines = list(csv.DictReader(io.StringIO((tmp_path / "rows.csv").read_text())))
     assert set(lines[0]) <= {each.name for each in dataclasses.fields(found.rows[0])} | {"added", "state"}
@@ -190,7 +190,7 @@ def test_the_csv_has_a_line_a_row_by_harm(found: Comparison, tmp_path: Path) -> 
 HOSTILE = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(1)", "\tx", 'a"b', "a,b", "a\nb", "\x1b[31mred"]
 
 
-def hostile_run(names: list[str]) -> Run:
+def hostile_run(names: list[str]) -> AccuracyRun:
     """Return a run of a model whose modules have names that no one would give."""
     holder = nn.Module()
     for name in names:
@@ -209,7 +209,7 @@ def test_no_cell_of_the_csv_is_a_formula(tmp_path: Path) -> None:
 
 
 def test_without_xlsxwriter_the_sheet_is_an_error_that_names_it(
-    found: Comparison, tmp_path: Path, monkeypatch: Any
+    found: AccuracyComparison, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MezzoError, match=r"XlsxWriter.*mezzo\[xlsx\]"):
@@ -252,7 +252,7 @@ class Book:
         self.buffer.write(b"book")
 
 
-def test_the_sheet_has_the_rows_in_their_colours(found: Comparison, tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_sheet_has_the_rows_in_their_colours(found: AccuracyComparison, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "xlsxwriter" or None)
     monkeypatch.setitem(sys.modules, "xlsxwriter", types.SimpleNamespace(Workbook=Book))
     found.write_xlsx(tmp_path / "rows.xlsx")
@@ -279,7 +279,7 @@ def test_the_sheet_can_be_read_back(tmp_path: Path) -> None:
             assert line[0].fill.start_color.rgb[2:] == (COLOURS[row.state] if row.state else "000000")
 
 
-def test_a_table_that_cannot_be_written_is_one_line(found: Comparison, tmp_path: Path) -> None:
+def test_a_table_that_cannot_be_written_is_one_line(found: AccuracyComparison, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(MezzoError, match="cannot be written"):
         found.write_csv(tmp_path / "file" / "rows.csv")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from mezzo.proof import Comparison, Row, Run, compare_accuracy, record_run, run_at
+from mezzo.proof import AccuracyComparison, AccuracyRow, AccuracyRun, compare_accuracy, record_run, run_at
 from mezzo.proof._accuracy_numbers import difference, max_ulps, norm, ulps
 from mezzo.proof._accuracy_pairs import CANCELS, gradient_limit, output_limit
 from mezzo.proof._accuracy_record import record_tensor
@@ -22,7 +22,7 @@ WHOLE = 2**16
 HALVES = (torch.float16, torch.bfloat16)
 
 
-def row_of(found: Comparison, name: str, kind: str = "output") -> Row:
+def row_of(found: AccuracyComparison, name: str, kind: str = "output") -> AccuracyRow:
     (row,) = [row for row in found.rows if (row.name, row.kind) == (name, kind)]
     return row
 
@@ -301,7 +301,7 @@ def test_samples_of_different_sizes_are_refused() -> None:
         compare_accuracy(run(model, name="a"), run(model, name="b", max_elements=10))
 
 
-def forward(model: nn.Module, x: Tensor, name: str = "run") -> Run:
+def forward(model: nn.Module, x: Tensor, name: str = "run") -> AccuracyRun:
     return record_run(model, lambda: model(x).sum().backward(), name=name)
 
 

@@ -14,28 +14,28 @@ from torch import nn
 
 from html_page import Page
 from mezzo.errors import MezzoError
-from mezzo.proof import Comparison, Run, compare_accuracy, record_run
+from mezzo.proof import AccuracyComparison, AccuracyRun, compare_accuracy, record_run
 from mezzo.report import Mark, Series, decades, line_chart, render_page, security_policy
 from report_browser import NAMES, Browser, find_browser
 
 
-def written(found: Comparison, folder: Path) -> str:
+def written(found: AccuracyComparison, folder: Path) -> str:
     found.write_html(folder / "page.html")
     return (folder / "page.html").read_text("utf-8")
 
 
-def chart_of(found: Comparison, folder: Path) -> str:
+def chart_of(found: AccuracyComparison, folder: Path) -> str:
     (svg,) = re.findall(r'<svg class="chart".*?</svg>', written(found, folder), re.DOTALL)
     return svg
 
 
 @pytest.fixture
-def overflowing() -> Comparison:
+def overflowing() -> AccuracyComparison:
     model = network(cancel=Cancel(), large=Large(), act=nn.Tanh())
     return compare_accuracy(run(model), run(model, "O2"))
 
 
-def test_the_first_divergence_stands_on_top(overflowing: Comparison, tmp_path: Path) -> None:
+def test_the_first_divergence_stands_on_top(overflowing: AccuracyComparison, tmp_path: Path) -> None:
     page = Page(written(overflowing, tmp_path))
     told = page.texts["verdict"]
     assert "first output that diverges: cancel (Cancel, output, number 2)" in told
@@ -45,7 +45,7 @@ def test_the_first_divergence_stands_on_top(overflowing: Comparison, tmp_path: P
     assert page.texts["rows"].count("first to diverge") == sum(row is not None for row in firsts)
 
 
-def test_rows_come_by_harm_and_know_their_order(overflowing: Comparison, tmp_path: Path) -> None:
+def test_rows_come_by_harm_and_know_their_order(overflowing: AccuracyComparison, tmp_path: Path) -> None:
     page = Page(written(overflowing, tmp_path))
     rows = [values for values in page.all("tr") if "data-harm" in values]
     assert [int(values["data-harm"]) for values in rows] == list(range(len(overflowing.rows)))
@@ -71,7 +71,9 @@ def test_a_comparison_that_diverges_without_nan_is_late(tmp_path: Path) -> None:
     assert "verdict late" in [values.get("class") for values in Page(written(found, tmp_path)).all("div")]
 
 
-def test_the_chart_has_both_phases_the_limit_and_where_the_runs_part(overflowing: Comparison, tmp_path: Path) -> None:
+def test_the_chart_has_both_phases_the_limit_and_where_the_runs_part(
+    overflowing: AccuracyComparison, tmp_path: Path
+) -> None:
     firsts = [row for row in (overflowing.first_divergence, overflowing.first_gradient_divergence) if row]
     svg = chart_of(overflowing, tmp_path)
     assert all(f'<polyline class="{style}"' in svg for style in ("outputs", "limit"))
@@ -101,7 +103,7 @@ HOSTILE = [
 ]
 
 
-def hostile_run(name: str = "") -> Run:
+def hostile_run(name: str = "") -> AccuracyRun:
     holder = nn.Module()
     for each in HOSTILE:
         holder._modules[each] = nn.Linear(16, 4)
@@ -122,7 +124,9 @@ def test_foreign_names_are_text(tmp_path: Path) -> None:
     assert "\u202e" not in text
 
 
-def test_the_page_asks_for_nothing_and_lets_its_own_script_run_alone(overflowing: Comparison, tmp_path: Path) -> None:
+def test_the_page_asks_for_nothing_and_lets_its_own_script_run_alone(
+    overflowing: AccuracyComparison, tmp_path: Path
+) -> None:
     text = written(overflowing, tmp_path)
     page = Page(text)
     (policy,) = [each["content"] for each in page.all("meta") if each.get("http-equiv") == "Content-Security-Policy"]
@@ -132,7 +136,9 @@ def test_the_page_asks_for_nothing_and_lets_its_own_script_run_alone(overflowing
     assert not re.search(r"(?:src|href)=|url\(|@import", text)
 
 
-def test_missing_jinja2_is_one_line(overflowing: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_jinja2_is_one_line(
+    overflowing: AccuracyComparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MezzoError, match=re.escape("needs jinja2: pip install 'mezzo[report]'")):
         overflowing.write_html(tmp_path / "page.html")
@@ -184,7 +190,7 @@ def browser(tmp_path: Path) -> Iterator[Any]:
 SHOWN = "Array.from(document.querySelectorAll('#rows tbody code')).map((each) => each.textContent)"
 
 
-def test_the_switch_sorts_the_rows_both_ways(browser: Any, overflowing: Comparison, tmp_path: Path) -> None:
+def test_the_switch_sorts_the_rows_both_ways(browser: Any, overflowing: AccuracyComparison, tmp_path: Path) -> None:
     written(overflowing, tmp_path)
     browser.open((tmp_path / "page.html").as_uri())
     assert browser.evaluate(SHOWN) == [row.name for row in overflowing.rows]
@@ -198,7 +204,7 @@ def test_the_switch_sorts_the_rows_both_ways(browser: Any, overflowing: Comparis
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_fits_a_phone_and_follows_the_scheme(
-    scheme: str, browser: Any, overflowing: Comparison, tmp_path: Path
+    scheme: str, browser: Any, overflowing: AccuracyComparison, tmp_path: Path
 ) -> None:
     written(overflowing, tmp_path)
     features = [{"name": "prefers-color-scheme", "value": scheme}]

@@ -13,17 +13,17 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mezzo import amp
-from mezzo.proof import Run, compare_accuracy, record_run, run_at
+from mezzo.proof import AccuracyRun, compare_accuracy, record_run, run_at
 from mezzo.proof._accuracy_record import tensors_in
-from mezzo.proof._accuracy_run import Call, TensorRecord
+from mezzo.proof._accuracy_run import ModuleCall, TensorRecord
 
 
-def call_of(found: Run, path: str, occurrence: int = 1) -> Call:
+def call_of(found: AccuracyRun, path: str, occurrence: int = 1) -> ModuleCall:
     (call,) = [call for call in found.calls if (call.path, call.occurrence) == (path, occurrence)]
     return call
 
 
-def value_of(found: Run, path: str) -> Tensor:
+def value_of(found: AccuracyRun, path: str) -> Tensor:
     return whole(call_of(found, path).outputs[0].value)
 
 

@@ -14,7 +14,7 @@ from mezzo.proof._doctor import examine
 from mezzo.proof._examination import Examination
 from mezzo.proof._fp8_rules import fp8
 from mezzo.proof._products import Product
-from mezzo.proof._trial import Setup, Task
+from mezzo.trial import TrialSetup, Workload
 
 RECIPE = Fp8Recipe(emulate=True, min_width=0, min_size=0)
 
@@ -37,8 +37,8 @@ def product(module: str, op: str = "addmm", *, rows: int = 4096, inputs: int = 4
 def seen_with(kernels: list[KernelRow], products: list[Product], *, level: str = "O2", **more: object) -> Examination:
     step_ms = sum(each.time_us for each in kernels) / 1e3
     amp = replace(measured(kernels, step_ms=step_ms, host_ms=step_ms / 2), products=tuple(products))
-    seen = examination(amp, setup=Setup(level=level), **more)  # type: ignore[arg-type]
-    seen.task = replace(seen.task, model=nn.Sequential(*(nn.Linear(1, 1) for _ in range(4))))
+    seen = examination(amp, setup=TrialSetup(level=level), **more)  # type: ignore[arg-type]
+    seen.workload = replace(seen.workload, model=nn.Sequential(*(nn.Linear(1, 1) for _ in range(4))))
     seen.__dict__.update(fp8_speedup=1.75, fp8_rows=[])
     return seen
 
@@ -185,9 +185,9 @@ def test_a_stack_is_examined_at_o3_by_emulation() -> None:
             return self.layer(x * scale)
 
     model = nn.Sequential(nn.Linear(64, 64), Small(), nn.Linear(64, 64), nn.Linear(64, 10))
-    task = Task(model, torch.randn(32, 64), torch.randn(32, 10), nn.functional.mse_loss)
-    setup = Setup(level="O3", dtype="bfloat16", fp8=RECIPE)
-    report = examine(Examination(task, setup, torch.device("cpu"), 2, None))
+    workload = Workload(model, torch.randn(32, 64), torch.randn(32, 10), nn.functional.mse_loss)
+    setup = TrialSetup(level="O3", dtype="bfloat16", fp8=RECIPE)
+    report = examine(Examination(workload, setup, torch.device("cpu"), 2, None))
     text = str(report)
     assert "hardware: cpu\n    a CPU has no FP8 products: FP8 products were emulated" in text
     assert "2 of 4 products of linear layers are FP8" in text

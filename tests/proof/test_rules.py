@@ -15,7 +15,7 @@ from mezzo.proof import _time_rules as rules
 from mezzo.proof._number_rules import leaks, loss_scale
 from mezzo.proof._products import Product
 from mezzo.proof._shape_rules import layout, shapes
-from mezzo.proof._trial import Setup
+from mezzo.trial import TrialSetup
 
 
 def test_the_longer_of_host_and_kernels_is_the_predicted_step():
@@ -43,7 +43,7 @@ def test_a_launch_bound_step_is_sent_to_graph_mode_with_the_gain_of_its_kernels(
 
 def test_a_step_that_cannot_be_captured_from_here_is_told_so_all_the_same():
     seen = examination(measured([kernel(ms=10)], step_ms=42, host_ms=40))
-    seen.task = replace(seen.task, inputs=[torch.ones(1)])
+    seen.workload = replace(seen.workload, inputs=[torch.ones(1)])
     (advice,) = rules.launches(seen)
     assert advice.setup is None
 
@@ -109,7 +109,7 @@ def test_on_a_cpu_the_share_of_products_alone_is_told():
     ],
 )
 def test_a_gpu_that_is_too_old_is_named(capability, dtype, seen_text):
-    seen = examination(measured([], step_ms=1, host_ms=1), capability=capability, setup=Setup(dtype=dtype))
+    seen = examination(measured([], step_ms=1, host_ms=1), capability=capability, setup=TrialSetup(dtype=dtype))
     (advice,) = rules.hardware(seen)
     assert advice.seen == seen_text
     assert advice.todo.startswith("turn AMP off")
@@ -128,7 +128,7 @@ def test_a_cpu_without_half_units_is_told_to_turn_amp_off(monkeypatch):
     assert list(rules.hardware(seen)) == []
 
 
-def casting(setup: Setup):
+def casting(setup: TrialSetup):
     amp = measured([kernel("_to_copy", 10, is_cast=True), kernel("mm", 30)], step_ms=40, host_ms=1)
     seen = examination(amp, setup=setup)
     amp.stats._casts[("encoder", "forward", "linear", "float32", "float16")] = 3
@@ -138,7 +138,7 @@ def casting(setup: Setup):
 
 
 def test_casts_of_weights_are_cured_by_decorate():
-    seen = casting(Setup())
+    seen = casting(TrialSetup())
     seen.observe = lambda setup, _: observed([kernel("mm", 30)])
     (advice,) = rules.casts(seen)
     assert (
@@ -146,11 +146,11 @@ def test_casts_of_weights_are_cured_by_decorate():
     )
     assert advice.todo.startswith("amp.decorate(model, optimizer, level='O1')")
     assert advice.gain == pytest.approx(40 / 30)
-    assert advice.setup == Setup(is_decorated=True)
+    assert advice.setup == TrialSetup(is_decorated=True)
 
 
 def test_casts_that_decorate_does_not_cure_have_an_upper_bound():
-    (advice,) = rules.casts(casting(Setup(level="O2")))
+    (advice,) = rules.casts(casting(TrialSetup(level="O2")))
     assert advice.gain == pytest.approx(40 / 30)
     assert advice.benefit == "at most 1.33x"
     assert "leaks" in advice.todo
@@ -240,7 +240,7 @@ def test_channels_last_behind_a_slow_host_is_advised_together_with_a_graph():
     assert "only with a captured step" in alone.todo
     assert together.kind == "launch-bound"
     assert together.gain == pytest.approx(31 / 10.0005)
-    assert together.setup == Setup(changes=Changes(channels_last=True), is_captured=True)
+    assert together.setup == TrialSetup(changes=Changes(channels_last=True), is_captured=True)
 
 
 def test_channels_last_images_and_other_products_need_no_other_layout():
@@ -302,7 +302,7 @@ def test_a_scale_at_its_floor_points_to_the_tools_that_name_the_kernel():
 
 def test_a_few_skips_at_the_start_and_bfloat16_are_no_matter():
     assert list(loss_scale(examination(measured([], step_ms=1, host_ms=1, skipped=3)))) == []
-    seen = examination(measured([], step_ms=1, host_ms=1, skipped=9, scale=1.0), setup=Setup(dtype="bfloat16"))
+    seen = examination(measured([], step_ms=1, host_ms=1, skipped=9, scale=1.0), setup=TrialSetup(dtype="bfloat16"))
     assert list(loss_scale(seen)) == []
 
 

@@ -11,9 +11,9 @@ import torch
 
 from mezzo.amp import Policy
 from mezzo.amp.debugging import collect_operator_stats
-from mezzo.bench import find_task
+from mezzo.bench import find_workload
 from mezzo.precision import Precision
-from mezzo.proof._trial import Setup, Trainer
+from mezzo.trial import Trial, TrialSetup
 
 Counts = dict[str, Counter[str]]
 
@@ -47,11 +47,11 @@ def with_parents(events: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any],
         around.append(event)
 
 
-def profiled_counts(trainer: Trainer, names: set[str], path: Path) -> Counts:
+def profiled_counts(trial: Trial, names: set[str], path: Path) -> Counts:
     """Return what the profiler counts of a step: the outermost events among the named operators."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, record_shapes=True, acc_events=True) as profile:
-        trainer.step()
+        trial.step()
     profile.export_chrome_trace(str(path))
     events = [e for e in json.loads(path.read_text(encoding="utf-8"))["traceEvents"] if e.get("cat") == "cpu_op"]
     threads: dict[Any, list[dict[str, Any]]] = {}
@@ -73,22 +73,22 @@ def profiled_counts(trainer: Trainer, names: set[str], path: Path) -> Counts:
     return counts
 
 
-def recorded_counts(trainer: Trainer) -> Counts:
+def recorded_counts(trial: Trial) -> Counts:
     with collect_operator_stats(False) as stats:
-        trainer.step()
+        trial.step()
     counts: Counts = {}
     for name, calls in stats.totals().items():
         counts.setdefault(SAME.get(name, name), Counter()).update(dict(zip(COLUMNS, calls, strict=True)))
     return counts
 
 
-def make_trainer(name: str, level: str, dtype: str, cpu_compute: str) -> Trainer:
+def make_trainer(name: str, level: str, dtype: str, cpu_compute: str) -> Trial:
     torch.set_num_threads(1)  # threads that wait for each other on a busy machine take twenty times as long
-    trainer = Trainer(find_task(name, 2, 64).copied(torch.device("cpu")), Setup(level=level, dtype=dtype))
+    trial = Trial(find_workload(name, 2, 64).copied(torch.device("cpu")), TrialSetup(level=level, dtype=dtype))
     policy = Policy.create(level, dtype, cpu_compute=cpu_compute)  # the same on every CPU
-    trainer.precision = Precision(policy=policy)
-    trainer.step()  # what happens once, such as the optimizer's state, is over
-    return trainer
+    trial.precision = Precision(policy=policy)
+    trial.step()  # what happens once, such as the optimizer's state, is over
+    return trial
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ def make_trainer(name: str, level: str, dtype: str, cpu_compute: str) -> Trainer
 def test_statistics_equal_the_profilers_own_record_of_dtypes(
     name: str, level: str, dtype: str, cpu_compute: str, tmp_path: Path
 ) -> None:
-    trainer = make_trainer(name, level, dtype, cpu_compute)
-    recorded = recorded_counts(trainer)
-    profiled = profiled_counts(trainer, {*recorded, *SAME}, tmp_path / "trace.json")
+    trial = make_trainer(name, level, dtype, cpu_compute)
+    recorded = recorded_counts(trial)
+    profiled = profiled_counts(trial, {*recorded, *SAME}, tmp_path / "trace.json")
 
     compared = recorded.keys() - TAKE_LISTS
     assert compared >= {"convolution", "convolution_backward", "_to_copy", "add"}
@@ -124,9 +124,9 @@ def test_statistics_equal_the_profilers_own_record_of_dtypes(
 
 
 def test_operators_that_take_lists_agree_in_number(tmp_path: Path) -> None:
-    trainer = make_trainer("pphumanseg_lite", "O1", "bfloat16", "native")
-    recorded = recorded_counts(trainer)
-    profiled = profiled_counts(trainer, {*recorded, *SAME}, tmp_path / "trace.json")
+    trial = make_trainer("pphumanseg_lite", "O1", "bfloat16", "native")
+    recorded = recorded_counts(trial)
+    profiled = profiled_counts(trial, {*recorded, *SAME}, tmp_path / "trace.json")
     found = recorded.keys() & TAKE_LISTS
     assert found >= {"cat", "stack"}
     assert {op: recorded[op].total() for op in found} == {op: profiled[op].total() for op in found}

@@ -9,15 +9,16 @@ from types import FrameType
 import torch
 
 # Whose lines are not the user's: torch, the parts of mezzo that run below a user's call, and Python's own library.
-_PARTS = ("amp", "optim", "record", "static", "proof", "bench", "cli")
+_PARTS = ("amp", "optim", "record", "static", "trial", "proof", "bench", "cli")
 _MACHINERY = (
     f"{Path(torch.__file__).parent}/",
     *(f"{Path(__file__).parents[1]}/{part}/" for part in _PARTS),
+    f"{Path(__file__).parents[1]}/precision.py",
     "<frozen ",
     "<string>",
     "<eval_with_key>",  # what torch builds at run time
 )
-_TRIAL = f"{Path(__file__).parents[1]}/proof/_trial.py"
+_TRIAL = f"{Path(__file__).parents[1]}/trial/_trial.py"
 _STANDARD_LIBRARY = f"{sysconfig.get_paths()['stdlib']}/"
 
 

@@ -6,7 +6,7 @@ from mezzo.bench._factories import ModelError
 from mezzo.bench._machine import MachineClocks, read_machine
 from mezzo.bench._static import StaticBench, StaticRecipe, StaticResult, StaticSettings, bench_static
 from mezzo.bench._step import StepBench, StepMeasurement, StepRecipe, StepSettings, bench_step
-from mezzo.bench._workloads import find_task, load_task, simple_net_task, small_net_task
+from mezzo.bench._workloads import find_workload, load_workload, simple_net_workload, small_net_workload
 from mezzo.record import Timing, time_calls
 
 __all__ = [
@@ -26,10 +26,10 @@ __all__ = [
     "StaticSettings",
     "StaticRecipe",
     "StaticResult",
-    "find_task",
-    "load_task",
-    "simple_net_task",
-    "small_net_task",
+    "find_workload",
+    "load_workload",
+    "simple_net_workload",
+    "small_net_workload",
     "ModelError",
     "read_machine",
     "MachineClocks",

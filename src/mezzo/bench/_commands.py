@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mezzo.bench._factories import ModelError, find_factory, find_place
-from mezzo.bench._workloads import batch_words, failures_explained, find_task
+from mezzo.bench._workloads import batch_words, failures_explained, find_workload
 from mezzo.devices import find_device
 from mezzo.errors import RunError
 from mezzo.proof import Bisection, Report, advise, bisect
@@ -19,7 +19,7 @@ def bisect_model(model: str, *, batch_size: int | None = None, device: str | Non
     """Find which parts of a model must stay in float32.
 
     Args:
-        model: FILE:FACTORY or a name of the registry (`find_task`).
+        model: FILE:FACTORY or a name of the registry (`find_workload`).
         batch_size: None: 8, or the batch that the factory makes.
         device: cpu, cuda, cuda:i, gpu or gpu:i; None: the GPU if there is one.
         options: Passed to `mezzo.proof.bisect`.
@@ -30,9 +30,9 @@ def bisect_model(model: str, *, batch_size: int | None = None, device: str | Non
     """
     place = find_device(device)
     size = BISECT_BATCH_SIZE if batch_size is None else batch_size
-    task = find_task(model, size, is_chosen=batch_size is not None).copied(place)
-    with failures_explained(model, place, batch_words(task.batch_size)):
-        return bisect(task.model, task.inputs, task.targets, task.loss_fn, **options)
+    workload = find_workload(model, size, is_chosen=batch_size is not None).copied(place)
+    with failures_explained(model, place, batch_words(workload.batch_size)):
+        return bisect(workload.model, workload.inputs, workload.targets, workload.loss_fn, **options)
 
 
 def examine_model(
@@ -47,7 +47,7 @@ def examine_model(
     """Return the doctor's advice for a model.
 
     Args:
-        model: FILE:FACTORY or a name of the registry (`find_task`).
+        model: FILE:FACTORY or a name of the registry (`find_workload`).
         batch_size: None: 16, or the batch that the factory makes.
         image_size: Height and width of the images for a network of the registry.
         device: cpu, cuda, cuda:i, gpu or gpu:i; None: the GPU if there is one.
@@ -60,10 +60,12 @@ def examine_model(
     """
     place = find_device(device)
     size = DOCTOR_BATCH_SIZE if batch_size is None else batch_size
-    task = find_task(model, size, image_size, is_chosen=batch_size is not None)
+    workload = find_workload(model, size, image_size, is_chosen=batch_size is not None)
     batches = None if loader is None else _make_loader(loader)
-    with failures_explained(model, place, batch_words(task.batch_size)):
-        return advise(task.model, task.inputs, task.targets, task.loss_fn, device=place, loader=batches, **options)
+    with failures_explained(model, place, batch_words(workload.batch_size)):
+        return advise(
+            workload.model, workload.inputs, workload.targets, workload.loss_fn, device=place, loader=batches, **options
+        )
 
 
 def _make_loader(reference: str) -> Any:

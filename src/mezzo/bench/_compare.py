@@ -10,13 +10,14 @@ import torch
 from mezzo.amp import Fp8Recipe, debugging, explain, has_half_units
 from mezzo.bench._frame import Bench, Meter, Progress, gibibytes, measure_each, refuse_below_one
 from mezzo.bench._machine import read_machine
-from mezzo.bench._workloads import SEED, batch_words, failures_explained, load_task, simple_net_task
+from mezzo.bench._workloads import SEED, batch_words, failures_explained, load_workload, simple_net_workload
 from mezzo.devices import find_device
 from mezzo.dtypes import dtype_name, parse_half_dtype
 from mezzo.errors import unknown_choice
 from mezzo.fp8 import FP8_LINEAR, recipe_for, why_no_fp8
-from mezzo.proof import MATRIX_PRODUCTS, Setup, Task, Trainer, random_states_kept, seed_all, torch_state
+from mezzo.proof import MATRIX_PRODUCTS
 from mezzo.record import Timing, operator_log, unsteady_note
+from mezzo.trial import Trial, TrialSetup, Workload, random_states_kept, seed_all, torch_state
 
 MODES = {"O0": "float32", "O1": "AMP-O1", "O2": "AMP-O2", "O3": "AMP-O3"}
 DEFAULT_LEVELS = ("O1", "O2")
@@ -137,7 +138,7 @@ def compare(
     """Train a model in float32 and at other levels; return time, loss, memory and the operators of one step.
 
     Args:
-        model: FILE:FACTORY of the user's model (`load_task`); None: the guide's nine-layer SimpleNet.
+        model: FILE:FACTORY of the user's model (`load_workload`); None: the guide's nine-layer SimpleNet.
         size: Width of SimpleNet; None: by device.
         batch_size: None: by device, or the batch that the factory makes. A factory that makes its own batch and does
             not take `batch_size` is an error.
@@ -169,16 +170,16 @@ def compare(
         raise ValueError("--size is the width of SimpleNet; with --model the factory decides")
     with random_states_kept([place] if place.type == "cuda" else []):
         if settings.size is None:
-            task = load_task(settings.model, samples, is_chosen=batch_size is not None)
-            settings = replace(settings, batch_size=task.batch_size)
-            make_task = functools.partial(task.copied, place)
-            batch, advice = batch_words(task.batch_size), ""
+            workload = load_workload(settings.model, samples, is_chosen=batch_size is not None)
+            settings = replace(settings, batch_size=workload.batch_size)
+            make_workload = functools.partial(workload.copied, place)
+            batch, advice = batch_words(workload.batch_size), ""
         else:
-            make_task = functools.partial(simple_net_task, settings.size, samples, place)
+            make_workload = functools.partial(simple_net_workload, settings.size, samples, place)
             batch = f"--size {settings.size} --batch-size {samples}"
             advice = "choose a smaller --size or --batch-size"
         with failures_explained(settings.model, place, batch, advice):
-            return _compare(settings, make_task, place, progress)
+            return _compare(settings, make_workload, place, progress)
 
 
 def default_sizes(device: torch.device) -> tuple[int, int]:
@@ -195,7 +196,7 @@ def default_dtype(device: torch.device) -> str:
 
 
 def _compare(
-    settings: CompareSettings, make_task: Callable[[], Task], device: torch.device, progress: Progress | None
+    settings: CompareSettings, make_workload: Callable[[], Workload], device: torch.device, progress: Progress | None
 ) -> Comparison:
     recorded = "O1" if "O1" in settings.levels else settings.levels[-1]
     stats = debugging.OperatorStats()
@@ -204,19 +205,19 @@ def _compare(
     def measure(level: str) -> ModeResult:
         nonlocal stats
         recipe = Fp8Recipe.of(settings.fp8) if level == "O3" else None
-        setup = Setup(level=level, dtype=settings.dtype, learning_rate=settings.learning_rate, fp8=recipe)
-        trainer = Trainer(make_task(), setup)
-        mode = _run_mode(MODES[level], trainer, settings, device, progress)
+        setup = TrialSetup(level=level, dtype=settings.dtype, learning_rate=settings.learning_rate, fp8=recipe)
+        trial = Trial(make_workload(), setup)
+        mode = _run_mode(MODES[level], trial, settings, device, progress)
         if level not in (recorded, "O3"):
             return mode
         state = torch_state(device)
         with debugging.collect_operator_stats(print_table=False) as seen:
-            trainer.step()
+            trial.step()
         if level == recorded:
             stats = seen
             notes["random"] = "" if torch.equal(state, torch_state(device)) else _random_note(seen, device)
         if level == "O3":
-            notes["fp8"] = _fp8_note(trainer, seen, device)
+            notes["fp8"] = _fp8_note(trial, seen, device)
             mode = replace(mode, fp8_products=_count_products(seen))
         return mode
 
@@ -234,21 +235,21 @@ def _compare(
 
 
 def _run_mode(
-    name: str, trainer: Trainer, settings: CompareSettings, device: torch.device, progress: Progress | None
+    name: str, trial: Trial, settings: CompareSettings, device: torch.device, progress: Progress | None
 ) -> ModeResult:
     total = settings.warmup_steps + settings.steps
     # Each step gets its own seed: one mode may draw more or fewer random numbers per step than another.
     meter = Meter(name, total, device, progress, between_steps=lambda done: seed_all(SEED + done))
     seed_all(SEED)
-    meter.warm_up(trainer.step, settings.warmup_steps)
+    meter.warm_up(trial.step, settings.warmup_steps)
     meter.reset_peak()
-    timing = meter.time(trainer.step, settings.steps)
+    timing = meter.time(trial.step, settings.steps)
     return ModeResult(
         name=name,
-        level=trainer.setup.level,
+        level=trial.setup.level,
         timing=timing,
-        first_loss=float(trainer.losses[0]),
-        last_loss=float(trainer.losses[-1]),
+        first_loss=float(trial.losses[0]),
+        last_loss=float(trial.losses[-1]),
         peak_memory_bytes=meter.peak_memory_bytes(),
     )
 
@@ -292,13 +293,13 @@ def _count_products(stats: debugging.OperatorStats) -> tuple[int, int]:
     return sum(count for op, count in calls if op == FP8_LINEAR), sum(count for _, count in calls)
 
 
-def _fp8_note(trainer: Trainer, stats: debugging.OperatorStats, device: torch.device) -> str:
+def _fp8_note(trial: Trial, stats: debugging.OperatorStats, device: torch.device) -> str:
     """Return which layers were FP8, why others were not, and whether FP8 was emulated."""
-    policy = trainer.precision.policy
+    policy = trial.precision.policy
     assert policy is not None
     assert policy.fp8 is not None
     computed = {row.module for row in stats.rows if row.op == FP8_LINEAR}
-    layers = f"AMP-O3: {explain(trainer.model, policy).fp8_layers(computed)}."
+    layers = f"AMP-O3: {explain(trial.model, policy).fp8_layers(computed)}."
     if not policy.fp8.emulate or not computed:
         return layers
     reason = why_no_fp8(device) or "as asked for"

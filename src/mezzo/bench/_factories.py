@@ -11,7 +11,7 @@ from typing import Any
 
 from mezzo.errors import MezzoError, unknown_choice
 
-TASK_WANTED = "an nn.Module or (module, inputs, targets, loss_fn)"
+WORKLOAD_WANTED = "an nn.Module or (module, inputs, targets, loss_fn)"
 
 
 class ModelError(MezzoError):
@@ -26,7 +26,7 @@ def find_place(error: BaseException, reference: str) -> str:
     return f"{file}:{lines[-1]}" if lines else file
 
 
-def find_factory(reference: str, *, option: str = "--model", wanted: str = TASK_WANTED) -> Callable[..., Any]:
+def find_factory(reference: str, *, option: str = "--model", wanted: str = WORKLOAD_WANTED) -> Callable[..., Any]:
     """Return the function that FILE:FACTORY names.
 
     Args:

@@ -29,11 +29,11 @@ from mezzo.bench._frame import (
 )
 from mezzo.bench._machine import read_machine
 from mezzo.bench._stock import StockPrecision
-from mezzo.bench._workloads import SEED, SimpleNet, simple_net_task
+from mezzo.bench._workloads import SEED, SimpleNet, simple_net_workload
 from mezzo.devices import find_device
 from mezzo.precision import Precision
-from mezzo.proof import Task
 from mezzo.record import Timing, synchronize
+from mezzo.trial import Workload
 from mezzo.vision.models import create_model
 
 WARMUP_STEPS = 5
@@ -190,15 +190,15 @@ class _GuardedSimpleNet(SimpleNet):
         return x
 
 
-def _make_task(
+def _make_workload(
     model: str, settings: StaticSettings, device: torch.device, recipe: StaticRecipe
-) -> tuple[Task, Optimizer]:
+) -> tuple[Workload, Optimizer]:
     """Return a model with its one batch, and its optimizer; the same numbers at every call."""
     if model == "SimpleNet":
-        task = simple_net_task(settings.size, settings.batch_size, device)
+        workload = simple_net_workload(settings.size, settings.batch_size, device)
         if recipe.level == "O2 guard":
-            task.model.__class__ = _GuardedSimpleNet
-        return task, SGD(task.model.parameters(), lr=0.003)
+            workload.model.__class__ = _GuardedSimpleNet
+        return workload, SGD(workload.model.parameters(), lr=0.003)
     torch.manual_seed(SEED)
     network = create_model(model, num_classes=1000).to(device)
     images = torch.randn(settings.images, 3, settings.image_size, settings.image_size, device=device)
@@ -208,36 +208,40 @@ def _make_task(
     labels = torch.randint(0, 1000, (settings.images,), device=device)
     fused = {"fused": True} if recipe.by == "stock" and device.type == "cuda" else {}
     optimizer = SGD(network.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4, **fused)
-    return Task(network.train(), images, labels, cross_entropy), optimizer
+    return Workload(network.train(), images, labels, cross_entropy), optimizer
 
 
-def _make_step(recipe: StaticRecipe, task: Task, optimizer: Optimizer, device: torch.device) -> Callable[[], Tensor]:
+def _make_step(
+    recipe: StaticRecipe, workload: Workload, optimizer: Optimizer, device: torch.device
+) -> Callable[[], Tensor]:
     if recipe.by == "stock":
-        return _stock_step(recipe, task, optimizer, device)
+        return _stock_step(recipe, workload, optimizer, device)
     if recipe.level == "FP32":
-        step = static.compile_step(task.model, task.loss_fn, optimizer)
+        step = static.compile_step(workload.model, workload.loss_fn, optimizer)
     else:
         level = recipe.level.split()[0]
         is_guarded = recipe.level == "O2 guard"
-        excluded = task.model.linears[0] if is_guarded and isinstance(task.model, SimpleNet) else None
+        excluded = workload.model.linears[0] if is_guarded and isinstance(workload.model, SimpleNet) else None
         masters: Any = "compact" if recipe.compact else True
         precision = Precision(level, master_weight=masters, excluded_layers=excluded)
-        precision.prepare(task.model, optimizer)
-        step = precision.compile(task.model, task.loss_fn, optimizer, use_fp16_guard=is_guarded)
-    return lambda: step(task.inputs, task.targets)
+        precision.prepare(workload.model, optimizer)
+        step = precision.compile(workload.model, workload.loss_fn, optimizer, use_fp16_guard=is_guarded)
+    return lambda: step(workload.inputs, workload.targets)
 
 
-def _stock_step(recipe: StaticRecipe, task: Task, optimizer: Optimizer, device: torch.device) -> Callable[[], Tensor]:
+def _stock_step(
+    recipe: StaticRecipe, workload: Workload, optimizer: Optimizer, device: torch.device
+) -> Callable[[], Tensor]:
     """Return the step as users of torch write it."""
     is_half = recipe.level != "float32"
     precision = StockPrecision(device.type, "float16" if is_half else "float32")
-    model: Callable[[Any], Any] = task.model
+    model: Callable[[Any], Any] = workload.model
     if recipe.compile_mode is not None:
-        model = torch.compile(task.model, mode=recipe.compile_mode)
+        model = torch.compile(workload.model, mode=recipe.compile_mode)
 
     def step() -> Tensor:
         with precision.autocast():
-            loss = task.loss_fn(model(task.inputs), task.targets)
+            loss = workload.loss_fn(model(workload.inputs), workload.targets)
         precision.backward(loss)
         precision.step(optimizer)
         optimizer.zero_grad(set_to_none=not recipe.keeps_grads)
@@ -301,8 +305,8 @@ def bench_static(
 def _measure(
     model: str, recipe: StaticRecipe, settings: StaticSettings, device: torch.device, meter: Meter
 ) -> StaticResult:
-    task, optimizer = _make_task(model, settings, device, recipe)
-    step = _make_step(recipe, task, optimizer, device)
+    workload, optimizer = _make_workload(model, settings, device, recipe)
+    step = _make_step(recipe, workload, optimizer, device)
 
     def read_loss() -> float:
         return step().item()

@@ -22,11 +22,11 @@ from mezzo.bench._frame import (
 )
 from mezzo.bench._machine import read_machine
 from mezzo.bench._stock import StockPrecision
-from mezzo.bench._workloads import simple_net_task, small_net_task
+from mezzo.bench._workloads import simple_net_workload, small_net_workload
 from mezzo.devices import find_device
 from mezzo.precision import Precision
-from mezzo.proof import Task
 from mezzo.record import Timing, operator_log, time_on_device
+from mezzo.trial import Workload
 
 WARMUP_STEPS = 3
 MAX_NORM = 0.5
@@ -191,10 +191,10 @@ class StepBench(Bench[StepSettings, StepMeasurement]):
 
 
 class _Training:
-    """A task trained by a recipe."""
+    """A workload trained by a recipe."""
 
-    def __init__(self, recipe: StepRecipe, task: Task, kind: OptimizerKind) -> None:
-        self.recipe, self.task, self.model = recipe, task, task.model.train()
+    def __init__(self, recipe: StepRecipe, workload: Workload, kind: OptimizerKind) -> None:
+        self.recipe, self.workload, self.model = recipe, workload, workload.model.train()
         self._max_norm = MAX_NORM if recipe.clips else None
         self.precision: Precision | StockPrecision
         if recipe.by == "mezzo":
@@ -210,7 +210,7 @@ class _Training:
     def step(self) -> float:
         """Train one step as users write it, and read the loss."""
         with self.precision.autocast():
-            loss = self.task.loss_fn(self.model(self.task.inputs), self.task.targets)
+            loss = self.workload.loss_fn(self.model(self.workload.inputs), self.workload.targets)
         self.precision.backward(loss)
         self.precision.step(self.optimizer, max_norm=self._max_norm)
         self.optimizer.zero_grad(set_to_none=not self.recipe.keeps_grads)
@@ -219,7 +219,7 @@ class _Training:
     def make_grads(self) -> None:
         """Leave gradients behind, unscaled, for the update alone."""
         with self.precision.autocast():
-            loss = self.task.loss_fn(self.model(self.task.inputs), self.task.targets)
+            loss = self.workload.loss_fn(self.model(self.workload.inputs), self.workload.targets)
         loss.backward()
 
 
@@ -246,9 +246,9 @@ def bench_step(
         progress: Called after every step.
     """
     place = find_device(device)
-    makers: dict[str, Callable[[], Task]] = {
-        "SimpleNet": lambda: simple_net_task(settings.size, settings.batch_size, place),
-        "SmallNet": lambda: small_net_task(place),
+    makers: dict[str, Callable[[], Workload]] = {
+        "SimpleNet": lambda: simple_net_workload(settings.size, settings.batch_size, place),
+        "SmallNet": lambda: small_net_workload(place),
     }
     settings = StepSettings(
         device=str(place),
@@ -278,7 +278,7 @@ def bench_step(
 
 def _measure(
     model: str,
-    task: Task,
+    workload: Workload,
     kind: OptimizerKind,
     recipe: StepRecipe,
     settings: StepSettings,
@@ -289,7 +289,7 @@ def _measure(
     torch.backends.cuda.matmul.allow_tf32 = recipe.level == "TF32"
     losses: list[float] = []
     try:
-        training = _Training(recipe, task, kind)
+        training = _Training(recipe, workload, kind)
 
         def step() -> None:
             losses.append(training.step())

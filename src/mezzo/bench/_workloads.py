@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from mezzo._arguments import check_at_least
 from mezzo._torch.pytree import tree_leaves
 from mezzo.bench._factories import (
-    TASK_WANTED,
+    WORKLOAD_WANTED,
     ModelError,
     batch_size_parameter,
     call_factory,
@@ -23,7 +23,7 @@ from mezzo.bench._factories import (
     find_place,
 )
 from mezzo.errors import MezzoError, RunError, unknown_choice
-from mezzo.proof import Task, random_states_kept
+from mezzo.trial import Workload, random_states_kept
 from mezzo.vision.models import create_model, model_info, names_and_aliases
 
 SEED = 100  # the guide's
@@ -49,13 +49,13 @@ class SimpleNet(nn.Module):
         return x
 
 
-def simple_net_task(size: int, batch_size: int, device: torch.device) -> Task:
+def simple_net_workload(size: int, batch_size: int, device: torch.device) -> Workload:
     """Return SimpleNet with uniform [0, 1) data and labels; every call draws the same numbers."""
     torch.manual_seed(SEED)
     with device:
         model = SimpleNet(size)
         inputs, targets = torch.rand(batch_size, size), torch.rand(batch_size, size)
-    return Task(model, inputs, targets, mse_loss)
+    return Workload(model, inputs, targets, mse_loss)
 
 
 class SmallNet(nn.Module):
@@ -72,7 +72,7 @@ class SmallNet(nn.Module):
         return x
 
 
-def small_net_task(device: torch.device) -> Task:
+def small_net_workload(device: torch.device) -> Workload:
     """Return SmallNet with uniform data; every call draws the same numbers."""
     torch.manual_seed(SEED)
     with device:
@@ -80,17 +80,19 @@ def small_net_task(device: torch.device) -> Task:
         for parameter in model.parameters():
             nn.init.uniform_(parameter, -0.01, 0.01)
         inputs, targets = torch.rand(SMALL_BATCH, SMALL_SIZE), torch.rand(SMALL_BATCH, SMALL_SIZE)
-    return Task(model, inputs, targets, mse_loss)
+    return Workload(model, inputs, targets, mse_loss)
 
 
-def find_task(reference: str, batch_size: int, image_size: int = IMAGE_SIZE, *, is_chosen: bool = False) -> Task:
+def find_workload(
+    reference: str, batch_size: int, image_size: int = IMAGE_SIZE, *, is_chosen: bool = False
+) -> Workload:
     """Return the named model with a batch, on the CPU; every call draws the same numbers.
 
     Args:
-        reference: FILE:FACTORY, as for `load_task`, or a name of `list_models()`.
+        reference: FILE:FACTORY, as for `load_workload`, or a name of `list_models()`.
         batch_size: Samples of a batch that mezzo makes.
         image_size: Height and width of the random images for a network of the registry.
-        is_chosen: Whether the user chose the batch size; see `load_task`.
+        is_chosen: Whether the user chose the batch size; see `load_workload`.
 
     Raises:
         ModelError: The reference names no usable model.
@@ -101,20 +103,20 @@ def find_task(reference: str, batch_size: int, image_size: int = IMAGE_SIZE, *, 
         check_at_least(name, value)
     with random_states_kept():
         if ":" in reference:
-            return load_task(reference, batch_size, is_chosen=is_chosen, option="")
+            return load_workload(reference, batch_size, is_chosen=is_chosen, option="")
         if reference not in names_and_aliases():
             advice = "for a model of your own give FILE:FACTORY, such as net.py:build_model"
             raise ModelError(f"{unknown_choice('model', reference, names_and_aliases())}; {advice}")
-        return _registry_task(reference, batch_size, image_size)
+        return _registry_workload(reference, batch_size, image_size)
 
 
-def _registry_task(name: str, batch_size: int, image_size: int) -> Task:
+def _registry_workload(name: str, batch_size: int, image_size: int) -> Workload:
     info = model_info(name)
     torch.manual_seed(SEED)
     model: nn.Module = create_model(name)
     images = torch.randn(batch_size, 3, image_size, image_size)
     shape = (batch_size,) if info.task == "classification" else (batch_size, image_size, image_size)
-    return Task(model, images, torch.randint(info.num_classes, shape), _mean_over_heads)
+    return Workload(model, images, torch.randint(info.num_classes, shape), _mean_over_heads)
 
 
 def _mean_over_heads(output: Any, labels: Tensor) -> Tensor:
@@ -122,8 +124,8 @@ def _mean_over_heads(output: Any, labels: Tensor) -> Tensor:
     return torch.stack([cross_entropy(logits, labels) for logits in heads]).mean()
 
 
-def load_task(reference: str, batch_size: int, *, is_chosen: bool = False, option: str = "--model") -> Task:
-    """Return the task that FILE:FACTORY makes, on the CPU.
+def load_workload(reference: str, batch_size: int, *, is_chosen: bool = False, option: str = "--model") -> Workload:
+    """Return the workload that FILE:FACTORY makes, on the CPU.
 
     The factory returns (module, inputs, targets, loss_fn) or only a module. A module gets uniform [0, 1) inputs of the
     shape that its first linear or convolution layer takes, uniform targets of its output's shape, and the mean squared
@@ -153,34 +155,34 @@ def load_task(reference: str, batch_size: int, *, is_chosen: bool = False, optio
     except Exception as error:  # the user's code may raise anything
         name = reference.rpartition(":")[2]
         raise RunError(f"{find_place(error, reference)}: {name}() raised {type(error).__name__}: {error}") from error
-    task = _as_task(made, f"{option} {reference!r}".lstrip(), batch_size)
-    if is_given or (is_chosen and takes_any and _has_size(task, batch_size)):
-        return replace(task, samples=batch_size)
+    workload = _as_workload(made, f"{option} {reference!r}".lstrip(), batch_size)
+    if is_given or (is_chosen and takes_any and _has_size(workload, batch_size)):
+        return replace(workload, samples=batch_size)
     if isinstance(made, nn.Module) or not is_chosen:
-        return task
-    own = "" if task.batch_size is None else f" of {task.batch_size}"
+        return workload
+    own = "" if workload.batch_size is None else f" of {workload.batch_size}"
     raise ModelError(
         f"--batch-size {batch_size}: {reference!r} makes its own batch{own}; let the factory take batch_size, or leave "
         "the option out"
     )
 
 
-def _has_size(task: Task, size: int) -> bool:
+def _has_size(workload: Workload, size: int) -> bool:
     """Return whether any input has this size; a factory may ignore **kwargs."""
-    return any(size in leaf.shape for leaf in tree_leaves(task.inputs) if isinstance(leaf, Tensor))
+    return any(size in leaf.shape for leaf in tree_leaves(workload.inputs) if isinstance(leaf, Tensor))
 
 
-def _as_task(made: Any, label: str, batch_size: int) -> Task:
+def _as_workload(made: Any, label: str, batch_size: int) -> Workload:
     if isinstance(made, nn.Module):
         return _with_data(made, label, batch_size)
     if isinstance(made, tuple) and len(made) == 4:
         model, inputs, targets, loss_fn = made
         if isinstance(model, nn.Module) and callable(loss_fn):
-            return Task(model, inputs, targets, loss_fn)
-    raise ModelError(f"{label}: returned {_describe(made)}, must return {TASK_WANTED}")
+            return Workload(model, inputs, targets, loss_fn)
+    raise ModelError(f"{label}: returned {_describe(made)}, must return {WORKLOAD_WANTED}")
 
 
-def _with_data(model: nn.Module, label: str, batch_size: int) -> Task:
+def _with_data(model: nn.Module, label: str, batch_size: int) -> Workload:
     advice = "return (module, inputs, targets, loss_fn)"
     shape = _input_shape(model)
     if shape is None:
@@ -196,7 +198,7 @@ def _with_data(model: nn.Module, label: str, batch_size: int) -> Task:
         ) from error
     if not isinstance(output, Tensor):
         raise ModelError(f"{label}: its output is {_describe(output)}, not a tensor; {advice} with a loss for it")
-    return Task(model, inputs, torch.rand_like(output), mse_loss, batch_size)
+    return Workload(model, inputs, torch.rand_like(output), mse_loss, batch_size)
 
 
 def _input_shape(model: nn.Module) -> tuple[int, ...] | None:

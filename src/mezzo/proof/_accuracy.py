@@ -11,8 +11,8 @@ from typing import Any
 from mezzo.files import plain, write_file, write_text
 from mezzo.proof._accuracy_page import page_text
 from mezzo.proof._accuracy_pairs import Pairing
-from mezzo.proof._accuracy_rows import Row, as_computed, by_harm
-from mezzo.proof._accuracy_run import Run, load_run
+from mezzo.proof._accuracy_rows import AccuracyRow, as_computed, by_harm
+from mezzo.proof._accuracy_run import AccuracyRun, load_run
 from mezzo.proof._accuracy_sheet import csv_text, text_table, xlsx_bytes
 
 INPUTS_DIFFER = 2.0**-8
@@ -21,7 +21,9 @@ INPUTS_DIFFER = 2.0**-8
 NEVER_CALLED_SHOWN = 12
 
 
-def compare_accuracy(run_a: Run | str | os.PathLike[str], run_b: Run | str | os.PathLike[str]) -> Comparison:
+def compare_accuracy(
+    run_a: AccuracyRun | str | os.PathLike[str], run_b: AccuracyRun | str | os.PathLike[str]
+) -> AccuracyComparison:
     """Compare the outputs and gradients of two runs of one model, layer by layer.
 
     Args:
@@ -31,36 +33,36 @@ def compare_accuracy(run_a: Run | str | os.PathLike[str], run_b: Run | str | os.
     Raises:
         ValueError: The runs are of different models or keep samples of different sizes, or a file is not a run.
     """
-    a, b = (each if isinstance(each, Run) else load_run(each) for each in (run_a, run_b))
+    a, b = (each if isinstance(each, AccuracyRun) else load_run(each) for each in (run_a, run_b))
     pairing = Pairing(a, b)
     rows = tuple(sorted(pairing.rows(), key=by_harm))
-    return Comparison(a.name, b.name, a.loss, b.loss, rows, tuple(_notes(pairing)))
+    return AccuracyComparison(a.name, b.name, a.loss, b.loss, rows, tuple(_notes(pairing)))
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class AccuracyComparison:
     """Result of `compare_accuracy`; `name_a` is the reference."""
 
     name_a: str
     name_b: str
     loss_a: float | None
     loss_b: float | None
-    rows: tuple[Row, ...]
+    rows: tuple[AccuracyRow, ...]
     """By harm: tensors with new NaN or inf, tensors that inherit them, then the largest added error and underflow."""
     notes: tuple[str, ...]
     """Warnings: missing gradients, modules that were never called, different inputs."""
 
-    def in_order(self) -> list[Row]:
+    def in_order(self) -> list[AccuracyRow]:
         """Return the rows in execution order: outputs forward, then gradients backward."""
         return sorted(self.rows, key=as_computed)
 
     @property
-    def first_divergence(self) -> Row | None:
+    def first_divergence(self) -> AccuracyRow | None:
         """The first output in the forward pass that differs by more than rounding explains."""
         return next((row for row in self.in_order() if row.kind == "output" and row.diverges), None)
 
     @property
-    def first_gradient_divergence(self) -> Row | None:
+    def first_gradient_divergence(self) -> AccuracyRow | None:
         """The first gradient in the backward pass that differs by more than rounding explains."""
         return next((row for row in self.in_order() if row.kind != "output" and row.diverges), None)
 
@@ -131,7 +133,7 @@ class Comparison:
         write_text(Path(path), text)
 
 
-def describe(row: Row) -> str:
+def describe(row: AccuracyRow) -> str:
     """Return one line about a diverging row."""
     where = f"{row.name} ({row.module}, {row.kind}, number {row.order})"
     if row.note:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from mezzo.proof._accuracy_rows import Kind, Row, as_computed
+from mezzo.proof._accuracy_rows import AccuracyRow, Kind, as_computed
 from mezzo.proof._accuracy_sheet import bad_counts, short
 from mezzo.report import Mark, Series, line_chart, render_page
 
@@ -13,7 +13,12 @@ WORDS = {"red": "overflow, NaN or inf", "orange": "beyond rounding", "yellow": "
 
 
 def page_text(
-    *, title: str, summary: Sequence[str], rows: Sequence[Row], first: Row | None, first_gradient: Row | None
+    *,
+    title: str,
+    summary: Sequence[str],
+    rows: Sequence[AccuracyRow],
+    first: AccuracyRow | None,
+    first_gradient: AccuracyRow | None,
 ) -> str:
     """Return the page.
 
@@ -39,7 +44,7 @@ def page_text(
     return render_page("mezzo.proof", "accuracy.html.jinja", content, style="accuracy.css", script="accuracy.js")
 
 
-def chart(rows: Sequence[Row], firsts: Sequence[Row]) -> str:
+def chart(rows: Sequence[AccuracyRow], firsts: Sequence[AccuracyRow]) -> str:
     """Return the chart as SVG, or an empty text if there is no difference to draw."""
     known = [row for row in rows if row.depth and math.isfinite(row.error) and not row.note]
     positive = [row.error for row in known if row.error > 0]
@@ -65,7 +70,7 @@ def chart(rows: Sequence[Row], firsts: Sequence[Row]) -> str:
     )
 
 
-def _series(rows: Sequence[Row], style: str, floor: float) -> Series:
+def _series(rows: Sequence[AccuracyRow], style: str, floor: float) -> Series:
     """Return a line over depth."""
     rows = sorted(rows, key=lambda row: (row.depth, row.order))
     points = [(float(row.depth), max(row.error, floor)) for row in rows]

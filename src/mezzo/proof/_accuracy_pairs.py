@@ -7,8 +7,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from mezzo.proof._accuracy_numbers import Difference, difference, norm
-from mezzo.proof._accuracy_rows import Flow, Kind, Place, Row, compared_row, uncompared_row
-from mezzo.proof._accuracy_run import Call, Output, ParameterGrad, Run, TensorRecord, coarsest, unit_roundoff
+from mezzo.proof._accuracy_rows import AccuracyRow, Flow, Kind, RowPlace, compared_row, uncompared_row
+from mezzo.proof._accuracy_run import (
+    AccuracyRun,
+    ModuleCall,
+    Output,
+    ParameterGrad,
+    TensorRecord,
+    coarsest,
+    unit_roundoff,
+)
 
 ROUNDINGS_PER_LAYER = 4.0
 """Allowed roundings per layer: of its input, its weights, its result, and one as a margin. Healthy networks were measured
@@ -41,7 +49,7 @@ def gradient_limit(dtype: str, num_layers: int) -> float:
 class _PairedOutput:
     """An output in both runs; `other` is None if the second run has none."""
 
-    call: Call
+    call: ModuleCall
     output: Output
     other: Output | None
     depth: int
@@ -54,23 +62,23 @@ class Pairing:
         ValueError: The runs are of different models, or keep samples of different sizes.
     """
 
-    def __init__(self, a: Run, b: Run) -> None:
+    def __init__(self, a: AccuracyRun, b: AccuracyRun) -> None:
         _refuse_other_model(a, b)
         self.a, self.b = a, b
         self.rounding = coarsest(a.dtype, b.dtype)
         self._differences: dict[tuple[int, int], Difference] = {}
         self._calls_b = {(call.path, call.occurrence): call for call in b.calls}
         self._parameters_a, self._parameters_b = ({each.name: each.grad for each in run.parameters} for run in (a, b))
-        self._calls_a: dict[str, list[Call]] = {}
+        self._calls_a: dict[str, list[ModuleCall]] = {}
         for call in a.calls:
             self._calls_a.setdefault(call.path, []).append(call)
         self._pairs = list(self._pair_outputs())
-        self._takers: dict[int, list[Call]] = {}
+        self._takers: dict[int, list[ModuleCall]] = {}
         for call in a.calls:
             for record in {id(each): each for each in call.inputs}.values():
                 self._takers.setdefault(id(record), []).append(call)
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[AccuracyRow]:
         """Return outputs in the order of the forward pass, then gradients in the order of the backward pass."""
         outputs = [*self._output_rows(), *self._extra_rows()]
         return [*outputs, *self._gradient_rows()] if self.has_gradients else outputs
@@ -98,12 +106,12 @@ class Pairing:
                     depth += 1
                     yield _PairedOutput(call, output, other, depth)
 
-    def _output_rows(self) -> Iterator[Row]:
+    def _output_rows(self) -> Iterator[AccuracyRow]:
         rounding = "float64"
         for each in self._pairs:
             call, in_b = each.call, self._call_in_b(each.call)
             rounding = coarsest(rounding, call.rounding, in_b.rounding if in_b else call.rounding)
-            place = Place(
+            place = RowPlace(
                 kind="output",
                 name=_name(call, each.output),
                 module=call.kind,
@@ -115,17 +123,17 @@ class Pairing:
             flows = [*self._flows(call.inputs, self._inputs_in_b(call)), *self._inner_flows(call)]
             yield self._row(place, each.output.value, each.other.value if each.other else None, flows)
 
-    def _extra_rows(self) -> Iterator[Row]:
+    def _extra_rows(self) -> Iterator[AccuracyRow]:
         """Yield rows for calls that only the second run made."""
         called = {(call.path, call.occurrence) for call in self.a.calls}
         order = len(self._pairs)
         for call in self.b.calls:
             for output in call.outputs if (call.path, call.occurrence) not in called else ():
                 order += 1
-                place = Place("output", _name(call, output), call.kind, order, 0, call.rounding, 0.0)
+                place = RowPlace("output", _name(call, output), call.kind, order, 0, call.rounding, 0.0)
                 yield self._row(place, None, output.value, [])
 
-    def _inner_flows(self, call: Call) -> Iterator[Flow]:
+    def _inner_flows(self, call: ModuleCall) -> Iterator[Flow]:
         """Yield the outputs of the calls inside a call: a container adds only the error of its own code."""
         for position in call.inner:
             inner = self.a.calls[position]
@@ -136,7 +144,7 @@ class Pairing:
 
     # The backward
 
-    def _gradient_rows(self) -> Iterator[Row]:
+    def _gradient_rows(self) -> Iterator[AccuracyRow]:
         found: list[tuple[int, _PairedOutput | ParameterGrad]] = [
             (each.output.grad_order, each)
             for each in self._pairs
@@ -152,7 +160,7 @@ class Pairing:
                 yield self._output_gradient_row(entry, order, previous)
                 previous = self._gradient_flows([entry]) or previous
 
-    def _output_gradient_row(self, each: _PairedOutput, order: int, previous: list[Flow]) -> Row:
+    def _output_gradient_row(self, each: _PairedOutput, order: int, previous: list[Flow]) -> AccuracyRow:
         call, output, other = each.call, each.output, each.other
         place = self._gradient_place(order, "output gradient", _name(call, output), call.kind, each.depth)
         flows = self._gradients_after(output) or previous
@@ -174,7 +182,7 @@ class Pairing:
             ]
         )
 
-    def _parameter_row(self, entry: ParameterGrad, order: int) -> Row:
+    def _parameter_row(self, entry: ParameterGrad, order: int) -> AccuracyRow:
         of_a, of_b = self._parameters_a.get(entry.name), self._parameters_b.get(entry.name)
         calls = self._calls_of_owner(entry.owner)
         inputs = [flow for call in calls for flow in self._flows(call.inputs, self._inputs_in_b(call))]
@@ -192,13 +200,13 @@ class Pairing:
         """Return the gradients that only the second run has."""
         return [each for each in self.b.parameters if each.name not in self._parameters_a]
 
-    def _calls_of_owner(self, path: str) -> list[Call]:
+    def _calls_of_owner(self, path: str) -> list[ModuleCall]:
         """Return the calls of a parameter's module, or of the nearest enclosing module that was called."""
         while path and path not in self._calls_a:
             path = path.rpartition(".")[0]
         return self._calls_a.get(path, [])
 
-    def _excused(self, row: Row, a: TensorRecord, b: TensorRecord, terms: list[Flow]) -> Row:
+    def _excused(self, row: AccuracyRow, a: TensorRecord, b: TensorRecord, terms: list[Flow]) -> AccuracyRow:
         """Accept a bias gradient whose terms cancel: relative to a small sum, the rounding of its terms is large.
 
         If the true sum is smaller than that rounding, as for a bias before BatchNorm, both runs hold noise: no harm.
@@ -211,9 +219,9 @@ class Pairing:
         is_noise = norm(a) <= allowed
         return replace(row, diverges=False, harm=0.0 if is_noise else row.harm, note=CANCELS if is_noise else "")
 
-    def _gradient_place(self, order: int, kind: Kind, name: str, module: str, depth: int) -> Place:
+    def _gradient_place(self, order: int, kind: Kind, name: str, module: str, depth: int) -> RowPlace:
         coarser = self.b if unit_roundoff(self.b.dtype) >= unit_roundoff(self.a.dtype) else self.a
-        return Place(
+        return RowPlace(
             kind=kind,
             name=name,
             module=module,
@@ -232,7 +240,7 @@ class Pairing:
 
     # Both
 
-    def _row(self, place: Place, a: TensorRecord | None, b: TensorRecord | None, flows: list[Flow]) -> Row:
+    def _row(self, place: RowPlace, a: TensorRecord | None, b: TensorRecord | None, flows: list[Flow]) -> AccuracyRow:
         if a is None or b is None:
             there, gone = (self.a.name, self.b.name) if b is None else (self.b.name, self.a.name)
             return uncompared_row(place, a, b, f"in {there}, not in {gone}")
@@ -251,28 +259,28 @@ class Pairing:
             self._differences[key] = difference(a, b)
         return self._differences[key]
 
-    def _call_in_b(self, call: Call) -> Call | None:
+    def _call_in_b(self, call: ModuleCall) -> ModuleCall | None:
         return self._calls_b.get((call.path, call.occurrence))
 
-    def _inputs_in_b(self, call: Call) -> tuple[TensorRecord, ...]:
+    def _inputs_in_b(self, call: ModuleCall) -> tuple[TensorRecord, ...]:
         in_b = self._call_in_b(call)
         return in_b.inputs if in_b else ()
 
 
-def _has_gradients(run: Run) -> bool:
+def _has_gradients(run: AccuracyRun) -> bool:
     return bool(run.parameters) or any(output.grad is not None for call in run.calls for output in call.outputs)
 
 
-def _at(call: Call | None, place: str) -> Output | None:
+def _at(call: ModuleCall | None, place: str) -> Output | None:
     return next((output for output in call.outputs if output.place == place), None) if call else None
 
 
-def _name(call: Call, output: Output) -> str:
+def _name(call: ModuleCall, output: Output) -> str:
     times = f"#{call.occurrence}" if call.occurrence > 1 else ""
     return f"{call.path or '(model)'}{times}{output.place}"
 
 
-def _refuse_other_model(a: Run, b: Run) -> None:
+def _refuse_other_model(a: AccuracyRun, b: AccuracyRun) -> None:
     for path in (*a.modules, *b.modules):
         kind_a, kind_b = a.modules.get(path), b.modules.get(path)
         if kind_a != kind_b:

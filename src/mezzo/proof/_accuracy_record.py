@@ -22,16 +22,16 @@ from mezzo.dtypes import dtype_name, parse_half_dtype
 from mezzo.fp8 import recipe_for
 from mezzo.precision import Precision
 from mezzo.proof._accuracy_run import (
-    Call,
+    AccuracyRun,
+    ModuleCall,
     Output,
     ParameterGrad,
-    Run,
     TensorRecord,
     coarsest,
     sample_places,
 )
-from mezzo.proof._inputs import call_model
 from mezzo.record import ModuleListener, listening_to_modules, operator_log
+from mezzo.trial import call_model
 
 MAX_ELEMENTS = 2**16
 """Of a tensor that are kept; 256 KiB."""
@@ -52,7 +52,7 @@ def record_run(
     name: str = "run",
     loss_scale: float | HasScale = 1.0,
     max_elements: int = MAX_ELEMENTS,
-) -> Run:
+) -> AccuracyRun:
     """Run a step and return what each module gave, with the gradients.
 
     Hooks are set before the step and removed after it, also if it raises; neither the model nor a random state is changed by
@@ -77,7 +77,7 @@ def record_run(
         loss = _read_loss(step())
     if not recorder.calls:
         raise ValueError("the step called no module of the model; record the eager model itself, not a compiled one")
-    return Run(
+    return AccuracyRun(
         name=name,
         loss=loss,
         loss_scale=scale,
@@ -102,7 +102,7 @@ def run_at(
     seed: int = 0,
     max_elements: int = MAX_ELEMENTS,
     **options: Any,
-) -> Run:
+) -> AccuracyRun:
     """Record one forward and backward of a copy of a model at a level; the model itself is not touched.
 
     Every call starts from the same float32 weights (of a decorated model: its masters), the same buffers, mode and seed, so
@@ -229,7 +229,7 @@ def record_tensor(tensor: Tensor, max_elements: int, scale: float = 1.0) -> Tens
 
 
 @dataclass(slots=True, eq=False)
-class _Slot:
+class _OutputSlot:
     """An output whose gradient may still come."""
 
     value: TensorRecord
@@ -246,15 +246,15 @@ class _Frame:
     occurrence: int
     inputs: tuple[TensorRecord, ...]
     rounding: str
-    outputs: list[tuple[str, _Slot, bool]] = field(default_factory=list)
+    outputs: list[tuple[str, _OutputSlot, bool]] = field(default_factory=list)
     inner: list[int] = field(default_factory=list)
 
-    def finished(self) -> Call:
+    def finished(self) -> ModuleCall:
         outputs = tuple(
             Output(place, slot.value, slot.grad, slot.order, is_passed_on) for place, slot, is_passed_on in self.outputs
         )
         kind = type(self.module).__name__
-        return Call(self.path, kind, self.occurrence, self.rounding, self.inputs, outputs, tuple(self.inner))
+        return ModuleCall(self.path, kind, self.occurrence, self.rounding, self.inputs, outputs, tuple(self.inner))
 
 
 class _Recorder(ModuleListener, ExitStack):
@@ -269,7 +269,7 @@ class _Recorder(ModuleListener, ExitStack):
         self._times: Counter[str] = Counter()
         self._order = itertools.count()
         self._no_version = itertools.count(-1, -1)
-        self._known: dict[int, tuple[weakref.ref[Tensor], int, TensorRecord, _Slot | None]] = {}
+        self._known: dict[int, tuple[weakref.ref[Tensor], int, TensorRecord, _OutputSlot | None]] = {}
 
     def enter_module(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         given = [tensor for _, tensor in tensors_in((args, kwargs))]
@@ -297,7 +297,7 @@ class _Recorder(ModuleListener, ExitStack):
             grad = record_tensor(parameter.grad, self._max_elements, self._scale)
             self.parameters[name] = ParameterGrad(name, name.rpartition(".")[0], next(self._order), grad)
 
-    def _record(self, tensor: Tensor) -> tuple[TensorRecord, _Slot | None]:
+    def _record(self, tensor: Tensor) -> tuple[TensorRecord, _OutputSlot | None]:
         """Return the record of a tensor, and its slot if a call returned it; one that is known is not copied again."""
         version = next(self._no_version) if tensor.is_inference() else tensor._version
         known = self._known.get(id(tensor))
@@ -307,20 +307,20 @@ class _Recorder(ModuleListener, ExitStack):
         self._known[id(tensor)] = (weakref.ref(tensor), version, record, None)
         return record, None
 
-    def _slot(self, tensor: Tensor) -> tuple[_Slot, bool]:
+    def _slot(self, tensor: Tensor) -> tuple[_OutputSlot, bool]:
         """Return the slot of an output, and whether the tensor was known before."""
         before = self._known.get(id(tensor))
         record, slot = self._record(tensor)
         is_passed_on = before is not None and before[2] is record
         if slot is None:
-            slot = _Slot(record)
+            slot = _OutputSlot(record)
             reference, version, record, _ = self._known[id(tensor)]
             self._known[id(tensor)] = (reference, version, record, slot)
             if tensor.requires_grad:
                 self.callback(tensor.register_hook(self._keep_grad(slot)).remove)
         return slot, is_passed_on
 
-    def _keep_grad(self, slot: _Slot) -> Callable[[Tensor], None]:
+    def _keep_grad(self, slot: _OutputSlot) -> Callable[[Tensor], None]:
         def keep(grad: Tensor) -> None:
             slot.grad, slot.order = record_tensor(grad, self._max_elements, self._scale), next(self._order)
 

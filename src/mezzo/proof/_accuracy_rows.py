@@ -17,7 +17,7 @@ FLOAT16_MAX = 65504.0
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class AccuracyRow:
     """One tensor in both runs; `_a` is the reference, `_b` the run under test."""
 
     kind: Kind
@@ -95,7 +95,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RowPlace:
     """Name and position of a row."""
 
     kind: Kind
@@ -125,7 +125,7 @@ class Flow:
         return self.b.num_bad > self.a.num_bad
 
 
-def compared_row(place: Place, own: Flow, flows: Sequence[Flow]) -> Row:
+def compared_row(place: RowPlace, own: Flow, flows: Sequence[Flow]) -> AccuracyRow:
     """Return the row of two tensors of the same shape; `flows` are what they were computed from."""
     a, b, apart = own.a, own.b, own.difference
     inflow = max((flow.difference.error for flow in flows), default=0.0)
@@ -147,15 +147,17 @@ def compared_row(place: Place, own: Flow, flows: Sequence[Flow]) -> Row:
     )
 
 
-def uncompared_row(place: Place, a: TensorRecord | None, b: TensorRecord | None, note: str) -> Row:
+def uncompared_row(place: RowPlace, a: TensorRecord | None, b: TensorRecord | None, note: str) -> AccuracyRow:
     """Return the row of a tensor that one run lacks or that has different shapes."""
     unknown = dict.fromkeys(("error", "max_abs_error", "max_ulps", "cosine", "underflow", "inflow"), math.nan)
     return _row(place, a, b, **unknown, overflows=False, harm=math.inf, diverges=True, is_inherited=False, note=note)
 
 
-def _row(place: Place, a: TensorRecord | None, b: TensorRecord | None, *, note: str = "", **figures: Any) -> Row:
+def _row(
+    place: RowPlace, a: TensorRecord | None, b: TensorRecord | None, *, note: str = "", **figures: Any
+) -> AccuracyRow:
     some = a or b
-    return Row(
+    return AccuracyRow(
         kind=place.kind,
         name=place.name,
         module=place.module,
@@ -177,12 +179,12 @@ def _row(place: Place, a: TensorRecord | None, b: TensorRecord | None, *, note: 
     )
 
 
-def by_harm(row: Row) -> tuple[bool, bool, float, bool, int]:
+def by_harm(row: AccuracyRow) -> tuple[bool, bool, float, bool, int]:
     """Return the sort key: rows that create NaN or inf, rows that inherit them, then by harm; ties in execution order."""
     return (row.harm < math.inf, row.is_inherited, -row.harm, row.kind != "output", row.order)
 
 
-def as_computed(row: Row) -> tuple[bool, int]:
+def as_computed(row: AccuracyRow) -> tuple[bool, int]:
     """Return the sort key of execution order: outputs forward, then gradients backward."""
     return (row.kind != "output", row.order)
 

@@ -95,7 +95,7 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Call:
+class ModuleCall:
     """One call of one module."""
 
     path: str
@@ -124,7 +124,7 @@ class ParameterGrad:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class AccuracyRun:
     """One recorded step, from `record_run`, `run_at` or `load_run`."""
 
     name: str
@@ -136,7 +136,7 @@ class Run:
     """Tensors with more elements are kept as a sample of this size."""
     modules: dict[str, str]
     """Path and class of every module of the model, called or not."""
-    calls: tuple[Call, ...]
+    calls: tuple[ModuleCall, ...]
     """In the order in which they ended."""
     parameters: tuple[ParameterGrad, ...]
     """In the order of the backward."""
@@ -176,8 +176,8 @@ def sample_places(numel: int, max_elements: int) -> Tensor | None:
     return ((parts + drawn) * (numel / max_elements)).long().clamp_(max=numel - 1)
 
 
-def load_run(path: str | os.PathLike[str]) -> Run:
-    """Return a run that `Run.save` wrote. The file may come from anyone: nothing in it is executed.
+def load_run(path: str | os.PathLike[str]) -> AccuracyRun:
+    """Return a run that `AccuracyRun.save` wrote. The file may come from anyone: nothing in it is executed.
 
     Raises:
         ValueError: The file cannot be read, or is no such run.
@@ -190,7 +190,7 @@ def load_run(path: str | os.PathLike[str]) -> Run:
         return _Unpacker(read_torch_file(data)).run()
     except Exception as error:  # whatever a damaged or hostile file makes torch or us raise is one line
         reason = plain(str(error)).split("\n")[0][:200]
-        raise ValueError(f"{path}: no run that Run.save wrote: {reason or type(error).__name__}") from error
+        raise ValueError(f"{path}: no run that AccuracyRun.save wrote: {reason or type(error).__name__}") from error
 
 
 class _Packer:
@@ -200,7 +200,7 @@ class _Packer:
         self._records: list[TensorRecord] = []
         self._places: dict[int, int] = {}
 
-    def pack(self, run: Run) -> dict[str, Any]:
+    def pack(self, run: AccuracyRun) -> dict[str, Any]:
         calls = [
             {
                 "path": call.path,
@@ -267,11 +267,11 @@ class _Unpacker:
             raise ValueError("values are not one flat float32 tensor")
         self._records = list(self._read_records(values))
 
-    def run(self) -> Run:
+    def run(self) -> AccuracyRun:
         whole = self._whole
         modules = _checked(whole["modules"], dict, "modules")
         calls = _checked(whole["calls"], list, "calls")
-        return Run(
+        return AccuracyRun(
             name=_checked(whole["name"], str, "name"),
             loss=None if whole["loss"] is None else _checked(whole["loss"], float, "loss"),
             loss_scale=self._loss_scale,
@@ -304,10 +304,10 @@ class _Unpacker:
     def _record(self, place: Any) -> TensorRecord:
         return self._records[_index(place, len(self._records))]
 
-    def _call(self, entry: Any, position: int) -> Call:
+    def _call(self, entry: Any, position: int) -> ModuleCall:
         call = _checked(entry, dict, "a call")
         rounding = _checked(call["rounding"], str, "a dtype")
-        return Call(
+        return ModuleCall(
             path=_checked(call["path"], str, "a path"),
             kind=_checked(call["kind"], str, "a class"),
             occurrence=_checked(call["occurrence"], int, "an occurrence"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from mezzo import report
 from mezzo.files import plain
-from mezzo.proof._accuracy_rows import Row
+from mezzo.proof._accuracy_rows import AccuracyRow
 
 COLUMNS = (
     "name", "kind", "module", "order", "state", "harm", "error", "added", "inflow", "limit", "max_abs_error", "max_ulps",
@@ -23,12 +23,12 @@ _NUMBERS = range(9)
 """Positions of the text columns with numbers."""
 
 
-def csv_text(rows: Iterable[Row]) -> str:
+def csv_text(rows: Iterable[AccuracyRow]) -> str:
     """Return rows as CSV."""
     return report.csv_text(COLUMNS, map(_cells, rows))
 
 
-def xlsx_bytes(rows: Sequence[Row]) -> bytes:
+def xlsx_bytes(rows: Sequence[AccuracyRow]) -> bytes:
     """Return rows as a workbook with one coloured sheet.
 
     Raises:
@@ -37,7 +37,7 @@ def xlsx_bytes(rows: Sequence[Row]) -> bytes:
     return report.xlsx_bytes("accuracy", COLUMNS, list(map(_cells, rows)), [COLOURS.get(row.state) for row in rows])
 
 
-def text_table(rows: Sequence[Row], limit: int | None) -> str:
+def text_table(rows: Sequence[AccuracyRow], limit: int | None) -> str:
     """Return the first `limit` rows in columns; None: all."""
     shown = rows if limit is None else rows[:limit]
     lines = report.text_table([_TEXT_COLUMNS, *map(_text_cells, shown)], right=_NUMBERS)
@@ -55,7 +55,7 @@ def short(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.3g}"
 
 
-def bad_counts(row: Row) -> str:
+def bad_counts(row: AccuracyRow) -> str:
     """Return the counts of NaN and inf in b, and those in a if there are any."""
     counts = [f"{count} {what}" for count, what in ((row.nan_b, "NaN"), (row.inf_b, "inf")) if count]
     if row.nan_a + row.inf_a:
@@ -63,7 +63,7 @@ def bad_counts(row: Row) -> str:
     return " ".join(counts)
 
 
-def _text_cells(row: Row) -> tuple[str, ...]:
+def _text_cells(row: AccuracyRow) -> tuple[str, ...]:
     numbers = (row.harm, row.error, row.added, row.max_ulps)
     cosine = "" if math.isnan(row.cosine) else f"{row.cosine:.6f}"
     zeroed = "" if math.isnan(row.underflow) else f"{row.underflow:.1%}"
@@ -75,7 +75,7 @@ def _text_cells(row: Row) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _cells(row: Row) -> list[Any]:
+def _cells(row: AccuracyRow) -> list[Any]:
     """Return the cells of a row: numbers, and plain text."""
     values = row.to_dict()
     values["shape"] = "x".join(str(size) for size in row.shape)

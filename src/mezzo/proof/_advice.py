@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from mezzo.proof._trial import Setup
+from mezzo.trial import TrialSetup
 
 Kind = Literal[
     "hardware",
@@ -39,7 +39,7 @@ class Advice:
     """Whether `gain` is an upper bound, not a prediction."""
     measured_gain: float | None = None
     """Measured speed-up with the change."""
-    setup: Setup | None = None
+    setup: TrialSetup | None = None
     """The setup with the change; None if the doctor cannot apply it."""
 
     @property

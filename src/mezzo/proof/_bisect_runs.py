@@ -22,9 +22,8 @@ from mezzo.dtypes import HALF_DTYPES, LEVELS, dtype_name, parse_half_dtype, pars
 from mezzo.errors import unknown_choice
 from mezzo.fp8 import Fp8Recipe, recipe_for
 from mezzo.precision import Precision
-from mezzo.proof._inputs import call_model
-from mezzo.proof._random import random_states_kept, seed_all
 from mezzo.record import OperatorStats
+from mezzo.trial import call_model, random_states_kept, seed_all
 
 SEED = 0
 BY = ("modules", "ops")

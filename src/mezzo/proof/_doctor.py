@@ -17,16 +17,15 @@ from mezzo._torch.pytree import tree_leaves
 from mezzo.amp import Fp8Recipe, GradScaler
 from mezzo.dtypes import dtype_name, parse_half_dtype
 from mezzo.proof._advice import Advice
-from mezzo.proof._changes import NO_CHANGES, Changes
 from mezzo.proof._examination import Examination, Progress
 from mezzo.proof._fp8_rules import fp8
 from mezzo.proof._measure import Measured, time_again
 from mezzo.proof._number_rules import leaks, loss_scale
 from mezzo.proof._shape_rules import layout, shapes, with_padding
 from mezzo.proof._time_rules import LEAST_GAIN, amdahl, amp_itself, casts, hardware, launches, loader
-from mezzo.proof._trial import Setup, Task
 from mezzo.record import Timing, drift_note, operator_log, unsteady_note
 from mezzo.report import time_text
+from mezzo.trial import NO_CHANGES, Changes, TrialSetup, Workload
 
 RULES: tuple[Callable[[Examination], Any], ...] = (
     hardware, amp_itself, amdahl, launches, layout, shapes, casts, leaks, loss_scale, fp8, loader,
@@ -42,7 +41,7 @@ LOSS_TOLERANCE = 1e-2
 class Report:
     """Result of `advise`; print it."""
 
-    setup: Setup
+    setup: TrialSetup
     full: Measured
     amp: Measured
     advices: tuple[Advice, ...]
@@ -156,17 +155,17 @@ def advise(
     check_at_least("steps", steps)
     _check_model(model)
     place = _device(device)
-    task = Task(model, inputs, targets, loss_fn or mean_square)
+    workload = Workload(model, inputs, targets, loss_fn or mean_square)
     if fp8 is not None and level != "O3":
         raise ValueError(f"fp8 with level={level!r}: it belongs to level O3")
     recipe = None if fp8 is None else Fp8Recipe.of(fp8)
-    setup = Setup(level=level, dtype=dtype_name(parse_half_dtype(dtype)), fp8=recipe)
+    setup = TrialSetup(level=level, dtype=dtype_name(parse_half_dtype(dtype)), fp8=recipe)
     capability = torch.cuda.get_device_capability(place) if place.type == "cuda" else None
-    exam = Examination(task, setup, place, steps, capability, loader, scaler)
+    exam = Examination(workload, setup, place, steps, capability, loader, scaler)
     if progress is not None:
         exam.progress = progress
     report = examine(exam, measure_gains=measure_gains)
-    return replace(report, full_again=time_again(task, report.full.setup, place, min(steps, STEPS_AGAIN)))
+    return replace(report, full_again=time_again(workload, report.full.setup, place, min(steps, STEPS_AGAIN)))
 
 
 def _check_model(model: nn.Module) -> None:

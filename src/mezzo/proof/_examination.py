@@ -19,8 +19,8 @@ from mezzo.proof._measure import (
     observe,
     product_speedup,
 )
-from mezzo.proof._trial import Setup, Task
 from mezzo.record import Fp8Row
+from mezzo.trial import TrialSetup, Workload
 
 Progress = Callable[[str, int, int], None]
 
@@ -30,10 +30,10 @@ GRAPH_GAP_S = 0.5e-6
 
 @dataclass(eq=False)
 class Examination:
-    """Measurements of a task, cached; variants are measured when a rule asks for them."""
+    """Measurements of a workload, cached; variants are measured when a rule asks for them."""
 
-    task: Task
-    setup: Setup
+    workload: Workload
+    setup: TrialSetup
     device: torch.device
     steps: int
     capability: tuple[int, int] | None
@@ -41,22 +41,22 @@ class Examination:
     loader: Any = None
     scaler: GradScaler | None = None
     progress: Progress = lambda *_: None
-    _measured: dict[Setup, Measured] = field(default_factory=dict)
-    _observed: dict[Setup, Observed] = field(default_factory=dict)
+    _measured: dict[TrialSetup, Measured] = field(default_factory=dict)
+    _observed: dict[TrialSetup, Observed] = field(default_factory=dict)
 
-    def observe(self, setup: Setup, what: str) -> Observed:
+    def observe(self, setup: TrialSetup, what: str) -> Observed:
         """Record one step of a setup without timing it."""
         if setup not in self._observed:
             self.progress(what, 0, 1)
-            self._observed[setup] = observe(self.task, setup, self.device)
+            self._observed[setup] = observe(self.workload, setup, self.device)
             self.progress(what, 1, 1)
         return self._observed[setup]
 
-    def measure(self, setup: Setup, what: str) -> Measured:
+    def measure(self, setup: TrialSetup, what: str) -> Measured:
         """Time and record the steps of a setup."""
         if setup not in self._measured:
             self.progress(what, 0, self.steps)
-            self._measured[setup] = measure(self.task, setup, self.device, self.steps)
+            self._measured[setup] = measure(self.workload, setup, self.device, self.steps)
             self.progress(what, self.steps, self.steps)
         return self._measured[setup]
 
@@ -98,13 +98,13 @@ class Examination:
     @cached_property
     def fp8_rows(self) -> list[Fp8Row]:
         """Rounding of the operands of FP8 products, the largest loss first."""
-        return fp8_rows(self.task, self.setup, self.device)
+        return fp8_rows(self.workload, self.setup, self.device)
 
     def layer(self, path: str) -> nn.Module:
         """Return a layer of the model by its path below the outermost module."""
-        return self.task.model.get_submodule(path)
+        return self.workload.model.get_submodule(path)
 
-    def with_changes(self, **changes: Any) -> Setup:
+    def with_changes(self, **changes: Any) -> TrialSetup:
         """Return the setup with additional changes to the model."""
         return replace(self.setup, changes=replace(self.setup.changes, **changes))
 

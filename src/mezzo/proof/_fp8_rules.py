@@ -115,7 +115,10 @@ def _remedy(row: Fp8Row) -> str:
 def _would_bring(exam: Examination) -> Iterator[Advice]:
     """Predict the gain of O3 from the time of the products that could be FP8 and the bytes that conversion moves."""
     recipe = Fp8Recipe()
-    kept = {id(layer) for layer in (*first_and_last(exam.task.model), *filter(is_excluded, exam.task.model.modules()))}
+    kept = {
+        id(layer)
+        for layer in (*first_and_last(exam.workload.model), *filter(is_excluded, exam.workload.model.modules()))
+    }
     could = [
         each
         for each in _layers(exam)
@@ -144,5 +147,5 @@ def _would_bring(exam: Examination) -> Iterator[Advice]:
 def _layer(exam: Examination, product: Product) -> nn.Module | None:
     try:
         return exam.layer(product.module)
-    except AttributeError:  # the task's model is not the outermost module that was called
+    except AttributeError:  # the workload's model is not the outermost module that was called
         return None

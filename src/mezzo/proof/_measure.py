@@ -12,7 +12,6 @@ from torch import Tensor
 
 from mezzo.fp8 import make_operand, multiply
 from mezzo.proof._products import Product, ProductSink, is_product
-from mezzo.proof._trial import Setup, Task, Trainer
 from mezzo.record import (
     FP8,
     Fp8Row,
@@ -26,6 +25,7 @@ from mezzo.record import (
     synchronize,
     time_on_device,
 )
+from mezzo.trial import Trial, TrialSetup, Workload
 
 WARMUP_STEPS = 3
 HOST_CALLS = 5
@@ -38,7 +38,7 @@ _PRODUCT_SIZE = 4096
 class Observed:
     """One recorded step of a setup, not timed."""
 
-    setup: Setup
+    setup: TrialSetup
     stats: OperatorStats
     """With kernels and leaks; empty for a captured step."""
     products: tuple[Product, ...]
@@ -124,31 +124,31 @@ class Measured(Observed):
         return max(host_s, busy_s) * self.step_s / max(self.host_s, self.busy_s)
 
 
-def observe(task: Task, setup: Setup, device: torch.device) -> Observed:
-    """Train a copy of a task and record one step after the warm-up; random states are restored."""
-    with _trained(task, setup, device) as trainer:
+def observe(workload: Workload, setup: TrialSetup, device: torch.device) -> Observed:
+    """Train a copy of a workload and record one step after the warm-up; random states are restored."""
+    with _trained(workload, setup, device) as trial:
         for _ in range(WARMUP_STEPS):
-            trainer.step()
-        return Observed(setup, *_record(trainer), device.type == "cuda")
+            trial.step()
+        return Observed(setup, *_record(trial), device.type == "cuda")
 
 
-def measure(task: Task, setup: Setup, device: torch.device, steps: int) -> Measured:
-    """Train a copy of a task for `steps` timed steps, then record one more; random states are restored.
+def measure(workload: Workload, setup: TrialSetup, device: torch.device, steps: int) -> Measured:
+    """Train a copy of a workload for `steps` timed steps, then record one more; random states are restored.
 
     Args:
-        task: Unchanged.
+        workload: Unchanged.
         setup: How to train.
         device: Where to train.
         steps: Number of timed steps.
     """
-    with _trained(task, setup, device) as trainer:
+    with _trained(workload, setup, device) as trial:
         outcomes: list[bool] = []
-        scaler = trainer.precision.scaler
+        scaler = trial.precision.scaler
         if scaler is not None:
             scaler.register_outcome_hook(outcomes.append)
-        timing = time_on_device(trainer.step, calls=steps, warmup_calls=WARMUP_STEPS, device=device)
-        host_s = _host_time(trainer, device) if device.type == "cuda" else timing.median_s
-        stats, products = _record(trainer)
+        timing = time_on_device(trial.step, calls=steps, warmup_calls=WARMUP_STEPS, device=device)
+        host_s = _host_time(trial, device) if device.type == "cuda" else timing.median_s
+        stats, products = _record(trial)
         if scaler is not None:
             scaler.flush()
         return Measured(
@@ -158,51 +158,51 @@ def measure(task: Task, setup: Setup, device: torch.device, steps: int) -> Measu
             is_cuda=device.type == "cuda",
             timing=timing,
             host_s=host_s,
-            losses=tuple(float(loss) for loss in trainer.losses),
+            losses=tuple(float(loss) for loss in trial.losses),
             num_skipped=outcomes.count(False),
             last_scale=1.0 if scaler is None else scaler.get_scale(),
         )
 
 
-def time_again(task: Task, setup: Setup, device: torch.device, steps: int) -> Timing:
+def time_again(workload: Workload, setup: TrialSetup, device: torch.device, steps: int) -> Timing:
     """Time more steps of a setup, to check that the machine is still as fast as before.
 
     The warm-up is that of `measure`: a cold start would look like a slower machine.
     """
-    with _trained(task, setup, device) as trainer:
-        return time_on_device(trainer.step, calls=steps, warmup_calls=WARMUP_STEPS, device=device)
+    with _trained(workload, setup, device) as trial:
+        return time_on_device(trial.step, calls=steps, warmup_calls=WARMUP_STEPS, device=device)
 
 
 @contextmanager
-def _trained(task: Task, setup: Setup, device: torch.device) -> Iterator[Trainer]:
+def _trained(workload: Workload, setup: TrialSetup, device: torch.device) -> Iterator[Trial]:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        trainer = Trainer(task.copied(device), setup)
-        yield trainer
-    del trainer
+        trial = Trial(workload.copied(device), setup)
+        yield trial
+    del trial
     release_memory(device)
 
 
-def _record(trainer: Trainer) -> tuple[OperatorStats, tuple[Product, ...]]:
-    if trainer.setup.is_captured:  # a replay runs no operators
+def _record(trial: Trial) -> tuple[OperatorStats, tuple[Product, ...]]:
+    if trial.setup.is_captured:  # a replay runs no operators
         return OperatorStats(), ()
     # Other work disturbs the times of a CPU, so the fastest recording counts; kernels of a GPU are not disturbed.
-    tries = [_record_once(trainer) for _ in range(1 if torch.cuda.is_available() else CPU_RECORDINGS)]
+    tries = [_record_once(trial) for _ in range(1 if torch.cuda.is_available() else CPU_RECORDINGS)]
     return min(tries, key=lambda one: one[0].kernel_time_us)
 
 
-def _record_once(trainer: Trainer) -> tuple[OperatorStats, tuple[Product, ...]]:
+def _record_once(trial: Trial) -> tuple[OperatorStats, tuple[Product, ...]]:
     sink = ProductSink()
     with collect_operator_stats(False, kernels=True, leaks=True) as stats, listening(sink):
-        trainer.step()
+        trial.step()
     return stats, tuple(sink.products)
 
 
-def _host_time(trainer: Trainer, device: torch.device) -> float:
+def _host_time(trial: Trial, device: torch.device) -> float:
     times_s = []
     for _ in range(HOST_CALLS):
         synchronize(device)
         begin = time.perf_counter()
-        trainer.step()
+        trial.step()
         times_s.append(time.perf_counter() - begin)
     synchronize(device)
     return statistics.median(times_s)
@@ -246,11 +246,11 @@ def fp8_speedup(device: torch.device, dtype: torch.dtype) -> float:
     return half_s / fp8_s
 
 
-def fp8_rows(task: Task, setup: Setup, device: torch.device) -> list[Fp8Row]:
+def fp8_rows(workload: Workload, setup: TrialSetup, device: torch.device) -> list[Fp8Row]:
     """Return the rounding of the operands of FP8 products in one step after the warm-up."""
-    with _trained(task, setup, device) as trainer:
+    with _trained(workload, setup, device) as trial:
         for _ in range(WARMUP_STEPS):
-            trainer.step()
+            trial.step()
         with collect_fp8_numbers() as numbers:
-            trainer.step()
+            trial.step()
         return numbers.rows

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from mezzo.amp import auto_cast
 from mezzo.proof._advice import Advice
-from mezzo.proof._changes import can_be_padded, channels_of, pad_layer
 from mezzo.proof._examination import Examination
 from mezzo.proof._products import Product
 from mezzo.proof._time_rules import IDLE_SHARE, LEAST_GAIN, takes_tensors
 from mezzo.record import collect_operator_stats
 from mezzo.report import time_text
+from mezzo.trial import can_be_padded, channels_of, pad_layer
 
 IMAGE_CHANNELS = 3
 PADDED_IMAGE_CHANNELS = 4
@@ -147,7 +147,7 @@ def _padded_candidate(exam: Examination, product: Product) -> nn.Module | None:
     """Return the layer of a product if its channels can be padded, otherwise None."""
     try:
         layer = exam.layer(product.module)
-    except AttributeError:  # the task's model is not the outermost module that was called
+    except AttributeError:  # the workload's model is not the outermost module that was called
         return None
     return layer if can_be_padded(layer) and channels_of(layer) == _has(product) else None
 

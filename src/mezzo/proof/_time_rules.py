@@ -12,10 +12,10 @@ from mezzo.amp.hardware import AMP_SINCE
 from mezzo.dtypes import HALF_NAMES
 from mezzo.proof._advice import Advice
 from mezzo.proof._examination import Examination
-from mezzo.proof._inputs import arguments_of
 from mezzo.proof._products import is_product
 from mezzo.record import FP8, CastRow
 from mezzo.report import time_text
+from mezzo.trial import arguments_of
 
 IDLE_SHARE = 0.1
 """A step is launch-bound if no kernel runs for at least this share of it."""
@@ -110,8 +110,8 @@ def launches(exam: Examination) -> Iterator[Advice]:
 
 def takes_tensors(exam: Examination) -> bool:
     """Return whether the doctor can capture a step: all inputs are positional tensors, and so is the target."""
-    args, kwargs = arguments_of(exam.task.model, exam.task.inputs)
-    return not kwargs and all(isinstance(value, torch.Tensor) for value in (*args, exam.task.targets))
+    args, kwargs = arguments_of(exam.workload.model, exam.workload.inputs)
+    return not kwargs and all(isinstance(value, torch.Tensor) for value in (*args, exam.workload.targets))
 
 
 def casts(exam: Examination) -> Iterator[Advice]:

@@ -12,9 +12,8 @@ from torch.optim.swa_utils import AveragedModel
 
 from mezzo.cli import run
 from mezzo.proof import advise, bisect, compare_accuracy, run_at
-from mezzo.proof._inputs import arguments_of, batch_size_of, call_model
 from mezzo.proof._time_rules import takes_tensors
-from mezzo.proof._trial import Setup, Task, Trainer
+from mezzo.trial import Trial, TrialSetup, Workload, arguments_of, batch_size_of, call_model
 
 A, B = torch.ones(4, 8), torch.full((4, 8), 2.0)
 Pair = namedtuple("Pair", "x y")
@@ -122,15 +121,15 @@ def test_a_scripted_model_is_believed_to_take_what_it_is_given() -> None:
 )
 def test_the_size_of_a_batch(inputs: Any, size: int | None) -> None:
     assert batch_size_of(inputs) == size
-    assert Task(nn.Identity(), inputs, None, mse_loss).batch_size == size
+    assert Workload(nn.Identity(), inputs, None, mse_loss).batch_size == size
 
 
 def test_the_size_of_a_batch_is_not_told_where_the_targets_have_another() -> None:
     sequence_first = torch.ones(50, 6, 8)
     assert batch_size_of(sequence_first, torch.ones(6)) is None
     assert batch_size_of(torch.tensor(1.0), torch.ones(4)) is None
-    task = Task(nn.Identity(), sequence_first, None, mse_loss, samples=6)
-    assert task.batch_size == task.copied(torch.device("cpu")).batch_size == 6
+    workload = Workload(nn.Identity(), sequence_first, None, mse_loss, samples=6)
+    assert workload.batch_size == workload.copied(torch.device("cpu")).batch_size == 6
 
 
 def test_an_error_names_the_dict_where_several_inputs_were_one_argument() -> None:
@@ -175,18 +174,18 @@ def test_a_list_means_the_same_to_every_tool() -> None:
 
 @pytest.mark.parametrize(("inputs", "can_be"), [((A, B), True), ({"x": A, "y": B}, False), ((A, B, 2.0), False)])
 def test_a_step_of_several_tensors_by_place_can_be_captured(inputs: Any, can_be: bool) -> None:
-    task = Task(Two(), inputs, torch.zeros(4, 8), mse_loss)
+    workload = Workload(Two(), inputs, torch.zeros(4, 8), mse_loss)
 
     class Seen:
         pass
 
     seen = Seen()
-    seen.task = task  # type: ignore[attr-defined]
+    seen.workload = workload  # type: ignore[attr-defined]
     assert takes_tensors(seen) is can_be  # type: ignore[arg-type]
     if can_be:
-        trainer = Trainer(task.copied(torch.device("cpu")), Setup(level="O0", is_captured=True))
-        trainer.step()
-        assert trainer.losses[0].isfinite()
+        trial = Trial(workload.copied(torch.device("cpu")), TrialSetup(level="O0", is_captured=True))
+        trial.step()
+        assert trial.losses[0].isfinite()
 
 
 FACTORIES = """

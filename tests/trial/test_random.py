@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mezzo.bench import find_task
-from mezzo.proof._random import random_states_kept, seed_all
+from mezzo.bench import find_workload
+from mezzo.trial import random_states_kept, seed_all
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_a_model_that_is_found_leaves_the_states_of_all_gpus(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: None)
-    find_task("mobilenet_v3_small", batch_size=1, image_size=32)
+    find_workload("mobilenet_v3_small", batch_size=1, image_size=32)
     assert restored == [0, 1, 2]
 
 

@@ -13,13 +13,13 @@ from torch.optim import Optimizer
 from mezzo._torch.pytree import tree_leaves, tree_map
 from mezzo.fp8 import Fp8Recipe, recipe_for
 from mezzo.precision import Precision
-from mezzo.proof._changes import NO_CHANGES, Changes, apply_changes
-from mezzo.proof._inputs import arguments_of, batch_size_of
 from mezzo.static import CapturedStep, capture_step
+from mezzo.trial._changes import NO_CHANGES, Changes, apply_changes
+from mezzo.trial._inputs import arguments_of, batch_size_of
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class Workload:
     """A model and the one batch it is trained on."""
 
     model: nn.Module
@@ -35,8 +35,8 @@ class Task:
         """Samples of the batch: as it was made, or where all tensors have one first size; None where nothing tells."""
         return batch_size_of(self.inputs, self.targets) if self.samples is None else self.samples
 
-    def copied(self, device: torch.device) -> "Task":
-        """Return the task with copies of model, batch and loss on `device`, so that training leaves the originals alone.
+    def copied(self, device: torch.device) -> "Workload":
+        """Return the workload with copies of model, batch and loss on `device`, so that training leaves the originals alone.
 
         Raises:
             ValueError: The model cannot be copied.
@@ -53,12 +53,12 @@ class Task:
         inputs, targets = tree_map(lambda leaf: _fresh(leaf, device), (self.inputs, self.targets))
         is_module = isinstance(self.loss_fn, nn.Module)
         loss_fn = copy.deepcopy(self.loss_fn).to(device) if is_module else self.loss_fn  # type: ignore[attr-defined]
-        return Task(model.to(device), inputs, targets, loss_fn, self.samples)
+        return Workload(model.to(device), inputs, targets, loss_fn, self.samples)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Setup:
-    """How a task is trained."""
+class TrialSetup:
+    """How a workload is trained."""
 
     level: str = "O1"
     dtype: str = "float16"
@@ -72,12 +72,12 @@ class Setup:
     """Of O3; None: the usual one. Where the device has no FP8 products they are emulated."""
 
 
-class Trainer:
-    """One task trained in one way."""
+class Trial:
+    """One workload trained in one way."""
 
-    def __init__(self, task: Task, setup: Setup) -> None:
-        self.task, self.setup = task, setup
-        self.model = task.model
+    def __init__(self, workload: Workload, setup: TrialSetup) -> None:
+        self.workload, self.setup = workload, setup
+        self.model = workload.model
         if not self.model.training:  # else each part stays in its own mode: what is frozen stays frozen
             self.model.train()
         white = apply_changes(self.model, setup.changes).get("custom_white_list")
@@ -91,7 +91,7 @@ class Trainer:
         )
         self.precision.prepare(self.model, self.optimizer)
         self.losses: list[Tensor] = []
-        self._args, self._kwargs = arguments_of(self.model, task.inputs)
+        self._args, self._kwargs = arguments_of(self.model, workload.inputs)
         self._captured: CapturedStep | None = None
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -100,14 +100,14 @@ class Trainer:
 
     @torch.enable_grad()
     def step(self) -> None:
-        """Train one step on the task's batch; the loss stays on the device."""
+        """Train one step on the workload's batch; the loss stays on the device."""
         if self.setup.is_captured:
             self.losses.append(self._replay())
             return
-        before = None if self.losses else _versions(self.task.inputs, self.task.targets)
+        before = None if self.losses else _versions(self.workload.inputs, self.workload.targets)
 
         def forward() -> tuple[None, Tensor]:
-            loss = self.task.loss_fn(self.model(*self._args, **self._kwargs), self.task.targets)
+            loss = self.workload.loss_fn(self.model(*self._args, **self._kwargs), self.workload.targets)
             if before is not None:
                 self._check(loss, before)
             return None, loss
@@ -121,16 +121,16 @@ class Trainer:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             came = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ValueError(f"loss_fn returned {came}; must return a tensor with one number")
-        if _versions(self.task.inputs, self.task.targets) != before:
+        if _versions(self.workload.inputs, self.workload.targets) != before:
             raise ValueError(
                 "the model writes into its inputs, so that no step is like the one before; clone them in forward"
             )
 
     def _replay(self) -> Tensor:
-        batch = (*self._args, self.task.targets)
+        batch = (*self._args, self.workload.targets)
         if self._captured is None:
             self._captured = capture_step(
-                self.model, self.task.loss_fn, self.optimizer, batch, precision=self.precision
+                self.model, self.workload.loss_fn, self.optimizer, batch, precision=self.precision
             )
         loss: Tensor = self._captured(*batch)
         return loss
