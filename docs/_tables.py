@@ -11,9 +11,12 @@ from pathlib import Path
 
 import torch
 
+from mezzo._options import options_of
 from mezzo.amp import Decision, GradScaler, Policy, operator_names
 from mezzo.amp import _ops as ops
 from mezzo.amp._names import ALIASES, OPERATOR_GROUPS, WITHOUT_OPERATOR
+from mezzo.export import EngineOptions, ExportOptions
+from mezzo.vision.options import InferOptions, RecipeOptions, RunOptions
 
 PAGES = Path(__file__).resolve().parent
 HALF = torch.float16
@@ -187,6 +190,18 @@ def scale_over_time() -> str:
     return "\n".join(["```text", *lines, f"     +{'-' * len(scales)}", f"step  {axis.rstrip()}", "```"])
 
 
+# ------------------------------------------------------------------------------------------------------ the options
+
+
+def options(*owners: type) -> str:
+    """Return the table of the options of some dataclasses."""
+    rows = []
+    for each in (each for owner in owners for each in options_of(owner)):
+        names = ", ".join(f"`{name}`" for name in sorted(each.spellings, key=len, reverse=True))
+        rows.append([names, each.default_text, each.option.help])
+    return table(["option", "default", "meaning"], rows)
+
+
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("levels.md", "levels"): levels,
     ("levels.md", "families"): families,
@@ -194,6 +209,10 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("lists.md", "groups"): groups,
     ("lists.md", "aliases"): aliases,
     ("loss_scaling.md", "scale over time"): scale_over_time,
+    ("training.md", "what is trained"): lambda: options(RecipeOptions),
+    ("training.md", "options of a run"): lambda: options(RunOptions),
+    ("export.md", "options of an export"): lambda: options(ExportOptions),
+    ("export.md", "options of predictions"): lambda: options(EngineOptions, InferOptions),
 }
 
 

@@ -39,7 +39,7 @@ DEPTH = {layer: depth for depth, row in enumerate(ROWS) for layer in row}
 
 # The same inside a package that has rooms of its own.
 ROOMS = {
-    "vision": (("train", "export"), ("infer",), ("recipes", "lite"), ("models", "data")),
+    "vision": (("train", "export"), ("infer",), ("recipes", "lite"), ("options",), ("models", "data")),
     "model": (("_model",), ("callbacks", "metric")),
 }
 ROOM_DEPTH = {

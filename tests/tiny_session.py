@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from mezzo.checkpoint import CheckpointStore
 from mezzo.model.parallel import World
 from mezzo.model.precision import make_precision
+from mezzo.vision.options import RunOptions
 from mezzo.vision.train._checkpoints import Progress, save
 from mezzo.vision.train._ema import Ema
-from mezzo.vision.train._options import RunOptions
 from mezzo.vision.train._session import Session
 
 STEPS = 14

@@ -124,6 +124,12 @@ def _options_of(cls: Any) -> tuple[Described, ...]:
     return tuple(each for each in found if each is not None)
 
 
+def yaml_keys(cls: Any) -> tuple[str, ...]:
+    """Return the spellings of all options as keys of a YAML file write them: `save_interval`."""
+    names = (spelling for each in options_of(cls) for spelling in each.spellings if spelling.startswith("--"))
+    return tuple(name.removeprefix("--").replace("-", "_") for name in names)
+
+
 def check_options(options: Any) -> None:
     """Raise OptionError for a value that is below its limit or not among its choices.
 

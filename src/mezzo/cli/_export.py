@@ -8,7 +8,7 @@ from mezzo._options import Option, Subset
 from mezzo.errors import OptionError, require
 from mezzo.export import ExportOptions
 from mezzo.files import FileError, MiB, read_text, say
-from mezzo.vision.recipes import classifiers
+from mezzo.vision.options import classifiers
 from mezzo.vision.shipped import RECIPE_HELP, RECIPES, config_of
 
 if TYPE_CHECKING:

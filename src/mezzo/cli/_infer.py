@@ -11,7 +11,7 @@ from mezzo.errors import OptionError, require
 from mezzo.export import EngineOptions
 from mezzo.files import say, write_text
 from mezzo.report import stamped
-from mezzo.vision.infer import InferOptions
+from mezzo.vision.options import InferOptions
 
 if TYPE_CHECKING:
     from mezzo.vision.infer import InferResult

@@ -9,8 +9,7 @@ from mezzo._options import Option, Subset
 from mezzo.cli._show import progress_bar
 from mezzo.errors import OptionError, require
 from mezzo.files import say
-from mezzo.vision.recipes import RecipeOptions
-from mezzo.vision.train import RunOptions
+from mezzo.vision.options import RecipeOptions, RunOptions
 
 LITE_SETS = ("imagenet_lite", "mini_supervisely", "cityscapes")
 _EVALUATED = Subset(

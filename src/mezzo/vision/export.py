@@ -10,9 +10,8 @@ from mezzo.export import Description, ExportOptions, ExportReport, Say, export_m
 from mezzo.vision.data import DataError
 from mezzo.vision.infer import read_batches
 from mezzo.vision.models import load_trained
+from mezzo.vision.options import IMAGENET_MEAN, IMAGENET_STD
 from mezzo.vision.recipes import Recipe
-
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def describe_recipe(recipe: Recipe, class_names: Sequence[str] = ()) -> Description:

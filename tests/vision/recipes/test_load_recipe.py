@@ -114,18 +114,24 @@ def test_settings_without_effect_are_kept_and_named(tmp_path: Path) -> None:
     text = recipe_files.TEXT + "test_config:\n  aug_eval: True\nprecision: fp16\nlearning_rate: {value: 1}\n"
     recipe = load(tmp_path, text)
     assert recipe.resolved["test_config"] == {"aug_eval": True}
-    assert [line.replace(f"{tmp_path}/", "") for line in recipe.ignored] == [
-        "r.yml:37: test_config: evaluation is at one scale, without flipping",
-        "r.yml:39: precision: is an option of the command here",
-        "r.yml:40: learning_rate: lr_scheduler is there too, and is the one that counts",
-    ]
+    places = [line.replace(f"{tmp_path}/", "").rpartition(": ")[0] for line in recipe.ignored]
+    assert places == ["r.yml:37: test_config", "r.yml:39: precision", "r.yml:40: learning_rate"]
+
+
+@pytest.mark.parametrize(
+    "key", ["save_interval", "num_workers", "amp_level", "resume_model", "dist_timeout", "use_vdl"]
+)
+def test_options_of_the_command_are_named_in_a_file(tmp_path: Path, key: str) -> None:
+    (line,) = load(tmp_path, recipe_files.TEXT + f"{key}: 3\n").ignored
+    assert f"37: {key}: is an option of the command" in line
 
 
 @pytest.mark.parametrize("key", ["global", "runtime", "train", "eval", "test", "infer"])
 def test_blocks_about_the_running_of_commands_have_no_effect_and_are_named(tmp_path: Path, key: str) -> None:
     recipe = load(tmp_path, recipe_files.TEXT + f"{key}:\n  epochs: 3\n")
     assert recipe.resolved[key] == {"epochs": 3}
-    assert recipe.ignored == (f"{tmp_path}/r.yml:37: {key}: what runs is said by the command here",)
+    (line,) = recipe.ignored
+    assert line.startswith(f"{tmp_path}/r.yml:37: {key}: ")
 
 
 @pytest.mark.parametrize("weights", ["weights/model.pdparams", "https://example.org/model.pdparams"])

@@ -9,7 +9,7 @@ from test_distributed_run import launch
 
 from mezzo.model import watchdog as _watch
 from mezzo.model.watchdog import BEGUN, EVALUATED, FORWARD_DONE, SAVING, Watch, _behind, begin_step, enter
-from mezzo.vision.train._options import OptionError, RunOptions
+from mezzo.vision.options import OptionError, RunOptions
 
 SLEEPY = """
 import sys, time

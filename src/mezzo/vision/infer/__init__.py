@@ -1,24 +1,19 @@
 """Predictions of exported models: engines, images in, results out, the benchmark report."""
 
-from typing import TYPE_CHECKING
-
-from mezzo._lazy import load_on_demand
-
-if TYPE_CHECKING:
-    from mezzo.vision.infer._options import InferOptions
-    from mezzo.vision.infer._report import BenchmarkReport, Environment
-    from mezzo.vision.infer._report_parser import parse_reports
-    from mezzo.vision.infer._run import InferResult, infer
-    from mezzo.vision.infer._sources import (
-        InputBatch,
-        Refused,
-        compose_transforms,
-        find_images,
-        read_batches,
-        read_inputs,
-    )
-    from mezzo.vision.infer._stages import StageTimer, StageTimes, percentiles
-    from mezzo.vision.infer._usage import Usage, UsageSampler
+from mezzo.vision.infer._report import BenchmarkReport, Environment
+from mezzo.vision.infer._report_parser import parse_reports
+from mezzo.vision.infer._run import InferResult, infer
+from mezzo.vision.infer._sources import (
+    InputBatch,
+    Refused,
+    compose_transforms,
+    find_images,
+    read_batches,
+    read_inputs,
+)
+from mezzo.vision.infer._stages import StageTimer, StageTimes, percentiles
+from mezzo.vision.infer._usage import Usage, UsageSampler
+from mezzo.vision.options import InferOptions
 
 __all__ = [
     "infer",
@@ -39,5 +34,3 @@ __all__ = [
     "UsageSampler",
     "Usage",
 ]
-
-__getattr__ = load_on_demand(__name__)

@@ -18,12 +18,12 @@ from mezzo.export import ENGINES, Choice, Deployed, DeployError, Engine, Output,
 from mezzo.files import write_text
 from mezzo.vision.infer._classes_out import ClassScore, format_classes, top_classes
 from mezzo.vision.infer._maps_out import Labels, result_names, save_maps, to_labels
-from mezzo.vision.infer._options import InferOptions
 from mezzo.vision.infer._report import BenchmarkReport, Environment
 from mezzo.vision.infer._sheet import SHOWN, Row, contact_sheet
 from mezzo.vision.infer._sources import InputBatch, Refused, compose_transforms, find_images, read_inputs
 from mezzo.vision.infer._stages import StageTimer
 from mezzo.vision.infer._usage import UsageSampler
+from mezzo.vision.options import InferOptions
 
 PREDICTIONS, REPORT, SHEET = "predictions.jsonl", "benchmark.json", "sheet.png"
 DEMO_IMAGES = (Path("images/demo.jpg"), Path("data/test/demo.jpg"), Path("lite_data/test/demo.jpg"))

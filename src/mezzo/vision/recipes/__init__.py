@@ -1,21 +1,16 @@
 """Recipes: command lines and PaddleSeg's YAML files as typed, frozen configuration."""
 
-from typing import TYPE_CHECKING
-
-from mezzo._lazy import load_on_demand
-
-if TYPE_CHECKING:
-    from mezzo.vision.recipes._classification import classification_recipe
-    from mezzo.vision.recipes._curves import CURVES, Curve
-    from mezzo.vision.recipes._data import DataRecipe
-    from mezzo.vision.recipes._errors import RecipeError
-    from mezzo.vision.recipes._load import load_recipe
-    from mezzo.vision.recipes._losses import ClassLoss, LossRecipe
-    from mezzo.vision.recipes._model import ModelRecipe
-    from mezzo.vision.recipes._optimizers import OptimizerRecipe, ParameterGroup
-    from mezzo.vision.recipes._options import ClassifierOptions, RecipeOptions, classifiers
-    from mezzo.vision.recipes._recipe import Recipe
-    from mezzo.vision.recipes._schedules import Schedule
+from mezzo.vision.options import ClassifierOptions, RecipeOptions, classifiers
+from mezzo.vision.recipes._classification import classification_recipe
+from mezzo.vision.recipes._curves import CURVES, Curve
+from mezzo.vision.recipes._data import DataRecipe
+from mezzo.vision.recipes._errors import RecipeError
+from mezzo.vision.recipes._load import load_recipe
+from mezzo.vision.recipes._losses import ClassLoss, LossRecipe
+from mezzo.vision.recipes._model import ModelRecipe
+from mezzo.vision.recipes._optimizers import OptimizerRecipe, ParameterGroup
+from mezzo.vision.recipes._recipe import Recipe
+from mezzo.vision.recipes._schedules import Schedule
 
 __all__ = [
     "load_recipe",
@@ -35,5 +30,3 @@ __all__ = [
     "Curve",
     "RecipeError",
 ]
-
-__getattr__ = load_on_demand(__name__)

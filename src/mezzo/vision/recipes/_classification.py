@@ -22,13 +22,13 @@ from mezzo.vision.data import (
     open_classification,
 )
 from mezzo.vision.data.transforms import RandomHorizontalFlip
+from mezzo.vision.options import BATCH_SIZE, FIRST_RATE, OPTIMIZERS, ClassifierOptions, classifiers
 from mezzo.vision.recipes._check import REFUSALS
 from mezzo.vision.recipes._curves import StepDecay
 from mezzo.vision.recipes._data import DataRecipe
 from mezzo.vision.recipes._errors import FaultLog, parsed
 from mezzo.vision.recipes._model import ModelRecipe
 from mezzo.vision.recipes._optimizers import OptimizerRecipe
-from mezzo.vision.recipes._options import BATCH_SIZE, FIRST_RATE, OPTIMIZERS, ClassifierOptions, classifiers
 from mezzo.vision.recipes._recipe import Recipe
 from mezzo.vision.recipes._schedules import Schedule
 

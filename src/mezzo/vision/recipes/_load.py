@@ -8,7 +8,9 @@ from pathlib import Path
 from torch import nn
 
 from mezzo._arguments import check_integer
+from mezzo._options import yaml_keys
 from mezzo.files import SourceMark, YamlNode
+from mezzo.vision.options import RunOptions
 from mezzo.vision.recipes._check import attempt, check_names
 from mezzo.vision.recipes._data import MAX_CLASSES, classes_of, ignored_of, read_data
 from mezzo.vision.recipes._defaults import fill_defaults, translate_old
@@ -22,20 +24,17 @@ from mezzo.vision.recipes._schedules import read_schedule
 from mezzo.vision.recipes._source import read_tree
 
 _USED = ("batch_size", "iters", "train_dataset", "val_dataset", "model", "loss", "optimizer", "lr_scheduler")
-_COMMAND = "is an option of the command here"
-#: Keys that PaddleSeg's files may have and that change nothing here, with the reason.
+#: Keys that PaddleSeg's files may have and that have no effect here, with the reason.
 UNUSED = {
-    "learning_rate": "lr_scheduler is there too, and is the one that counts",
-    "export": "says how to export, not how to train",
-    "test_config": "evaluation is at one scale, without flipping",
-    "distill_loss": "there is no distillation here",
-    "amp": "precision is set with --precision and --amp_level",
-    **dict.fromkeys(("global", "runtime", "train", "eval", "test", "infer"), "what runs is said by the command here"),
     **dict.fromkeys(
-        ("precision", "amp_level", "seed", "device", "num_workers", "log_iters", "save_interval"), _COMMAND
+        (*yaml_keys(RunOptions), "use_vdl", "profiler_options"), "is an option of the command, not of the file"
     ),
-    **dict.fromkeys(("save_dir", "do_eval", "keep_checkpoint_max", "early_stop_intervals", "use_ema"), _COMMAND),
-    **dict.fromkeys(("data_format", "resume_model", "to_static_training", "use_vdl", "profiler_options"), _COMMAND),
+    "learning_rate": "lr_scheduler is there too, and has precedence",
+    "export": "is about exports, not about training",
+    "test_config": "evaluation uses one scale, without flipping",
+    "distill_loss": "distillation is not supported",
+    "amp": "precision is set with --precision and --amp_level",
+    **dict.fromkeys(("global", "runtime", "train", "eval", "test", "infer"), "the command decides what runs"),
 }
 
 

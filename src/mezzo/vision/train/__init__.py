@@ -1,16 +1,11 @@
 """Training: one engine for both tasks, every precision, one process or many."""
 
-from typing import TYPE_CHECKING
-
-from mezzo._lazy import load_on_demand
-
-if TYPE_CHECKING:
-    from mezzo.errors import OptionError
-    from mezzo.vision.train._options import RunOptions
-    from mezzo.vision.train._plot import plot_curves, plot_run
-    from mezzo.vision.train._recipes import make_recipe, with_usual_data
-    from mezzo.vision.train._run import TrainResult, evaluate, train
-    from mezzo.vision.train._scalars import read_scalars
+from mezzo.errors import OptionError
+from mezzo.vision.options import RunOptions
+from mezzo.vision.train._plot import plot_curves, plot_run
+from mezzo.vision.train._recipes import make_recipe, with_usual_data
+from mezzo.vision.train._run import TrainResult, evaluate, train
+from mezzo.vision.train._scalars import read_scalars
 
 __all__ = [
     "train",
@@ -24,5 +19,3 @@ __all__ = [
     "plot_run",
     "plot_curves",
 ]
-
-__getattr__ = load_on_demand(__name__)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mezzo.model.parallel import World
+from mezzo.vision.options import RunOptions
 from mezzo.vision.recipes import Recipe
-from mezzo.vision.train._options import RunOptions
 
 
 def find_notices(recipe: Recipe, options: RunOptions, world: World) -> list[str]:

@@ -13,12 +13,12 @@ from mezzo.checkpoint import BEST, CheckpointStore, find_weights
 from mezzo.files import folder_lock, say
 from mezzo.model.parallel import World, decide_first, join_world
 from mezzo.vision.models import load_trained
+from mezzo.vision.options import RunOptions
 from mezzo.vision.recipes import Recipe
 from mezzo.vision.train._checkpoints import Progress, put_aside
 from mezzo.vision.train._engine import Engine
 from mezzo.vision.train._evaluate import Evaluator
 from mezzo.vision.train._notices import find_notices
-from mezzo.vision.train._options import RunOptions
 from mezzo.vision.train._record import write_record
 from mezzo.vision.train._reporter import Reporter, eval_lines
 from mezzo.vision.train._resume import AUTO, find_checkpoint, resume

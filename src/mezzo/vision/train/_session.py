@@ -21,9 +21,9 @@ from mezzo.model.sharded import shard
 from mezzo.precision import Precision
 from mezzo.static import to_static
 from mezzo.vision.data import Loader, Prefetcher, Stream, ToInput
+from mezzo.vision.options import RunOptions
 from mezzo.vision.recipes import Recipe
 from mezzo.vision.train._ema import Ema
-from mezzo.vision.train._options import RunOptions
 from mezzo.vision.train._tasks import Task, make_task
 
 SAVE_EVERY = 1000  # of segmentation, where nothing is said
