@@ -89,7 +89,7 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", [b"", b"rubbish", b"PK\x03\x04", b"\x80\x02."])
 def test_what_is_no_file_of_torch_is_one_line(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.run").write_bytes(data)
-    with pytest.raises(ValueError, match=r"^[^\n]*x.run: no run that AccuracyRun.save wrote: [^\n]+$"):
+    with pytest.raises(ValueError, match=r"^[^\n]*x.run: not a run of AccuracyRun.save: [^\n]+$"):
         load_run(tmp_path / "x.run")
 
 
@@ -105,7 +105,7 @@ class Evil:
 
 def test_code_in_a_file_is_not_run(tmp_path: Path) -> None:
     torch.save({"format": Evil(tmp_path / "ran")}, tmp_path / "x.run")
-    with pytest.raises(ValueError, match=r"no run that AccuracyRun\.save wrote"):
+    with pytest.raises(ValueError, match=r"not a run of AccuracyRun\.save"):
         load_run(tmp_path / "x.run")
     assert not (tmp_path / "ran").exists()
 
@@ -162,7 +162,7 @@ def test_a_file_that_is_not_as_it_was_written_is_refused(
     payload = payload_of(tmp_path / "x.run")
     change(payload)
     torch.save(payload, tmp_path / "x.run")
-    with pytest.raises(ValueError, match=f"x.run: no run that AccuracyRun.save wrote: {reason}"):
+    with pytest.raises(ValueError, match=f"x.run: not a run of AccuracyRun.save: {reason}"):
         load_run(tmp_path / "x.run")
 
 

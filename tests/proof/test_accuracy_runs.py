@@ -112,12 +112,12 @@ def test_a_sample_of_nothing_is_refused() -> None:
     ("loss", "what"), [("x", "str"), (torch.ones(2, 3), r"a tensor of shape \(2, 3\)"), (True, "bool")]
 )
 def test_what_is_no_loss_is_refused(loss: object, what: str) -> None:
-    with pytest.raises(TypeError, match=f"step returned {what}; it returns the loss .a number, or a tensor with one"):
+    with pytest.raises(TypeError, match=f"step returned {what}"):
         record_run(network(), lambda: loss)
 
 
 def test_a_step_that_calls_no_module_is_refused() -> None:
-    with pytest.raises(ValueError, match="the step called no module of the model; record the eager model itself"):
+    with pytest.raises(ValueError, match="called no module of the model"):
         record_run(network(), lambda: 1.0)
 
 

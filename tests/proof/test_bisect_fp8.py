@@ -88,7 +88,7 @@ def test_without_a_recipe_a_cpu_emulates() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"level": "O3", "by": "ops"}, "level='O3' finds the layers that must stay in half: by='modules'"),
+        ({"level": "O3", "by": "ops"}, "level='O3' needs by='modules'"),
         ({"level": "O2", "fp8": RECIPE}, "fp8 with level='O2': it belongs to level O3"),
     ],
 )

@@ -34,11 +34,11 @@ from mezzo.record import ModuleListener, listening_to_modules, operator_log
 from mezzo.trial import call_model
 
 MAX_ELEMENTS = 2**16
-"""Of a tensor that are kept; 256 KiB."""
+"""Kept elements of a tensor: 256 KiB."""
 
 
 class HasScale(Protocol):
-    """A loss scaler, ours or torch's."""
+    """A loss scaler of mezzo or torch."""
 
     def get_scale(self) -> float:
         """Return the loss scale."""
@@ -53,22 +53,22 @@ def record_run(
     loss_scale: float | HasScale = 1.0,
     max_elements: int = MAX_ELEMENTS,
 ) -> AccuracyRun:
-    """Run a step and return what each module gave, with the gradients.
+    """Run a step and record the outputs of all modules and all gradients.
 
-    Hooks are set before the step and removed after it, also if it raises; neither the model nor a random state is changed by
-    the recording itself. What a region of activation checkpointing computes again in the backward is not recorded again.
+    The recording changes neither the model nor a random state; its hooks are removed even if the step raises. What
+    activation checkpointing computes again in the backward pass is not recorded again.
 
     Args:
-        model: The eager model that the step uses; not one made by `torch.compile`.
-        step: Forward and, where gradients are to be compared, backward. Returns the unscaled loss, or nothing.
-        name: What the run is called in tables.
-        loss_scale: What the loss was multiplied by before the backward: a number, or the scaler. Gradients are divided by it.
-        max_elements: Of a larger tensor that many elements are kept, a sample that is the same in every run. Counts of NaN
-            and inf and the largest magnitude are of the whole tensor.
+        model: The eager model that the step uses, not a result of `torch.compile`.
+        step: Runs the forward pass and, to compare gradients, the backward pass. Returns the unscaled loss or None.
+        name: Name of the run in tables.
+        loss_scale: Factor of the loss in the backward pass: a number or the scaler. Gradients are divided by it.
+        max_elements: Larger tensors are kept as a sample of this size, which is the same in every run. Counts of NaN and
+            inf and the largest magnitude always cover the whole tensor.
 
     Raises:
         ValueError: The loss scale is not a positive number, or the step called no module of the model.
-        TypeError: The step returned something that is no loss.
+        TypeError: The step returned something other than a loss.
     """
     scale = _read_scale(loss_scale)
     check_at_least("max_elements", max_elements)
@@ -76,7 +76,7 @@ def record_run(
     with recorder, listening_to_modules(model, recorder):
         loss = _read_loss(step())
     if not recorder.calls:
-        raise ValueError("the step called no module of the model; record the eager model itself, not a compiled one")
+        raise ValueError("the step called no module of the model; pass the eager model, not a compiled one")
     return AccuracyRun(
         name=name,
         loss=loss,
@@ -103,23 +103,23 @@ def run_at(
     max_elements: int = MAX_ELEMENTS,
     **options: Any,
 ) -> AccuracyRun:
-    """Record one forward and backward of a copy of a model at a level; the model itself is not touched.
+    """Record one forward and backward pass of a copy of a model at a level; the model is unchanged.
 
-    Every call starts from the same float32 weights (of a decorated model: its masters), the same buffers, mode and seed, so
-    two runs differ in precision alone. Dropout layers are off: a GPU draws other numbers for a half tensor than for a float32
-    one. Global random states are put back.
+    Every call starts from the same float32 weights (the masters of a decorated model), buffers, mode and seed, so two
+    runs differ only in precision. Dropout is off, because on a GPU its mask depends on the dtype. Global random states
+    are restored.
 
     Args:
-        model: In training or evaluation mode, as it is to be compared.
-        inputs: A tensor, a tuple or list of positional arguments, a dict of named ones, or the one argument.
+        model: In training or evaluation mode.
+        inputs: A tuple or list of positional arguments, a dict of named ones, or the only argument.
         targets: Second argument of `loss_fn`.
         loss_fn: Called as `loss_fn(model(inputs), targets)`, in the region.
-        level: `O0` is float32; `OD`, `O1`, `O2` and `O3` as in `auto_cast`. At O2 and O3 the copy is decorated; where the
-            device has no FP8 products they are emulated.
+        level: `O0` is float32; `OD`, `O1`, `O2` and `O3` as in `auto_cast`. At O2 and O3 the copy is decorated; a device
+            without FP8 products emulates them.
         dtype: `float16` or `bfloat16`.
-        loss_scale: None is 2^15 for float16 and 1 for all else.
-        name: In tables; None makes one of level and dtype.
-        seed: Of the random numbers that the forward draws.
+        loss_scale: None: 2^15 for float16, otherwise 1.
+        name: Name of the run in tables; None: level and dtype.
+        seed: Seed of the forward pass.
         max_elements: See `record_run`.
         options: Further arguments of `mezzo.Precision`, such as `custom_black_list`.
     """
@@ -153,10 +153,10 @@ def run_at(
 
 @contextmanager
 def _seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """Start the generators of the CPU and of one device from a seed; put them back afterwards."""
+    """Seed the generators of the CPU and of one device, and restore them afterwards."""
     on_cuda = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if on_cuda else []):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach every GPU
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed every GPU
         if on_cuda:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
@@ -178,11 +178,11 @@ def _read_loss(loss: Any) -> float | None:
     if isinstance(loss, (int, float)) and not isinstance(loss, bool):
         return float(loss)
     what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-    raise TypeError(f"step returned {what}; it returns the loss (a number, or a tensor with one element) or nothing")
+    raise TypeError(f"step returned {what}; must return the loss (a number, or a tensor with one element) or None")
 
 
 def tensors_in(value: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the floating tensors of a value with their places: tuples, lists, mappings and dataclasses are looked into.
+    """Yield the floating tensors in tuples, lists, mappings and dataclasses, with their positions.
 
     >>> [place for place, _ in tensors_in({"a": (torch.ones(1), 3), "b": torch.ones(1)})]
     ["['a'][0]", "['b']"]
@@ -203,8 +203,8 @@ def tensors_in(value: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def record_tensor(tensor: Tensor, max_elements: int, scale: float = 1.0) -> TensorRecord:
-    """Return what is kept of a tensor, divided by a scale."""
-    with auto_cast(enable=False), torch.no_grad():  # a region's policy must not touch these operators
+    """Return the record of a tensor divided by `scale`."""
+    with auto_cast(enable=False), torch.no_grad():  # the surrounding region must not cast these operators
         whole = tensor.detach()
         whole = whole.to_dense() if whole.layout is not torch.strided else whole
         flat = (torch.view_as_real(whole.resolve_conj()) if whole.is_complex() else whole).reshape(-1)
@@ -230,7 +230,7 @@ def record_tensor(tensor: Tensor, max_elements: int, scale: float = 1.0) -> Tens
 
 @dataclass(slots=True, eq=False)
 class _OutputSlot:
-    """An output whose gradient may still come."""
+    """An output, and its gradient once the backward pass computes it."""
 
     value: TensorRecord
     grad: TensorRecord | None = None
@@ -239,7 +239,7 @@ class _OutputSlot:
 
 @dataclass(slots=True, eq=False)
 class _Frame:
-    """A call that is under way, or has ended."""
+    """A running or finished call."""
 
     path: str
     module: nn.Module
@@ -298,7 +298,7 @@ class _Recorder(ModuleListener, ExitStack):
             self.parameters[name] = ParameterGrad(name, name.rpartition(".")[0], next(self._order), grad)
 
     def _record(self, tensor: Tensor) -> tuple[TensorRecord, _OutputSlot | None]:
-        """Return the record of a tensor, and its slot if a call returned it; one that is known is not copied again."""
+        """Return the record of a tensor, and its slot if a call returned it; a known tensor is not copied again."""
         version = next(self._no_version) if tensor.is_inference() else tensor._version
         known = self._known.get(id(tensor))
         if known is not None and known[0]() is tensor and known[1] == version:
@@ -308,7 +308,7 @@ class _Recorder(ModuleListener, ExitStack):
         return record, None
 
     def _slot(self, tensor: Tensor) -> tuple[_OutputSlot, bool]:
-        """Return the slot of an output, and whether the tensor was known before."""
+        """Return the slot of an output, and whether the tensor was already known."""
         before = self._known.get(id(tensor))
         record, slot = self._record(tensor)
         is_passed_on = before is not None and before[2] is record
@@ -328,7 +328,7 @@ class _Recorder(ModuleListener, ExitStack):
 
 
 def _rounding(tensor: Tensor) -> str:
-    """Return the coarsest dtype that an operator on a tensor may round to here."""
+    """Return the coarsest dtype that an operator on a tensor may round to."""
     kind = tensor.device.type
     own = dtype_name(tensor.dtype)
     if torch.is_autocast_enabled(kind) and tensor.dtype is not torch.float64:

@@ -1,4 +1,4 @@
-"""A run as it is compared: what each call of a module gave, and the gradients, as numbers on the CPU."""
+"""A recorded run: outputs of all module calls and gradients, as numbers on the CPU."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ FORMAT = "mezzo accuracy run"
 VERSION = 1
 
 SAMPLE_SEED = 20260
-"""Of the sample that is kept of a large tensor."""
+"""Seed of the samples of large tensors."""
 
 _NOT_CALLABLE = ("ModuleList", "ModuleDict", "ParameterList", "ParameterDict")
 
-#: Bits of a significand (the hidden one counted) and exponent of the smallest number, by dtype; the coarser stand first.
+#: Bits of the significand (with the hidden bit) and exponent of the smallest number, the coarsest dtype first.
 GRIDS: dict[str, tuple[int, int]] = {
     "float8_e5m2": (3, -16),
     "float8_e4m3fn": (4, -9),
@@ -48,7 +48,7 @@ def unit_roundoff(dtype: str) -> float:
 
 
 def coarsest(*dtypes: str) -> str:
-    """Return the dtype that rounds most.
+    """Return the dtype with the largest rounding error.
 
     >>> coarsest("float32", "bfloat16", "float16")
     'bfloat16'
@@ -58,40 +58,40 @@ def coarsest(*dtypes: str) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorRecord:
-    """What is kept of a tensor. Counts and the largest magnitude are of the whole tensor, `values` may be a sample."""
+    """The record of a tensor. `values` may be a sample; counts and the largest magnitude cover the whole tensor."""
 
     shape: tuple[int, ...]
     dtype: str
     num_nan: int
     num_inf: int
     max_abs: float
-    """Of the finite elements; 0.0 if there are none."""
+    """Over the finite elements; 0.0 if there are none."""
     values: Tensor
-    """Flat, float32, on the CPU: all elements, or those that `sample_places` names. Gradients are unscaled."""
+    """Flat, float32, on the CPU: all elements, or those at `sample_places`. Gradients are unscaled."""
 
     @property
     def num_bad(self) -> int:
-        """How many elements are NaN or infinite."""
+        """Number of NaN and infinite elements."""
         return self.num_nan + self.num_inf
 
     @property
     def is_sampled(self) -> bool:
-        """Whether `values` has a part of the elements."""
+        """Whether `values` is a sample."""
         return self.values.numel() < math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Output:
-    """One floating tensor of what a call returned."""
+    """One floating tensor in the result of a call."""
 
     place: str
-    """Where it is in the returned value: nothing, `[0]`, `['logits']`, `.hidden`."""
+    """Position in the result: empty, `[0]`, `['logits']`, `.hidden`."""
     value: TensorRecord
     grad: TensorRecord | None = None
     grad_order: int = -1
-    """Position in the backward; -1 without a gradient."""
+    """Position in the backward pass; -1 without a gradient."""
     is_passed_on: bool = False
-    """Whether another call made it: containers, `Identity`, `Dropout` in evaluation."""
+    """Whether another call made it: containers, `Identity`, `Dropout` in evaluation mode."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,11 +104,11 @@ class ModuleCall:
     occurrence: int
     """1 for the first call of this module."""
     rounding: str
-    """The coarsest dtype at hand: of inputs, parameters, results, and of the region in force."""
+    """The coarsest dtype of inputs, parameters, results and the active region."""
     inputs: tuple[TensorRecord, ...]
     outputs: tuple[Output, ...]
     inner: tuple[int, ...]
-    """Positions of the calls that were made inside."""
+    """Positions of the calls made inside."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,9 +117,9 @@ class ParameterGrad:
 
     name: str
     owner: str
-    """Path of the module that it belongs to."""
+    """Path of its module."""
     order: int
-    """Position in the backward."""
+    """Position in the backward pass."""
     grad: TensorRecord
 
 
@@ -129,17 +129,17 @@ class AccuracyRun:
 
     name: str
     loss: float | None
-    """As the step returned it, not scaled."""
+    """The unscaled loss."""
     loss_scale: float
-    """What gradients were divided by."""
+    """Gradients were divided by it."""
     max_elements: int
-    """Tensors with more elements are kept as a sample of this size."""
+    """Larger tensors are kept as a sample of this size."""
     modules: dict[str, str]
-    """Path and class of every module of the model, called or not."""
+    """Path and class of every module, called or not."""
     calls: tuple[ModuleCall, ...]
     """In the order in which they ended."""
     parameters: tuple[ParameterGrad, ...]
-    """In the order of the backward."""
+    """In the order of the backward pass."""
 
     @property
     def dtype(self) -> str:
@@ -147,12 +147,12 @@ class AccuracyRun:
         return coarsest("float64", *(call.rounding for call in self.calls))
 
     def never_called(self) -> list[str]:
-        """Return the paths of the modules that the step did not call; lists of modules cannot be."""
+        """Return the paths of modules that the step did not call, without containers such as ModuleList."""
         called = {call.path for call in self.calls}
         return [path for path, kind in self.modules.items() if path not in called and kind not in _NOT_CALLABLE]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the run to a file, whole or not at all; `load_run` reads it back.
+        """Write the run to a file, atomically; `load_run` reads it back.
 
         Raises:
             RunError: The file cannot be written.
@@ -163,10 +163,10 @@ class AccuracyRun:
 
 
 def sample_places(numel: int, max_elements: int) -> Tensor | None:
-    """Return the places of the elements that are kept of a flat tensor, in order; None for all.
+    """Return the positions of the kept elements of a flat tensor, in order; None for all.
 
-    The tensor is cut into as many equal parts as elements are kept, and one is drawn from each, by a generator of its own:
-    the places depend on the two sizes alone, so both runs keep the same ones.
+    The tensor is split into `max_elements` equal parts, and one element is drawn from each by a separate generator: the
+    positions depend only on the two sizes, so both runs keep the same elements.
     """
     if numel <= max_elements:
         return None
@@ -177,10 +177,10 @@ def sample_places(numel: int, max_elements: int) -> Tensor | None:
 
 
 def load_run(path: str | os.PathLike[str]) -> AccuracyRun:
-    """Return a run that `AccuracyRun.save` wrote. The file may come from anyone: nothing in it is executed.
+    """Read a run that `AccuracyRun.save` wrote. Untrusted files are safe: nothing in them is executed.
 
     Raises:
-        ValueError: The file cannot be read, or is no such run.
+        ValueError: The file cannot be read or is not a run.
     """
     try:
         data = read_bytes(path)
@@ -188,13 +188,13 @@ def load_run(path: str | os.PathLike[str]) -> AccuracyRun:
         raise ValueError(str(error)) from error
     try:
         return _Unpacker(read_torch_file(data)).run()
-    except Exception as error:  # whatever a damaged or hostile file makes torch or us raise is one line
+    except Exception as error:  # a damaged or hostile file may raise anything
         reason = plain(str(error)).split("\n")[0][:200]
-        raise ValueError(f"{path}: no run that AccuracyRun.save wrote: {reason or type(error).__name__}") from error
+        raise ValueError(f"{path}: not a run of AccuracyRun.save: {reason or type(error).__name__}") from error
 
 
 class _Packer:
-    """A run as tensors and plain types; what two calls share is stored once."""
+    """Packs a run as tensors and plain types; shared records are stored once."""
 
     def __init__(self) -> None:
         self._records: list[TensorRecord] = []
@@ -250,7 +250,7 @@ class _Packer:
 
 
 class _Unpacker:
-    """A run out of a file; every type and size is checked."""
+    """Unpacks a run; checks every type and size."""
 
     def __init__(self, payload: Any) -> None:
         whole = _checked(payload, dict, "the file")
@@ -262,7 +262,7 @@ class _Unpacker:
         if self._max_elements < 1 or not (0 < self._loss_scale < math.inf):
             raise ValueError(f"max_elements is {self._max_elements}, loss_scale {self._loss_scale}")
         values = _checked(whole["values"], Tensor, "values")
-        # A stride of zero lets a small file claim any size.
+        # With a stride of zero a small file could claim any size.
         if values.dtype != torch.float32 or values.dim() != 1 or not values.is_contiguous():
             raise ValueError("values are not one flat float32 tensor")
         self._records = list(self._read_records(values))

@@ -1,4 +1,4 @@
-"""What a bisection measures: copies of one model, trained from the same start on one batch, against float32."""
+"""The runs of a bisection: copies of one model, trained from the same start on one batch, against float32."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SEED = 0
 BY = ("modules", "ops")
 METRICS = ("loss", "finite", "output")
 SMALL_LOSS = 0.01
-"""Share of the largest loss of the float32 run below which a loss counts as that: a loss near 0 has no relative distance."""
+"""Losses below this share of the largest float32 loss are rounded up to it: near 0 relative distances mean nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +43,7 @@ class RunSettings:
     steps: int
     learning_rate: float
     fp8: Fp8Recipe | None = None
-    """Of O3; None: the usual one. Where the device has no FP8 products they are emulated."""
+    """Recipe of O3; None: the default. A device without FP8 products emulates them."""
 
     def __post_init__(self) -> None:
         for name, allowed in (("by", BY), ("metric", METRICS)):
@@ -52,7 +52,7 @@ class RunSettings:
         object.__setattr__(self, "level", parse_level(self.level, LEVELS[1:]))
         object.__setattr__(self, "dtype", dtype_name(parse_half_dtype(self.dtype)))
         if self.level == "O3" and self.by != "modules":
-            raise ValueError("level='O3' finds the layers that must stay in half: by='modules'")
+            raise ValueError("level='O3' needs by='modules'")
         if self.fp8 is not None and self.level != "O3":
             raise ValueError(f"fp8 with level={self.level!r}: it belongs to level O3")
         check_at_least("steps", self.steps)
@@ -61,7 +61,7 @@ class RunSettings:
 
 
 class Runs:
-    """Runs a model with some of it in float32 (O3: in half), again and again; it and all random states stay as they are."""
+    """Runs copies of a model with parts of it in float32 (O3: in half); the model and all random states are unchanged."""
 
     def __init__(
         self,
@@ -73,10 +73,10 @@ class Runs:
     ) -> None:
         if settings.metric != "output":
             if loss_fn is None:
-                raise ValueError(f"metric={settings.metric!r} trains: give a loss_fn, or metric='output'")
+                raise ValueError(f"metric={settings.metric!r} trains the model: pass loss_fn, or use metric='output'")
             if not any(param.requires_grad for param in model.parameters()):
                 raise ValueError(
-                    f"metric={settings.metric!r} trains: the model has no parameter to train; use 'output'"
+                    f"metric={settings.metric!r} trains the model, which has no trainable parameter; use metric='output'"
                 )
         self._settings = settings
         self._start = _without_dropout(_float32_start(model))
@@ -92,9 +92,9 @@ class Runs:
             self._output = self._forward(None)
 
     def measure(self, kept: frozenset[str]) -> float:
-        """Return the metric with modules or operators in float32; inf where a number was not finite."""
+        """Return the metric with these names in float32; inf if a number was not finite."""
         if self._gpus:
-            gc.collect()  # copies of a model that refers to itself stay on the GPU until the collector comes by
+            gc.collect()  # copies of a model with reference cycles stay on the GPU until they are collected
         if self._output is not None:
             return _error(self._forward(kept), self._output)
         losses = self._train(kept)
@@ -103,9 +103,9 @@ class Runs:
         return _distance(losses, self._losses) if len(self._losses) == self._settings.steps else math.inf
 
     def record(self) -> tuple[OperatorStats, list[str]]:
-        """Return the operators of one forward in half, and the names of the modules in the order of their first calls.
+        """Return the operators of one forward pass in half, and the modules in the order of their first calls.
 
-        Where operators are looked for, those of the loss belong to it. Modules that are excluded already are left out.
+        If operators are searched, those of the loss are included. Excluded modules are left out.
         """
         model, _, precision = self._prepare(frozenset())
         order: dict[str, None] = {}
@@ -123,10 +123,10 @@ class Runs:
         return stats, list(order)
 
     def _train(self, kept: frozenset[str] | None) -> list[float]:
-        """Return the losses of the steps that were taken; None keeps everything in float32.
+        """Return the losses of the successful steps; None keeps everything in float32.
 
-        A step whose gradients overflow is repeated with half the loss scale, so that curves can be compared step by step.
-        One whose loss is not finite, or that overflows without a scale, is the end.
+        A step whose gradients overflow is repeated with half the loss scale, so that losses can be compared step by
+        step. A step with a non-finite loss, or that overflows without a loss scale, ends the run.
         """
         settings = self._settings
         model, optimizer, precision = self._prepare(kept)
@@ -153,15 +153,13 @@ class Runs:
         return losses
 
     def _forward(self, kept: frozenset[str] | None) -> Tensor:
-        """Return the output of one forward in the model's own mode, all its floating tensors in one row of float64."""
+        """Return the output of one forward pass in the model's own mode, flattened to float64."""
         model, _, precision = self._prepare(kept)
         with random_states_kept(self._gpus), torch.no_grad(), precision.autocast():
             output = call_model(model, self._fresh_batch(0)[0])
         parts = [part for part in tree_leaves(output) if isinstance(part, Tensor) and part.is_floating_point()]
         if not parts:
-            raise ValueError(
-                f"metric='output': the model returns {type(output).__name__} without a floating tensor in it"
-            )
+            raise ValueError(f"metric='output': the model returns {type(output).__name__} without a floating tensor")
         return torch.cat([part.double().flatten() for part in parts])
 
     def _prepare(self, kept: frozenset[str] | None) -> tuple[nn.Module, Optimizer | None, Precision]:
@@ -194,14 +192,14 @@ class Runs:
         return Precision(settings.level, settings.dtype, scaler=scaler, **options)
 
     def _fresh_batch(self, step: int) -> tuple[Any, Any]:
-        """Return the batch as it was at first, with the random numbers of a step ahead."""
+        """Return a copy of the batch, and seed the random states for a step."""
         seed_all(SEED + step)
         inputs, targets = tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, self._batch)
         return inputs, targets
 
 
 def _float32_start(model: nn.Module) -> nn.Module:
-    """Return a copy to start from; of a decorated model with its masters as weights."""
+    """Return a float32 copy; a decorated model gives its masters."""
     params = list(model.parameters())
     if all(param.dtype not in HALF_DTYPES for param in params):
         return copy.deepcopy(model)
@@ -209,7 +207,7 @@ def _float32_start(model: nn.Module) -> nn.Module:
 
 
 def _without_dropout(model: nn.Module) -> nn.Module:
-    """Switch dropout layers off: on a GPU the same seed drops other elements in half than in float32."""
+    """Disable dropout: on a GPU its mask depends on the dtype."""
     for module in model.modules():
         if isinstance(module, DropoutNd):
             module.p = 0.0
@@ -222,7 +220,7 @@ def _has_finite_gradients(optimizer: Optimizer) -> bool:
 
 
 def _distance(losses: list[float], reference: list[float]) -> float:
-    """Return the largest relative distance of a loss from the float32 run's; inf if the run ended early."""
+    """Return the largest relative difference of the losses; inf if the run ended early."""
     if len(losses) < len(reference):
         return math.inf
     floor = SMALL_LOSS * max(map(abs, reference))
@@ -231,7 +229,7 @@ def _distance(losses: list[float], reference: list[float]) -> float:
 
 
 def _error(output: Tensor, reference: Tensor) -> float:
-    """Return the L2 norm of the difference over that of the reference; inf where either is not finite."""
+    """Return the relative L2 error; inf if a number is not finite."""
     if output.shape != reference.shape or not (output.isfinite().all() and reference.isfinite().all()):
         return math.inf
     gap, scale = (output - reference).norm().item(), reference.norm().item()

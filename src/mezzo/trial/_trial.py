@@ -1,4 +1,4 @@
-"""A model trained on one batch, in whatever way is to be looked at: level, layout, lists, captured or not."""
+"""A model trained on one batch: at one level, with changes, eager or as one CUDA graph."""
 
 import copy
 from collections.abc import Callable
@@ -20,23 +20,23 @@ from mezzo.trial._inputs import arguments_of, batch_size_of
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A model and the one batch it is trained on."""
+    """A model, the batch that it is trained on, and its loss."""
 
     model: nn.Module
     inputs: Any
-    """What the model is called with; a tuple holds positional arguments, a mapping named ones (`arguments_of`)."""
+    """A tuple of positional arguments, a mapping of named ones, or the only argument (`arguments_of`)."""
     targets: Any
     loss_fn: Callable[[Any, Any], Tensor]
     samples: int | None = None
-    """How many samples the batch was made with; None: not known."""
+    """Samples that the batch was made with; None: unknown."""
 
     @property
     def batch_size(self) -> int | None:
-        """Samples of the batch: as it was made, or where all tensors have one first size; None where nothing tells."""
+        """Samples of the batch: `samples`, or the first size that all tensors share; None if unknown."""
         return batch_size_of(self.inputs, self.targets) if self.samples is None else self.samples
 
     def copied(self, device: torch.device) -> "Workload":
-        """Return the workload with copies of model, batch and loss on `device`, so that training leaves the originals alone.
+        """Return copies of model, batch and loss on `device`.
 
         Raises:
             ValueError: The model cannot be copied.
@@ -48,7 +48,7 @@ class Workload:
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise ValueError(
-                f"the model cannot be copied ({reason}); does it keep a result, as in self.last = out?"
+                f"the model cannot be copied ({reason}); does it store a result, as in self.last = out?"
             ) from error
         inputs, targets = tree_map(lambda leaf: _fresh(leaf, device), (self.inputs, self.targets))
         is_module = isinstance(self.loss_fn, nn.Module)
@@ -58,27 +58,27 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialSetup:
-    """How a workload is trained."""
+    """How to train a workload."""
 
     level: str = "O1"
     dtype: str = "float16"
     is_decorated: bool = False
-    """Whether weights are half, with masters; at O2 and O3 they are in any case."""
+    """Whether O1 has half weights with masters; O2 and O3 always have."""
     is_captured: bool = False
     """Whether the step is one CUDA graph."""
     learning_rate: float = 1e-3
     changes: Changes = field(default=NO_CHANGES)
     fp8: Fp8Recipe | None = None
-    """Of O3; None: the usual one. Where the device has no FP8 products they are emulated."""
+    """Recipe of O3; None: the default. A device without FP8 products emulates them."""
 
 
 class Trial:
-    """One workload trained in one way."""
+    """Trains a workload with a setup, and keeps the losses."""
 
     def __init__(self, workload: Workload, setup: TrialSetup) -> None:
         self.workload, self.setup = workload, setup
         self.model = workload.model
-        if not self.model.training:  # else each part stays in its own mode: what is frozen stays frozen
+        if not self.model.training:  # otherwise keep the mode of each module: frozen parts stay frozen
             self.model.train()
         white = apply_changes(self.model, setup.changes).get("custom_white_list")
         self.optimizer: Optimizer = torch.optim.SGD(self.model.parameters(), lr=setup.learning_rate)
@@ -113,17 +113,17 @@ class Trial:
             return None, loss
 
         _, loss = self.precision.train_step(forward, self.optimizer)
-        # a copy: on CUDA a mean loss is a view of the whole unreduced loss, which would stay allocated for each step
+        # a copy: on CUDA a mean loss is a view of the unreduced loss, which would stay allocated
         self.losses.append(loss.clone())
 
     def _check(self, loss: Any, before: list[int]) -> None:
-        """Look at the first step: what it gives, and what it did to the batch that all steps share."""
+        """Raise ValueError if the first step has no usable loss, or changed the batch that all steps share."""
         if not isinstance(loss, Tensor) or loss.numel() != 1:
-            came = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise ValueError(f"loss_fn returned {came}; must return a tensor with one number")
+            got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise ValueError(f"loss_fn returned {got}; must return a tensor with one number")
         if _versions(self.workload.inputs, self.workload.targets) != before:
             raise ValueError(
-                "the model writes into its inputs, so that no step is like the one before; clone them in forward"
+                "the model changes its inputs in place, so every step sees another batch; clone them in forward"
             )
 
     def _replay(self) -> Tensor:
@@ -141,12 +141,12 @@ def _device_of(model: nn.Module) -> torch.device:
 
 
 def _fresh(value: Any, device: torch.device) -> Any:
-    """Return a copy of a tensor on `device`, of an object that knows how to get there what it gives, else the value."""
+    """Return a copy of a tensor on `device`; other objects are moved by their method `to`, if any."""
     if isinstance(value, Tensor):
         return value.detach().to(device, copy=True).requires_grad_(value.requires_grad)
     return value.to(device) if hasattr(value, "to") else value
 
 
 def _versions(*values: Any) -> list[int]:
-    """Return how often each tensor was written into."""
+    """Return the version counter of each tensor."""
     return [leaf._version for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
