@@ -48,29 +48,30 @@ def changed(**values: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("line", "fault"),
     [
-        ('{"step": ', "not a line of JSON: "),
-        ("{}", "a record needs step, kind, model, mode, labels, command and status"),
-        (changed(status="great"), "status 'great' is none of passed, failed, "),
-        (changed(step=3), "'step' is 3, not a text"),
-        (changed(labels=[]), "'labels' is no object"),
-        (changed(labels={"batch": 1}), "'labels' is not an object of texts"),
-        (changed(notices=[1]), "'notices' is not a list of texts"),
-        (changed(code="1"), "'code' is '1', not a whole number"),
-        (changed(seconds="long"), "'seconds' is 'long', not a number"),
-        (changed(seconds=float("nan")), "not a line of JSON: NaN"),
-        (changed(seconds=-1), "'seconds' is -1, not a number from 0"),
-        (changed(seconds=1e300), "'seconds' is 1e+300, not a number from 0"),
-        (changed(seconds=10**400), "not a line of JSON: the number 1000"),
-        ("[" * 200_000, "not a line of JSON: nested more than 200 levels deep"),
-        (changed(resumed=3), "'resumed' and 'old_verdict' must be true or false"),
+        ('{"step": ', "not JSON"),
+        ("{}", "step, kind, model, mode, labels, command, status"),
+        (changed(status="great"), "'great'"),
+        (changed(step=3), "'step' is 3"),
+        (changed(labels=[]), "'labels'"),
+        (changed(labels={"batch": 1}), "'labels'"),
+        (changed(notices=[1]), "'notices'"),
+        (changed(code="1"), "'code' is '1'"),
+        (changed(seconds="long"), "'seconds' is 'long'"),
+        (changed(seconds=float("nan")), "NaN"),
+        (changed(seconds=-1), "'seconds' is -1"),
+        (changed(seconds=1e300), "'seconds' is 1e+300"),
+        (changed(seconds=10**400), "number 1000"),
+        ("[" * 200_000, "200 levels"),
+        (changed(resumed=3), "'resumed' is 3"),
+        (changed(old_verdict=3), "'old_verdict' is 3"),
     ],
 )
-def test_a_damaged_record_is_named_by_file_and_line(tmp_path, line, message):
+def test_a_damaged_record_is_named_by_file_and_line(tmp_path, line, fault):
     path = write_run(tmp_path, [record("train-1")]) / RECORDS
     path.write_text(f"{path.read_text()}{line}\n{record('eval-1').line()}\n")
-    with pytest.raises(ValueError, match=re.escape(f"{path}, line 2: {message}")):
+    with pytest.raises(ValueError, match=f"{re.escape(f'{path}, line 2: ')}.*{re.escape(fault)}"):
         load_run(tmp_path)
 
 
@@ -86,11 +87,11 @@ def test_a_record_that_is_not_utf_8(tmp_path):
     [
         ("", "not JSON: "),
         ("{}", "a run needs "),
-        (info(model=3).text(), "'model' is 3, not a text"),
-        (info(machine=["x"]).text(), "'machine' is not an object of texts"),
-        (info(versions={"cuda": None}).text(), "'versions' is not an object of texts"),
-        (info(result="0").text(), "'result' is '0', not a whole number"),
-        (info().text().replace('"notices": []', '"notices": 3'), "'notices' is no list"),
+        (info(model=3).text(), "'model' is 3"),
+        (info(machine=["x"]).text(), "'machine' is ['x']"),
+        (info(versions={"cuda": None}).text(), "'versions' is "),
+        (info(result="0").text(), "'result' is '0'"),
+        (info().text().replace('"notices": []', '"notices": 3'), "'notices' is 3"),
         (b"\xff", "not UTF-8: invalid start byte at byte 0"),
     ],
 )

@@ -167,9 +167,9 @@ def test_any_text_gives_a_plan_that_goes_through_json(text, profile, mode):
     ("text", "message"),
     [
         ("{", "not JSON"),
-        ("[]", "a plan has no list"),
-        ('{"steps": []}', "incomplete plan"),
-        ('{"modle": 1}', "a plan has no modle"),
+        ("[]", "object"),
+        ('{"steps": []}', "model"),
+        ('{"modle": 1}', "modle"),
     ],
 )
 def test_plans_that_are_none_are_refused(text, message):
@@ -179,9 +179,9 @@ def test_plans_that_are_none_are_refused(text, message):
 
 def test_a_plan_with_odd_steps_is_refused():
     plan = json.loads(make_plan(EXAMPLES[0]["config"], "whole_infer", PROFILES["seg"]).as_json())
-    with pytest.raises(ValueError, match="'steps' is no list"):
+    with pytest.raises(ValueError, match="'steps' is 1"):
         Plan.from_json(json.dumps({**plan, "steps": 1}))
-    with pytest.raises(ValueError, match="a step has no color"):
+    with pytest.raises(ValueError, match="color"):
         Plan.from_json(json.dumps({**plan, "steps": [{"color": 1}]}))
 
 
@@ -228,9 +228,9 @@ def test_a_pipe_in_place_of_a_text_or_a_script_is_refused_at_once(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"steps": [{"name": 3, "kind": "x", "text": "y"}]}, "'name' is 3, not a text"),
-        ({"steps": [{"name": "a", "kind": "x", "text": "y", "needs": 3}]}, "'needs' is not a list of texts"),
-        ({"left_out": [[]]}, "'left_out' is not a list of texts"),
+        ({"steps": [{"name": 3, "kind": "x", "text": "y"}]}, "'name' is 3"),
+        ({"steps": [{"name": "a", "kind": "x", "text": "y", "needs": 3}]}, "'needs' is 3"),
+        ({"left_out": [[]]}, r"'left_out' is \[\[\]\]"),
         ({"model": 10**400}, "too large"),
     ],
 )

@@ -1,7 +1,7 @@
-"""What makes a certificate mean something: checks of numbers, added to a plan before it is run and judged afterwards.
+"""The checks of a certificate: what they add to a plan, and how they judge a run.
 
-`add_checks` lets mixed trainings print their operators and puts a float32 training of the same command beside each;
-`write_certificate` judges: loss curves, operators, export parity, CPU against GPU, memory and speed.
+`add_checks` makes mixed-precision trainings print their operators and adds the same training in float32.
+`write_certificate` compares loss curves, operators, exported models, CPU and GPU, memory and speed.
 """
 
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mezzo.errors import MezzoError
 from mezzo.files import write_text
-from mezzo.tipc._logs import read_log
+from mezzo.tipc._logs import one_line, read_log
 from mezzo.tipc._measures import is_mixed, loss_curve, operator_table
 from mezzo.tipc._plan import Plan, PlanStep
 from mezzo.tipc._profiles import PROFILES
@@ -20,55 +20,47 @@ from mezzo.tipc._record import Record
 from mezzo.tipc._run_folder import CERTIFICATE, CertificateCheck, RecordedRun, load_run
 
 LOSS_BAND = 0.15
-"""How far the loss at the end may lie from float32's, as a share of it or of its fall: whichever is larger.
+"""Largest difference of the last losses, as a share of the float32 loss or of its fall, whichever is larger.
 
-Trainings of a few dozen steps on two images a batch differ by a few per cent from seed to seed; a wrong scale or a lost
-gradient shows as a curve that does not fall, or as one that is not finite.
+Trainings of a few dozen steps with batches of two images differ by a few per cent from seed to seed. A wrong scale or a
+lost gradient shows as a curve that does not fall or is not finite.
 """
 HALF_SHARE = 0.95
-"""Least share of convolutions (matrix products, where there are none) in half: all but a few that a list keeps out."""
+"""Smallest share of convolutions (or matrix products) in half: a list may exclude a few."""
 AGREEMENT = 0.99
-"""Least share of equal classes of CPU and GPU inference: TF32 and sums in another order move pixels on borders."""
-_LAST = 5  # of so many parts of the curve the last one is the end
+"""Smallest share of equal classes on CPU and GPU: TF32 and another order of sums change pixels at borders."""
+_END_PARTS = 5  # the last one of so many parts of a curve is its end
 _LEVEL = re.compile(r"(--amp[_-]level[= ])(\S+)")
 _PRECISION = re.compile(r"(--precision[= ])(\S+)")
 _PARITY = re.compile(r"maximum error of \S+: ([0-9][0-9.eE+-]*)")
 _SPEED = re.compile(r"\bips: ([0-9.]+)|avg_ips: ([0-9.]+)")
 _MEMORY = re.compile(r"max_mem(?:ory)?[^0-9]*([0-9.]+) ?([MG]i?B)")
+Checks = Iterable[CertificateCheck]
 
 
 def add_checks(plan: Plan) -> Plan:
-    """Return the plan with what the checks need; plans of other repositories stay as they are."""
+    """Return the plan with the steps that the checks need; plans of other repositories are not changed."""
     if not PROFILES[plan.profile].runs_mezzo:
         return plan
     steps: list[PlanStep] = []
     for step in plan.steps:
-        if step.kind != "train" or not _is_mixed(step.bare):
+        level = _LEVEL.search(step.bare)
+        if step.kind == "train" and level is not None and level[2] != "O0":
+            steps += [step.with_arguments("--log_ops"), _in_float32(step)]
+        else:
             steps.append(step)
-            continue
-        steps.append(step.with_arguments("--log_ops"))
-        steps.append(_in_float32(step))
     return replace(plan, steps=tuple(steps))
 
 
-def _is_mixed(command: str) -> bool:
-    level = _LEVEL.search(command)
-    return level is not None and level[2] != "O0"
-
-
 def _in_float32(step: PlanStep) -> PlanStep:
-    """Return the same training in float32, into a folder of its own."""
+    """Return the same training in float32, with its own folder for results."""
     bare = _PRECISION.sub(r"\g<1>fp32", _LEVEL.sub(r"\g<1>O0", step.bare))
-    save = (
-        step.checkpoint.split("/best_model")[0]
-        if "/best_model" in step.checkpoint
-        else str(Path(step.checkpoint).parent)
-    )
+    save, best, _ = step.checkpoint.partition("/best_model")
+    if not best:
+        save = str(Path(step.checkpoint).parent)
     save = save if save.startswith(("./", "/")) else f"./{save}"
     bare = bare.replace(save, f"{save}_float32")
     name = step.name.replace("train", "check")
-    log = f"{Path(step.log).parent}/{name}.log"
-    labels = {**step.labels, "check": "float32", "of": step.name}
     return replace(
         step,
         name=name,
@@ -76,55 +68,54 @@ def _in_float32(step: PlanStep) -> PlanStep:
         text=bare,
         bare=bare,
         status=None,
-        log=log,
-        labels=labels,
+        log=f"{Path(step.log).parent}/{name}.log",
+        labels={**step.labels, "check": "float32", "of": step.name},
         fallback="",
         checkpoint="",
     )
 
 
-def write_certificate(folder: Path, say: Callable[[str], object]) -> int:
-    """Judge a run, write `certificate.json` and return 1 if a check failed."""
+def write_certificate(folder: Path, report: Callable[[str], object]) -> int:
+    """Judge a run, write `certificate.json`, and return 1 if a check failed."""
     run = load_run(folder)
-    checks = [*_losses(run), *_operators(run), *_parity(run), *_devices(run), *_ratios(run)]
+    checks = [*_losses(run), *_operators(run), *_parity(run), *_devices(run), *_speed_and_memory(run)]
     if not checks:
-        checks = [
-            CertificateCheck(
-                name="chain", passed=None, measured="", limit="", text="no mixed training of mezzo's own in this run"
-            )
-        ]
-    commands = [{"step": record.step, "command": record.command, "status": record.status} for record in run.records]
+        checks = [_not_checked("chain", "no mixed training of mezzo's own in this run")]
+    verdicts = {check.passed for check in checks}
+    passed = False if False in verdicts else True if True in verdicts else None  # None: nothing could be checked
     content = {
         "model": run.info.model,
         "mode": run.info.mode,
         "config": run.info.config,
         "checks": [asdict(check) for check in checks],
-        "passed": _passed(checks),
+        "passed": passed,
         "command_line": list(run.info.command_line),
-        "commands": commands,
+        "commands": [{"step": each.step, "command": each.command, "status": each.status} for each in run.records],
         "machine": dict(run.info.machine),
         "versions": dict(run.info.versions),
         "hashes": dict(run.info.hashes),
     }
     write_text(folder / CERTIFICATE, json.dumps(content, indent=1) + "\n")
     for check in checks:
-        word = "not checked" if check.passed is None else "holds" if check.passed else "DOES NOT HOLD"
-        say(f"certificate: {check.name}: {word}: {check.text}")
-    return 1 if content["passed"] is False else 0
+        word = "not checked" if check.passed is None else "passed" if check.passed else "FAILED"
+        report(f"certificate: {check.name}: {word}: {check.text}")
+    return 1 if passed is False else 0
 
 
-def _passed(checks: list[CertificateCheck]) -> bool | None:
-    """Return the verdict on all: None where nothing could be checked, which is no success."""
-    verdicts = {check.passed for check in checks}
-    return False if False in verdicts else True if True in verdicts else None
+def _not_checked(name: str, text: str, measured: str = "", limit: str = "") -> CertificateCheck:
+    return CertificateCheck(name=name, passed=None, measured=measured, limit=limit, text=text)
+
+
+def _checked(name: str, passed: bool, text: str, measured: str, limit: str = "") -> CertificateCheck:
+    return CertificateCheck(name=name, passed=passed, measured=measured, limit=limit, text=text)
 
 
 def _pairs(run: RecordedRun) -> Iterable[tuple[Record, Record]]:
-    """Return mixed trainings with their float32 twins."""
-    twins = {record.labels.get("of", ""): record for record in run.records if record.kind == "check"}
+    """Yield mixed-precision trainings, each with its float32 training."""
+    in_float32 = {record.labels.get("of", ""): record for record in run.records if record.kind == "check"}
     for record in run.records:
-        if record.kind == "train" and is_mixed(record) and record.step in twins:
-            yield record, twins[record.step]
+        if record.kind == "train" and is_mixed(record) and record.step in in_float32:
+            yield record, in_float32[record.step]
 
 
 def _log(run: RecordedRun, record: Record) -> str:
@@ -132,141 +123,118 @@ def _log(run: RecordedRun, record: Record) -> str:
     return (read_log(path) or "") if path is not None and record.status == "passed" else ""
 
 
-def _losses(run: RecordedRun) -> Iterable[CertificateCheck]:
+def _has_gpu(run: RecordedRun) -> bool:
+    return run.info.machine.get("GPUs", "none") != "none"
+
+
+def _losses(run: RecordedRun) -> Checks:
     for mixed, full in _pairs(run):
         name = f"loss curve of {mixed.step}"
         one, other = loss_curve(_log(run, mixed)), loss_curve(_log(run, full))
         if one is None or other is None or not one.points or not other.points:
-            yield CertificateCheck(name=name, passed=None, measured="", limit="", text="no loss in one of the two logs")
+            yield _not_checked(name, "no loss in one of the two logs")
             continue
-        last = [_end(curve.points) for curve in (one, other)]
-        fall = abs(other.points[0][1] - last[1])
-        difference, band = abs(last[0] - last[1]), LOSS_BAND * max(abs(last[1]), fall)
-        text = f"mixed {last[0]:.4f}, float32 {last[1]:.4f} at the end, band {band:.4f}"
+        end, full_end = _end(one.points), _end(other.points)
+        band = LOSS_BAND * max(abs(full_end), abs(other.points[0][1] - full_end))
+        text = f"mixed {end:.4f}, float32 {full_end:.4f} at the end, band {band:.4f}"
         text += f", {one.num_bad} lines not finite" if one.num_bad else ""
-        passed = difference <= band and not one.num_bad
-        yield CertificateCheck(name=name, passed=passed, measured=f"{difference:.4f}", limit=f"{band:.4f}", text=text)
+        difference = abs(end - full_end)
+        yield _checked(name, difference <= band and not one.num_bad, text, f"{difference:.4f}", f"{band:.4f}")
 
 
 def _end(points: tuple[tuple[int, float], ...]) -> float:
-    last = points[-max(1, len(points) // _LAST) :]
+    last = points[-max(1, len(points) // _END_PARTS) :]
     return sum(value for _, value in last) / len(last)
 
 
-def _operators(run: RecordedRun) -> Iterable[CertificateCheck]:
+def _operators(run: RecordedRun) -> Checks:
     for record in run.records:
         if record.kind != "train" or not is_mixed(record) or "--log_ops" not in record.command:
             continue
-        table = operator_table(_log(run, record))
         name = f"white operators of {record.step} in half"
-        # Where there are convolutions they are judged: a few matrix products are the gradients of enlargements, in float32.
-        rows = [row for row in table.rows if "conv" in row.name and row.is_product] if table else []
-        what = "convolutions" if rows else "matrix products"
-        rows = rows or [row for row in table.rows if row.is_product] if table else []
+        table = operator_table(_log(run, record))
+        products = [row for row in table.rows if row.is_product] if table else []
+        # Convolutions decide if there are any: some matrix products are gradients of upsampling, in float32.
+        convolutions = [row for row in products if "conv" in row.name]
+        what, rows = ("convolutions", convolutions) if convolutions else ("matrix products", products)
         half, full = sum(row.fp16 + row.bf16 for row in rows), sum(row.fp32 + row.other for row in rows)
         if not half + full:
-            yield CertificateCheck(
-                name=name, passed=None, measured="", limit="", text="no table of operators in the log"
-            )
+            yield _not_checked(name, "no table of operators in the log")
             continue
         share = half / (half + full)
         text = f"{what}: {half} calls in half, {full} in float32"
-        if not share and run.info.machine.get("GPUs", "none") == "none":
-            text += "; this CPU has no half arithmetic: white operators take and give half, and compute in float32"
-            yield CertificateCheck(name=name, passed=None, measured=f"{share:.3f}", limit=f"{HALF_SHARE}", text=text)
-            continue
-        yield CertificateCheck(
-            name=name, passed=share >= HALF_SHARE, measured=f"{share:.3f}", limit=f"{HALF_SHARE}", text=text
-        )
+        if not share and not _has_gpu(run):
+            text += "; this CPU has no half arithmetic: white operators take and return half, and compute in float32"
+            yield _not_checked(name, text, f"{share:.3f}", f"{HALF_SHARE}")
+        else:
+            yield _checked(name, share >= HALF_SHARE, text, f"{share:.3f}", f"{HALF_SHARE}")
 
 
-def _parity(run: RecordedRun) -> Iterable[CertificateCheck]:
+def _parity(run: RecordedRun) -> Checks:
     for record in run.records:
         if record.kind != "export":
             continue
         name = f"parity of {record.step}"
         if record.status != "passed":
-            yield CertificateCheck(
-                name=name, passed=None, measured="", limit="", text=f"the export {record.status}: {record.reason}"
-            )
+            yield _not_checked(name, f"the export {record.status}: {record.reason}")
             continue
-        errors = [float(value) for value in _PARITY.findall(_log(run, record)) if _is_number(value)]
+        errors = [error for word in _PARITY.findall(_log(run, record)) if (error := _number(word)) is not None]
         if not errors:
-            yield CertificateCheck(
-                name=name, passed=None, measured="", limit="", text="the log of the export names no error"
-            )
+            yield _not_checked(name, "the log of the export names no error")
             continue
-        text = f"largest error {max(errors):.2e}; beyond its tolerance the export fails by itself"
-        yield CertificateCheck(
-            name=name, passed=True, measured=f"{max(errors):.2e}", limit="the export's tolerance", text=text
-        )
+        text = f"largest error {max(errors):.2e}; beyond its tolerance the export itself fails"
+        yield _checked(name, True, text, f"{max(errors):.2e}", "the export's tolerance")
 
 
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
-
-
-def _devices(run: RecordedRun) -> Iterable[CertificateCheck]:
-    """Compare what an exported model predicts on the CPU and on the GPU."""
+def _devices(run: RecordedRun) -> Checks:
+    """Compare the classes that an exported model predicts on the CPU and on the GPU."""
     for record in run.records:
         if record.kind != "export" or record.status != "passed":
             continue
         name = f"CPU against GPU of {record.step}"
-        if run.info.machine.get("GPUs", "none") == "none":
-            yield CertificateCheck(name=name, passed=None, measured="", limit="", text="no GPU on this machine")
+        if not _has_gpu(run):
+            yield _not_checked(name, "no GPU on this machine")
             continue
         from mezzo.tipc._agreement import agreement, exported_folder
 
         folder = exported_folder(record)
         if folder is None:
-            yield CertificateCheck(
-                name=name, passed=None, measured="", limit="", text="no exported model where the command says"
-            )
+            yield _not_checked(name, "no exported model in the folder that the command names")
             continue
         try:
             share, images = agreement(folder)
-        except (MezzoError, RuntimeError, ValueError, OSError) as error:  # the rest of the certificate still counts
-            text = f"could not be compared: {' '.join(str(error).split())[:200]}"
-            yield CertificateCheck(name=name, passed=None, measured="", limit="", text=text)
+        except (MezzoError, RuntimeError, ValueError, OSError) as error:  # the other checks still count
+            yield _not_checked(name, f"could not be compared: {one_line(str(error), 200)}")
             continue
         text = f"{share:.4%} of the classes of {images} images are equal (ONNX Runtime on the CPU, torch on the GPU)"
-        yield CertificateCheck(
-            name=name, passed=share >= AGREEMENT, measured=f"{share:.4f}", limit=f"{AGREEMENT}", text=text
-        )
+        yield _checked(name, share >= AGREEMENT, text, f"{share:.4f}", f"{AGREEMENT}")
 
 
-def _ratios(run: RecordedRun) -> Iterable[CertificateCheck]:
+def _speed_and_memory(run: RecordedRun) -> Checks:
     for mixed, full in _pairs(run):
-        speeds = [_number_after(_SPEED, _log(run, record)) for record in (mixed, full)]
+        logs = _log(run, mixed), _log(run, full)
         name = f"speed of {mixed.step}"
-        if speeds[0] is None or not speeds[1]:
-            yield CertificateCheck(
-                name=name, passed=None, measured="", limit="", text="no speed in one of the two logs"
-            )
+        speed, full_speed = (_last_number(_SPEED, log) for log in logs)
+        if speed is None or not full_speed:
+            yield _not_checked(name, "no speed in one of the two logs")
         else:
-            ratio = speeds[0] / speeds[1]
-            text = f"{speeds[0]:.1f} samples/s mixed, {speeds[1]:.1f} in float32; reported, no limit"
-            yield CertificateCheck(name=name, passed=True, measured=f"{ratio:.2f}x", limit="", text=text)
-        memory = [_number_after(_MEMORY, _log(run, record)) for record in (mixed, full)]
-        if memory[0] is not None and memory[1]:
-            text = f"{memory[0]:g} mixed, {memory[1]:g} in float32; reported, no limit"
-            yield CertificateCheck(
-                name=f"memory of {mixed.step}",
-                passed=True,
-                measured=f"{memory[0] / memory[1]:.2f}x",
-                limit="",
-                text=text,
-            )
+            text = f"{speed:.1f} samples/s mixed, {full_speed:.1f} in float32; reported, no limit"
+            yield _checked(name, True, text, f"{speed / full_speed:.2f}x")
+        memory, full_memory = (_last_number(_MEMORY, log) for log in logs)
+        if memory is not None and full_memory:
+            text = f"{memory:g} mixed, {full_memory:g} in float32; reported, no limit"
+            yield _checked(f"memory of {mixed.step}", True, text, f"{memory / full_memory:.2f}x")
 
 
-def _number_after(pattern: re.Pattern[str], text: str) -> float | None:
-    """Return the last number that a pattern finds."""
-    found = pattern.findall(text)
-    if not found:
+def _last_number(pattern: re.Pattern[str], text: str) -> float | None:
+    """Return the number in the last match of a pattern."""
+    matches = list(pattern.finditer(text))
+    groups = matches[-1].groups(default="") if matches else ()
+    return next((number for group in groups if (number := _number(group)) is not None), None)
+
+
+def _number(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
         return None
-    words = found[-1] if isinstance(found[-1], tuple) else (found[-1],)
-    return next((float(word) for word in words if _is_number(word)), None)

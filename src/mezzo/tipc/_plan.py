@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
 
-from mezzo.files import parse_json, short_repr
+from mezzo.files import parse_json
+from mezzo.tipc._json_fields import make_from_fields
 from mezzo.tipc._shell import words
 from mezzo.tipc._text import echoed, evaluated
 
@@ -99,12 +99,7 @@ class Plan:
             values = parse_json(text)
         except ValueError as error:
             raise ValueError(f"not JSON: {str(error).removeprefix('not JSON: ')}") from None
-        plan: Plan = _from_values(Plan, values, ("left_out", "missing"), "plan")
-        steps = values["steps"]
-        if not isinstance(steps, list):
-            raise ValueError("'steps' is no list")
-        lists = ("enter", "known_as", "needs", "notices")
-        return replace(plan, steps=tuple(_from_values(PlanStep, step, lists, "step") for step in steps))
+        return make_from_fields(Plan, values, "plan", allow_unknown=False)
 
 
 def directory_of(steps: Sequence[PlanStep], index: int) -> tuple[str, ...]:
@@ -120,22 +115,3 @@ def directory_of(steps: Sequence[PlanStep], index: int) -> tuple[str, ...]:
                 elif part not in ("", "."):
                     path.append(part)
     return ("/".join(path),) if any(path) else ()
-
-
-def _from_values(kind: Any, values: Any, lists: tuple[str, ...], what: str) -> Any:
-    """Return a Plan or a PlanStep; raises ValueError for unknown names and values of another type."""
-    names = {each.name for each in fields(kind)}
-    if not isinstance(values, dict) or not set(values) <= names:
-        unknown = sorted(set(values) - names) if isinstance(values, dict) else [type(values).__name__]
-        raise ValueError(f"a {what} has no {', '.join(unknown)[:200]}")
-    for each in fields(kind):
-        value = values.get(each.name, "")
-        if each.type is str and not isinstance(value, str):
-            raise ValueError(f"'{each.name}' is {short_repr(value)}, not a text")
-    for name in (name for name in lists if name in values):
-        if not isinstance(values[name], list) or not all(isinstance(item, str) for item in values[name]):
-            raise ValueError(f"'{name}' is not a list of texts")
-    try:
-        return kind(**{name: tuple(value) if name in lists else value for name, value in values.items()})
-    except TypeError as error:
-        raise ValueError(f"incomplete {what}: {error}") from None

@@ -1,8 +1,8 @@
-"""Runs read back from their directories: what was recorded, and what is wrong with the files."""
+"""Read a run back from its folder; errors name the file, the line and the fault."""
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -12,19 +12,11 @@ from mezzo.files import MiB, is_regular, parse_json, read_bytes, short_repr
 from mezzo.tipc._record import RECORDS, RUN, Record, RunInfo
 
 CERTIFICATE = "certificate.json"
-MOST_SECONDS = 1e9
-"""No step takes 30 years."""
-_MOST_BYTES = 256 * MiB
-
-_RECORD_TEXTS = ("step", "kind", "model", "mode", "command", "reason", "cwd", "start", "end", "log")
-_RECORD_LISTS, _RECORD_MAPS = ("argv", "needs", "notices"), ("labels", "env", "hashes")
-_RUN_TEXTS = ("config", "mode", "profile", "model", "start", "end")
-_RUN_LISTS = ("command_line", "notices", "skipped_combinations")
-_RUN_MAPS = ("machine", "versions", "hashes")
+_MAX_BYTES = 256 * MiB
 
 
 class RunFolderError(MezzoError, ValueError):
-    """A run's directory that cannot be read."""
+    """A folder of a run that cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +25,7 @@ class CertificateCheck:
 
     name: str
     passed: bool | None
-    """None: it could not be checked; `text` says why."""
+    """None: it was not possible to check; `text` says why."""
     measured: str
     limit: str
     text: str
@@ -41,22 +33,22 @@ class CertificateCheck:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedRun:
-    """A run as its directory tells it."""
+    """A run, read back from its folder."""
 
     directory: Path
     info: RunInfo
     records: tuple[Record, ...]
-    """In the order in which the steps first ended; of a step that was run again, the last record."""
+    """In the order in which the steps first ended; the last record of a step that was run again."""
     checks: tuple[CertificateCheck, ...] = ()
-    """Of its certificate; empty where there is none."""
+    """The checks of its certificate; empty if there is none."""
     notes: tuple[str, ...] = ()
-    """What is odd about the files: a record that was cut off."""
+    """Notes about the files, such as a record that was cut off."""
 
     def log_of(self, record: Record) -> Path | None:
-        """Return where a step's log lies, None if it is not in the directory; that may have been moved since.
+        """Return the path of a step's log, None if it is not in the folder. The folder may have been moved.
 
-        Only regular files inside of the directory count, links followed: the records of somebody else's run may name
-        any file of this machine.
+        Only regular files inside the folder count, after following links: the records of a foreign run may name any
+        file of this machine.
         """
         if not record.log:
             return None
@@ -69,7 +61,7 @@ class RecordedRun:
 def load_run(directory: Path | str) -> RecordedRun:
     """Read a run back.
 
-    A last record that was cut off, as a killed runner leaves it, is left out and noted.
+    A killed runner may leave a last record that is cut off; it is left out and noted.
 
     Raises:
         RunFolderError: A file is missing or damaged; the message names file, line and fault.
@@ -79,8 +71,6 @@ def load_run(directory: Path | str) -> RecordedRun:
     text = _read_text(info_path)
     try:
         info = RunInfo.parse(text)
-        _check(info, texts=_RUN_TEXTS, lists=_RUN_LISTS, maps=_RUN_MAPS)
-        _check_number(info, "result")
     except ValueError as error:
         raise RunFolderError(f"{info_path}: {error}") from None
     records, notes = _read_records(directory / RECORDS)
@@ -88,7 +78,7 @@ def load_run(directory: Path | str) -> RecordedRun:
 
 
 def find_runs(directories: Iterable[Path | str]) -> list[Path]:
-    """Return the run directories in and below directories, each once, in order of their names.
+    """Return the folders of runs in and below directories, each once, sorted by name.
 
     Raises:
         RunFolderError: A directory is missing, or holds no run.
@@ -110,7 +100,7 @@ def find_runs(directories: Iterable[Path | str]) -> list[Path]:
 def _read(path: Path) -> bytes:
     if not os.path.lexists(path):
         raise RunFolderError(f"{path}: missing; a run's directory holds {RUN} and {RECORDS}")
-    return read_bytes(path, limit=_MOST_BYTES, raising=RunFolderError)
+    return read_bytes(path, limit=_MAX_BYTES, raising=RunFolderError)
 
 
 def _read_text(path: Path) -> str:
@@ -123,7 +113,7 @@ def _read_text(path: Path) -> str:
 def _read_records(path: Path) -> tuple[tuple[Record, ...], tuple[str, ...]]:
     lines = _read(path).split(b"\n")
     notes: tuple[str, ...] = ()
-    if _is_cut_off(lines[-1]):  # whole lines end with a newline, so that the last piece is empty
+    if _is_cut_off(lines[-1]):  # complete lines end with a newline, so the last piece is empty
         notes = (f"{RECORDS}, line {len(lines)}: the record is cut off and left out; the runner was killed",)
         lines.pop()
     records: dict[str, Record] = {}
@@ -132,10 +122,6 @@ def _read_records(path: Path) -> tuple[tuple[Record, ...], tuple[str, ...]]:
             continue
         try:
             record = Record.parse(line.decode())
-            _check(record, texts=_RECORD_TEXTS, lists=_RECORD_LISTS, maps=_RECORD_MAPS)
-            _check_number(record, "code")
-            _check_flags(record)
-            _check_seconds(record.seconds)
         except UnicodeDecodeError as error:
             raise RunFolderError(f"{path}, line {number}: not UTF-8: {error.reason} at byte {error.start}") from None
         except ValueError as error:
@@ -149,40 +135,9 @@ def _is_cut_off(line: bytes) -> bool:
         return False
     try:
         parse_json(line)
-    except ValueError as error:  # a character may be cut in two; brackets or numbers beyond the limits are not cut off
+    except ValueError as error:  # a character may be cut in two; too many brackets or digits are another fault
         return isinstance(error.__cause__, (json.JSONDecodeError, UnicodeDecodeError))
     return False
-
-
-def _check(read: Record | RunInfo, *, texts: Iterable[str], lists: Iterable[str], maps: Iterable[str]) -> None:
-    """Raise ValueError for a value of another type; JSON has no types to hold it."""
-    for name in texts:
-        if not isinstance(value := getattr(read, name), str):
-            raise ValueError(f"'{name}' is {short_repr(value)}, not a text")
-    for name in lists:
-        value = getattr(read, name)
-        if not all(isinstance(each, str) for each in value):
-            raise ValueError(f"'{name}' is not a list of texts")
-    for name in maps:
-        value = getattr(read, name)
-        if not isinstance(value, Mapping) or not all(isinstance(each, str) for each in value.values()):
-            raise ValueError(f"'{name}' is not an object of texts")
-
-
-def _check_number(read: Record | RunInfo, name: str) -> None:
-    value = getattr(read, name)
-    if value is not None and type(value) is not int:
-        raise ValueError(f"'{name}' is {short_repr(value)}, not a whole number")
-
-
-def _check_flags(record: Record) -> None:
-    if not isinstance(record.resumed, bool) or record.old_verdict not in (None, True, False):
-        raise ValueError("'resumed' and 'old_verdict' must be true or false")
-
-
-def _check_seconds(seconds: Any) -> None:
-    if type(seconds) not in (int, float) or not 0 <= seconds < MOST_SECONDS:
-        raise ValueError(f"'seconds' is {short_repr(seconds)}, not a number from 0 to {MOST_SECONDS:.0e}")
 
 
 def _read_checks(directory: Path) -> tuple[CertificateCheck, ...]:
@@ -205,18 +160,18 @@ def _check_of(values: Any) -> CertificateCheck:
     passed = values.get("passed")
     if passed is not None and not isinstance(passed, bool):
         raise ValueError(f"check '{values['name']}': passed is {short_repr(passed)}, neither true, false nor null")
-    measured, limit, text = (_shown(values.get(name)) for name in ("measured", "limit", "text"))
+    measured, limit, text = (_as_text(values.get(name)) for name in ("measured", "limit", "text"))
     return CertificateCheck(name=values["name"], passed=passed, measured=measured, limit=limit, text=text)
 
 
-def _shown(value: Any) -> str:
+def _as_text(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:.6g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
 
 
 def _part_below(recorded: Path, directory: Path) -> list[Path]:
-    """Return the log's place below a directory that has moved, told by the directory's own name in the log's path."""
+    """Return the possible paths of a log in a moved folder: what follows the folder's name in the old path."""
     parts = recorded.parts
     at = [place for place, part in enumerate(parts[:-1]) if part == directory.name]
     return [directory.joinpath(*parts[place + 1 :]) for place in reversed(at)]

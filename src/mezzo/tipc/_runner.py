@@ -20,10 +20,9 @@ from mezzo.tipc._plan import Plan, PlanStep
 from mezzo.tipc._process import Ended, end_all_of, environment, run_command, training_logs
 from mezzo.tipc._profiles import PROFILES
 from mezzo.tipc._progress import Progress
-from mezzo.tipc._record import RECORDS, RUN, Record, RunInfo, Status
+from mezzo.tipc._record import RECORDS, RUN, Record, RunInfo, Status, append_line
 from mezzo.tipc._run_folder import load_run
 from mezzo.tipc._shell import export_folders
-from mezzo.tipc._status_file import append_line
 from mezzo.tipc._stop_request import StopRequest
 
 PASSED, FAILED, NOTHING = 0, 1, 3
