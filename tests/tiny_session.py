@@ -17,7 +17,7 @@ from mezzo.model.precision import make_precision
 from mezzo.vision.options import RunOptions
 from mezzo.vision.train._checkpoints import Progress, save
 from mezzo.vision.train._ema import Ema
-from mezzo.vision.train._session import Session
+from mezzo.vision.train.session import Session
 
 STEPS = 14
 OPTIMIZERS = {

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mezzo.export import Deployed, DeployError, read_deployed
-from mezzo.export._deployed import FILE
 from mezzo.vision.infer import compose_transforms
 
 GOOD = {
@@ -23,6 +22,8 @@ GOOD = {
     "variants": {"fp32": {"onnx": "model.onnx"}},
     "files": {"model.onnx": "0" * 64},
 }
+
+FILE = "deploy.yaml"
 
 
 def written(folder: Path, **changes: object) -> Path:

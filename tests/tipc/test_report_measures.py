@@ -18,7 +18,7 @@ from mezzo.tipc._measures import (
     operator_table,
 )
 from mezzo.vision.infer import BenchmarkReport, Environment, StageTimes, Usage, percentiles
-from mezzo.vision.train._log_lines import (
+from mezzo.vision.train.log_lines import (
     SegmentationTrainLine,
     TrainLine,
     format_segmentation_train_line,

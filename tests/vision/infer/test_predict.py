@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mezzo.errors import OptionError, RunError
-from mezzo.export import Deployed, DeployError, EngineOptions
+from mezzo.export import Choice, Deployed, DeployError, EngineOptions
 from mezzo.vision.data import Sample
 from mezzo.vision.infer import InferOptions, compose_transforms, infer, parse_reports
 from tiny_nets import tiny_segmenter
@@ -51,11 +51,9 @@ def test_person_models_cut_out(segmenter: Deployed, pictures: Path, tmp_path: Pa
         def run(self, images: np.ndarray) -> np.ndarray:
             return (images[:, 0] > 0).astype(np.int32)
 
-    from mezzo.vision.infer import _run
-
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patch:
-        patch.setattr(_run, "load_engine", lambda *a: (Engine(), _run.Choice("torch", {})))
+        patch.setattr("mezzo.vision.infer._run.load_engine", lambda *a: (Engine(), Choice("torch", {})))
         result = infer(person, InferOptions(images=pictures / "a.png", save_dir=tmp_path))
     (cut,) = [path for path in result.files if "cutouts" in str(path)]
     alpha = cv2.imread(str(cut), cv2.IMREAD_UNCHANGED)[:, :, 3]
@@ -177,11 +175,9 @@ def test_an_image_that_the_network_refuses_is_skipped(segmenter: Deployed, pictu
                 raise RunError("engine cannot run images of this size")
             return np.zeros((len(images), *images.shape[2:]), np.int32)
 
-    from mezzo.vision.infer import _run
-
     said: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_run, "load_engine", lambda *a: (Engine(), _run.Choice("torch", {})))
+        patch.setattr("mezzo.vision.infer._run.load_engine", lambda *a: (Engine(), Choice("torch", {})))
         plain = replace(segmenter, transforms=({"type": "Normalize"},))
         result = infer(plain, InferOptions(images=pictures, save_dir=tmp_path), say=said.append)
     assert (result.images, [refused.path.name for refused in result.refused]) == (2, ["c.png"])

@@ -10,9 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mezzo.vision.infer._report import BenchmarkReport, Environment
-from mezzo.vision.infer._stages import Percentiles, StageTimes
-from mezzo.vision.infer._usage import Usage
+from mezzo.vision.infer import BenchmarkReport, Environment, Percentiles, StageTimes, Usage
 
 ENVIRONMENT = Environment(
     os_version="CentOS Linux 7",

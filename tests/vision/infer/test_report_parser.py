@@ -7,10 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mezzo.report import stamped
-from mezzo.vision.infer._report import BenchmarkReport, Environment
-from mezzo.vision.infer._report_parser import parse_reports
-from mezzo.vision.infer._stages import Percentiles, StageTimer, StageTimes
-from mezzo.vision.infer._usage import Usage
+from mezzo.vision.infer import BenchmarkReport, Environment, Percentiles, StageTimer, StageTimes, Usage, parse_reports
 
 DOCUMENTED = """\
 2022-04-13 11:43:09 [INFO]    ---------------------- Env info ----------------------

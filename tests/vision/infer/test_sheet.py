@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from mezzo.vision.infer._maps_out import class_colors, overlay
 from mezzo.vision.infer._sheet import (
     _GAP,
     _LINE,
@@ -21,6 +20,7 @@ from mezzo.vision.infer._sheet import (
     _text_width,
     contact_sheet,
 )
+from mezzo.vision.infer.maps import class_colors, overlay
 
 
 def result(name: str = "a.png", width: int = 24, height: int = 16, classes: tuple[int, ...] = (0, 1)) -> Row:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from mezzo.vision.data import CenterCrop, Compose, DataError, Normalize, ResizeShort, ToInput, read_image
 from mezzo.vision.data.transforms import Padding, Resize
-from mezzo.vision.infer._sources import InputBatch, Refused, find_images, read_inputs, to_planes
+from mezzo.vision.infer import InputBatch, Refused, find_images, read_inputs, to_planes
 
 ATOL = 1e-6  # float32 sums near 2.6; the orders of rounding differ
 IMAGENET = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mezzo.errors import MezzoError
-from mezzo.vision.infer._stages import Percentiles, StageTimer, percentiles
+from mezzo.vision.infer import Percentiles, StageTimer, percentiles
 
 RTOL = 1e-9  # sums and differences of float64 seconds
 

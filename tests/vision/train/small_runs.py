@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from mezzo.cli import run
-from mezzo.vision.train._scalars import ScalarLog
+from mezzo.vision.train import ScalarLog
 
 SCRIPT = Path(__file__).parents[3] / "train.py"
 

@@ -16,7 +16,7 @@ from mezzo.proof import bisect
 from mezzo.static import _graph
 from mezzo.vision.recipes import ClassifierOptions, Recipe, classification_recipe, load_recipe
 from mezzo.vision.train import OptionError, RunOptions
-from mezzo.vision.train._session import open_precision, open_session
+from mezzo.vision.train.session import open_precision, open_session
 
 
 @pytest.fixture

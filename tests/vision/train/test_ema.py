@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from mezzo.amp import GradScaler, auto_cast, decorate
 from mezzo.checkpoint import read_state, write_state
 from mezzo.optim import master_of
-from mezzo.vision.train._ema import Ema
+from mezzo.vision.train import Ema
 
 RTOL = 1e-5  # float32 sums of 40 terms, each rounded to 2**-24
 

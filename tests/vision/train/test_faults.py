@@ -14,8 +14,7 @@ from small_runs import person_config, train, train_in_process
 from mezzo._torch.data_loaders import translate_worker_errors
 from mezzo.errors import RunError
 from mezzo.model.callbacks import EventWriter
-from mezzo.vision.train import _engine
-from mezzo.vision.train._scalars import ScalarLog, ScalarLogError, read_scalars
+from mezzo.vision.train import ScalarLog, ScalarLogError, _engine, read_scalars
 
 
 @pytest.mark.parametrize(

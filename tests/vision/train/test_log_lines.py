@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from mezzo.model.metric import SegmentationScores
 from mezzo.report import stamped
-from mezzo.vision.train._log_lines import (
+from mezzo.vision.train._reporter import Reporter
+from mezzo.vision.train.log_lines import (
     EvalLine,
     SegmentationTrainLine,
     TrainLine,
@@ -22,7 +23,6 @@ from mezzo.vision.train._log_lines import (
     format_train_line,
     parse_train_line,
 )
-from mezzo.vision.train._reporter import Reporter
 
 DOCUMENTED = (
     "[Epoch 1, iter: 0] top1: 0.06250, top5: 0.12500, lr: 0.10000, loss: 6.64041, avg_reader_cost: 0.73829 sec, "

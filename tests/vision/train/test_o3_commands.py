@@ -19,7 +19,7 @@ from mezzo.model.parallel import World
 from mezzo.model.precision import make_precision
 from mezzo.vision.recipes import ClassifierOptions, classification_recipe
 from mezzo.vision.train import OptionError, RunOptions
-from mezzo.vision.train._session import open_session
+from mezzo.vision.train.session import open_session
 
 EMULATED = "emulate,min_width=0,min_size=0"
 SETTINGS = {"emulate": True, "min_width": 0, "min_size": 0}

@@ -10,8 +10,7 @@ import pytest
 from PIL import Image
 
 from mezzo.errors import RunError
-from mezzo.vision.train._plot import plot_curves, plot_run
-from mezzo.vision.train._scalars import ScalarLogError
+from mezzo.vision.train import ScalarLogError, plot_curves, plot_run
 
 
 def log(folder: Path, *points: dict) -> Path:

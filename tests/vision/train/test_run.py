@@ -11,13 +11,13 @@ import torch
 import yaml
 from small_runs import losses_of, person_config, train
 
-from mezzo.amp._operator_log import operator_log
 from mezzo.checkpoint import load_weights
 from mezzo.cli import run
+from mezzo.record import operator_log
 from mezzo.vision.models import create_model
 from mezzo.vision.train import _engine
-from mezzo.vision.train._log_lines import SegmentationTrainLine, TrainLine, parse_train_line
 from mezzo.vision.train._tasks import undo_sizes
+from mezzo.vision.train.log_lines import SegmentationTrainLine, TrainLine, parse_train_line
 
 
 def test_segmentation_by_its_document(persons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

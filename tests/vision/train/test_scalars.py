@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mezzo.errors import RunError
-from mezzo.vision.train._scalars import ScalarLog, ScalarLogError, read_scalars
+from mezzo.vision.train import ScalarLog, ScalarLogError, read_scalars
 
 
 def open_log(folder: Path, **options) -> ScalarLog:
@@ -73,7 +73,7 @@ def test_a_killed_run_leaves_all_its_points(tmp_path):
         [
             "import os, sys",
             "from pathlib import Path",
-            "from mezzo.vision.train._scalars import ScalarLog",
+            "from mezzo.vision.train import ScalarLog",
             "log = ScalarLog(Path(sys.argv[1]), with_tensorboard=False)",
             "for step in range(5): log.add(step, loss=step / 3)",
             "os.kill(os.getpid(), 9)",

@@ -7,7 +7,7 @@ from small_runs import SCRIPT, losses_of, person_config, train, train_in_process
 from test_distributed_run import launch
 
 from mezzo.static import _graph
-from mezzo.vision.train._scalars import ScalarLog
+from mezzo.vision.train import ScalarLog
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,9 @@ from mezzo.vision.infer._sources import (
     find_images,
     read_batches,
     read_inputs,
+    to_planes,
 )
-from mezzo.vision.infer._stages import StageTimer, StageTimes, percentiles
+from mezzo.vision.infer._stages import Percentiles, StageTimer, StageTimes, percentiles
 from mezzo.vision.infer._usage import Usage, UsageSampler
 from mezzo.vision.options import InferOptions
 
@@ -21,6 +22,7 @@ __all__ = [
     "InferResult",
     "find_images",
     "read_inputs",
+    "to_planes",
     "read_batches",
     "compose_transforms",
     "InputBatch",
@@ -31,6 +33,7 @@ __all__ = [
     "StageTimer",
     "StageTimes",
     "percentiles",
+    "Percentiles",
     "UsageSampler",
     "Usage",
 ]

@@ -16,13 +16,13 @@ from mezzo._version import version_of
 from mezzo.errors import OptionError, RunError
 from mezzo.export import ENGINES, Choice, Deployed, DeployError, Engine, Output, load_engine
 from mezzo.files import write_text
-from mezzo.vision.infer._classes_out import ClassScore, format_classes, top_classes
-from mezzo.vision.infer._maps_out import Labels, result_names, save_maps, to_labels
 from mezzo.vision.infer._report import BenchmarkReport, Environment
 from mezzo.vision.infer._sheet import SHOWN, Row, contact_sheet
 from mezzo.vision.infer._sources import InputBatch, Refused, compose_transforms, find_images, read_inputs
 from mezzo.vision.infer._stages import StageTimer
 from mezzo.vision.infer._usage import UsageSampler
+from mezzo.vision.infer.classes import ClassScore, format_classes, top_classes
+from mezzo.vision.infer.maps import Labels, result_names, save_maps, to_labels
 from mezzo.vision.options import InferOptions
 
 PREDICTIONS, REPORT, SHEET = "predictions.jsonl", "benchmark.json", "sheet.png"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from mezzo.files import one_line, write_file
-from mezzo.vision.infer._maps_out import Labels, colors_of, overlay
+from mezzo.vision.infer.maps import Labels, colors_of, overlay
 
 SHOWN = 12
 """Results on a sheet at most."""

@@ -2,10 +2,11 @@
 
 from mezzo.errors import OptionError
 from mezzo.vision.options import RunOptions
+from mezzo.vision.train._ema import Ema
 from mezzo.vision.train._plot import plot_curves, plot_run
 from mezzo.vision.train._recipes import make_recipe, with_usual_data
 from mezzo.vision.train._run import TrainResult, evaluate, train
-from mezzo.vision.train._scalars import read_scalars
+from mezzo.vision.train._scalars import ScalarLog, ScalarLogError, read_scalars
 
 __all__ = [
     "train",
@@ -16,6 +17,9 @@ __all__ = [
     "with_usual_data",
     "OptionError",
     "read_scalars",
+    "ScalarLog",
+    "ScalarLogError",
+    "Ema",
     "plot_run",
     "plot_curves",
 ]

@@ -17,7 +17,7 @@ from mezzo.files import explained
 from mezzo.model.sharded import whole_states
 from mezzo.model.step_rules import rules_of
 from mezzo.model.watchdog import SAVING, enter
-from mezzo.vision.train._session import Session
+from mezzo.vision.train.session import Session
 
 _RESULTS = frozenset(
     f"{BEST} latest latest.pdparams best.pdparams scalars.jsonl tensorboard curves.png config.yml run.json".split()

@@ -20,8 +20,8 @@ from mezzo.vision.data import DeviceBatch
 from mezzo.vision.train._checkpoints import Progress, save, save_best
 from mezzo.vision.train._evaluate import Evaluator
 from mezzo.vision.train._reporter import Reporter
-from mezzo.vision.train._session import Session
 from mezzo.vision.train._tasks import Scores
+from mezzo.vision.train.session import Session
 
 _NAMED_FILES = 4  # of a bad batch, in the message
 

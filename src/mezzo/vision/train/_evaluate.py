@@ -12,8 +12,8 @@ from mezzo.record import operator_log
 from mezzo.vision.data import DataError, Loader, Prefetcher, Shard, ToInput
 from mezzo.vision.options import RunOptions
 from mezzo.vision.recipes import DataRecipe, Recipe
-from mezzo.vision.train._session import is_channels_last
 from mezzo.vision.train._tasks import Scores, Task
+from mezzo.vision.train.session import is_channels_last
 
 
 class Evaluator:

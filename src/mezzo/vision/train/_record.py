@@ -13,7 +13,7 @@ import yaml
 
 from mezzo._version import version_of
 from mezzo.files import explained, write_file
-from mezzo.vision.train._session import Session
+from mezzo.vision.train.session import Session
 
 PACKAGES = ("mezzo", "torch", "numpy", "opencv-python-headless", "Pillow", "safetensors")
 

@@ -14,7 +14,10 @@ from mezzo.files import plain, say
 from mezzo.model.meter import Window
 from mezzo.report import stamped
 from mezzo.vision.train._checkpoints import Progress
-from mezzo.vision.train._log_lines import (
+from mezzo.vision.train._plot import plot_run
+from mezzo.vision.train._scalars import ScalarLog
+from mezzo.vision.train._tasks import ClassificationScores, MapScores, Scores
+from mezzo.vision.train.log_lines import (
     EvalLine,
     SegmentationTrainLine,
     TrainLine,
@@ -23,10 +26,7 @@ from mezzo.vision.train._log_lines import (
     format_segmentation_train_line,
     format_train_line,
 )
-from mezzo.vision.train._plot import plot_run
-from mezzo.vision.train._scalars import ScalarLog
-from mezzo.vision.train._session import Session
-from mezzo.vision.train._tasks import ClassificationScores, MapScores, Scores
+from mezzo.vision.train.session import Session
 
 
 class Reporter:

@@ -29,7 +29,7 @@ from mezzo.model.sharded import load_whole_states
 from mezzo.model.step_rules import describe_new_rules
 from mezzo.vision.train._checkpoints import Progress, counters_of, fixed_in
 from mezzo.vision.train._ema import Ema
-from mezzo.vision.train._session import Session, seed_everything
+from mezzo.vision.train.session import Session, seed_everything
 
 AUTO = "auto"
 _WEIGHTS = "model.safetensors"

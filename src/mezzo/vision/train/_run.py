@@ -23,8 +23,8 @@ from mezzo.vision.train._record import write_record
 from mezzo.vision.train._reporter import Reporter, eval_lines
 from mezzo.vision.train._resume import AUTO, find_checkpoint, resume
 from mezzo.vision.train._scalars import ScalarLog
-from mezzo.vision.train._session import RecipeError, Session, open_precision, open_session
 from mezzo.vision.train._tasks import Scores, Task, make_task
+from mezzo.vision.train.session import RecipeError, Session, open_precision, open_session
 
 
 @dataclass(frozen=True, slots=True)

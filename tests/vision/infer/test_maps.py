@@ -13,7 +13,7 @@ from PIL import Image
 from mezzo.errors import RunError
 from mezzo.export import DeployError
 from mezzo.vision.data import read_label
-from mezzo.vision.infer._maps_out import class_colors, colored, cut_out, overlay, result_names, save_maps, to_labels
+from mezzo.vision.infer.maps import class_colors, colored, cut_out, overlay, result_names, save_maps, to_labels
 from mezzo.vision.train._tasks import undo_sizes
 
 SIDE = st.integers(1, 40)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mezzo.export import DeployError
-from mezzo.vision.infer._classes_out import ClassScore, format_classes, top_classes
+from mezzo.vision.infer.classes import ClassScore, format_classes, top_classes
 
 
 @given(images=st.integers(0, 4), classes=st.integers(1, 9), k=st.integers(1, 12), seed=st.integers(0, 99))
