@@ -52,7 +52,7 @@ _policies: dict[Any, Policy] = {}
 
 
 def _policy_of(level: Any, dtype: Any, white: Any, black: Any, use_promote: bool, cpu_compute: str, fp8: Any) -> Policy:
-    """Return the policy of a region; one without custom lists, which a training loop asks for every step, is remembered."""
+    """Return the policy of a region; cache it unless it has custom lists, because a loop asks in every step."""
     plain = white is None and black is None and fp8 is None
     plain = plain and isinstance(level, str) and isinstance(dtype, (str, torch.dtype))
     if not plain:
@@ -65,7 +65,7 @@ def _policy_of(level: Any, dtype: Any, white: Any, black: Any, use_promote: bool
 
 
 def _device_type(enable: Any) -> str:
-    """Return the device type given in the place of `enable`, as to torch.autocast.
+    """Return the device type that was given as `enable`, as torch.autocast takes it.
 
     Raises:
         TypeError: It is neither a bool nor a device type; the message names the argument that was probably meant.
@@ -90,25 +90,25 @@ def _device_type(enable: Any) -> str:
 
 
 def _forget_casts_to_another_dtype(before: AutocastState, after: AutocastState) -> None:
-    """Empty torch's cache of cast weights where the dtype changes: the cache does not know the dtype of its entries."""
+    """Empty torch's cache of cast weights if the dtype changes: torch does not check the dtype of its entries."""
     changes = before.cuda_dtype is not after.cuda_dtype or before.cpu_dtype is not after.cpu_dtype
     if changes and (before.cuda_is_on or before.cpu_is_on) and (after.cuda_is_on or after.cpu_is_on):
         torch.clear_autocast_cache()
 
 
-class auto_cast:  # the documents' name, used like a function
+class auto_cast:  # lower case, because it is used like a function
     """Run operators in the precision that a policy decides; a context manager and a decorator.
 
     Args:
-        enable: False turns mixed precision off inside, also within another region. `"cuda"` or `"cpu"`, where torch.autocast
-            has the device type: only tensors there are cast.
-        custom_white_list: Operators to compute in half besides the defaults.
-        custom_black_list: Operators to compute in float32 besides the defaults.
-        level: `O0` off, `OD` only white operators half, `O1` by lists, `O2` all half but the black list, `O3` as O2 with
-            large matrix products in FP8.
+        enable: False turns mixed precision off inside, also within another region. `"cuda"` or `"cpu"`: only tensors
+            there are cast, as for the device type of torch.autocast.
+        custom_white_list: Operators to compute in half, in addition to the defaults.
+        custom_black_list: Operators to compute in float32, in addition to the defaults.
+        level: `O0`: off. `OD`: only white operators compute in half. `O1`: by lists. `O2`: all half except the black
+            list. `O3`: as O2, with large matrix products in FP8.
         dtype: `float16` or `bfloat16`, as string or torch dtype.
-        use_promote: At O2, an operator on neither list stays float32 if one of its inputs is float32 (a 0-dim tensor in
-            arithmetic with others and the weights of norm layers do not count). False: it is half whatever comes in.
+        use_promote: At O2, an operator on neither list stays float32 if one of its inputs is float32; 0-dim tensors in
+            arithmetic and the weights of norm layers do not count. False: it is half for any input.
         cpu_compute: See `Policy.cpu_compute`.
         fp8: O3: an `Fp8Recipe`, or a mapping of its settings; None: the default one.
         policy: A ready policy instead of level, dtype and lists.
@@ -160,7 +160,7 @@ class auto_cast:  # the documents' name, used like a function
         self._state = state_of(policy) if enable and policy.level != "O0" else state_without(policy.dtype)
 
     def key(self) -> str:
-        """Return a text that names everything the casts of this region depend on; regions with the same text cast alike."""
+        """Return a text with everything that the casts of this region depend on; equal texts mean equal casts."""
         policy = self._state.policy
         how = "off" if policy is None else "emulated" if emulates(policy) else "native"
         return f"{self.policy.digest} {how} {self._only_on}"
@@ -215,7 +215,7 @@ class auto_cast:  # the documents' name, used like a function
             operator_log.end(len(thread_state.regions), is_complete=kind is None)
 
     def __call__(self, function: F) -> F:
-        """Return the function run in a region of its own at each call; coroutines and generators run in it, too."""
+        """Return a function that enters a region at each call; coroutines and generators run in it, too."""
         if not callable(function):
             raise TypeError(f"auto_cast() decorates a function; got {type(function).__name__}")
         if inspect.iscoroutinefunction(function):
@@ -228,7 +228,7 @@ class auto_cast:  # the documents' name, used like a function
             return awaited_in_region  # type: ignore[return-value]
         if inspect.isasyncgenfunction(function):
             raise TypeError("auto_cast() cannot decorate an async generator: open the region inside it")
-        if inspect.isgeneratorfunction(function):  # in force while the generator runs, not while it waits
+        if inspect.isgeneratorfunction(function):  # active while the generator runs, not while it is suspended
             return generator_in_context(lambda: self, function)  # type: ignore[no-any-return]
 
         @functools.wraps(function)

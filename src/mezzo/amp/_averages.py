@@ -1,6 +1,6 @@
-"""Averages of weights (SWA, EMA): of the float32 masters, and in float32.
+"""Averages of weights (SWA, EMA): computed from the float32 masters, and kept in float32.
 
-An average moves by less than a half weight can show: 0.001 of a difference that is small itself.
+One update of an average is too small for a half weight: 0.001 of a difference that is small itself.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from mezzo.optim import master_of
 
 
 def master_parameters(model: nn.Module) -> list[Tensor]:
-    """Return the float32 values of a model's parameters, in the order of `model.parameters()`: masters, where it has some.
+    """Return the float32 values of a model's parameters, in the order of `model.parameters()`: masters, if it has them.
 
-    Give these, and not `model.parameters()`, to an average that is written by hand. They are read, not written: compact
-    masters are computed at each call.
+    A hand-written average must use these, not `model.parameters()`. Do not write to them: compact masters are computed
+    at each call.
 
     >>> average = [value.clone() for value in master_parameters(nn.Linear(2, 2))]
     """
@@ -36,7 +36,7 @@ def _float32(tensors: Iterator[Any]) -> Iterator[Tensor]:
 
 
 class _Masters:
-    """Stands in for a model: the same tensors, in float32 where they have masters."""
+    """Passed in place of a model: the same tensors, in float32 if they have masters."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -50,7 +50,7 @@ class _Masters:
 
 @functools.cache
 def average_masters() -> None:
-    """Let torch's `AveragedModel` average masters, and keep averages of a decorated model in float32; once a process."""
+    """Make torch's `AveragedModel` average masters and keep averages of a decorated model in float32; once per process."""
     wrap_averages(_in_float32, _from_masters)
 
 

@@ -20,11 +20,11 @@ _SAVE_DTYPES = {dtype_name(d): d for d in (*HALF_DTYPES, torch.float32, torch.fl
 _MARK = "_mezzo_checkpoint_hooks"
 _PENDING = "_mezzo_loading"
 _values_in = WeakIdKeyDictionary()
-"""Of state dicts that are still there: the values that were made for them, by tensor."""
+"""By state dict that is still alive: the float32 values made for it, by tensor."""
 
 
 def parse_save_dtype(save_dtype: Any) -> torch.dtype | None:
-    """Return the dtype of saved tensors, None for float32 masters and the rest as stored."""
+    """Return the dtype of saved tensors; None saves float32 masters, and other tensors as stored."""
     if save_dtype is None:
         return None
     name = dtype_name(save_dtype) if isinstance(save_dtype, torch.dtype) else save_dtype
@@ -34,7 +34,7 @@ def parse_save_dtype(save_dtype: Any) -> torch.dtype | None:
 
 
 def keep_float32_checkpoints(model: nn.Module, save_dtype: torch.dtype | None) -> None:
-    """Make `state_dict` and `load_state_dict` of every module of a model speak float32 (or `save_dtype`)."""
+    """Make `state_dict` and `load_state_dict` of every module of a model use float32 (or `save_dtype`)."""
     for module in model.modules():
         for handle in module.__dict__.pop(_MARK, ()):
             handle.remove()
@@ -64,10 +64,10 @@ def _save(save_dtype: torch.dtype | None, module: nn.Module, state: dict[str, An
 def _float32_value(
     state: dict[str, Any], module: nn.Module, name: str, tensor: Tensor, save_dtype: torch.dtype | None
 ) -> Tensor:
-    """Return the master of a half tensor, or its value; the same one for all names of a tensor in a state dict."""
+    """Return the master of a half tensor, or its value; tied names of one tensor get the same object."""
     try:
         seen = _values_in.setdefault(state, {})
-    except TypeError:  # a plain dict of the caller's own cannot be watched
+    except TypeError:  # a plain dict of the caller has no weak references
         seen = {}
     if id(tensor) not in seen:
         master = master_of(tensor)
@@ -81,7 +81,7 @@ def _float32_value(
 
 
 class _Lent(NamedTuple):
-    """A float32 value in a state dict, and the half tensor whose value it is."""
+    """A float32 value in a state dict, and the half tensor that it belongs to."""
 
     module: weakref.ref[nn.Module]
     name: str
@@ -92,15 +92,16 @@ class _Lent(NamedTuple):
 
 
 def _take_back(lent: _Lent) -> None:
-    """Write what was changed in a state dict into the model, when the state dict is dropped.
+    """Write in-place changes of a state dict into the model when the state dict is deleted.
 
-    Of other models a state dict holds the weights themselves: averages by hand (timm, YOLO) write into it in place.
+    A state dict of an undecorated model holds the weights themselves, and hand-written averages (timm, YOLO) write
+    into it in place.
     """
     module = lent.module()
     tensor = None if module is None else dict(_own(module)).get(lent.name)
     if tensor is None or id(tensor) != lent.tensor_id or lent.value._version == lent.value_version:
         return
-    if tensor._version != lent.version:  # a step, or `load_state_dict`, has written both
+    if tensor._version != lent.version:  # a step or `load_state_dict` has written both since
         return
     with torch.no_grad():
         if has_master(tensor):
@@ -110,7 +111,7 @@ def _take_back(lent: _Lent) -> None:
 
 
 def _before_load(module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *_: Any) -> None:
-    """Keep the float32 values at hand: torch copies them into the half tensors, rounded."""
+    """Keep the float32 values: torch copies them into the half tensors, rounded."""
     pending = {
         name: state[prefix + name]
         for name, tensor in _own(module)
@@ -128,13 +129,13 @@ def _before_load(module: nn.Module, state: dict[str, Any], prefix: str, metadata
 def _after_load(module: nn.Module, _incompatible: Any) -> None:
     for name, value in module.__dict__.pop(_PENDING, {}).items():
         tensor = dict(_own(module))[name]
-        is_old_scalar = tensor.dim() == 0 and value.shape == (1,)  # torch takes it
-        if tensor.shape == value.shape or is_old_scalar:  # else torch refuses it, and nothing was loaded
+        is_old_scalar = tensor.dim() == 0 and value.shape == (1,)  # torch accepts it
+        if tensor.shape == value.shape or is_old_scalar:  # otherwise torch refuses it and loads nothing
             publish([tensor], [value.reshape(tensor.shape)])
 
 
 def float32_copy(model: nn.Module) -> nn.Module:
-    """Return a copy on the CPU with float32 weights; those of a decorated model are its masters, not its half copies."""
+    """Return a copy on the CPU with float32 weights; for a decorated model, these are its masters."""
     state = model.state_dict()
     copied = copy.deepcopy(model).cpu().float()
     with torch.no_grad():

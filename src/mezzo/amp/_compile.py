@@ -1,13 +1,12 @@
-"""What keeps `torch.compile` from mixing up policies.
+"""Keeps `torch.compile` from mixing up policies.
 
-In a process each policy has a marker that Dynamo guards (`_marker`): a function is compiled once a policy.
+In one process, each policy has a marker that Dynamo guards (`_marker`): a function is compiled once per policy.
 
-Inside a compiled function a region is a graph break: Dynamo leaves the code of `auto_cast` alone, and what runs inside the
-region is compiled as a function of its own, under that rule. With `fullgraph=True` that is Dynamo's error, with our
-advice in it.
+Inside a compiled function a region is a graph break: Dynamo does not trace `auto_cast`, and compiles the code inside the
+region as another function. With `fullgraph=True` Dynamo raises an error that holds mezzo's advice.
 
-On disk: the compile caches key a graph by its text, and the text is the same under every policy. So while a function is
-compiled under a policy, the cache key carries the policy's digest.
+On disk, compile caches use the text of a graph as key, which is the same under every policy. So the cache key also
+carries the policy's digest while a function is compiled under a policy.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def _tag_start(*_: Any) -> None:
     policy = current_policy()
     _tags_before.append(torch.compiler.config.cache_key_tag)
     if policy is not None:
-        # 'auto' is what a probe of this CPU said in this process: another answer is another graph.
+        # 'auto' depends on a measurement in this process: another answer gives another graph.
         how = "-emulated" if emulates(policy) else ""
         torch.compiler.config.cache_key_tag = f"{_tags_before[-1]}mezzo-{policy.digest}{how}"
 
@@ -39,4 +38,4 @@ def _tag_end(*_: Any) -> None:
 
 
 tag_compile_caches = functools.partial(call_around_compilations, _tag_start, _tag_end)
-"""Let every compilation under a policy use cache keys of its own; called at each region, because a reset of Dynamo forgets."""
+"""Give every compilation under a policy its own cache keys; called at each region, because a reset of Dynamo drops it."""

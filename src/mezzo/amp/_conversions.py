@@ -1,4 +1,4 @@
-"""`model.half()`, `.to(dtype)`, `.float()` on a decorated model: no float32 value is lost on the way."""
+"""`model.half()`, `.to(dtype)` and `.float()` on a decorated model keep its float32 values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Before(NamedTuple):
 
 @functools.cache
 def follow_conversions() -> None:
-    """Let the modules of decorated models keep float32 values when their dtype is changed; once a process."""
+    """Make modules of decorated models keep float32 values when their dtype changes; once per process."""
     wrap_conversions(_with_masters)
 
 
@@ -65,9 +65,9 @@ def _look_at(tensor: Tensor) -> _Before:
 
 
 def _settle(module: nn.Module, decoration: Decoration, tensor: Tensor, before: _Before) -> None:
-    """Give a converted tensor the float32 value that it had before: as its master if it is half, else as its own value."""
+    """Restore the float32 value of a converted tensor: as its master if it is half, otherwise as its value."""
     if tensor.dtype is before.dtype:
-        if before.had_master and not has_master(tensor):  # torch has put another tensor in its place
+        if before.had_master and not has_master(tensor):  # torch replaced the tensor
             attach_master(tensor, before.value, compact=before.is_compact)
     elif tensor.dtype in HALF_DTYPES:
         decoration.half, decoration.looked_at = tensor.dtype, None
@@ -76,7 +76,7 @@ def _settle(module: nn.Module, decoration: Decoration, tensor: Tensor, before: _
             if module.training:
                 _warn(module, decoration, tensor.dtype)
         elif before.had_master:
-            tensor.copy_(before.value)  # not rounded twice
+            tensor.copy_(before.value)  # rounded from float32, not from the other half dtype
             attach_master(tensor, before.value, compact=before.is_compact)
     elif before.dtype in HALF_DTYPES and before.had_master:
         tensor.copy_(before.value)

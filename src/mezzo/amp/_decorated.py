@@ -1,7 +1,7 @@
-"""What a decorated model remembers of `decorate`, and what is looked at when it is called.
+"""What a decorated model remembers about `decorate`, and the checks at each call.
 
-Two mistakes show only then: a call outside of `auto_cast`, which torch refuses without a word about `auto_cast`, and a
-region of another level or dtype than `decorate` was given.
+They find two mistakes: a call outside `auto_cast`, where torch's error does not mention `auto_cast`, and a region with
+another level or dtype than `decorate`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Decoration:
         self.level = level
         self.half = half
         self.looked_at: Policy | None = None
-        """The policy of the last call, which needs no second look."""
+        """The policy of the last call, which needs no second check."""
         self.has_warned = self.has_warned_of_conversion = False
 
     def __setstate__(self, state: Any) -> None:
@@ -48,7 +48,7 @@ class Decoration:
         watch_decorated_models()
 
     def compare(self, policy: Policy, model: nn.Module) -> None:
-        """Warn, once per model, if a region's level or dtype is not that of `decorate`; a float32 model fits every region."""
+        """Warn, once per model, if a region's level or dtype is not that of `decorate`; float32 models fit every region."""
         self.looked_at = policy
         # FP8 products are optional for an O3 model; a policy without a white list is `Policy.in_float32()` of another.
         levels = ("O3", "O2") if self.level == "O3" else (self.level,)
@@ -66,7 +66,7 @@ class Decoration:
 
 
 def decoration_of(module: nn.Module) -> Decoration | None:
-    """Return what `decorate` noted for a module, None if it is not decorated."""
+    """Return the decoration of a module, None if it is not decorated."""
     decoration: Decoration | None = module.__dict__.get(_HOME)
     return decoration
 
@@ -78,26 +78,26 @@ def forget_decoration(model: nn.Module) -> None:
 
 
 def note_decoration(model: nn.Module, level: str, half: torch.dtype) -> None:
-    """Note how a model was decorated, and look at its calls from now on."""
+    """Note how a model was decorated, and check its calls from now on."""
     decoration = Decoration(level, half)
     for module in model.modules():
         module.__dict__[_HOME] = decoration
     if next(model.children(), None) is not None or not type(model).__module__.startswith("torch.nn."):
-        _look_at_calls(type(model))
+        _check_calls(type(model))
 
 
-def _look_at_calls(kind: type[nn.Module]) -> None:
-    """Look at calls of decorated models of a class.
+def _check_calls(kind: type[nn.Module]) -> None:
+    """Check calls of decorated models of a class.
 
-    On the class and not as a hook or as an attribute of the model: hooks cost a microsecond per call and TorchScript refuses
-    them, and an attribute would be carried into shallow copies and replicas, which would then call the wrong module. Single
-    layers of torch as models are left alone, because every other model has many of them.
+    The class is wrapped, because hooks cost a microsecond per call and TorchScript refuses them, and an attribute of the
+    model would be copied into shallow copies and replicas, which would then call the wrong module. Single layers of torch
+    are not wrapped, because every other model contains them.
     """
-    wrap_calls_of_class(kind, _looking, _OURS)
+    wrap_calls_of_class(kind, _checking, _OURS)
 
 
-def _looking(call: Callable[..., Any]) -> Callable[..., Any]:
-    def look_and_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _checking(call: Callable[..., Any]) -> Callable[..., Any]:
+    def check_and_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if _is_compiling():
             return call(module, *args, **kwargs)
         policy = thread_state.policy
@@ -112,7 +112,7 @@ def _looking(call: Callable[..., Any]) -> Callable[..., Any]:
                 _add_note(module, error)
             raise
 
-    return look_and_call
+    return check_and_call
 
 
 def _add_note(model: nn.Module, error: Exception) -> None:

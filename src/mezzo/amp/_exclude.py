@@ -1,4 +1,4 @@
-"""Modules that stay in float32: picked by instance, type or name, without touching their code."""
+"""Modules that stay in float32, chosen by instance, type or name; their code does not change."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def find_excluded(
     """Return the outermost excluded modules of a model.
 
     Args:
-        model: Where to look.
+        model: The model to search.
         excluded_layers: A module of the model, a module type, a name glob such as `encoder.*.norm`, or a list of these.
-        argument: What messages call them.
+        argument: The name of the argument in error messages.
 
     Raises:
-        TypeError: Something else was given.
+        TypeError: It is none of these.
         ValueError: A module is not part of the model, or no name matches a glob.
     """
     if excluded_layers is None:
@@ -79,17 +79,17 @@ class ExclusionHandle:
         self._mark = mark
 
     def remove(self) -> None:
-        """Let the modules follow `auto_cast` again."""
+        """Make the modules follow `auto_cast` again."""
         for module in self.modules:
-            if self._mark in module.__dict__:  # else undone already
+            if self._mark in module.__dict__:  # otherwise it was undone already
                 unwrap_forward(module, self._mark)
 
 
 def exclude_layers(model: nn.Module, excluded_layers: Excluded | Sequence[Excluded] | None) -> ExclusionHandle:
-    """Run some modules of a model in float32 inside every `auto_cast` region, whatever its level.
+    """Run some modules of a model in float32 inside every `auto_cast` region, at any level.
 
-    Their half inputs are cast to float32, their results stay float32. Half weights of a decorated model get their
-    float32 values back; the optimizer that holds them goes on.
+    Half inputs are cast to float32, and results stay float32. Half weights of a decorated model become float32 again,
+    with the values of their masters; optimizers that hold them stay valid.
 
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     >>> handle = exclude_layers(net, "1")
@@ -103,18 +103,18 @@ def exclude_layers(model: nn.Module, excluded_layers: Excluded | Sequence[Exclud
 
 
 _MARKS: dict[str, Callable[..., Any]] = {}
-"""Under which mark a module remembers the forward that a function stands in front of."""
+"""Attribute under which a module keeps its original forward: the function that wraps it."""
 
 
 def wrap_forward(module: nn.Module, mark: str, forward: Callable[..., Any]) -> None:
-    """Put a function, which is called with the module, in front of its forward; that is remembered under a mark."""
+    """Replace a module's forward by a function that gets the module first; keep the original under `mark`."""
     _MARKS[mark] = forward
     module.__dict__[mark] = module.__dict__.get("forward")
     module.__dict__["forward"] = functools.partial(forward, module)
 
 
 def unwrap_forward(module: nn.Module, mark: str) -> None:
-    """Take out what `wrap_forward` put there, be it under something else."""
+    """Undo `wrap_forward`, also if another wrapper was added later."""
     before = module.__dict__.pop(mark)
     above = next(
         (other for other in _MARKS if _is_wrapper(module.__dict__.get(other), _MARKS[mark])),
@@ -133,7 +133,7 @@ def _is_wrapper(forward: Any, function: Callable[..., Any]) -> bool:
 
 
 def rebind_forward(module: nn.Module) -> None:
-    """Let what stands in front of a forward belong to the module that has it: a replica has copied it from another."""
+    """Bind wrappers of a forward to the module that has them: a replica copied them from another module."""
     for name in ("forward", *_MARKS):
         forward = module.__dict__.get(name)
         if isinstance(forward, functools.partial) and forward.func in _MARKS.values() and forward.args[0] is not module:
@@ -141,7 +141,7 @@ def rebind_forward(module: nn.Module) -> None:
 
 
 def refuse_half_without_master(modules: Iterable[nn.Module]) -> None:
-    """Raise ValueError if a module to exclude has half weights whose float32 values nobody kept."""
+    """Raise ValueError if a module to exclude has half weights without masters."""
     for name, param in (named for module in modules for named in module.named_parameters()):
         if param.dtype in HALF_DTYPES and stored_master(param) is None:
             raise ValueError(
@@ -151,7 +151,7 @@ def refuse_half_without_master(modules: Iterable[nn.Module]) -> None:
 
 
 def _restore_float32(module: nn.Module) -> None:
-    """Put the masters back into a module whose weights `decorate` made half."""
+    """Make the half weights and buffers of a module float32, with the values of their masters."""
     for param in module.parameters():
         master = master_of(param)
         if master is not None:
@@ -166,7 +166,7 @@ def _restore_float32(module: nn.Module) -> None:
 
 
 def is_excluded(module: nn.Module) -> bool:
-    """Whether a module was excluded itself (not through a parent)."""
+    """Whether a module itself was excluded, not only a parent."""
     return _MARK in module.__dict__
 
 

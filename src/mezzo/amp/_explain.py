@@ -1,4 +1,4 @@
-"""`explain`: which list or rule decides the precision of an operator or of each layer of a model, and why."""
+"""`explain`: which list or rule decides the precision of an operator, or of each layer of a model."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _FP8 = "float8_e4m3"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ExplanationRow:
     """The decision for one operator variant, or for one layer of a model."""
 
     name: str
@@ -76,27 +76,27 @@ class Row:
     """Result for half inputs."""
     reason: str
     why_half: str | None = None
-    """O3, of a layer that is a matrix product: why it stays in half, or in float32; empty: it is FP8."""
+    """O3, for layers that are matrix products: why it is not FP8; empty if it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What `explain` found; printing it gives a table."""
+    """The result of `explain`; it prints as a table."""
 
     policy: Policy
-    rows: tuple[Row, ...]
+    rows: tuple[ExplanationRow, ...]
 
     def __str__(self) -> str:
         title = f"level {self.policy.level}, {dtype_name(self.policy.dtype)}, lists {self.policy.digest}"
-        header = Row("name", "operator", "float32 input", "half input", "decided by")
+        header = ExplanationRow("name", "operator", "float32 input", "half input", "decided by")
         cells = [[r.name, r.op, r.on_float32, r.on_half, r.reason] for r in (header, *self.rows)]
         return "\n".join([title, *text_table(cells)])
 
     def fp8_layers(self, computed: Collection[str] | None = None) -> str:
-        """Return, in one line, how many linear layers are FP8 at O3, and which are not and why.
+        """Return one line: how many linear layers are FP8 at O3, which are not, and why.
 
         Args:
-            computed: Layers that were FP8 in a step, where one was looked at: those that might have been are told apart.
+            computed: Layers that were FP8 in a recorded step; others that could be FP8 are then listed with a reason.
         """
         assert self.policy.fp8 is not None
         reasons = {row.name: row.why_half for row in self.rows if row.why_half is not None}
@@ -116,17 +116,17 @@ _MOST_NAMES = 8
 
 
 def _some(names: Sequence[str]) -> str:
-    """Return names in a row, the first ones of many."""
+    """Return the first names, separated by commas, and how many more there are."""
     left = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {left} more" if left > 0 else "")
 
 
 def explain(target: str | nn.Module | Callable[..., Any], policy: Policy | None = None, **options: Any) -> Explanation:
-    """Tell which list or rule decides the precision of an operator, or of every layer of a model, and why.
+    """Return which list or rule decides the precision of an operator, or of every layer of a model.
 
     Args:
         target: An operator name (`softmax`, `elementwise_add`), a torch function, or a module.
-        policy: The policy to ask; default: the one in force, else one made from `options`.
+        policy: The policy to ask. Default: one made from `options`, otherwise the active one.
         options: `level`, `dtype`, `custom_white_list`, `custom_black_list`, `use_promote`, `fp8`, as for `auto_cast`.
 
     >>> print(explain("softmax", level="O2"))  # doctest: +ELLIPSIS
@@ -149,15 +149,15 @@ def explain(target: str | nn.Module | Callable[..., Any], policy: Policy | None 
     return Explanation(policy, tuple(_row(variant, variant, policy) for variant in variants))
 
 
-def _row(name: str, op: str, policy: Policy, module: nn.Module | None = None, is_kept: bool = False) -> Row:
+def _row(name: str, op: str, policy: Policy, module: nn.Module | None = None, is_kept: bool = False) -> ExplanationRow:
     on_float32, on_half = policy.decide(op, (torch.float32,)), policy.decide(op, (policy.dtype,))
     reasons = dict.fromkeys((on_float32.reason, on_half.reason))
-    row = Row(name, op, _result(on_float32), _result(on_half), " / ".join(reasons))
+    row = ExplanationRow(name, op, _result(on_float32), _result(on_half), " / ".join(reasons))
     return _with_fp8(row, policy, module, is_kept) if has_fp8(policy, op) else row
 
 
-def _with_fp8(row: Row, policy: Policy, module: nn.Module | None, is_kept: bool) -> Row:
-    """Return the row of a product at O3: FP8, or why it stays in half."""
+def _with_fp8(row: ExplanationRow, policy: Policy, module: nn.Module | None, is_kept: bool) -> ExplanationRow:
+    """Return the row of a product at O3, with FP8 or the reason why it stays in half."""
     recipe, half = policy.fp8, dtype_name(policy.dtype)
     assert recipe is not None
     if module is None:
@@ -180,7 +180,7 @@ def _result(decision: Decision) -> str:
     return dtype_name(decision.dtype) + inside
 
 
-def _module_rows(model: nn.Module, policy: Policy) -> Iterator[Row]:
+def _module_rows(model: nn.Module, policy: Policy) -> Iterator[ExplanationRow]:
     excluded = {id(m) for module in model.modules() if is_excluded(module) for m in module.modules()}
     kept = {id(m) for module in model.modules() if stays_in_half(module) for m in module.modules()}
     for path, module in model.named_modules():
@@ -190,17 +190,19 @@ def _module_rows(model: nn.Module, policy: Policy) -> Iterator[Row]:
         if id(module) in excluded:
             why = "excluded layer"
             could_be_fp8 = op is not None and has_fp8(policy, op)
-            yield Row(path, op or type(module).__name__, "float32", "float32", why, why if could_be_fp8 else None)
+            yield ExplanationRow(
+                path, op or type(module).__name__, "float32", "float32", why, why if could_be_fp8 else None
+            )
         elif op is not None:
             yield _row(path, op, policy, module, id(module) in kept)
         else:
             in_half = "; not FP8: kept in half" if policy.fp8 is not None and id(module) in kept else ""
             reason = f"own code: each operator in it decides for itself{in_half}"
-            yield Row(path, type(module).__name__, "?", "?", reason)
+            yield ExplanationRow(path, type(module).__name__, "?", "?", reason)
 
 
 def operator_of(module: nn.Module) -> str | None:
-    """Return the operator that a leaf module's forward is, None if it has code of its own.
+    """Return the operator that the forward of a leaf module calls, None if it has its own code.
 
     >>> operator_of(nn.Conv2d(1, 1, 1))
     'conv2d'

@@ -1,4 +1,4 @@
-"""Finds kernels of ours that another library has replaced on the same dispatch key."""
+"""Finds kernels of mezzo that another library has replaced on the same dispatch key."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _EXAMPLES = {"int": 1, "SymInt": 1, "float": 1.0, "number": 1.0, "Scalar": 1.0, 
 
 
 class _Reached(Exception):  # a signal, not an error
-    """A kernel of ours asked for the policy."""
+    """A kernel of mezzo asked for the policy."""
 
 
 class _Probe:
-    """Stands in for a policy: whoever asks it for a plan shows that the call reached a kernel of ours."""
+    """Used in place of a policy: if it is asked for a plan, the call has reached a kernel of mezzo."""
 
     dtype = torch.float16
     fp8 = None
@@ -32,17 +32,17 @@ class _Probe:
 
 
 def replaced_kernels() -> list[str]:
-    """Return the operators whose kernel is no longer ours, each as `aten::name (device type)`."""
+    """Return the operators whose kernel was replaced, each as `aten::name (device type)`."""
     usable = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     replaced = []
     for device_type, name in KERNELS.installed:
-        if device_type in usable and not _reaches_ours(name, device_type):
+        if device_type in usable and not _reaches_mezzo(name, device_type):
             replaced.append(f"{name} ({device_type})")
     return replaced
 
 
 def raise_if_replaced() -> None:
-    """Raise RuntimeError if another library took over an operator that a policy decides."""
+    """Raise RuntimeError if another library has replaced a kernel of mezzo."""
     replaced = replaced_kernels()
     if replaced:
         raise RuntimeError(
@@ -51,7 +51,7 @@ def raise_if_replaced() -> None:
         )
 
 
-def _reaches_ours(name: str, device_type: str) -> bool:
+def _reaches_mezzo(name: str, device_type: str) -> bool:
     packet, _, overload_name = name.removeprefix("aten::").partition(".")
     overload = getattr(getattr(torch.ops.aten, packet), overload_name or "default")
     arguments = overload._schema.arguments
@@ -64,7 +64,7 @@ def _reaches_ours(name: str, device_type: str) -> bool:
         overload(*args, **kwargs)
     except _Reached:
         return True
-    except Exception:  # noqa: BLE001  # whatever a foreign kernel makes of the example arguments
+    except Exception:  # noqa: BLE001  # a foreign kernel may raise anything on the example arguments
         return False
     finally:
         write_state(before)

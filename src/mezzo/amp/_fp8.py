@@ -52,18 +52,18 @@ PRODUCTS: dict[str, Callable[[Sequence[Any], dict[str, Any]], Product | None]] =
     "mm": _of_matmul,
     "addmm": _of_addmm,
 }
-"""Operators that can be FP8, and how a call of one is read as a linear layer."""
+"""Operators that can be FP8, and functions that read a call as input, weight and bias."""
 
 
 def has_fp8(policy: Policy, op: str) -> bool:
-    """Whether calls of an operator may be FP8 under a policy: products that the lists let be half."""
+    """Whether calls of an operator may be FP8 under a policy: products that its lists make half."""
     return policy.fp8 is not None and op in PRODUCTS and op in policy.white
 
 
 def fp8_call(policy: Policy, op: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
-    """Return the result of a product made in FP8; None where it is to be made in half. Autocast is off around the call."""
+    """Return the result of a product in FP8; None if it must be computed in half. Call it with autocast off."""
     assert policy.fp8 is not None
-    # torch.func has no rule for an operator of ours, nor has a forward derivative.
+    # mezzo's operator has no rule for torch.func and no forward derivative.
     if torch.is_autocast_enabled(HALF_LAYER_DEVICE) or innermost_transform() is not None or has_forward_mode():
         return None
     product = PRODUCTS[op](args, kwargs)
@@ -71,7 +71,7 @@ def fp8_call(policy: Policy, op: str, args: Sequence[Any], kwargs: dict[str, Any
         return None
     x, weight, bias = product
     if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
-        return None  # an error, which torch words well
+        return None  # an error, which torch explains well
     inputs = weight.shape[1]
     if policy.fp8.why_half(x.numel() // inputs if inputs else 0, inputs, weight.shape[0]) is not None:
         return None
@@ -81,16 +81,16 @@ def fp8_call(policy: Policy, op: str, args: Sequence[Any], kwargs: dict[str, Any
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is one of numbers that can be rounded, and no subclass with rules of its own: a sharded one, say."""
+    """Whether a tensor is dense, floating and not a subclass with its own rules, such as a DTensor."""
     is_dense = tensor.layout is torch.strided and not tensor.is_nested
     return tensor.dtype in CASTABLE and is_dense and (type(tensor) in _PLAIN or isinstance(tensor, _TRACED))
 
 
 def keep_in_half(model: nn.Module, layers: Excluded | Sequence[Excluded] | None) -> ExclusionHandle:
-    """Compute the products of some modules of a model in half at level O3, as at O2; other levels are not touched.
+    """Compute the products of some modules in half at level O3, as at O2; other levels are not affected.
 
     Args:
-        model: Where to look.
+        model: The model to search.
         layers: Modules, module types or name globs, as in `exclude_layers`.
 
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
@@ -103,18 +103,18 @@ def keep_in_half(model: nn.Module, layers: Excluded | Sequence[Excluded] | None)
 
 
 def stays_in_half(module: nn.Module) -> bool:
-    """Whether the products of a module itself (not through a parent) stay in half at O3."""
+    """Whether `keep_in_half` was called for this module, not only for a parent."""
     return _MARK in module.__dict__
 
 
 def first_and_last(model: nn.Module) -> list[nn.Module]:
-    """Return the first and the last layer of a model with weights, in the order of their definition.
+    """Return the first and the last layer with weights of a model, in the order of definition.
 
     >>> net = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9))
     >>> first_and_last(net)
     [Embedding(9, 4), Linear(in_features=4, out_features=9, bias=True)]
     """
-    # Attention does not call the layer inside it that its last weight belongs to.
+    # nn.MultiheadAttention uses the weights of the layers inside it without calling them.
     inside = {
         id(part) for each in model.modules() if isinstance(each, nn.MultiheadAttention) for part in each.children()
     }
@@ -125,7 +125,7 @@ def first_and_last(model: nn.Module) -> list[nn.Module]:
 def _forward_in_half(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     own = module.__dict__[_MARK]
     forward = functools.partial(type(module).forward, module) if own is None else own
-    if not is_any_autocast_enabled():  # nothing is FP8 then, and what is exported stays free of regions
+    if not is_any_autocast_enabled():  # nothing is FP8 then, and an exported module has no region in it
         return forward(*args, **kwargs)
     with torch.autocast(HALF_LAYER_DEVICE, dtype=torch.bfloat16):
         return forward(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""What delayed scaling of level O3 has learnt, for a checkpoint."""
+"""The state of delayed scaling at level O3, for checkpoints."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _ROLES = ("input", "gradient")
 
 
 def fp8_scales(model: nn.Module) -> dict[str, dict[str, Tensor]]:
-    """Return the largest numbers of the last calls, for each FP8 layer of a model that is trained with delayed scaling.
+    """Return the largest magnitudes of recent calls, for each FP8 layer of a model trained with delayed scaling.
 
-    By the weight's name; of its `input` and of the `gradient` of its output, the newest call first, on the CPU. Together with
-    weights, optimizer and loss scale they are what training goes on from; without them it begins with the scale of its first
-    call. Waits for the device.
+    By the name of the weight: those of its `input` and of the `gradient` of its output, newest call first, on the CPU.
+    Save them with weights, optimizer and loss scale to resume training; without them, the first call sets the scale.
+    Waits for the device.
 
     >>> fp8_scales(nn.Linear(2, 2))
     {}
@@ -33,24 +33,26 @@ def fp8_scales(model: nn.Module) -> dict[str, dict[str, Tensor]]:
 
 
 def load_fp8_scales(model: nn.Module, scales: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Go on with what `fp8_scales` returned; all of it is looked at before anything changes.
+    """Restore what `fp8_scales` returned; everything is checked before anything changes.
 
     Args:
-        model: Decorated at O3; names are those of the model that was saved.
+        model: Decorated at O3, with the names of the saved model.
         scales: From `fp8_scales`, or from a checkpoint.
 
     Raises:
-        ValueError: They are not those of this model, or no such numbers.
+        ValueError: They belong to another model, or are not from `fp8_scales`.
     """
     params = dict(model.named_parameters())
     for name, learnt in scales.items():
         if name not in params:
-            raise ValueError(f"FP8 scales: {name!r} is no parameter of this model; they are those of another one")
+            raise ValueError(
+                f"FP8 scales: {name!r} is not a parameter of this model; the scales belong to another model"
+            )
         fits = all(role in _ROLES and _are_amaxes(amaxes) for role, amaxes in learnt.items())
         if not fits or params[name].dim() != 2:
-            raise ValueError(f"FP8 scales: what is there of {name!r} is not what fp8_scales() returns")
+            raise ValueError(f"FP8 scales: the entry of {name!r} is not from fp8_scales()")
         if stored_master(params[name]) is None:
-            raise ValueError(f"FP8 scales: {name!r} is not half with a master; decorate the model at O3 before")
+            raise ValueError(f"FP8 scales: {name!r} is not half with a master; decorate the model at O3 first")
     for name, learnt in scales.items():
         kept = keep_copies(params[name])
         assert kept is not None

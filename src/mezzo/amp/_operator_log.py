@@ -35,7 +35,7 @@ OF_REGION = (
 OF_STEP = "GLOG_v=5: operators and dtypes of the first training step (forward pass, backward pass, optimizer)"
 
 _STEP_DEPTH = -1
-"""Of a training step, which no region has."""
+"""The depth of a training step; no region has it."""
 
 
 def glog_asks_for_operators() -> bool:
@@ -110,7 +110,7 @@ class OperatorLog:
             from mezzo.record import counts_operators
 
             self.is_pending = False
-            if _is_first_process() and not counts_operators():  # statistics of the user's own show the same operators
+            if _is_first_process() and not counts_operators():  # the user's own statistics show the same operators
                 self._start(depth, heading)
 
     def _start(self, depth: int, heading: str) -> None:
@@ -160,7 +160,7 @@ def _no_exceptions() -> Iterator[None]:
 
 
 def _is_traced() -> bool:
-    """Whether the code that runs here is being captured, or is part of compiled code: a recording would end up in the graph."""
+    """Whether this code is being captured or is part of compiled code: a recording would become part of the graph."""
     from mezzo.record import has_foreign_mode
 
     return (
@@ -192,4 +192,4 @@ def _is_first_process() -> bool:
 
 
 operator_log = OperatorLog()
-"""Of this process."""
+"""The operator log of this process."""

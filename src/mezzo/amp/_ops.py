@@ -1,8 +1,8 @@
-"""The operators mezzo knows by name: what they are called in aten, and how one call of them is told from another.
+"""The operators that mezzo knows by name, and the variants of their calls.
 
-An *operator* here is an aten packet (`aten::sum`, all its functional overloads). Some packets do two things that the
-lists treat differently, a full sum and a sum over dims for instance; such a packet has *variants*, and the variant of
-a call is read from its arguments. Lists, policies and decisions speak of variants; `sum` alone names both of its.
+An *operator* is an aten packet (`aten::sum`, with all its functional overloads). Some packets do two things that the
+lists treat differently, such as a full sum and a sum over dims. Such a packet has *variants*; the arguments of a call
+tell which one it is. Lists, policies and decisions use variants; the name `sum` means both of its variants.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class Op:
     variants: tuple[str, ...]
     classify: Classifier | None = field(default=None, compare=False)
     overload_variant: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Overloads that can only be one of the variants."""
+    """By overload name, for overloads that have only one variant."""
 
     weights: Literal["decide", "follow", "stay"] = "decide"
     """What the tensors after the first one do. `follow`: the first one decides, all are cast. `stay`: only the first one
     decides and is cast; affine parameters and running statistics keep their dtype."""
 
     opaque: bool = False
-    """A composite whose pieces are listed themselves, or an operator that refuses mixed dtypes: torch's own type
-    promotion does not give the gray rule, so it needs a kernel of ours at every level."""
+    """A composite whose pieces are listed themselves, or an operator that refuses mixed dtypes. torch's own type
+    promotion does not follow the gray rule there, so it needs a kernel of mezzo at every level."""
 
 
 def _argument(args: Sequence[Any], kwargs: Mapping[str, Any], position: int, name: str) -> Any:
@@ -40,7 +40,7 @@ def _argument(args: Sequence[Any], kwargs: Mapping[str, Any], position: int, nam
 
 
 def _by_dim(name: str, position: int) -> Classifier:
-    """Tell a full reduction (no dim given, or an empty list of them) from one over dims."""
+    """Distinguish a full reduction (no dim, or an empty list) from one over dims."""
     full, over_dims = f"{name}.full", f"{name}.dim"
 
     def classify(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -52,13 +52,13 @@ def _by_dim(name: str, position: int) -> Classifier:
 
 
 def _by_exponent(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Tell `x ** 2` and `2 ** x` from `x ** y`: only two tensors make the element-wise power."""
+    """Distinguish `x ** 2` and `2 ** x` from `x ** y`, the element-wise power of two tensors."""
     both = all(hasattr(_argument(args, kwargs, i, n), "dtype") for i, n in enumerate(("self", "exponent")))
     return "pow.tensor" if both else "pow.scalar"
 
 
 def _by_groups(name: str) -> Classifier:
-    """Tell a depthwise convolution: one input channel a filter and as many groups as input channels."""
+    """Recognise a depthwise convolution: one input channel per filter, and as many groups as input channels."""
     plain, depthwise = name, f"{name}.depthwise"
 
     def classify(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -81,7 +81,7 @@ def _contracts(equation: str) -> bool:
 
 
 def _by_equation(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Tell a contraction from an einsum that transposes, sums one operand or multiplies element by element."""
+    """Distinguish a contraction from an einsum that transposes, sums one operand or multiplies element-wise."""
     return "einsum" if _contracts(_argument(args, kwargs, 0, "equation")) else "einsum.elementwise"
 
 
@@ -169,7 +169,7 @@ GRAY = [
     *_plain("instance_norm", weights="follow", opaque=True),
 ]
 
-# Operators without half kernels on CPU or CUDA (decompositions, solvers, transforms): float32 whatever a list says.
+# Operators without half kernels on CPU or CUDA (decompositions, solvers, transforms): always float32.
 NO_HALF_KERNEL = _plain(
     "linalg_cholesky linalg_cholesky_ex linalg_cond linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_inv "
     "linalg_inv_ex linalg_lstsq linalg_matrix_rank linalg_qr linalg_solve linalg_svd linalg_svdvals linalg_tensorinv "
@@ -201,14 +201,14 @@ def variants_of(ops: Iterable[Op]) -> frozenset[str]:
     return frozenset(variant for op in ops for variant in op.variants)
 
 
-#: Composites whose result is float32 as soon as these pieces are: with torch's own kernels on the pieces they need none.
+#: Composites whose result is float32 if these pieces are: they need no kernel if torch's kernels make the pieces float32.
 PIECES: dict[str, tuple[str, ...]] = {
     "cross_entropy_loss": ("log_softmax", "nll_loss", "nll_loss2d"),
     "nll_loss_nd": ("nll_loss", "nll_loss2d"),
     "square": ("pow.scalar",),
 }
 
-#: Operators that take a Python number for a tensor; torch hands it on as a 0-dim CPU tensor.
+#: Operators that take a Python number in place of a tensor; torch passes it as a 0-dim CPU tensor.
 WITH_NUMBERS = frozenset(
     "add sub rsub mul div remainder fmod pow where maximum minimum atan2 addcmul addcdiv lerp".split()
 )
@@ -216,10 +216,10 @@ WITH_NUMBERS = frozenset(
 #: Every variant, and the operator it belongs to.
 VARIANTS: dict[str, Op] = {variant: op for op in OPS.values() for variant in op.variants}
 
-#: Arithmetic that Tensor Cores do: on a CPU without half units it is computed in fp32 between half borders.
+#: Arithmetic that Tensor Cores do: on a CPU without half units it is float32, with half inputs and outputs.
 HEAVY = variants_of([*MATRIX_PRODUCTS, *CONVOLUTIONS, *ATTENTION, *RECURRENT]) | {"einsum"}
 WITHOUT_HALF_KERNEL = variants_of(NO_HALF_KERNEL) | {"ctc_loss", "nuclear_norm.full", "nuclear_norm.dim"}
-#: CUDA has a half kernel, the CPU has none: there too it is computed in fp32 between half borders.
+#: CUDA has a half kernel, the CPU has none: there it is float32, with half inputs and outputs.
 NO_CPU_HALF_KERNEL = frozenset(
     "avg_pool3d multi_margin_loss multilabel_margin_loss _upsample_bilinear2d_aa _upsample_bicubic2d_aa".split()
 )

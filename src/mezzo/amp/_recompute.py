@@ -1,7 +1,7 @@
-"""Where forward code runs a second time, or backward code runs later: the policy of the first time goes along.
+"""Carries the policy to code that runs later: recomputed forwards, custom backwards, replicas, scripts.
 
-Activation checkpointing runs a forward again during the backward pass, outside the `auto_cast` region; torch restores its
-own autocast state there and knows nothing of a policy. A custom autograd Function runs its backward outside too.
+Activation checkpointing runs a forward again during the backward pass, outside the `auto_cast` region. torch restores
+its own autocast state there, but not the policy. A custom autograd Function also runs its backward outside.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HINT = (
 
 
 def run_in_state(state: AutocastState, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a function with a policy and autocast state in force, and put the present one back."""
+    """Call a function under a policy and autocast state, and restore the present one."""
     before, was_replaying = read_state(), thread_state.is_replaying
     write_state(state)
     thread_state.is_replaying = True
@@ -40,9 +40,9 @@ def run_in_state(state: AutocastState, function: Callable[..., Any], *args: Any,
 
 
 def bind_policy(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function bound to the policy in force now; the function itself outside `auto_cast`.
+    """Return a function that runs under the policy that is active now; outside `auto_cast`, the function itself.
 
-    Use it as a thread's target, or wherever a callable is run later than the region in which it was made.
+    Use it for the target of a thread, or for a callable that runs after the region has ended.
     """
     bound = _bound(function)
     return bound if bound is function else functools.wraps(function)(bound)
@@ -53,7 +53,7 @@ def _bound(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_policy_in_replicas(parallel_apply: Callable[..., Any]) -> Callable[..., Any]:
-    """Return DataParallel's `parallel_apply` for replicas that follow the policy in their threads."""
+    """Return DataParallel's `parallel_apply` with replicas that follow the policy in their threads."""
 
     @functools.wraps(parallel_apply)
     def run(modules: Any, *args: Any, **kwargs: Any) -> Any:
@@ -67,9 +67,9 @@ def with_policy_in_replicas(parallel_apply: Callable[..., Any]) -> Callable[...,
 
 @functools.cache
 def carry_policy_along() -> None:
-    """Teach torch's checkpointing (both forms), DataParallel's threads and TorchScript the policy; once a process.
+    """Make both forms of checkpointing, DataParallel's threads and TorchScript follow the policy; once per process.
 
-    An autograd Function that fails gets a hint.
+    Errors of a custom autograd Function get a hint.
     """
     bind_checkpointed_functions(bind_policy)
     wrap_parallel_apply(with_policy_in_replicas)
@@ -90,10 +90,10 @@ def _with_hint(apply: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _run_as_written(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the call of a scripted function without TorchScript's optimiser where a policy decides.
+    """Return the call of a scripted function, without TorchScript's optimiser if a policy is active.
 
-    The optimiser derives gradients by formulas of its own from the second call on. They know nothing of a policy: the
-    backward of LayerNorm at O2 would meet dtypes that it does not expect, and GELU at O1 would return float32.
+    From the second call on the optimiser uses its own formulas for gradients, which ignore a policy: the backward of
+    LayerNorm at O2 would fail on unexpected dtypes, and GELU at O1 would return float32.
     """
 
     def run(script: Any, *args: Any, **kwargs: Any) -> Any:
@@ -148,12 +148,12 @@ def custom_bwd(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _cast_inputs(values: Any, dtype: torch.dtype) -> Any:
-    """Return values with floating tensors cast, in lists, tuples, named tuples and mappings too."""
+    """Return values with floating tensors cast, also inside lists, tuples, named tuples and mappings."""
 
     def cast(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return value.to(dtype) if value.dtype in CASTABLE else value
-        if isinstance(value, Mapping):  # one that torch does not look into
+        if isinstance(value, Mapping):  # tree_map does not enter every kind of mapping
             return {key: _cast_inputs(item, dtype) for key, item in value.items()}
         return value
 

@@ -1,12 +1,12 @@
-"""Tasks of an asyncio loop share a thread, and each has regions of its own.
+"""Tasks of an asyncio loop share a thread; each task has its own regions.
 
-A region that is open while its task waits must not decide for the other tasks. So the open regions of a task lie in its
-context (`contextvars`), and the loop's callbacks are run with the regions of their context in force. A task that is
-created inside a region inherits it, as every context variable is inherited: it stays in force for the task's whole life.
+A region that is open while its task waits must not decide for other tasks. So the open regions of a task are stored in
+its context (`contextvars`), and the loop's callbacks run with the regions of their context. A task that is created
+inside a region inherits it, like every context variable, for its whole life.
 
-Loops that do not run their callbacks through `asyncio.Handle` (uvloop, trio) cannot be followed, nor can eager tasks
-(`asyncio.eager_task_factory`, Python 3.12), which begin inside the callback of another task. There, and with
-generators that are suspended inside a region, a region may be left while a later one is open: that is an error.
+This does not work for loops that do not run their callbacks through `asyncio.Handle` (uvloop, trio), nor for eager tasks
+(`asyncio.eager_task_factory`, Python 3.12), which begin inside the callback of another task. There, and with generators
+that are suspended inside a region, a region may be left while a later one is open: that is an error.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LEFT_ELSEWHERE = "auto_cast: a region was left in another thread or task than t
 
 
 running_loop: Callable[[], Any] = events._get_running_loop
-"""Returns the asyncio loop whose callback this thread runs, None outside of one: asked at each region, so without a frame."""
+"""Returns the asyncio loop that runs in this thread, or None. Every region calls it, so it is the C function itself."""
 
 
 def keep_for_task() -> None:
@@ -55,7 +55,7 @@ def _keep_state() -> None:
 
 
 def follow_tasks() -> None:
-    """Let the callbacks of asyncio's loops run with the regions of their context; asked before a region is entered."""
+    """Make callbacks of asyncio loops run with the regions of their context; called before a region is entered."""
     _wrap_handles()
     if (
         not thread_state.is_in_handle and thread_state.unsettled is None
@@ -65,7 +65,7 @@ def follow_tasks() -> None:
 
 @functools.cache
 def _wrap_handles() -> None:
-    # asyncio tells nobody when it changes from one task to another; every callback runs through this method. Once a process.
+    # asyncio has no hook for a change of task, but every callback runs through this method. Once per process.
     run: Callable[[Any], None] = events.Handle._run
 
     @functools.wraps(run)
@@ -81,12 +81,12 @@ def _wrap_handles() -> None:
             around, thread_state.regions, depth = read_state(), list(regions.open), 0
             for _ in thread_state.regions:
                 torch.autocast_increment_nesting()
-            _put_in_force(regions.state)
+            _activate(regions.state)
         try:
             run(handle)
         finally:
             thread_state.is_in_handle = was_in_handle
-            # It waits inside a region, or inside a `torch.autocast` that it entered after one.
+            # The task waits inside a region, or inside a `torch.autocast` that it entered after one.
             if len(thread_state.regions) > depth or (around is not None and around != read_state()):
                 handle._context.run(_keep_state)
             if around is None:
@@ -94,36 +94,36 @@ def _wrap_handles() -> None:
             else:
                 _count_out(len(thread_state.regions))
                 thread_state.regions = outer
-                _put_in_force(around)
+                _activate(around)
 
     events.Handle._run = run_with_own_regions  # type: ignore[method-assign, assignment]
 
 
 def _suspend(depth: int) -> None:
-    """Take the regions above a depth out of force: their task waits."""
+    """Close the regions above a depth, because their task waits."""
     if len(thread_state.regions) > depth:
         around = thread_state.regions[depth][1]
         _count_out(len(thread_state.regions) - depth)
         del thread_state.regions[depth:]
-        _put_in_force(around)
+        _activate(around)
 
 
 def _count_out(regions: int) -> None:
-    """Take regions out of torch's nesting: one that waits must not keep the casts of others alive."""
+    """Decrease torch's nesting: a waiting region must not keep cached casts alive."""
     for _ in range(regions):
         torch.autocast_decrement_nesting()
 
 
-def _put_in_force(state: AutocastState) -> None:
+def _activate(state: AutocastState) -> None:
     torch.clear_autocast_cache()  # another task may use another dtype, or update the weights that were cast
     write_state(state)
 
 
 def leave_out_of_order(region: object, *, is_failing: bool) -> None:
-    """Leave a region that is not the innermost: the later ones stay in force, and go back to what was around this one.
+    """Leave a region that is not the innermost: later ones stay active, and then restore what was around this one.
 
     Raises:
-        RuntimeError: Always, unless an exception is on its way already (a generator that is thrown away is closed so).
+        RuntimeError: Always, unless an exception is being raised already, as when a generator is closed.
     """
     regions = thread_state.regions
     index = next((i for i in reversed(range(len(regions))) if regions[i][0] is region), None)
