@@ -15,7 +15,7 @@ from mezzo.checkpoint import CheckpointStore
 from mezzo.model.parallel import World
 from mezzo.model.precision import make_precision
 from mezzo.vision.options import RunOptions
-from mezzo.vision.train._checkpoints import Progress, save
+from mezzo.vision.train._checkpoints import RunProgress, save
 from mezzo.vision.train._ema import Ema
 from mezzo.vision.train.session import Session
 
@@ -63,7 +63,7 @@ def save_checkpoint(directory: Path, kind: str = "adamw", precision: str = "fp16
     session = make_session(kind, precision)
     for _ in range(3):
         step(session)
-    return save(session, CheckpointStore(directory), Progress(3, 0.5, 2, 1))
+    return save(session, CheckpointStore(directory), RunProgress(3, 0.5, 2, 1))
 
 
 def fingerprint(session: Session) -> list[Any]:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mezzo.model.meter import Meter
+from mezzo.model.meter import StepMeter
 
 
 class Clock:
@@ -18,7 +18,7 @@ class Clock:
 
 def test_a_window_has_the_means_of_its_steps() -> None:
     clock = Clock()
-    meter = Meter(torch.device("cpu"), clock)
+    meter = StepMeter(torch.device("cpu"), clock)
     for step, loss in enumerate((1.0, 2.0, 6.0)):
         clock.now += 0.5
         meter.add(step, torch.tensor(loss), {"top1": torch.tensor(step / 4)}, samples=8, reading_s=0.1)
@@ -32,7 +32,7 @@ def test_a_window_has_the_means_of_its_steps() -> None:
 
 def test_the_time_of_an_evaluation_is_left_out() -> None:
     clock = Clock()
-    meter = Meter(torch.device("cpu"), clock)
+    meter = StepMeter(torch.device("cpu"), clock)
     meter.pause()
     clock.now = 100
     meter.go_on()
@@ -43,7 +43,7 @@ def test_the_time_of_an_evaluation_is_left_out() -> None:
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 def test_the_first_bad_step_is_kept_over_windows(bad: float) -> None:
-    meter = Meter(torch.device("cpu"))
+    meter = StepMeter(torch.device("cpu"))
     for step, loss in enumerate((1.0, bad, 2.0, bad)):
         meter.add(step, torch.tensor(loss), {}, 1, 0.0)
     assert meter.read().first_bad_step == 1
@@ -52,7 +52,7 @@ def test_the_first_bad_step_is_kept_over_windows(bad: float) -> None:
 
 
 def test_half_losses_are_summed_in_float32() -> None:
-    meter = Meter(torch.device("cpu"))
+    meter = StepMeter(torch.device("cpu"))
     for step in range(100):
         meter.add(step, torch.tensor(1000.0, dtype=torch.float16), {}, 1, 0.0)
     assert meter.read().values["loss"] == 1000

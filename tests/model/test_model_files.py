@@ -416,7 +416,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     (tmp_path / "w.safetensors").write_bytes(b"abc")
     for name, text in (
         ("w.pt", "the weights do not fit the model"),
-        ("w.bin", "unknown kind of weights '.bin'"),
+        ("w.bin", "w.bin: unknown format '.bin'"),
         ("w.safetensors", "not a file of only weights"),
     ):
         with pytest.raises(MezzoError, match=text):

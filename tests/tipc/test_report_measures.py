@@ -17,7 +17,7 @@ from mezzo.tipc._measures import (
     loss_curve,
     operator_table,
 )
-from mezzo.vision.infer import BenchmarkReport, Environment, StageTimes, Usage, percentiles
+from mezzo.vision.infer import BenchmarkEnvironment, BenchmarkReport, StageTimes, Usage, percentiles
 from mezzo.vision.train.log_lines import (
     SegmentationTrainLine,
     TrainLine,
@@ -159,7 +159,7 @@ def test_times_of_a_report_as_it_is_printed():
         model_name="lite", precision="fp32", batch_size=1, input_shape="dynamic", runtime_device="cpu", ir_optim=None,
         enable_memory_optim=None, enable_tensorrt=None, enable_mkldnn=None, cpu_threads=1,
         usage=Usage(mean_rss_mb=1.0, peak_rss_mb=1.0, gpu_memory_mb=None, gpu_util=None), times=times,
-        env=Environment.query(engine="torch"),
+        env=BenchmarkEnvironment.query(engine="torch"),
     )  # fmt: skip
     (found,) = latencies("\n".join(report.lines()))
     assert (found.inference_ms, found.p50_ms) == (20.0, 20.0)

@@ -12,7 +12,7 @@ from torch import Tensor
 from mezzo.model._data import count_samples, length_of, with_last
 from mezzo.model._prepared import Prepared
 from mezzo.model.callbacks import CallbackList, LateLogs
-from mezzo.model.meter import Meter
+from mezzo.model.meter import StepMeter
 from mezzo.model.metric import RunningMean
 from mezzo.model.parallel import share_buffers
 from mezzo.model.steps import NonFiniteLoss, StepResult, run_steps
@@ -33,7 +33,7 @@ class Epoch:
 
     def __init__(self, prepared: Prepared, told: CallbackList, accumulate: int, most: int | None) -> None:
         self._prepared, self._told, self._accumulate, self._most = prepared, told, accumulate, most
-        self._meter, self._mean = Meter(prepared.world.device), RunningMean(prepared.world.device)
+        self._meter, self._mean = StepMeter(prepared.world.device), RunningMean(prepared.world.device)
         self._loss: Tensor | None = None
 
     def run(self, loader: Iterable[Any], epoch: int) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class Window:
         return self.samples / self.batch_cost_s if self.batch_cost_s > 0 else 0.0
 
 
-class Meter:
+class StepMeter:
     """Sums up losses and other numbers of steps, and the time they took."""
 
     def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from mezzo.errors import RunError
-from mezzo.model.meter import Meter
+from mezzo.model.meter import StepMeter
 
 B = TypeVar("B")
 
@@ -32,7 +32,7 @@ def run_steps(
     batches: Iterator[B],
     train: Callable[[int, B], StepResult],
     samples_of: Callable[[B], int],
-    meter: Meter,
+    meter: StepMeter,
     *,
     before: Callable[[int], None],
     after: Callable[[int], bool],

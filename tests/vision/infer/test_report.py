@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mezzo.vision.infer import BenchmarkReport, Environment, Percentiles, StageTimes, Usage
+from mezzo.vision.infer import BenchmarkEnvironment, BenchmarkReport, Percentiles, StageTimes, Usage
 
-ENVIRONMENT = Environment(
+ENVIRONMENT = BenchmarkEnvironment(
     os_version="CentOS Linux 7",
     cuda_version="11.2",
     cudnn_version="8.1.1",
@@ -160,7 +160,7 @@ def test_environment_is_that_of_torch_and_of_the_system(monkeypatch, no_driver):
     monkeypatch.setattr(platform, "freedesktop_os_release", lambda: {"NAME": "Ubuntu", "VERSION_ID": "24.04"})
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
-    assert Environment.query(engine="eager") == Environment(
+    assert BenchmarkEnvironment.query(engine="eager") == BenchmarkEnvironment(
         os_version="Ubuntu 24.04",
         cuda_version="12.8",
         cudnn_version="9.10.2",
@@ -175,7 +175,7 @@ def test_environment_is_that_of_torch_and_of_the_system(monkeypatch, no_driver):
 def test_build_without_cuda_has_neither_cuda_nor_cudnn(monkeypatch, no_driver):
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: None)
-    environment = Environment.query(engine="onnxruntime", engine_version="1.20.1")
+    environment = BenchmarkEnvironment.query(engine="onnxruntime", engine_version="1.20.1")
     assert (environment.cuda_version, environment.cudnn_version) == (None, None)
     assert (environment.engine, environment.engine_version) == ("onnxruntime", "1.20.1")
 
@@ -188,12 +188,12 @@ def test_system_without_a_release_file_names_itself(monkeypatch, no_driver, syst
     monkeypatch.setattr(platform, "system", lambda: system)
     monkeypatch.setattr(platform, "release", lambda: "11")
     monkeypatch.setattr(platform, "mac_ver", lambda: ("15.1", ("", "", ""), ""))
-    assert Environment.query(engine="eager").os_version == text
+    assert BenchmarkEnvironment.query(engine="eager").os_version == text
 
 
 def test_rolling_distribution_has_a_name_alone(monkeypatch, no_driver):
     monkeypatch.setattr(platform, "freedesktop_os_release", lambda: {"NAME": "Arch Linux"})
-    assert Environment.query(engine="eager").os_version == "Arch Linux"
+    assert BenchmarkEnvironment.query(engine="eager").os_version == "Arch Linux"
 
 
 def fake_nvml(monkeypatch, ask):
@@ -205,7 +205,7 @@ def fake_nvml(monkeypatch, ask):
 def test_driver_is_asked_through_pynvml(monkeypatch):
     fake_nvml(monkeypatch, lambda: "570.86.15")
     monkeypatch.setattr(subprocess, "run", _absent)
-    assert Environment.query(engine="eager").driver_version == "570.86.15"
+    assert BenchmarkEnvironment.query(engine="eager").driver_version == "570.86.15"
 
 
 @pytest.mark.parametrize("has_nvml", [True, False])
@@ -215,4 +215,4 @@ def test_driver_is_asked_through_nvidia_smi_where_pynvml_does_not_know(monkeypat
     else:
         monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="460.27.04\n460.27.04\n"))
-    assert Environment.query(engine="eager").driver_version == "460.27.04"
+    assert BenchmarkEnvironment.query(engine="eager").driver_version == "460.27.04"

@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mezzo.report import stamped
-from mezzo.vision.infer import BenchmarkReport, Environment, Percentiles, StageTimer, StageTimes, Usage, parse_reports
+from mezzo.vision.infer import (
+    BenchmarkEnvironment,
+    BenchmarkReport,
+    Percentiles,
+    StageTimer,
+    StageTimes,
+    Usage,
+    parse_reports,
+)
 
 DOCUMENTED = """\
 2022-04-13 11:43:09 [INFO]    ---------------------- Env info ----------------------
@@ -113,7 +121,7 @@ reports = st.builds(
         samples_per_s=st.none() | numbers,
     ),
     env=st.builds(
-        Environment,
+        BenchmarkEnvironment,
         os_version=st.none() | words,
         cuda_version=st.none() | words,
         cudnn_version=st.none() | words,

@@ -62,7 +62,7 @@ def test_a_file_may_have_its_own_losses_and_the_coefficients_of_its_base(tmp_pat
 def test_what_is_left_out_of_a_loss_is_among_the_settings_without_effect(tmp_path: Path) -> None:
     recipe = load(tmp_path, changed(loss=mixed("CrossEntropyLoss", "SemanticConnectivityLoss"), save_interval=400))
     first, second = (line.partition("r.yml:")[2] for line in recipe.ignored)
-    assert first.endswith("save_interval: is an option of the command here")
+    assert "save_interval: is an option of the command" in first
     assert second.endswith(
         "SemanticConnectivityLoss: is computed from predicted classes, so it has no gradient; the loss is without it"
     )

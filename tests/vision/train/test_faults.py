@@ -39,12 +39,12 @@ def test_a_killed_worker_ends_the_training_in_one_line(persons: Path, tmp_path: 
     killing.write_text(
         "import os, signal, sys\n"
         "from mezzo.cli import run\nfrom mezzo.vision.train import _engine\nfrom mezzo.vision.data import Loader\n"
-        "loaders, start, step = [], Loader.start, _engine.Engine._end\n"
+        "loaders, start, step = [], Loader.start, _engine.TrainingEngine._end\n"
         "def remember(self):\n    start(self)\n    loaders.append(self)\n"
         "def kill(self, number, progress):\n"
         "    if number == 3:\n        os.kill(loaders[0]._loader._iterator._workers[0].pid, signal.SIGKILL)\n"
         "    return step(self, number, progress)\n"
-        "Loader.start, _engine.Engine._end = remember, kill\n"
+        "Loader.start, _engine.TrainingEngine._end = remember, kill\n"
         "sys.exit(run(sys.argv[1:]))\n"
     )
     options = [

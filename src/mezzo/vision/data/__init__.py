@@ -19,7 +19,7 @@ from mezzo.vision.data._errors import DataError
 from mezzo.vision.data._images import SUFFIXES as IMAGE_SUFFIXES
 from mezzo.vision.data._images import decode_image, read_image, read_label
 from mezzo.vision.data._lists import check_listed, listed_path, read_list_file
-from mezzo.vision.data._loader import Batch, Loader
+from mezzo.vision.data._loader import HostBatch, Loader
 from mezzo.vision.data._policies import AutoAugment
 from mezzo.vision.data._sample import IGNORE, Dataset, Sample, Transform
 from mezzo.vision.data._stream import Shard, Stream
@@ -65,7 +65,7 @@ __all__ = [
     "Shard",
     "Loader",
     "translate_worker_errors",
-    "Batch",
+    "HostBatch",
     "Prefetcher",
     "ToInput",
     "DeviceBatch",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mezzo.vision.data._loader import Batch
+from mezzo.vision.data._loader import HostBatch
 from mezzo.vision.data.transforms import Normalize
 
 
@@ -56,7 +56,7 @@ class Prefetcher:
     the device computes the step before.
     """
 
-    def __init__(self, batches: Iterable[Batch], to_input: ToInput, device: torch.device) -> None:
+    def __init__(self, batches: Iterable[HostBatch], to_input: ToInput, device: torch.device) -> None:
         self._batches, self._to_input, self._device = batches, to_input, device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
@@ -64,12 +64,12 @@ class Prefetcher:
         for batch in self._batches:
             yield self._move(batch) if self._stream is None else self._move_aside(batch, self._stream)
 
-    def _move(self, batch: Batch) -> DeviceBatch:
+    def _move(self, batch: HostBatch) -> DeviceBatch:
         images = batch.images.to(self._device, non_blocking=True)
         labels = batch.labels.to(self._device, non_blocking=True).long()
         return DeviceBatch(self._to_input(images), labels, batch.paths, batch.undo)
 
-    def _move_aside(self, batch: Batch, stream: torch.cuda.Stream) -> DeviceBatch:
+    def _move_aside(self, batch: HostBatch, stream: torch.cuda.Stream) -> DeviceBatch:
         current = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(stream):
             moved = self._move(batch)

@@ -22,7 +22,7 @@ from mezzo.vision.data.transforms import Compose
 
 
 @dataclass(slots=True)
-class Batch:
+class HostBatch:
     """Samples as they travel; `images` is (n, h, w, 3) uint8, or float32 where a transform made it so."""
 
     images: Tensor
@@ -31,9 +31,9 @@ class Batch:
     undo: tuple[tuple[str, int, int], ...] = ()
     """See `Sample.undo`; the same for all images of a batch."""
 
-    def pin_memory(self) -> Batch:
+    def pin_memory(self) -> HostBatch:
         """Return the batch in memory from which copies to a GPU do not wait; the `DataLoader` calls it."""
-        return Batch(self.images.pin_memory(), self.labels.pin_memory(), self.paths, self.undo)
+        return HostBatch(self.images.pin_memory(), self.labels.pin_memory(), self.paths, self.undo)
 
 
 class _Reader(data.Dataset[Any]):
@@ -54,7 +54,7 @@ class _Reader(data.Dataset[Any]):
             return error
 
 
-def _collate(samples: Sequence[Sample | MezzoError]) -> Batch | MezzoError:
+def _collate(samples: Sequence[Sample | MezzoError]) -> HostBatch | MezzoError:
     for sample in samples:
         if isinstance(sample, MezzoError):
             return sample
@@ -66,7 +66,7 @@ def _collate(samples: Sequence[Sample | MezzoError]) -> Batch | MezzoError:
             return DataError(_two_sizes("images", good[0].path, good[0].image, sample.path, sample.image))
         if np.shape(sample.label) != np.shape(good[0].label) or sample.undo != good[0].undo:
             return DataError(_two_sizes("labels", good[0].path, good[0].label, sample.path, sample.label))
-    return Batch(
+    return HostBatch(
         torch.from_numpy(np.stack([sample.image for sample in good])),
         torch.from_numpy(np.stack([np.asarray(sample.label) for sample in good])),
         [sample.path for sample in good],
@@ -149,7 +149,7 @@ class Loader:
         """End the workers now, not when the interpreter goes down."""
         end_workers(self._loader)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[HostBatch]:
         batches = iter(self._loader)
         while True:
             with translate_worker_errors():

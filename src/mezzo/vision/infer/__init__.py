@@ -1,6 +1,6 @@
 """Predictions of exported models: engines, images in, results out, the benchmark report."""
 
-from mezzo.vision.infer._report import BenchmarkReport, Environment
+from mezzo.vision.infer._report import BenchmarkEnvironment, BenchmarkReport
 from mezzo.vision.infer._report_parser import parse_reports
 from mezzo.vision.infer._run import InferResult, infer
 from mezzo.vision.infer._sources import (
@@ -28,7 +28,7 @@ __all__ = [
     "InputBatch",
     "Refused",
     "BenchmarkReport",
-    "Environment",
+    "BenchmarkEnvironment",
     "parse_reports",
     "StageTimer",
     "StageTimes",

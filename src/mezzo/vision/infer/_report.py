@@ -28,7 +28,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Environment:
+class BenchmarkEnvironment:
     """Where a benchmark ran: system, drivers, torch, and the engine that executed the model; None is not known."""
 
     os_version: str | None
@@ -41,7 +41,7 @@ class Environment:
     engine_version: str | None
 
     @classmethod
-    def query(cls, *, engine: str, engine_version: str | None = None) -> Environment:
+    def query(cls, *, engine: str, engine_version: str | None = None) -> BenchmarkEnvironment:
         """Return what this machine and the installed torch say of themselves."""
         import torch
 
@@ -75,7 +75,7 @@ class BenchmarkReport:
     cpu_threads: int | None
     usage: Usage
     times: StageTimes
-    env: Environment
+    env: BenchmarkEnvironment
     warmup_runs: int = 0
     """Runs before the timer started: neither timed nor counted in `data_num`."""
 
@@ -224,6 +224,6 @@ def _driver_version() -> str | None:
         if nvml is not None:
             with suppress(nvml.NVMLError):
                 return str(nvml.nvmlSystemGetDriverVersion())
-    from mezzo.amp.hardware import query_nvidia_smi  # behind torch, as Environment.query is
+    from mezzo.amp.hardware import query_nvidia_smi  # behind torch, as BenchmarkEnvironment.query is
 
     return next(iter(query_nvidia_smi("driver_version")), None)

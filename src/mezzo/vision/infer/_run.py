@@ -16,7 +16,7 @@ from mezzo._version import version_of
 from mezzo.errors import OptionError, RunError
 from mezzo.export import ENGINES, Choice, Deployed, DeployError, Engine, Output, load_engine
 from mezzo.files import write_text
-from mezzo.vision.infer._report import BenchmarkReport, Environment
+from mezzo.vision.infer._report import BenchmarkEnvironment, BenchmarkReport
 from mezzo.vision.infer._sheet import SHOWN, Row, contact_sheet
 from mezzo.vision.infer._sources import InputBatch, Refused, compose_transforms, find_images, read_inputs
 from mezzo.vision.infer._stages import StageTimer
@@ -244,6 +244,6 @@ def _report(
         cpu_threads=options.run.threads or os.cpu_count(),
         usage=sampler.usage,
         times=timer.times(),
-        env=Environment.query(engine=choice.engine, engine_version=version_of(package)),
+        env=BenchmarkEnvironment.query(engine=choice.engine, engine_version=version_of(package)),
         warmup_runs=options.warmup_runs,
     )

@@ -26,7 +26,7 @@ _PREVIOUS = re.compile(r"previous_([0-9]{1,9})")
 
 
 @dataclass(slots=True)
-class Progress:
+class RunProgress:
     """How far a run has come."""
 
     step: int = 0
@@ -37,14 +37,14 @@ class Progress:
     evaluations_without_gain: int = 0
 
 
-def save(session: Session, store: CheckpointStore, progress: Progress) -> Path:
+def save(session: Session, store: CheckpointStore, progress: RunProgress) -> Path:
     """Write `iter_N` and let `latest` name it; return the folder. All processes call it, the first one writes."""
     enter(SAVING)
     model, optimizer_state = _whole(session)
     folder = store.directory / f"iter_{progress.step}"
     if session.world.is_first:
         state = {
-            "progress": {name: getattr(progress, name) for name in Progress.__slots__},
+            "progress": {name: getattr(progress, name) for name in RunProgress.__slots__},
             "optimizer": optimizer_state,
             "counters": counters_of(model),
             "precision": session.precision.state_dict(),

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from mezzo.checkpoint import CheckpointStore
 from mezzo.errors import MezzoError
-from mezzo.model.meter import Meter, Window
+from mezzo.model.meter import StepMeter, Window
 from mezzo.model.parallel import share_buffers
 from mezzo.model.steps import NonFiniteLoss, StepResult, run_steps
 from mezzo.model.watchdog import FORWARD_DONE, begin_step, enter
 from mezzo.record import collect_operator_stats
 from mezzo.static import CaptureError
 from mezzo.vision.data import DeviceBatch
-from mezzo.vision.train._checkpoints import Progress, save, save_best
+from mezzo.vision.train._checkpoints import RunProgress, save, save_best
 from mezzo.vision.train._evaluate import Evaluator
 from mezzo.vision.train._reporter import Reporter
 from mezzo.vision.train._tasks import Scores
@@ -68,17 +68,17 @@ class CompiledTraining:
 Step = Callable[[Session, DeviceBatch], StepResult]
 
 
-class Engine:
+class TrainingEngine:
     """Trains a session to its end, with evaluations, checkpoints and lines on the way."""
 
     def __init__(
         self, session: Session, store: CheckpointStore, reporter: Reporter, evaluator: Evaluator | None
     ) -> None:
         self._session, self._store, self._reporter, self._evaluate = session, store, reporter, evaluator
-        self._meter = Meter(session.world.device)
+        self._meter = StepMeter(session.world.device)
         self._step: Step = CompiledTraining(session) if session.is_compiled else train_step
 
-    def run(self, progress: Progress) -> Progress:
+    def run(self, progress: RunProgress) -> RunProgress:
         """Train from where the progress stands; return how far it came."""
         session = self._session
         if progress.step >= session.steps:
@@ -109,7 +109,7 @@ class Engine:
         self._records = False
         return result
 
-    def _end(self, step: int, progress: Progress) -> bool:
+    def _end(self, step: int, progress: RunProgress) -> bool:
         """Do what follows a step; return whether the run ends here."""
         session = self._session
         if session.ema is not None:
@@ -154,7 +154,7 @@ class Engine:
             "files; the checkpoints before it are kept"
         )
 
-    def _end_interval(self, progress: Progress) -> None:
+    def _end_interval(self, progress: RunProgress) -> None:
         """Evaluate, then write what is to be kept."""
         session = self._session
         share_buffers(session.model, session.world)
@@ -170,7 +170,7 @@ class Engine:
             self._reporter.eval_lines(progress, scores)
         self._reporter.saved(save(session, self._store, progress))
 
-    def _evaluate_now(self, progress: Progress) -> Scores | None:
+    def _evaluate_now(self, progress: RunProgress) -> Scores | None:
         session = self._session
         if self._evaluate is None:
             return None
@@ -183,7 +183,7 @@ class Engine:
                 progress.evaluations_without_gain += 1
         return scores
 
-    def _is_stopped_early(self, progress: Progress) -> bool:
+    def _is_stopped_early(self, progress: RunProgress) -> bool:
         limit = self._session.options.early_stop_after
         if limit is None or progress.evaluations_without_gain < limit:
             return False

@@ -12,14 +12,14 @@ from mezzo.record import operator_log
 from mezzo.vision.data import DataError, Loader, Prefetcher, Shard, ToInput
 from mezzo.vision.options import RunOptions
 from mezzo.vision.recipes import DataRecipe, Recipe
-from mezzo.vision.train._tasks import Scores, Task
+from mezzo.vision.train._tasks import NetworkTask, Scores
 from mezzo.vision.train.session import is_channels_last
 
 
 class Evaluator:
     """Evaluates a model again and again on one data set; its workers live as long as it does."""
 
-    def __init__(self, recipe: Recipe, data: DataRecipe, options: RunOptions, task: Task, world: World) -> None:
+    def __init__(self, recipe: Recipe, data: DataRecipe, options: RunOptions, task: NetworkTask, world: World) -> None:
         dataset, transforms = data.open(), data.transforms
         if len(dataset) and dataset.read(0).label is None:
             raise DataError(f"{dataset.path(0)}: has no label; evaluation needs a list with labels")

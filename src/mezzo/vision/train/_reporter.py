@@ -13,7 +13,7 @@ from rich.progress import Progress as Bar
 from mezzo.files import plain, say
 from mezzo.model.meter import Window
 from mezzo.report import stamped
-from mezzo.vision.train._checkpoints import Progress
+from mezzo.vision.train._checkpoints import RunProgress
 from mezzo.vision.train._plot import plot_run
 from mezzo.vision.train._scalars import ScalarLog
 from mezzo.vision.train._tasks import ClassificationScores, MapScores, Scores
@@ -70,7 +70,7 @@ class Reporter:
         """Print a line with date and time, as the segmentation document has them."""
         self.line(stamped(text, datetime.now()))
 
-    def begin(self, progress: Progress) -> None:
+    def begin(self, progress: RunProgress) -> None:
         """Say what is about to run, and what of the settings has no effect."""
         session = self._session
         for text in session.notices:
@@ -136,7 +136,7 @@ class Reporter:
         )
         return stamped(format_segmentation_train_line(line), datetime.now())
 
-    def eval_lines(self, progress: Progress, scores: Scores) -> None:
+    def eval_lines(self, progress: RunProgress, scores: Scores) -> None:
         """Print and log an evaluation, and which one is the best so far."""
         if self._scalars is None:
             return

@@ -27,7 +27,7 @@ from mezzo.model.saved_state import (
 )
 from mezzo.model.sharded import load_whole_states
 from mezzo.model.step_rules import describe_new_rules
-from mezzo.vision.train._checkpoints import Progress, counters_of, fixed_in
+from mezzo.vision.train._checkpoints import RunProgress, counters_of, fixed_in
 from mezzo.vision.train._ema import Ema
 from mezzo.vision.train.session import Session, seed_everything
 
@@ -104,7 +104,7 @@ def _advice(damaged: Path) -> str:
     return f"{run.directory} has no whole one beside it"
 
 
-def resume(session: Session, folder: Path) -> Progress:
+def resume(session: Session, folder: Path) -> RunProgress:
     """Put a session into the state of a checkpoint; return how far it had come. All of it is looked at before.
 
     Raises:
@@ -153,13 +153,13 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _progress(state: dict[str, Any]) -> Progress:
+def _progress(state: dict[str, Any]) -> RunProgress:
     with part("progress"):
         values = mapping(state["progress"])
-        if strange := sorted(map(str, set(values) ^ set(Progress.__slots__))):
+        if strange := sorted(map(str, set(values) ^ set(RunProgress.__slots__))):
             raise ValueError(f"{strange[0][:40]!r} is missing or unknown")
         step = whole_number("step", values["step"], _MOST_STEPS)
-        return Progress(
+        return RunProgress(
             step=step,
             best=score("best", values["best"]),
             best_step=whole_number("best_step", values["best_step"], step),

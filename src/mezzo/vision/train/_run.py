@@ -15,16 +15,16 @@ from mezzo.model.parallel import World, decide_first, join_world
 from mezzo.vision.models import load_trained
 from mezzo.vision.options import RunOptions
 from mezzo.vision.recipes import Recipe
-from mezzo.vision.train._checkpoints import Progress, put_aside
-from mezzo.vision.train._engine import Engine
+from mezzo.vision.train._checkpoints import RunProgress, put_aside
+from mezzo.vision.train._engine import TrainingEngine
 from mezzo.vision.train._evaluate import Evaluator
 from mezzo.vision.train._notices import find_notices
 from mezzo.vision.train._record import write_record
 from mezzo.vision.train._reporter import Reporter, eval_lines
 from mezzo.vision.train._resume import AUTO, find_checkpoint, resume
 from mezzo.vision.train._scalars import ScalarLog
-from mezzo.vision.train._tasks import Scores, Task, make_task
-from mezzo.vision.train.session import RecipeError, Session, open_precision, open_session
+from mezzo.vision.train._tasks import NetworkTask, Scores, make_task
+from mezzo.vision.train.session import Session, UnusableRecipe, open_precision, open_session
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def train(recipe: Recipe, options: RunOptions) -> TrainResult:
             scalars = closing.enter_context(ScalarLog(options.save_dir, resume_at=progress.step + 1))
         reporter = closing.enter_context(Reporter(session, scalars))
         reporter.begin(progress)
-        Engine(session, store, reporter, evaluator).run(progress)
+        TrainingEngine(session, store, reporter, evaluator).run(progress)
         if world.device.type == "cuda":
             reporter.memory(torch.cuda.max_memory_reserved(world.device), torch.cuda.max_memory_allocated(world.device))
         if scalars is not None and not scalars.is_empty:
@@ -94,7 +94,7 @@ def _open_folder(store: CheckpointStore, options: RunOptions, closing: ExitStack
     return None if checkpoint is None else str(checkpoint), [*([] if notice is None else [notice]), *lines]
 
 
-def _begin(session: Session, store: CheckpointStore) -> Progress:
+def _begin(session: Session, store: CheckpointStore) -> RunProgress:
     """Return where the run begins: at a checkpoint, or at the start in a folder of its own."""
     options = session.options
     if options.resume is not None:
@@ -103,7 +103,7 @@ def _begin(session: Session, store: CheckpointStore) -> Progress:
             session.notices.append(f"{store.directory} has no {BEST} yet: the next evaluation makes it")
             progress.best, progress.evaluations_without_gain = None, 0
     else:
-        progress = Progress(step=options.start_epoch * session.steps_per_epoch)
+        progress = RunProgress(step=options.start_epoch * session.steps_per_epoch)
         if session.world.is_first and (moved := put_aside(store.directory)) is not None:
             session.notices.append(f"results of an earlier run are now in {moved}")
     session.world.barrier()
@@ -133,11 +133,13 @@ def evaluate(recipe: Recipe, options: RunOptions) -> Scores:
 def _weights(options: RunOptions, recipe: Recipe) -> Path:
     given = options.pretrained or (options.save_dir if options.resume == AUTO else options.resume) or recipe.pretrained
     if given is None:
-        raise RecipeError("no weights to evaluate: give --model_path (or --pretrained) FILE or a checkpoint's folder")
+        raise UnusableRecipe(
+            "no weights to evaluate: give --model_path (or --pretrained) FILE or a checkpoint's folder"
+        )
     return find_weights(given)
 
 
-def _evaluator(recipe: Recipe, options: RunOptions, world: World, task: Task) -> Evaluator:
+def _evaluator(recipe: Recipe, options: RunOptions, world: World, task: NetworkTask) -> Evaluator:
     if recipe.val_data is None:
-        raise RecipeError("the recipe has no val_dataset: there is nothing to evaluate on")
+        raise UnusableRecipe("the recipe has no val_dataset: there is nothing to evaluate on")
     return Evaluator(recipe, recipe.val_data, options, task, world)

@@ -64,7 +64,7 @@ class MapScores:
         }
 
 
-class Task(Protocol):
+class NetworkTask(Protocol):
     """Classification or segmentation."""
 
     def loss(self, outputs: Any, labels: Tensor) -> Tensor:
@@ -162,6 +162,6 @@ def undo_sizes(logits: Tensor, changes: Sequence[tuple[str, int, int]]) -> Tenso
     return logits
 
 
-def make_task(recipe: Recipe, device: torch.device) -> Task:
+def make_task(recipe: Recipe, device: torch.device) -> NetworkTask:
     """Return the task of a recipe."""
     return Classification(recipe, device) if recipe.task == "classification" else Segmentation(recipe, device)

@@ -24,12 +24,12 @@ from mezzo.vision.data import Loader, Prefetcher, Stream, ToInput
 from mezzo.vision.options import RunOptions
 from mezzo.vision.recipes import Recipe
 from mezzo.vision.train._ema import Ema
-from mezzo.vision.train._tasks import Task, make_task
+from mezzo.vision.train._tasks import NetworkTask, make_task
 
 SAVE_EVERY = 1000  # of segmentation, where nothing is said
 
 
-class RecipeError(MezzoError):
+class UnusableRecipe(MezzoError):
     """A recipe lacks what the command needs."""
 
 
@@ -46,7 +46,7 @@ class Session:
     """The same as all processes train it."""
     optimizer: Optimizer
     precision: Precision
-    task: Task
+    task: NetworkTask
     stream: Stream
     loader: Loader
     to_input: ToInput
@@ -95,7 +95,7 @@ def open_session(recipe: Recipe, options: RunOptions, world: World) -> Session:
         MezzoError: The recipe has no training data, the data has a fault, or an option does not fit.
     """
     if recipe.train_data is None:
-        raise RecipeError("the recipe has no train_dataset: there is nothing to train on")
+        raise UnusableRecipe("the recipe has no train_dataset: there is nothing to train on")
     precision = open_precision(recipe, options, world.device)
     dataset = recipe.train_data.open()
     stream = Stream(
