@@ -74,7 +74,7 @@ def test_o3_lists_each_layer_as_fp8_or_with_the_reason_why_not() -> None:
     assert found == {
         "0": (fp8, fp8, "white list; FP8 for 4096 rows or more, a multiple of 16"),
         "1.0": (half, half, "white list; not FP8: kept in half"),
-        "2": (half, half, "white list; not FP8: its 10 outputs are no multiple of 16"),
+        "2": (half, half, "white list; not FP8: its 10 outputs are not a multiple of 16"),
         "3": (half, half, f"white list; not FP8: {narrow}"),
         "4": ("float32", "float32", "excluded layer"),
         "5": (half, half, "white list"),
@@ -93,9 +93,9 @@ def test_the_fp8_layers_of_a_model_are_counted_and_the_others_named_by_reason() 
     keep_in_half(model, ["0", "11"])
     exclude_layers(model, "1")
     explanation = explain(model, level="O3")
-    kept, excluded, odd = "0, 11: kept in half", "1: excluded layer", "12: its 10 outputs are no multiple of 16"
+    kept, excluded, odd = "0, 11: kept in half", "1: excluded layer", "12: its 10 outputs are not a multiple of 16"
     assert explanation.fp8_layers() == f"9 of 13 linear layers are FP8; {kept}; {excluded}; {odd}"
-    few = "its rows are fewer than min_size 4194304 asks or no multiple of 16"
+    few = "its rows are fewer than min_size 4194304 asks or not a multiple of 16"
     assert explanation.fp8_layers(computed=[]).startswith(
         f"0 of 13 linear layers are FP8; {kept}; {excluded}; 2, 3, 4, "
     )

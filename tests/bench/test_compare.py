@@ -119,7 +119,7 @@ def test_the_note_names_layers_in_half_and_says_that_fp8_was_emulated(with_fp8):
 def test_a_batch_or_a_net_too_small_for_fp8_is_said():
     result = compare(size=16, batch_size=4, steps=1, device="cpu", levels=["O3"], fp8={"min_width": 0})
     assert result.table()[-1] == ["FP8 products", "-", "0 of 9"]
-    few = "its rows are fewer than min_size 4194304 asks or no multiple of 16"
+    few = "its rows are fewer than min_size 4194304 asks or not a multiple of 16"
     assert "0 of 9 linear layers are FP8; linears.0, linears.8: kept in half; linears.1, linears.2, " in result.note
     assert f"linears.7: {few}." in result.note
     assert "narrower than min_width 768" in compare(size=16, batch_size=16, steps=1, device="cpu", levels=["O3"]).note

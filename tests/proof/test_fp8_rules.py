@@ -123,8 +123,8 @@ def test_each_layer_in_half_is_named_with_its_reason_and_what_to_pad(hopper: Non
     seen = seen_with([kernel("addmm", 1.0)], products, level="O3")
     _, *halves = fp8(seen)
     assert [(each.where, each.seen, each.todo) for each in halves] == [
-        ("b", "in half: its 4100 rows are no multiple of 16", "pad with zeros to 4112 rows, 4096 -> 4096 features"),
-        ("c", "in half: its 1000 outputs are no multiple of 16", "pad with zeros to 4096 rows, 4096 -> 1008 features"),
+        ("b", "in half: its 4100 rows are not a multiple of 16", "pad with zeros to 4112 rows, 4096 -> 4096 features"),
+        ("c", "in half: its 1000 outputs are not a multiple of 16", "pad with zeros to 4096 rows, 4096 -> 1008 features"),
         ("d", "in half: 64 -> 4096 is narrower than min_width 768 asks: converting would cost more", ""),
     ]  # fmt: skip
 
@@ -191,7 +191,7 @@ def test_a_stack_is_examined_at_o3_by_emulation() -> None:
     text = str(report)
     assert "hardware: cpu\n    a CPU has no FP8 products: FP8 products were emulated" in text
     assert "2 of 4 products of linear layers are FP8" in text
-    assert "fp8: 3\n    in half: its 10 outputs are no multiple of 16" in text
+    assert "fp8: 3\n    in half: its 10 outputs are not a multiple of 16" in text
     assert "fp8: 0\n    in half: it is kept in half" in text
     (lost,) = report.of_kind("fp8-numbers")
     assert lost.where == "1.layer, input"

@@ -1,7 +1,7 @@
 """AOTAutograd: forward and backward of a captured graph, traced into aten operators.
 
-Why: graph mode traces under the policy, so that the kernels of eager mode decide every cast; it shows both graphs, and
-runs them operator by operator where there is no compiler.
+Why: graph mode traces under the policy, so that the kernels of eager mode decide every cast; it
+shows both graphs, and runs them operator by operator where there is no compiler.
 Releases: 2.11 to 2.15. Imported when it is called: it loads half of the compiler.
 Without it: no backend `aot_eager`, and no table of the operators of a captured step.
 """
@@ -20,7 +20,9 @@ def trace_and_run(
     tidy: Callable[[GraphModule], None],
     show: Callable[[GraphModule], None],
 ) -> Any:
-    """Trace a graph, with its backward where gradients are on; return a function that runs it operator by operator.
+    """Trace a graph, with its backward where gradients are on.
+
+    Return a function that runs it operator by operator.
 
     Args:
         module: What Dynamo captured.

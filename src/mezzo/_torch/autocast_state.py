@@ -1,9 +1,13 @@
-"""The autocast state of a thread: whether any autocast is on, and device types whose state carries numbers of mezzo's.
+"""The autocast state of a thread.
 
-Why: Dynamo guards and traces torch's autocast state of every device type that torch knows, and nothing of mezzo's. So
-mezzo writes its own state into the autocast state of device types that no machine here has (`MARKER_DEVICES`,
-`HALF_LAYER_DEVICE`): a function compiled under one policy is compiled again under another.
-Releases: 2.11 to 2.15. `is_any_autocast_enabled` falls back to True, which is right too, only slower.
+Whether any autocast is on, and device types whose state carries numbers of mezzo's.
+
+Why: Dynamo guards and traces torch's autocast state of every device type that torch knows, and
+nothing of mezzo's. So mezzo writes its own state into the autocast state of device types that no
+machine here has (`MARKER_DEVICES`, `HALF_LAYER_DEVICE`): a function compiled under one policy is
+compiled again under another.
+Releases: 2.11 to 2.15. `is_any_autocast_enabled` falls back to True, which is right too, only
+slower.
 Without the carriers: a compiled function is used under a policy that it was not compiled for.
 """
 

@@ -1,7 +1,8 @@
 """`torch.optim.swa_utils.AveragedModel`: how it copies a model, and how it takes in new weights.
 
-Why: an average moves by less than a half weight can show, so averages of decorated models are float32 and made from
-masters. There is no hook: `avg_fn` sees tensors, but not whose they are. torchvision's and others' EMA are subclasses.
+Why: an average moves by less than a half weight can show, so averages of decorated models are
+float32 and made from masters. There is no hook: `avg_fn` sees tensors, but not whose they are.
+torchvision's and others' EMA are subclasses.
 Releases: 2.11 to 2.15; the class is public, but replacing its methods is not.
 Without it: SWA and EMA of a decorated model stand still.
 """

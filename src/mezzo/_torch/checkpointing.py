@@ -1,7 +1,7 @@
 """Activation checkpointing, in both of torch's forms.
 
-Why: it runs a forward a second time during the backward pass. torch restores its own autocast state there and knows
-nothing of a policy.
+Why: it runs a forward a second time during the backward pass. torch restores its own autocast state
+there and knows nothing of a policy.
 Releases: 2.11 to 2.15.
 Without it: the second forward computes in other dtypes than the first, and torch raises an error.
 """
@@ -16,11 +16,12 @@ import torch.utils.checkpoint as torch_checkpoint
 from mezzo._torch.patches import wrap_attribute
 
 Bind = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""Gets the function that is checkpointed, returns the one that runs in its place the second time, and maybe the first."""
+"""Gets the function that is checkpointed, returns the one that runs in its place the second time,
+and maybe the first."""
 
 
 def bind_checkpointed_functions(bind: Bind) -> None:
-    """Let `bind` replace each function that is given to `torch.utils.checkpoint.checkpoint`, for the whole process."""
+    """Let `bind` replace the functions given to `torch.utils.checkpoint.checkpoint`."""
 
     def around_reentrant(forward: Callable[..., Any]) -> Callable[..., Any]:
         return lambda ctx, function, *args: forward(ctx, bind(function), *args)

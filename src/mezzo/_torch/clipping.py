@@ -1,7 +1,8 @@
 """torch's clipping of gradients, seen by the function through which all of it goes.
 
-Why: `clip_grad_norm_` on gradients that carry the loss scale clips far too much, and mezzo warns of it. Users import the
-clipping functions by name, before or after mezzo, so it must be seen where those look a helper up.
+Why: `clip_grad_norm_` on gradients that carry the loss scale clips far too much, and mezzo warns of
+it. Users import the clipping functions by name, before or after mezzo, so it must be seen where
+those look a helper up.
 Releases: 2.11 to 2.15. In a release without that helper nothing is patched.
 Without it: no warning.
 """
@@ -16,7 +17,10 @@ _HELPER = "_group_tensors_by_device_and_dtype"
 
 
 def wrap_grouping_of_gradients(around: Around) -> bool:
-    """Let `around` wrap what the clipping functions call with `[gradients]`; return whether this torch has it."""
+    """Let `around` wrap what the clipping functions call with `[gradients]`.
+
+    Return whether this torch has it.
+    """
     if not hasattr(clip_grad, _HELPER):
         return False
     wrap_attribute(clip_grad, _HELPER, around)

@@ -1,7 +1,9 @@
 """Whether oneDNN has bfloat16 kernels for this CPU.
 
-Why: bfloat16 on a CPU without them is emulated by torch, slower than float32; mezzo says so, and computes in float32.
-Releases: 2.11 to 2.15. The question moved from an operator to functions of `torch.cpu`; whichever is there is asked.
+Why: bfloat16 on a CPU without them is emulated by torch, slower than float32; mezzo says so, and
+computes in float32.
+Releases: 2.11 to 2.15. The question moved from an operator to functions of `torch.cpu`; whichever
+is there is asked.
 Without it: False is assumed, and bfloat16 on a CPU is computed in float32.
 """
 
@@ -11,7 +13,10 @@ import torch
 
 
 def onednn_computes_bfloat16() -> bool:
-    """Return whether oneDNN has bfloat16 kernels for this CPU: it wants AVX-512 or AMX (or bf16 on Arm)."""
+    """Return whether oneDNN has bfloat16 kernels for this CPU.
+
+    It wants AVX-512 or AMX (or bf16 on Arm).
+    """
     if not torch.backends.mkldnn.is_available():
         return False
     probe = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)

@@ -1,8 +1,10 @@
 """Captures of CUDA graphs whose cuBLAS workspaces belong to them.
 
-Why: torch keeps one workspace per stream, and frees it when another graph of the stream goes or when Inductor captures
-one. A graph that had only borrowed it would write into freed memory (pytorch issue 193402).
-Releases: 2.11 to 2.15. A release without the function that forgets workspaces captures as torch does.
+Why: torch keeps one workspace per stream, and frees it when another graph of the stream goes or
+when Inductor captures one. A graph that had only borrowed it would write into freed memory (pytorch
+issue 193402).
+Releases: 2.11 to 2.15. A release without the function that forgets workspaces captures as torch
+does.
 Without it: 'unspecified launch failure' when graphs of mezzo and of `torch.compile` take turns.
 """
 
@@ -21,9 +23,10 @@ def capture_into(
 ) -> Iterator[None]:
     """Capture what runs inside; the memory that cuBLAS works in is the graph's own.
 
-    torch keeps one workspace a stream, and frees it when another graph of the stream goes or when Inductor captures one: a
-    graph that had only borrowed it would write into freed memory (pytorch issue 193402, 'unspecified launch failure').
-    Forgotten before, it is allocated by the capture, in the graph's pool; forgotten afterwards, nobody else uses or frees it.
+    torch keeps one workspace a stream, and frees it when another graph of the stream goes or when
+    Inductor captures one: a graph that had only borrowed it would write into freed memory (pytorch
+    issue 193402, 'unspecified launch failure'). Forgotten before, it is allocated by the capture,
+    in the graph's pool; forgotten afterwards, nobody else uses or frees it.
 
     Args:
         graph: What the work is captured into.

@@ -1,9 +1,10 @@
 """The workers of a `DataLoader` that keeps them: whether they run, and their end.
 
-Why: workers are forked before other threads start, and ended before the interpreter goes down. The public class starts
-them at the first batch and ends them when it is collected.
+Why: workers are forked before other threads start, and ended before the interpreter goes down. The
+public class starts them at the first batch and ends them when it is collected.
 Releases: 2.11 to 2.15.
-Without it: forked workers can hang (CPython gh-112275), and runs end with warnings about leaked processes.
+Without it: forked workers can hang (CPython gh-112275), and runs end with warnings about leaked
+processes.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ def end_workers(loader: DataLoader[Any]) -> None:
 
 @contextmanager
 def translate_worker_errors() -> Iterator[None]:
-    """Turn the error of a dead worker into a one-line RunError; torch raises it at any point of the training process."""
+    """Turn the error of a dead worker into a one-line RunError.
+
+    Torch raises it at any point of the training process.
+    """
     try:
         yield
     except RuntimeError as error:

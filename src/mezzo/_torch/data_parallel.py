@@ -14,5 +14,6 @@ from mezzo._torch.patches import Around, wrap_attribute
 
 def wrap_parallel_apply(around: Around) -> None:
     """Let `around` wrap the `parallel_apply` that `nn.DataParallel` calls with its replicas."""
-    module = importlib.import_module("torch.nn.parallel.data_parallel")  # a function has the same name
+    # A function has the same name
+    module = importlib.import_module("torch.nn.parallel.data_parallel")
     wrap_attribute(module, "parallel_apply", around)

@@ -1,7 +1,9 @@
-"""torch's dispatcher: its keys, which of them are switched off in this thread, and which operators have which kernels.
+"""torch's dispatcher.
 
-Why: the kernels of `mezzo.amp` sit on the autocast keys. They ask what torch has there itself, call an operator with
-autocast off inside, and call what was there before them.
+Its keys, which of them are switched off in this thread, and which operators have which kernels.
+
+Why: the kernels of `mezzo.amp` sit on the autocast keys. They ask what torch has there itself, call
+an operator with autocast off inside, and call what was there before them.
 Releases: 2.11 to 2.15.
 Without it: no policy of mezzo's own. Only what torch's autocast decides by itself would be left.
 """
@@ -38,7 +40,8 @@ DispatchKeySet = torch._C.DispatchKeySet
 
 ExcludeKeys = torch._C._ExcludeDispatchKeyGuard
 """A context in which the keys of a set are switched off in this thread."""
-# torch keeps "autocast is on" as "its key is not excluded": inside a kernel of a key that key is known to be on.
+# torch keeps "autocast is on" as "its key is not excluded": inside a kernel of a key that key is
+# known to be on.
 exclude_key = torch._C._dispatch_tls_set_dispatch_key_excluded
 is_key_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 is_key_included = torch._C._dispatch_tls_is_dispatch_key_included
@@ -53,11 +56,15 @@ below_autograd = torch._C._AutoDispatchBelowAutograd
 _after_autograd = torch._C._after_autograd_keyset
 
 BINDINGS: tuple[Any, ...] = (torch._C._VariableFunctions, torch._C._nn)
-"""Where the Python bindings of operators are: calling one takes half the time of calling the overload."""
+"""Where the Python bindings of operators are: calling one takes half the time of calling the
+overload."""
 
 
 def call_below_autograd(operator: Any, keys: Any, args: Sequence[Any]) -> Any:
-    """Call an operator from its autograd kernel, which was called with `keys`: what lies below that kernel runs."""
+    """Call an operator from its autograd kernel, which was called with `keys`.
+
+    What lies below that kernel runs.
+    """
     with below_autograd():
         return operator.redispatch(keys & _after_autograd, *args)
 

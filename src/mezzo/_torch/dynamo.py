@@ -1,7 +1,10 @@
-"""Dynamo, the tracer of `torch.compile`: functions that it leaves alone, its errors, its callbacks, keeping it out.
+"""Dynamo, the tracer of `torch.compile`.
 
-Why: mezzo's regions, kernels and steps must not be traced; caches on disk must know the policy; errors of a capture are
-explained. Most of this must work without loading Dynamo, which takes seconds: `DYNAMO in sys.modules` asks for that.
+Functions that it leaves alone, its errors, its callbacks, keeping it out.
+
+Why: mezzo's regions, kernels and steps must not be traced; caches on disk must know the policy;
+errors of a capture are explained. Most of this must work without loading Dynamo, which takes
+seconds: `DYNAMO in sys.modules` asks for that.
 Releases: 2.11 to 2.15. A release without the callback handler keeps its cache keys as they are.
 Without it: compiled functions contain half of a region, or fail with an error inside mezzo.
 """
@@ -24,7 +27,9 @@ DYNAMO = "torch._dynamo"
 
 
 def hide_from_dynamo(advice: str) -> Callable[[F], F]:
-    """Return a decorator for a function that Dynamo neither traces nor compiles: a graph break, or an error with advice.
+    """Return a decorator for a function that Dynamo neither traces nor compiles.
+
+    A graph break, or an error with advice.
 
     Imports nothing of Dynamo, and costs nothing outside of it.
     """
@@ -46,12 +51,18 @@ def load_dynamo() -> None:
 
 
 def kept_out() -> AbstractContextManager[Any]:
-    """Return a context in which compiled functions run as eager code; Dynamo is not loaded for it."""
+    """Return a context in which compiled functions run as eager code.
+
+    Dynamo is not loaded for it.
+    """
     return torch.compiler.set_stance("force_eager") if DYNAMO in sys.modules else nullcontext()
 
 
 def call_around_compilations(start: Callable[..., None], end: Callable[..., None]) -> None:
-    """Call `start` before and `end` after each compilation; again after `torch._dynamo.reset`, which forgets both."""
+    """Call `start` before and `end` after each compilation.
+
+    Again after `torch._dynamo.reset`, which forgets both.
+    """
     # Another thread may be importing that module right now.
     handler = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
     if handler is not None and start not in handler.start_callbacks:
@@ -60,7 +71,10 @@ def call_around_compilations(start: Callable[..., None], end: Callable[..., None
 
 
 def take_as_constants(functions: Iterable[Callable[..., Any]]) -> None:
-    """Let Dynamo call functions while it traces, and take what they return as constants. Loads Dynamo."""
+    """Let Dynamo call functions while it traces, and take what they return as constants.
+
+    Loads Dynamo.
+    """
     import torch._dynamo
 
     for function in functions:

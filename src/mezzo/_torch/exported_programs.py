@@ -1,7 +1,9 @@
-"""The guards of a `torch.export.ExportedProgram`: conditions on sizes that were true for the sample.
+"""The guards of a `torch.export.ExportedProgram`.
 
-Why: torch 2.11 guards remainders of sizes in pooling although both branches give the same size, and writing guards took
-half of the time of an ONNX export.
+Conditions on sizes that were true for the sample.
+
+Why: torch 2.11 guards remainders of sizes in pooling although both branches give the same size, and
+writing guards took half of the time of an ONNX export.
 Releases: 2.11 to 2.15. A release without the list has no such guards.
 Without it: exported networks refuse sizes that they can compute.
 """
@@ -12,6 +14,9 @@ from torch.export import ExportedProgram
 
 
 def guards_of(program: ExportedProgram) -> list[str]:
-    """Return the guards of a program as texts; the list is the program's own and may be changed in place."""
+    """Return the guards of a program as texts.
+
+    The list is the program's own and may be changed in place.
+    """
     guards = getattr(program, "_guards_code", None)
     return guards if isinstance(guards, list) else []

@@ -1,6 +1,7 @@
 """Tensors without memory, and tensors that a tracer hands out in place of real ones.
 
-Why: static programs try each call on tensors without memory; FP8 products accept the tensors of a tracer.
+Why: static programs try each call on tensors without memory; FP8 products accept the tensors of a
+tracer.
 Releases: 2.11 to 2.15.
 Without it: no static program can be written; captured graphs at level O3 compute in half.
 """

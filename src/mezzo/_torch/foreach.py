@@ -1,9 +1,12 @@
 """Kernels over lists of tensors: torch's multi-tensor arithmetic and its fused optimizer updates.
 
-Why: one launch for many tensors. The public optimizers use these kernels, but only on their own parameters and
-gradients; mezzo runs them on float32 masters and on gradients that carry a loss scale.
-Releases: all of 2.11 to 2.15 have them; `foreach_norm` takes a dtype only in some (`norm_takes_dtype`).
-Without them: no step of the fused tier, no check of gradients, no copy of masters into half weights.
+Why: one launch for many tensors. The public optimizers use these kernels, but only on their own
+parameters and gradients; mezzo runs them on float32 masters and on gradients that carry a loss
+scale.
+Releases: all of 2.11 to 2.15 have them; `foreach_norm` takes a dtype only in some
+(`norm_takes_dtype`).
+Without them: no step of the fused tier, no check of gradients, no copy of masters into half
+weights.
 """
 
 from __future__ import annotations

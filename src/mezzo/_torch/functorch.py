@@ -1,6 +1,7 @@
 """torch.func: whether one of its transforms (`grad`, `vmap`, `jvp`) is at work in this thread.
 
-Why: `torch.func.grad` has no rule for the FP8 operators of mezzo, so products stay in half under it.
+Why: `torch.func.grad` has no rule for the FP8 operators of mezzo, so products stay in half under
+it.
 Releases: 2.11 to 2.15.
 Without it: `torch.func.grad` of a model at level O3 fails.
 """

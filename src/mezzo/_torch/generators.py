@@ -1,7 +1,8 @@
 """A generator function that runs inside a context, but waits outside of it.
 
-Why: `@auto_cast(...)` on a generator function must not leave the region open while the generator is suspended. torch does
-this for `@torch.no_grad()`; the public `contextlib.ContextDecorator` does not.
+Why: `@auto_cast(...)` on a generator function must not leave the region open while the generator is
+suspended. torch does this for `@torch.no_grad()`; the public `contextlib.ContextDecorator` does
+not.
 Releases: 2.11 to 2.15.
 Without it: the caller of a decorated generator computes under its policy.
 """

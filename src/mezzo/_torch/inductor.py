@@ -1,7 +1,10 @@
-"""Inductor, the compiler of `torch.compile`: a captured graph compiled, with a pass of mezzo's before it.
+"""Inductor, the compiler of `torch.compile`.
 
-Why: graph mode hands Inductor a graph that holds its casts, and tidies it first. The public `torch.compile` would trace
-it once more. Everything is imported when it is called: Inductor takes seconds to import.
+A captured graph compiled, with a pass of mezzo's before it.
+
+Why: graph mode hands Inductor a graph that holds its casts, and tidies it first. The public
+`torch.compile` would trace it once more. Everything is imported when it is called: Inductor takes
+seconds to import.
 Releases: 2.11 to 2.15.
 Without it: graph mode runs its graphs operator by operator (backend `aot_eager`).
 """
@@ -29,7 +32,10 @@ def compile_graph(module: GraphModule, inputs: Sequence[Any], options: dict[str,
 
 
 def make_graph_pass(run: Callable[[Graph], None], files: Sequence[str]) -> Any:
-    """Return a pass over graphs for Inductor's options; the contents of `files` become part of its cache keys."""
+    """Return a pass over graphs for Inductor's options.
+
+    The contents of `files` become part of its cache keys.
+    """
     return _pass_class()(run, files)
 
 
@@ -76,7 +82,10 @@ def compile_package(program: Any, path: str) -> None:
 
 
 def load_package(path: str) -> Any:
-    """Return the function of a package that `compile_package` wrote. It runs native code: only for own files."""
+    """Return the function of a package that `compile_package` wrote.
+
+    It runs native code: only for own files.
+    """
     import torch._inductor
 
     return torch._inductor.aoti_load_package(path)

@@ -1,9 +1,9 @@
 """Python kernels put on a dispatch key, replaced and taken out again.
 
-Why: `torch.library.Library` is public, but nothing public takes its kernels out; mezzo does when kernels are
-uninstalled.
-Releases: 2.11 to 2.15. Some refuse to replace a kernel of another Python library unless `allow_override` is given; the
-others do not know that argument.
+Why: `torch.library.Library` is public, but nothing public takes its kernels out; mezzo does when
+kernels are uninstalled.
+Releases: 2.11 to 2.15. Some refuse to replace a kernel of another Python library unless
+`allow_override` is given; the others do not know that argument.
 Without it: kernels stay until the process ends, and a second library on the same key is an error.
 """
 

@@ -1,7 +1,7 @@
 """Base classes of torch's layers, and the convolution of a layer with another weight than its own.
 
-Why: one class for all convolutions, one for all batch norms, and so on: rules hold for each of them. A list of the public
-classes would miss subclasses that torch adds.
+Why: one class for all convolutions, one for all batch norms, and so on: rules hold for each of
+them. A list of the public classes would miss subclasses that torch adds.
 Releases: 2.11 to 2.15.
 Without it: `decorate` makes batch norms half, and layers are missed by FP8's rules.
 """
@@ -21,6 +21,9 @@ __all__ = ["BatchNorm", "ConvNd", "DropoutNd", "InstanceNorm", "NormBase", "conv
 
 
 def convolve(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return what a `ConvNd` gives with a weight and a bias that are not its own: padding and stride are the layer's."""
+    """Return what a `ConvNd` gives with a weight and a bias that are not its own.
+
+    Padding and stride are the layer's.
+    """
     result: Tensor = layer._conv_forward(x, weight, bias)
     return result

@@ -1,7 +1,10 @@
-"""Function modes and dispatch modes: which one is innermost, and code that runs with all of them off.
+"""Function modes and dispatch modes.
 
-Why: a recording is a pair of modes. It must tell its own modes from others, and its own arithmetic must not be recorded.
-The update reads a thousand attributes per step, each of which a function mode would see.
+Which one is innermost, and code that runs with all of them off.
+
+Why: a recording is a pair of modes. It must tell its own modes from others, and its own arithmetic
+must not be recorded. The update reads a thousand attributes per step, each of which a function mode
+would see.
 Releases: 2.11 to 2.15. `UncompiledMode` overrides a hook that only newer releases call.
 Without it: recordings count themselves, and cannot end in the right order.
 """
@@ -27,7 +30,10 @@ no_torch_function = torch._C.DisableTorchFunction
 
 
 class UncompiledMode(TorchDispatchMode):
-    """A dispatch mode without torch's guard against compiling it, which loads Dynamo: that takes seconds."""
+    """A dispatch mode without torch's guard against compiling it, which loads Dynamo.
+
+    That takes seconds.
+    """
 
     supports_higher_order_operators = True
 

@@ -1,10 +1,11 @@
 """Calls and conversions of `nn.Module`.
 
-Why: torch has no hook for some of them. Hooks of calls cost a microsecond, and TorchScript refuses them. No hook sees
-`module.half()`, which would lose the float32 values of a decorated model. A call with a variable of a static program
-must be written down before `nn.Module.__call__` runs.
+Why: torch has no hook for some of them. Hooks of calls cost a microsecond, and TorchScript refuses
+them. No hook sees `module.half()`, which would lose the float32 values of a decorated model. A call
+with a variable of a static program must be written down before `nn.Module.__call__` runs.
 Releases: 2.11 to 2.15.
-Without it: no notes on calls outside of `auto_cast`, no masters after `.half()`, no static programs with modules.
+Without it: no notes on calls outside of `auto_cast`, no masters after `.half()`, no static programs
+with modules.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from torch import nn
 from mezzo._torch.patches import Around, wrap_attribute
 
 CALL_CODE = nn.Module._call_impl.__code__
-"""Code of the function that `nn.Module.__call__` ends in: how a call of a module is known on the stack."""
+"""Code of the function that `nn.Module.__call__` ends in: how a call of a module is known on the
+stack."""
 
 plain_call: Callable[[nn.Module], Callable[..., Any]] = attrgetter("_call_impl")
 """Return the call of a module with its hooks, past what `set_compiled_call` put there."""
 
 
 def wrap_calls_of_class(kind: type[nn.Module], around: Around, mark: str) -> None:
-    """Let `around` wrap the call of all modules of a class, unless it or a class above it has the mark already."""
+    """Let `around` wrap the calls of a class's modules, unless it or a base class is marked."""
     call = kind._call_impl
     if hasattr(call, mark):
         return
@@ -36,19 +38,25 @@ def wrap_calls_of_class(kind: type[nn.Module], around: Around, mark: str) -> Non
 
 
 def wrap_conversions(around: Around) -> None:
-    """Let `around` wrap the method behind `half()`, `to()`, `float()` and `cuda()` of every module."""
+    """Let `around` wrap the method behind `module.half()`, `to()`, `float()` and `cuda()`."""
     wrap_attribute(nn.Module, "_apply", around)
 
 
 def replace_call(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function `nn.Module.__call__`; return the one before it, with which a second call undoes the first."""
+    """Make a function `nn.Module.__call__`.
+
+    Return the one before it, with which a second call undoes the first.
+    """
     before: Callable[..., Any] = nn.Module.__call__
     nn.Module.__call__ = call  # type: ignore[method-assign]
     return before
 
 
 def set_compiled_call(module: nn.Module, call: Callable[..., Any]) -> None:
-    """Let calls of a module go through a function, kept where `Module.compile` keeps its own: not in copies or pickles."""
+    """Let calls of a module go through a function, kept where `Module.compile` keeps its own.
+
+    Not in copies or pickles.
+    """
     module._compiled_call_impl = call
 
 

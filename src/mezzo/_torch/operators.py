@@ -1,9 +1,10 @@
 """Operators of torch without a public name, which graphs contain and results are made with.
 
-Why: graph mode drops casts (`TO_COPY`) from graphs; export drops assertions about dtypes; an operator of mezzo's must not
-return a view, so it reshapes by `unsafe_view`.
+Why: graph mode drops casts (`TO_COPY`) from graphs; export drops assertions about dtypes; an
+operator of mezzo's must not return a view, so it reshapes by `unsafe_view`.
 Releases: 2.11 to 2.15.
-Without them: captured graphs keep casts that give nothing new; exported programs refuse `auto_cast`.
+Without them: captured graphs keep casts that give nothing new; exported programs refuse
+`auto_cast`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Private attributes of `torch.optim.Optimizer`, its step hooks, and how it loads the state of a parameter.
+"""Private attributes of `torch.optim.Optimizer`, its step hooks, and loading of state.
 
-Why: mezzo's step replaces that of an optimizer object. LR schedulers look for marks that torch's own step leaves, and
-torch's scaler for an attribute of optimizers that skip by themselves. `Optimizer.profile_hook_step` runs the hooks
-around a function that takes the arguments of the user; mezzo's update also takes a request, and wrapping another
-function in each step would cost 4 microseconds. Loading rounds state to the dtype of a parameter, but the state of a
-half parameter with a master is float32.
+Why: mezzo's step replaces that of an optimizer object. LR schedulers look for marks that torch's
+own step leaves, and torch's scaler for an attribute of optimizers that skip by themselves.
+`Optimizer.profile_hook_step` runs the hooks around a function that takes the arguments of the user;
+mezzo's update also takes a request, and wrapping another function in each step would cost 4
+microseconds. Loading rounds state to the dtype of a parameter, but the state of a half parameter
+with a master is float32.
 Releases: 2.11 to 2.15.
-Without it: LR schedulers warn of a wrong order; step hooks and the profiler miss mezzo's steps; a resumed optimizer
-has lost half of the bits of its state.
+Without it: LR schedulers warn of a wrong order; step hooks and the profiler miss mezzo's steps; a
+resumed optimizer has lost half of the bits of its state.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ _WRAPPED_BY_SCHEDULER = "_wrapped_by_lr_sched"
 
 
 def mark_as_wrapped(step: Callable[..., Any]) -> None:
-    """Let LR schedulers take a step as one that they have wrapped: they wrap one without this mark, and warn if it goes."""
+    """Let LR schedulers take a step as one that they have wrapped.
+
+    They wrap one without this mark, and warn if it goes.
+    """
     setattr(step, _WRAPPED_BY_SCHEDULER, True)
 
 
@@ -51,9 +55,10 @@ def is_wrapped_by_scheduler(step: Callable[..., Any]) -> bool:
 def call_between_step_hooks(
     optimizer: Any, update: Callable[[T, Args, Kwargs], Any], request: T, args: Args, kwargs: Kwargs
 ) -> Any:
-    """Return `update(request, args, kwargs)`, called between the step hooks as `Optimizer.profile_hook_step` does it.
+    """Call `update(request, args, kwargs)` between the hooks, as `Optimizer.profile_hook_step`.
 
-    A pre-hook may replace `args` and `kwargs`; as in torch, hooks see the optimizer as the first of `args`.
+    A pre-hook may replace `args` and `kwargs`; as in torch, hooks see the optimizer as the first of
+    `args`.
     """
     args = (optimizer, *args)
     with record_function(f"Optimizer.step#{type(optimizer).__name__}.step"):
@@ -66,12 +71,13 @@ def call_between_step_hooks(
                     )
                 args, kwargs = changed
         result = update(request, args[1:], kwargs)
-        optimizer._optimizer_step_code()  # an empty method, by which torch's profiler finds the optimizer
+        # An empty method, by which torch's profiler finds the optimizer
+        optimizer._optimizer_step_code()
         for post_hook in chain(optimizer._optimizer_step_post_hooks.values(), _global_optimizer_post_hooks.values()):
             post_hook(optimizer, args, kwargs)
         return result
 
 
 def wrap_loading_of_state(around: Around) -> None:
-    """Let `around` wrap the function that brings a loaded value to the dtype of a parameter, its first argument."""
+    """Let `around` wrap the function `(param, value, ...)` that converts loaded state."""
     wrap_attribute(Optimizer, "_process_value_according_to_param_policy", around, static=True)

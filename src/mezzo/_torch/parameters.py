@@ -1,7 +1,7 @@
 """What mezzo attaches to parameters, and deep copies of them.
 
-Why: a half parameter holds its float32 master as an attribute: `mezzo.optim` writes it, `mezzo.fp8` looks for it. Saving
-keeps attributes of a parameter, but `copy.deepcopy` drops them.
+Why: a half parameter holds its float32 master as an attribute: `mezzo.optim` writes it, `mezzo.fp8`
+looks for it. Saving keeps attributes of a parameter, but `copy.deepcopy` drops them.
 Releases: 2.11 to 2.15.
 Without it: the copy of a decorated model trains without masters.
 """

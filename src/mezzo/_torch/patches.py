@@ -1,7 +1,8 @@
 """How a function of torch is wrapped for the whole process.
 
-Why: torch has no hook at these places. Each patch has a file of its own, which says why; this one says how. The caller
-passes a function `around`, which gets the original and returns what takes its place.
+Why: torch has no hook at these places. Each patch has a file of its own, which says why; this one
+says how. The caller passes a function `around`, which gets the original and returns what takes its
+place.
 Releases: independent of torch.
 Without it: nothing is patched.
 """
@@ -19,7 +20,9 @@ _wrapped: set[tuple[int, str, Around]] = set()
 
 
 def wrap_attribute(owner: Any, name: str, around: Around, *, static: bool = False) -> None:
-    """Replace `owner.name` by `around(owner.name)`; a second call with the same arguments does nothing.
+    """Replace `owner.name` by `around(owner.name)`.
+
+    A second call with the same arguments does nothing.
 
     Args:
         owner: A class or a module; it lives as long as the process.

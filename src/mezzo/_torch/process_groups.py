@@ -1,7 +1,7 @@
 """The store of the default process group: keys and values that all processes of a run see.
 
-Why: processes tell each other how far they came, so that one line can name a process that hangs. A store of mezzo's own
-would need a port of its own.
+Why: processes tell each other how far they came, so that one line can name a process that hangs. A
+store of mezzo's own would need a port of its own.
 Releases: 2.11 to 2.15.
 Without it: a hung process keeps the others waiting in silence until the time limit.
 """

@@ -1,7 +1,9 @@
-"""Nested containers as torch walks them: lists, tuples, named tuples, dictionaries and what users registered.
+"""Nested containers as torch walks them.
 
-Why: arguments and results of modules are nested, and mezzo must find the same tensors in them as torch does.
-`torch.utils.pytree`, the public name, is not in every release.
+Lists, tuples, named tuples, dictionaries and what users registered.
+
+Why: arguments and results of modules are nested, and mezzo must find the same tensors in them as
+torch does. `torch.utils.pytree`, the public name, is not in every release.
 Releases: 2.11 to 2.15.
 Without it: tensors inside containers are neither cast nor counted nor copied.
 """

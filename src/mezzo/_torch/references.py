@@ -1,7 +1,7 @@
 """One more reference to an object, given away for good.
 
-Why: `thread_store` of some torch releases takes a reference that it was not given, and the object dies while it is in
-use. Python has no function for this; the C interface has, and ctypes calls it.
+Why: `thread_store` of some torch releases takes a reference that it was not given, and the object
+dies while it is in use. Python has no function for this; the C interface has, and ctypes calls it.
 Releases: every CPython.
 Without it: the policy of a thread is freed while kernels read it (torch 2.11 crashes).
 """

@@ -1,9 +1,12 @@
-"""TorchScript: the calls of scripted functions, its optimiser, and whether `torch.jit.trace` traces in this thread.
+"""TorchScript.
 
-Why: from the second call on, the optimiser derives gradients by formulas of its own, which know nothing of a policy. A
-trace must see the weight itself, not a half copy that mezzo keeps.
+The calls of scripted functions, its optimiser, and whether `torch.jit.trace` traces in this thread.
+
+Why: from the second call on, the optimiser derives gradients by formulas of its own, which know
+nothing of a policy. A trace must see the weight itself, not a half copy that mezzo keeps.
 Releases: 2.11 to 2.15.
-Without it: at O2 the backward of a scripted LayerNorm meets dtypes that it does not expect; at O1 GELU returns float32.
+Without it: at O2 the backward of a scripted LayerNorm meets dtypes that it does not expect; at O1
+GELU returns float32.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Parameters of FSDP: the shard of a DTensor on this rank, and the marks of FSDP1.
 
-Why: the step computes on shards, without a DTensor's dispatch for every operator; `DTensor.to_local` is recorded by
-autograd and takes longer. FSDP1 keeps several parameters in one, which the step does not support and refuses.
+Why: the step computes on shards, without a DTensor's dispatch for every operator;
+`DTensor.to_local` is recorded by autograd and takes longer. FSDP1 keeps several parameters in one,
+which the step does not support and refuses.
 Releases: 2.11 to 2.15.
 Without it: no step on sharded parameters.
 """
@@ -19,5 +20,8 @@ local_shard: Callable[[Any], Tensor] = attrgetter("_local_tensor")
 
 
 def is_of_fsdp1(param: Tensor) -> bool:
-    """Whether FullyShardedDataParallel made a parameter its own: a flat one, or one of those inside (`use_orig_params`)."""
+    """Whether FullyShardedDataParallel made a parameter its own.
+
+    A flat one, or one of those inside (`use_orig_params`).
+    """
     return getattr(param, "_is_flat_param", False) or getattr(param, "_fsdp_flattened", False)

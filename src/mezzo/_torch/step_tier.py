@@ -1,6 +1,7 @@
 """Which kernels take the step: Triton's where they work, torch's fused ones elsewhere.
 
-Why: whether Triton can build a kernel shows only when it builds one, and torch has no question for it.
+Why: whether Triton can build a kernel shows only when it builds one, and torch has no question for
+it.
 Releases: 2.11 to 2.15.
 Without it: a machine without a C compiler or with an old driver fails in its first step.
 """
@@ -22,9 +23,12 @@ _asked = "auto"
 
 @contextmanager
 def step_tier(name: str) -> Iterator[None]:
-    """Inside, steps are taken by one tier: `triton`, `fused` (torch's own kernels), or `auto`, which is the default.
+    """Inside, steps are taken by one tier.
 
-    For comparisons and for doubt. `triton` where Triton does not work is an error instead of the silent other tier.
+    `triton`, `fused` (torch's own kernels), or `auto`, which is the default.
+
+    For comparisons and for doubt. `triton` where Triton does not work is an error instead of the
+    silent other tier.
 
     Raises:
         ValueError: There is no such tier.
@@ -56,7 +60,8 @@ def uses_triton(device: torch.device) -> bool:
 @functools.cache
 def _works_on(device_type: str) -> str | None:
     """Return why Triton does not work on a device type; None if it does."""
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: kernels run in Python, on the host
+    # Triton's own switch: kernels run in Python, on the host
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if device_type != ("cpu" if interpreted else "cuda"):
         return f"Triton has no kernels for {device_type} tensors"
     if importlib.util.find_spec("triton") is None:

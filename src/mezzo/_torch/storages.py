@@ -1,7 +1,8 @@
 """The identity of a tensor's memory.
 
-Why: two tensors share memory if and only if their storages have the same identity. `StorageWeakRef.cdata`, to which it is
-compared, has no public counterpart on the storage itself; an address may be used again by another storage.
+Why: two tensors share memory if and only if their storages have the same identity.
+`StorageWeakRef.cdata`, to which it is compared, has no public counterpart on the storage itself; an
+address may be used again by another storage.
 Releases: 2.11 to 2.15.
 Without it: FP8 copies of a weight outlive the weight.
 """

@@ -1,9 +1,9 @@
-"""torch's thread-local store of Python objects, which autograd carries into the threads of a backward pass.
+"""torch's thread-local store of Python objects, which backward threads inherit.
 
-Why: the policy of a thread must be in force in the backward pass, which runs in threads of autograd's own. A
-`threading.local` does not get there.
-Releases: 2.11 to 2.15. In 2.11 the store takes a reference that it was not given; `STASH_STEALS` says whether this one
-does, found by trying.
+Why: the policy of a thread must be in force in the backward pass, which runs in threads of
+autograd's own. A `threading.local` does not get there.
+Releases: 2.11 to 2.15. In 2.11 the store takes a reference that it was not given; `STASH_STEALS`
+says whether this one does, found by trying.
 Without it: recomputation and autograd Functions run without the policy on CUDA.
 """
 

@@ -1,6 +1,9 @@
-"""The smallest Triton kernel: whether one can be built and run here is found by building and running one.
+"""The smallest Triton kernel.
 
-Why: Triton may be installed and still not work: no C compiler, an old driver, a GPU that it does not know.
+Whether one can be built and run here is found by building and running one.
+
+Why: Triton may be installed and still not work: no C compiler, an old driver, a GPU that it does
+not know.
 Releases: Triton 3.4 or newer, which torch 2.11 to 2.15 bring along on Linux.
 Without it: the first training step fails instead of falling back to torch's fused kernels.
 """

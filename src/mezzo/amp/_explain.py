@@ -100,7 +100,7 @@ class Explanation:
         """
         assert self.policy.fp8 is not None
         reasons = {row.name: row.why_half for row in self.rows if row.why_half is not None}
-        few = f"its rows are fewer than min_size {self.policy.fp8.min_size} asks or no multiple of {MULTIPLE}"
+        few = f"its rows are fewer than min_size {self.policy.fp8.min_size} asks or not a multiple of {MULTIPLE}"
         for name, why in reasons.items():
             if not why and computed is not None and name not in computed:
                 reasons[name] = few

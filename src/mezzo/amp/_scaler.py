@@ -32,23 +32,25 @@ T = TypeVar("T")
 
 
 class GradScaler(ScalerSettings):
-    """Scales the loss so that half gradients do not vanish, and skips steps whose gradients overflow.
+    """Scales the loss so that half gradients do not vanish; skips steps that overflow.
 
-    Per optimizer and step: `scale(loss).backward()`, then `step(optimizer)`, then `update()` once for all of them.
-    An optimizer skips its step if its own gradients overflow. The scale shrinks if those of any optimizer do.
+    Per optimizer and step: `scale(loss).backward()`, then `step(optimizer)`, then `update()` once
+    for all of them. An optimizer skips its step if its own gradients overflow. The scale shrinks if
+    those of any optimizer do.
 
     Args:
-        enable: False: `scale` returns its argument, and `step` and `minimize` only call the optimizer. A device
-            (`"cuda"`), the first argument of torch's scaler, means True.
+        enable: False: `scale` returns its argument, and `step` and `minimize` only call the
+            optimizer. A device (`"cuda"`), the first argument of torch's scaler, means True.
         init_loss_scaling: The first scale.
         incr_ratio: Growth factor, above 1.
         decr_ratio: Shrink factor, between 0 and 1.
         incr_every_n_steps: Good steps in a row before the scale grows; 0: it never grows.
         decr_every_n_nan_or_inf: Bad steps in a row before the scale shrinks; 0: it never shrinks.
         use_dynamic_loss_scaling: False: the scale never changes.
-        min_loss_scaling: The scale never shrinks below this; 0: no limit. `init_loss_scaling` may be smaller.
-        max_skips_at_floor: So many bad steps in a row with the scale at its minimum raise `LossScaleFloorError`;
-            None: never.
+        min_loss_scaling: The scale never shrinks below this; 0: no limit. `init_loss_scaling` may
+            be smaller.
+        max_skips_at_floor: So many bad steps in a row with the scale at its minimum raise
+            `LossScaleFloorError`; None: never.
 
     >>> scaler = GradScaler(init_loss_scaling=4.0, decr_every_n_nan_or_inf=1)
     >>> weight = torch.nn.Parameter(torch.tensor([1.0]))
@@ -96,7 +98,10 @@ class GradScaler(ScalerSettings):
             self._watch = ScaleWatch()
 
     def __repr__(self) -> str:
-        """Return settings and state without waiting for the device: the scale is that of the last known update."""
+        """Return settings and state without waiting for the device.
+
+        The scale is that of the last known update.
+        """
         if not self._enable:
             return "GradScaler(enable=False)"
         settings = {"init_loss_scaling": self._init_scale, "use_dynamic_loss_scaling": self._dynamic}
@@ -113,7 +118,8 @@ class GradScaler(ScalerSettings):
     def scale(self, outputs: T) -> T:
         """Return a tensor, or an iterable of tensors, times the scale; half tensors become float32.
 
-        Lists and tuples keep their type; another iterable gives an iterator. Warns once of a half loss.
+        Lists and tuples keep their type; another iterable gives an iterator. Warns once of a half
+        loss.
         """
         if not self._enable:
             return outputs
@@ -142,9 +148,10 @@ class GradScaler(ScalerSettings):
         return scaled
 
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Divide the gradients by the scale, in place, to look at them or to change them before `step`.
+        """Divide the gradients by the scale in place, to inspect or change them.
 
-        They become float32. `step` works without this call, and then leaves the gradients as they are.
+        They become float32. `step` works without this call, and then leaves the gradients as they
+        are.
         """
         if not self._enable:
             return
@@ -161,10 +168,13 @@ class GradScaler(ScalerSettings):
         progress.stage = Stage.UNSCALED
 
     def clip_grad_norm_(self, optimizer: Optimizer, max_norm: float) -> Tensor:
-        """Clip the norm of the unscaled gradients in the following `step`; return the norm before, on the device.
+        """Clip the norm of the unscaled gradients in the following `step`.
 
-        The update multiplies by the coefficient; the gradients stay as they are. Call it after the last backward of the
-        step. With `enable=False` (bfloat16) a decorated optimizer does the same, others use torch's own clipping.
+        Return the norm before, on the device.
+
+        The update multiplies by the coefficient; the gradients stay as they are. Call it after the
+        last backward of the step. With `enable=False` (bfloat16) a decorated optimizer does the
+        same, others use torch's own clipping.
         """
         if not max_norm >= 0:
             raise ValueError(f"max_norm={max_norm!r}: must be a number of at least 0")
@@ -189,20 +199,24 @@ class GradScaler(ScalerSettings):
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Take the optimizer's step if its gradients are finite; otherwise change nothing.
 
-        Returns what the optimizer's step returns. Gradients stay as they are. There is no host synchronisation, except
-        that optimizers other than SGD, Adam and AdamW need one host read on CUDA.
+        Returns what the optimizer's step returns. Gradients stay as they are. There is no host
+        synchronisation, except that optimizers other than SGD, Adam and AdamW need one host read on
+        CUDA.
 
-        Skipped steps: on the CPU, and for optimizers other than those three, neither the optimizer's step hooks nor its
-        `step` run, as with torch's scaler. The kernels for SGD, Adam and AdamW on CUDA decide on the device, and the host
-        does not wait for them: there the hooks run in every step, skipped or not.
+        Skipped steps: on the CPU, and for optimizers other than those three, neither the
+        optimizer's step hooks nor its `step` run, as with torch's scaler. The kernels for SGD, Adam
+        and AdamW on CUDA decide on the device, and the host does not wait for them: there the hooks
+        run in every step, skipped or not.
 
-        Inside `auto_cast` this step is bit-identical to one outside: the policy applies neither to it nor to the step of
-        a decorated optimizer. It does apply to `optimizer.step()` of a stock optimizer inside the region: at O2 parts of
-        its arithmetic may be in half. Call that after the region.
+        Inside `auto_cast` this step is bit-identical to one outside: the policy applies neither to
+        it nor to the step of a decorated optimizer. It does apply to `optimizer.step()` of a stock
+        optimizer inside the region: at O2 parts of its arithmetic may be in half. Call that after
+        the region.
 
         Args:
-            optimizer: A torch optimizer, or an object with `param_groups`, `step` and `zero_grad` (apex's LARC). Such an
-                object steps by its own rules: its gradients are unscaled in place, and the host waits for CUDA.
+            optimizer: A torch optimizer, or an object with `param_groups`, `step` and `zero_grad`
+                (apex's LARC). Such an object steps by its own rules: its gradients are unscaled in
+                place, and the host waits for CUDA.
             args: Passed on to the optimizer's step. A closure raises RuntimeError.
             kwargs: The same.
         """
@@ -266,7 +280,10 @@ class GradScaler(ScalerSettings):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[Any, Verdict]:
-        """Pass the scaler to a step that takes it: that step unscales, perhaps by `unscale_`, and skips by itself."""
+        """Pass the scaler to a step that takes it.
+
+        That step unscales, perhaps by `unscale_`, and skips by itself.
+        """
         progress.verdict = merge_verdicts(progress.verdict, engine.check(scale))
         request = StepRequest(clip_coef=progress.clip_coef, checks=False)
         result = engine.step_through_wrapper(request, *args, grad_scaler=self, **kwargs)
@@ -284,7 +301,8 @@ class GradScaler(ScalerSettings):
     def _note_step(self, optimizer: Optimizer, verdict: Verdict) -> None:
         reference = weakref.ref(optimizer)
         for i, (other, earlier) in enumerate(self._stepped):
-            if other == reference:  # with a fixed scale update() may never be called: keep one verdict per optimizer
+            # With a fixed scale update() may never be called: keep one verdict per optimizer
+            if other == reference:
                 self._stepped[i] = reference, merge_verdicts(earlier, verdict)
                 return
         self._stepped.append((reference, verdict))
@@ -292,11 +310,13 @@ class GradScaler(ScalerSettings):
     def update(self) -> None:
         """Adjust the scale by the steps since the last update; call it once after them.
 
-        Steps without any gradient do not count: if there was no other, the scale stays and no outcome hook is called.
+        Steps without any gradient do not count: if there was no other, the scale stays and no
+        outcome hook is called.
 
         Raises:
             RuntimeError: No step was taken since the last update.
-            LossScaleFloorError: Too many bad steps in a row with the scale at its minimum; on CUDA some steps late.
+            LossScaleFloorError: Too many bad steps in a row with the scale at its minimum; on CUDA
+                some steps late.
         """
         if not self._enable:
             return
@@ -329,8 +349,8 @@ class GradScaler(ScalerSettings):
             kwargs: The same.
 
         Returns:
-            What the optimizer's step returns, and pairs of parameters and gradients, as Paddle's. The pairs are collected
-            at the first access: look at them before `zero_grad()`.
+            What the optimizer's step returns, and pairs of parameters and gradients, as Paddle's.
+            The pairs are collected at the first access: look at them before `zero_grad()`.
         """
         result = self.step(optimizer, *args, **kwargs)
         self.update()
@@ -340,7 +360,10 @@ class GradScaler(ScalerSettings):
 
     @property
     def skipped_steps(self) -> int:
-        """Number of updates that found an overflow, as far as the host knows; does not wait for the device."""
+        """Number of updates that found an overflow, as far as the host knows.
+
+        Does not wait for the device.
+        """
         self._log.poll()
         return self._log.skipped
 
@@ -356,7 +379,8 @@ class GradScaler(ScalerSettings):
     def flush(self) -> None:
         """Wait for the device and process all outcomes."""
         self._log.wait()
-        self._log.skipped = int(self._state.read()["skipped_steps"])  # also steps replayed from a CUDA graph
+        # Also steps replayed from a CUDA graph
+        self._log.skipped = int(self._state.read()["skipped_steps"])
         self._log.process(self._rule.max_skips_at_floor)
 
     def name_parameters(self, model: nn.Module) -> None:
@@ -373,7 +397,8 @@ class GradScaler(ScalerSettings):
         """Pickle and copy the settings and the state, without hooks and protected models.
 
         Raises:
-            RuntimeError: Between `unscale_`, `clip_grad_norm_` or `step` and `update`: the copy would lose the progress.
+            RuntimeError: Between `unscale_`, `clip_grad_norm_` or `step` and `update`: the copy
+                would lose the progress.
         """
         if any(progress.is_begun for progress in self._progress.values()):
             raise RuntimeError(
@@ -389,9 +414,10 @@ class GradScaler(ScalerSettings):
         return pack_state(self._rule, self._dynamic, self._state.read())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load the state of a `GradScaler`, of a Paddle scaler (one-element arrays) or of a torch.amp.GradScaler.
+        """Load the state of a `GradScaler`, a Paddle scaler or a torch.amp.GradScaler.
 
-        The progress of the current step is kept: gradients that `unscale_` divided are not divided again.
+        The progress of the current step is kept: gradients that `unscale_` divided are not divided
+        again.
 
         Raises:
             RuntimeError: The dictionary is empty: it came from a scaler that was not enabled.
@@ -408,7 +434,10 @@ class GradScaler(ScalerSettings):
     # Methods of torch's scaler that optimizers with a `grad_scaler` argument call
 
     def _get_scale_async(self) -> Tensor | None:
-        """Return the live scale on its device, None before the first loss; no host synchronisation."""
+        """Return the live scale on its device, None before the first loss.
+
+        No host synchronisation.
+        """
         return self._state.scale if self._enable and self._state.is_placed else None
 
     def _check_inf_per_device(self, optimizer: Optimizer) -> dict[torch.device, Tensor]:

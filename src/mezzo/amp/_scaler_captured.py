@@ -24,7 +24,10 @@ class CapturedScaling:
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """Return a context for trial steps: no outcome hook is called, and the scaler's state is restored afterwards."""
+        """Return a context for trial steps.
+
+        No outcome hook is called, and the scaler's state is restored afterwards.
+        """
         scaler = self._scaler
         state, log = scaler._state.read(), scaler._log
         scaler._log = OutcomeLog()
@@ -41,11 +44,17 @@ class CapturedScaling:
 
     @property
     def settings(self) -> tuple[ScaleRule, bool]:
-        """The settings that a captured update contains; when they change, the step must be captured again."""
+        """The settings that a captured update contains.
+
+        When they change, the step must be captured again.
+        """
         return self._scaler._rule, self._scaler._dynamic
 
     def take_outcome(self) -> Any:
-        """Return where the update that was just captured leaves its outcome; `note_replay` needs it."""
+        """Return where the update that was just captured leaves its outcome.
+
+        `note_replay` needs it.
+        """
         return self._scaler._log.take_captured()
 
     def note_replay(self, outcome: Any) -> None:

@@ -1,4 +1,7 @@
-"""How the loss scaler reaches the step of an optimizer: its engine, steps without a scale, scales on an optimizer."""
+"""How the loss scaler reaches the step of an optimizer.
+
+Its engine, steps without a scale, scales on an optimizer.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ def step_without_scale(engine: StepEngine, args: tuple[Any, ...], kwargs: dict[s
 
 
 def multiply_scale(scale: Tensor | None, grad_scale: Any) -> Tensor | None:
-    """Return a scale times the `grad_scale` that the user set on an optimizer, as torch's scaler does."""
+    """Return a scale times the `grad_scale` that a user set on the optimizer, as torch does."""
     if grad_scale is None:
         return scale
     factor: Tensor = torch.as_tensor(grad_scale, dtype=torch.float32)

@@ -17,8 +17,9 @@ _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 class NormGuard:
     """Keeps the statistics of a model's normalisation layers from after its last good step.
 
-    A forward pass changes them before the overflow of its step is known; `settle` restores them. Buffers of one device
-    and dtype are joined into one tensor, so that hundreds of them need a few launches.
+    A forward pass changes them before the overflow of its step is known; `settle` restores them.
+    Buffers of one device and dtype are joined into one tensor, so that hundreds of them need a few
+    launches.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -49,7 +50,10 @@ class NormGuard:
             self._kinds, self._kept = kinds, joined
 
     def _follow(self, live: Sequence[Tensor]) -> None:
-        """Move the kept statistics to the devices and dtypes of the buffers: `model.to(device)` replaces buffers."""
+        """Move the kept statistics to the devices and dtypes of the buffers.
+
+        `model.to(device)` replaces buffers.
+        """
         pieces = {kind: iter(self._split(kind)) for kind in self._kept}
         kept = [next(pieces[kind]) for kind in self._kinds]
         self._keep([value.to(buffer).view_as(buffer) for value, buffer in zip(kept, live, strict=True)])
@@ -60,7 +64,10 @@ class NormGuard:
 
     @torch.no_grad()
     def settle(self, found_inf: Tensor) -> None:
-        """Restore the statistics if the step was bad, keep the new ones otherwise; decided on the device."""
+        """Restore the statistics if the step was bad, keep the new ones otherwise.
+
+        Decided on the device.
+        """
         live = self._live()
         if [_kind(buffer) for buffer in live] != self._kinds:
             self._follow(live)

@@ -75,7 +75,9 @@ class OutcomeLog:
         self.skipped = skipped
 
     def record(self, report: Tensor, stepped: _Stepped) -> None:
-        """Start to copy the outcome of an update to the host; during a CUDA graph capture, note where it will be.
+        """Start to copy the outcome of an update to the host.
+
+        During a CUDA graph capture, note where it will be.
 
         Args:
             report: From `mezzo.optim.rescale`.
@@ -100,12 +102,18 @@ class OutcomeLog:
         self._pending.append(_Outcome(numbers, arrived, [optimizer for optimizer, _ in stepped]))
 
     def take_captured(self) -> tuple[Tensor, _Stepped] | None:
-        """Return where the last captured update leaves its outcome: arguments of `record` after each replay."""
+        """Return where the last captured update leaves its outcome.
+
+        Arguments of `record` after each replay.
+        """
         captured, self._captured = self._captured, None
         return captured
 
     def poll(self) -> None:
-        """Process outcomes that have arrived, in order; not during a CUDA graph capture, which forbids event queries."""
+        """Process outcomes that have arrived, in order.
+
+        Not during a CUDA graph capture, which forbids event queries.
+        """
         if self._pending and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             return
         while self._pending and self._pending[0].has_arrived():
@@ -120,7 +128,10 @@ class OutcomeLog:
             self._take(outcome)
 
     def process(self, limit: int | None) -> None:
-        """Process outcomes that have arrived; raise LossScaleFloorError at `limit` bad steps with the smallest scale."""
+        """Process outcomes that have arrived.
+
+        Raise LossScaleFloorError at `limit` bad steps with the smallest scale.
+        """
         self.poll()
         floor, self._floor = self._floor, None
         if limit is None or floor is None or floor[0] < limit:

@@ -11,7 +11,10 @@ from torch.optim import Optimizer
 
 
 class ParamsAndGrads(Sequence[tuple[Tensor, Tensor]]):
-    """Parameters with their gradients, collected at the first access: most callers never look, and it takes time."""
+    """Parameters with their gradients, collected at the first access.
+
+    Most callers never look, and it takes time.
+    """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer

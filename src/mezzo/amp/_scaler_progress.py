@@ -33,7 +33,10 @@ class Progress:
 
 
 def merge_verdicts(old: Verdict | None, new: Verdict) -> Verdict:
-    """Return a verdict that is bad if either is; gradients rewritten in between may hide what the first one saw."""
+    """Return a verdict that is bad if either is.
+
+    Gradients rewritten in between may hide what the first one saw.
+    """
     if old is None:
         return new
     with outside_autocast():

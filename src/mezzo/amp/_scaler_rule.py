@@ -33,7 +33,9 @@ class ScaleRule:
 
 
 def check_enable(enable: Any) -> bool:
-    """Return whether scaling is on. A device, the first argument of torch's scaler, is accepted and means on.
+    """Return whether scaling is on.
+
+    A device, the first argument of torch's scaler, is accepted and means on.
 
     Raises:
         TypeError: It is neither a bool nor a device.

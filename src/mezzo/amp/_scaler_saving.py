@@ -39,7 +39,9 @@ def pack_state(rule: ScaleRule, dynamic: bool, values: Mapping[str, float]) -> d
 
 
 def unpack_state(state_dict: Mapping[str, Any], rule: ScaleRule, dynamic: bool) -> SavedState:
-    """Return the state in a dictionary; settings that it lacks (`max_skips_at_floor`) are those given.
+    """Return the state in a dictionary.
+
+    Settings that it lacks (`max_skips_at_floor`) are those given.
 
     Raises:
         RuntimeError: The dictionary is empty.
@@ -68,7 +70,8 @@ def _from_torch(values: dict[str, Any]) -> dict[str, Any]:
         "_growth_tracker": "incr_count",
     }
     known = {ours: values[theirs] for theirs, ours in names.items() if theirs in values}
-    return {**known, "decr_every_n_nan_or_inf": 1, "decr_count": 0}  # torch shrinks at every bad step
+    # torch shrinks at every bad step
+    return {**known, "decr_every_n_nan_or_inf": 1, "decr_count": 0}
 
 
 def plain_number(name: str, value: Any) -> Any:

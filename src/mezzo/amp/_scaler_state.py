@@ -55,7 +55,10 @@ class ScaleState:
         return self.scale.to(device, non_blocking=True)
 
     def advance(self, verdict: Verdict, rule: ScaleRule, dynamic: bool) -> Tensor:
-        """Count one update and, if dynamic, change the scale; return the report of `mezzo.optim.rescale`."""
+        """Count one update and, if dynamic, change the scale.
+
+        Return the report of `mezzo.optim.rescale`.
+        """
         assert self._counts is not None
         return rescale(verdict, self.scale, self._counts, rule, dynamic)
 

@@ -1,4 +1,4 @@
-"""Warns, once, of torch's own clipping and of plain steps on gradients that still carry the loss scale."""
+"""Warns, once, of torch's clipping and of plain steps on gradients that carry the loss scale."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from mezzo.amp.user_lines import level_of_user
 
 _watches: list[weakref.ref[ScaleWatch]] = []
 _WALKS = 4
-"""How many graphs are searched for parameters while no optimizer is known: the first losses reach all of them."""
-_LOOKS = 100  # a mistake in a training loop shows from the first step on, and a look costs 15 microseconds
+"""How many graphs are searched for parameters while no optimizer is known: the first losses reach
+all of them."""
+# A mistake in a training loop shows from the first step on, and a look costs 15 microseconds
+_LOOKS = 100
 _PATIENCE = 1000
 """Scaled losses after which a scaler that never saw an optimizer stops looking."""
 
@@ -29,19 +31,21 @@ _Snapshot = list[tuple["weakref.ref[Tensor]", int, int]]
 
 
 class ScaleWatch:
-    """Knows the gradients that the backward pass of a scaled loss produced and that nobody changed since.
+    """Knows the gradients of scaled losses that nobody has changed since the backward pass.
 
-    A hook on the scaled loss compares gradients before and after its backward pass: those of one parameter per known
-    optimizer, or before the first step those of all parameters that the losses reach. Gradients are identified by
-    object and version, so a new, zeroed or rewritten gradient no longer counts. Only weak references are kept. Changes
-    that leave no trace (`grad.data.div_()`, a reentrant checkpoint) are not noticed.
+    A hook on the scaled loss compares gradients before and after its backward pass: those of one
+    parameter per known optimizer, or before the first step those of all parameters that the losses
+    reach. Gradients are identified by object and version, so a new, zeroed or rewritten gradient no
+    longer counts. Only weak references are kept. Changes that leave no trace (`grad.data.div_()`, a
+    reentrant checkpoint) are not noticed.
     """
 
     def __init__(self) -> None:
         self._scaled: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         """Gradients that carry the scale, by id."""
         self._known: dict[int, tuple[weakref.ref[Optimizer], weakref.ref[Tensor]]] = {}
-        """Optimizers that the scaler unscaled or stepped, by id, with the parameter that is compared."""
+        """Optimizers that the scaler unscaled or stepped, by id, with the parameter that is
+        compared."""
         self._leaves: dict[int, weakref.ref[Tensor]] = {}
         self._losses_without_optimizer = 0
         self._looks_left = _LOOKS
@@ -89,7 +93,10 @@ class ScaleWatch:
                 self._scaled[id(grad)] = weakref.ref(grad), _version_of(grad)
 
     def note_optimizer(self, optimizer: Optimizer) -> None:
-        """Note that the scaler unscales or steps an optimizer: its gradients no longer carry the scale."""
+        """Note that the scaler unscales or steps an optimizer.
+
+        Its gradients no longer carry the scale.
+        """
         reference, param = self._known.get(id(optimizer), (None, None))
         if reference is None or param is None or reference() is not optimizer:
             return self._learn(optimizer)

@@ -1,4 +1,4 @@
-"""Warns, once per optimizer, of steps that update half weights without float32 masters and so lose small updates."""
+"""Warns, once per optimizer, of steps on half weights without masters: small updates are lost."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def watch_optimizers() -> None:
 
 def _for_master(load_value: Callable[..., Any]) -> Callable[..., Any]:
     def load_value_for_master(param: Tensor, *args: Any, **kwargs: Any) -> Any:
-        kept = stored_master(param)  # its state is float32, and torch would round it to the parameter's dtype
+        # Its state is float32, and torch would round it to the parameter's dtype
+        kept = stored_master(param)
         return load_value(param if kept is None else float32_like(kept), *args, **kwargs)
 
     return load_value_for_master
@@ -82,8 +83,8 @@ def warn_if_masters_are_missing(optimizer: Optimizer, *, is_by_scaler: bool) -> 
 
     Args:
         optimizer: The one that is about to step.
-        is_by_scaler: Whether `GradScaler.step` takes the step. Plain steps of half parameters that never had masters
-            are torch's usual way, and no reason for a warning.
+        is_by_scaler: Whether `GradScaler.step` takes the step. Plain steps of half parameters that
+            never had masters are torch's usual way, and no reason for a warning.
     """
     if is_dynamo_compiling() or optimizer in _checked:
         return
@@ -118,7 +119,10 @@ def _bypassed(optimizer: Optimizer) -> str:
 
 
 def _without_master(optimizer: Optimizer, bare: list[Tensor]) -> str:
-    """Return the advice for float16 parameters without a master, which were made half by hand; nothing for others."""
+    """Return the advice for float16 parameters without a master, which were made half by hand.
+
+    Nothing for others.
+    """
     lost = {id(p) for p in bare if p.dtype is torch.float16 and p.grad is not None and not hasattr(p, _EXPECTED)}
     params = [param for group in optimizer.param_groups for param in group["params"]]
     index = next((index for index, param in enumerate(params) if id(param) in lost), None)

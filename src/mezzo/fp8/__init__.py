@@ -1,4 +1,4 @@
-"""FP8 operands and their products: tensors in, tensors out. Which product is FP8 is `mezzo.amp`'s to decide."""
+"""FP8 operands and their products. `mezzo.amp` decides which products are FP8."""
 
 from mezzo.fp8._linear import FP8_LINEAR, FP8_LINEAR_BACKWARD, fp8_linear
 from mezzo.fp8._numbers import E4M3, E5M2, FORMATS, LARGEST, amax_of, round_to, scale_for

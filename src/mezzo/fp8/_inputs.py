@@ -1,4 +1,4 @@
-"""The input of a layer in FP8, converted once for layers that share it: queries, keys and values, a gate and what it opens."""
+"""Inputs of layers in FP8, converted once for layers that share them (queries, keys, values)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mezzo.fp8._weights import capture_in_progress, stream_number
 
 @dataclass(frozen=True, slots=True)
 class _Last:
-    """An operand, and the tensor as it was when it was made from it."""
+    """An operand, and the tensor that it was converted from."""
 
     source: weakref.ref[Tensor]
     key: tuple[Any, ...]
@@ -24,7 +24,7 @@ class _Last:
 
 
 class _Slot:
-    """What a thread converted last; empty as soon as the tensor that it was made from is gone."""
+    """The last operand of a thread; dropped together with the tensor that it was converted from."""
 
     __slots__ = ("last",)
 
@@ -43,40 +43,46 @@ class _Slot:
         return last.operand if last is not None and last.source() is x and last.key == key else None
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     def __init__(self) -> None:
         self.slot = _Slot()
 
 
-_here = _Here()
+_thread = _ThreadState()
 
 
 def input_operand(x: Tensor, *, by_row: bool) -> Operand:
-    """Return a layer's input, scaled by itself: what was made of it for the layer before, if that had the same one.
+    """Return a layer's input in FP8 with current scaling.
 
-    For training alone: whoever writes into the input of a layer and leaves no version breaks any layer's gradient.
+    Reused if the layer before had the same input.
+
+    Only for training: there, changing the input of a layer without a new version breaks gradients
+    anyway.
 
     Args:
         x: [..., inputs], half.
-        by_row: One scale a row.
+        by_row: One scale per row.
     """
     key = _key(x, by_row)
-    found = None if key is None else _here.slot.find(x, key)
+    found = None if key is None else _thread.slot.find(x, key)
     if found is not None:
         return found
     operand = make_operand(x.reshape(-1, x.shape[-1]).contiguous(), by_row=by_row)
     if key is not None:
-        _here.slot.fill(x, key, operand)
+        _thread.slot.fill(x, key, operand)
     return operand
 
 
 def _key(x: Tensor, by_row: bool) -> tuple[Any, ...] | None:
-    """Return what an operand depends on besides the tensor's identity; None: it cannot be told, nothing is shared."""
+    """Return what an operand depends on besides the identity of its tensor.
+
+    None: do not share it.
+    """
     if x.is_inference():
-        return None  # it has no version
+        return None  # inference tensors have no version
     if not x.is_cuda:
         return x._version, x.data_ptr(), by_row
     capture = capture_in_progress()
     if capture is None and torch.cuda.is_current_stream_capturing():
-        return None  # a graph of somebody else's: the next one must not take what this one only planned
+        return None  # a graph of the user: during a capture the operand has no values yet
     return x._version, x.data_ptr(), by_row, stream_number(x.device), capture

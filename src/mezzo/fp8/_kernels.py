@@ -1,7 +1,8 @@
-"""Triton kernels that make FP8 operands: the largest number of a matrix, and both layouts of it in FP8 from one reading.
+"""Triton kernels of FP8 operands: the amax of a matrix, and its two layouts in FP8 from one read.
 
-A Tensor Core wants both operands with the summed dimension innermost, so that of a layer's input and of the gradient of its
-output both the matrix and its transpose are needed, each in one of the three products.
+Tensor Cores need the dimension of the sum innermost in both operands. So the input of a layer and
+the gradient of its output are needed as matrix and as transpose, each for one of the three
+products.
 """
 
 import triton
@@ -12,12 +13,12 @@ from mezzo.fp8.triton_numbers import raise_to, scale_for, to_fp8
 
 @triton.jit
 def amax_kernel(x, amaxes, numel, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
-    """Write the largest absolute value that each program finds in its share of the numbers."""
+    """Write the largest absolute value of each program's share of the elements."""
     program = tl.program_id(0).to(tl.int64)
     start = program * (BLOCK * BLOCKS)
     largest = tl.zeros([BLOCK], tl.float32)
     while start < numel:
-        for block in tl.static_range(BLOCKS):  # unrolled: several loads are on their way at a time
+        for block in tl.static_range(BLOCKS):  # unrolled: several loads are in flight at a time
             offsets = start + block * BLOCK + tl.arange(0, BLOCK)
             value = tl.abs(tl.load(x + offsets, mask=offsets < numel, other=0.0).to(tl.float32))
             largest = tl.where(value > largest, value, largest)
@@ -27,17 +28,18 @@ def amax_kernel(x, amaxes, numel, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
 
 @triton.jit
 def _remember(history, newest_at, amax, used, LENGTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Put the newest amax into a history in front, and the largest of all into `amax`, for the next call.
+    """Insert the newest amax into a history, and store the largest in `amax`.
 
-    What this call used is kept in `used`.
+    The amax of this call goes to `used`.
     """
     places = tl.arange(0, BLOCK)
     newest, before = tl.load(newest_at, volatile=True), tl.load(amax)
     known = tl.where(before < float("inf"), before, 0.0)
-    newest = tl.where(newest < float("inf"), newest, known)  # an overflow must not make the next scales
+    # An overflow must not give the next scales
+    newest = tl.where(newest < float("inf"), newest, known)
     older = tl.load(history + places - 1, mask=(places > 0) & (places < LENGTH), other=0.0)
     kept = tl.where(places == 0, newest, older)
-    tl.debug_barrier()  # all have read before any writes
+    tl.debug_barrier()  # all reads before any write
     tl.store(used, before)
     tl.store(history + places, kept, mask=places < LENGTH)
     tl.store(amax, tl.max(kept, 0))
@@ -71,14 +73,17 @@ def quantise_kernel(
     TILE_ROWS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
 ):
-    """Write a tile of a matrix as FP8, as it is and transposed, by the scale of the largest of `amaxes` numbers at `amax`.
+    """Write a tile of a matrix in FP8, plain and transposed.
 
-    Besides, where asked: the largest absolute value of this matrix into a history of `HISTORY` calls (0: there is none), which
-    makes the next `amax`; and the sums of the tile's columns, a row of `column_sums` for each row of tiles.
+    The scale is of the largest of `amaxes` numbers.
+
+    If asked, also store the amax of this matrix in a history of `HISTORY` calls (0: none), which
+    gives the next `amax`, and the sums of the tile's columns: `column_sums` has a row for each row
+    of tiles.
     """
     tile_row, tile_column = tl.program_id(0), tl.program_id(1)
     top, left = tile_row.to(tl.int64) * TILE_ROWS, tile_column.to(tl.int64) * TILE_COLUMNS
-    # Counted from the tile's first place, in 32 bits: 64 take too many registers.
+    # Offsets count from the first element of the tile, in 32 bits: 64 bits need too many registers.
     row, column = tl.arange(0, TILE_ROWS), tl.arange(0, TILE_COLUMNS)
     inside = (row < rows - top)[:, None] & (column < columns - left)[None, :]
     first = top * columns + left
@@ -112,7 +117,7 @@ def quantise_kernel(
 
 @triton.jit
 def sum_rows_kernel(partial, sums, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Add up the rows of a float32 matrix."""
+    """Sum the rows of a float32 matrix."""
     row, column = tl.arange(0, ROWS), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([COLUMNS], tl.float32)
     while tl.min(row, 0) < rows:

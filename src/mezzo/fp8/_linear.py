@@ -1,7 +1,9 @@
-"""The FP8 linear layer as an operator with a gradient: what level O3 calls, eager or in a captured graph.
+"""The FP8 linear layer as an operator with a gradient.
 
-Rounded operands of a forward are kept for its backward as they are: the transpose of the input in FP8, half of what the
-half input would take.
+Level O3 calls it, eager or in a captured graph.
+
+The forward pass saves the transposed input in FP8 for the backward pass: half the memory of a half
+input.
 """
 
 from __future__ import annotations
@@ -23,20 +25,22 @@ from mezzo.fp8._recipe import recipe_from_text
 from mezzo.fp8._weights import history_of, weight_operand
 
 FP8_LINEAR, FP8_LINEAR_BACKWARD = "mezzo::fp8_linear", "mezzo::fp8_linear_backward"
-"""What recordings and graphs call the operators."""
+"""Names of the operators in recordings and graphs."""
 
 _LIBRARY = torch.library.Library("mezzo", "FRAGMENT")
 _AUTOCAST_KEYS = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.AutocastCUDA)
 
 
 def _register(name: str, function: Callable[..., Any], fake: Callable[..., Any], with_gradient: Any) -> None:
-    """Make a function an operator. `torch.library.custom_op` does the same, and its checks take 0.2 ms of each call.
+    """Register an operator.
+
+    `torch.library.custom_op` does the same, but its checks cost 0.2 ms per call.
 
     Args:
-        name: What it is called.
-        function: Computes.
-        fake: Returns tensors of the right shapes.
-        with_gradient: The autograd function of it, whose forward gets the dispatch keys first.
+        name: With its namespace.
+        function: The implementation.
+        fake: Returns empty tensors of the right shapes.
+        with_gradient: Its autograd function; `forward` takes the dispatch keys first.
     """
     _LIBRARY.define(
         name.removeprefix("mezzo::") + torch.library.infer_schema(function, mutates_args=()),
@@ -54,7 +58,10 @@ def _register(name: str, function: Callable[..., Any], fake: Callable[..., Any],
 
 
 def _in_shape(matrix: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return a matrix in another shape and no view of it: what an operator returns may be written in place by the next."""
+    """Return a matrix in another shape, not as a view.
+
+    The next operator may write results in place.
+    """
     result: Tensor = unsafe_view(matrix, shape)
     return result
 
@@ -62,15 +69,16 @@ def _in_shape(matrix: Tensor, shape: Sequence[int]) -> Tensor:
 def _fp8_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, recipe: str, keeps_input: bool, shares_input: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the result, the transposed input in FP8 (empty unless kept), and the factor that undoes its scale.
+    """Return the result, the transposed input in FP8 or an empty tensor, and its inverse scale.
 
-    Where the input is shared, what the layer before made of the same one is taken.
+    With `shares_input` the operand is reused if the layer before converted the same input.
     """
     rule = recipe_from_text(recipe)
     refuse_without_fp8(x.device, rule.emulate)
     by_row = rule.granularity == "row"
     with ExcludeKeys(_AUTOCAST_KEYS):
-        history = history_of(weight, "input", rule) if keeps_input else None  # an evaluation teaches no scale
+        # Evaluation does not change scales
+        history = history_of(weight, "input", rule) if keeps_input else None
         if shares_input and history is None:
             operand = input_operand(x, by_row=by_row)
         else:
@@ -111,7 +119,7 @@ def _fp8_linear_backward(
     for_weight: bool,
     for_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of input, weight and bias; empty ones where they are not asked for."""
+    """Return the gradients of input, weight and bias; empty if not asked for."""
     rule = recipe_from_text(recipe)
     outputs, inputs = weight.shape
     by_row = rule.granularity == "row"
@@ -141,7 +149,7 @@ def _fp8_linear_backward(
             )  # fmt: skip
         if for_bias:
             of_bias = operand.column_sums
-    # An operator's results are tensors, and no two of them are one.
+    # An operator must return tensors, and no tensor twice.
     return (
         grad.new_empty(0) if of_input is None else of_input,
         grad.new_empty(0) if of_weight is None else of_weight,
@@ -185,7 +193,8 @@ class _Linear(torch.autograd.Function):
         weight, input_t, inverse = ctx.saved_tensors
         _, for_input, for_weight, for_bias = ctx.needs_input_grad[:4]
         for_bias = ctx.has_bias and for_bias
-        with no_torch_function():  # to a recording it is a gradient, as the kernels that autograd itself calls
+        # A recording shows it as a gradient, like the kernels that autograd calls
+        with no_torch_function():
             found = torch.ops.mezzo.fp8_linear_backward(
                 grad, input_t, inverse, weight, ctx.recipe, for_input, for_weight, for_bias
             )
@@ -205,8 +214,8 @@ class _LinearBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         raise RuntimeError(
-            "level O3: products in FP8 have no second derivative; amp.keep_in_half(model, ...) keeps layers out of FP8, or "
-            "use level O2"
+            "level O3: FP8 products have no second derivative; use level O2, or keep layers out of FP8 with "
+            "amp.keep_in_half(model, ...)"
         )
 
 
@@ -215,16 +224,16 @@ _register(FP8_LINEAR_BACKWARD, _fp8_linear_backward, _fake_linear_backward, _Lin
 
 
 def fp8_linear(x: Tensor, weight: Tensor, bias: Tensor | None, recipe: str) -> Tensor:
-    """Return `x @ weight.T + bias` with both operands in FP8, and so in the backward.
+    """Return `x @ weight.T + bias` with both operands in FP8; the backward pass uses FP8 too.
 
     Args:
         x: [..., inputs], half.
         weight: [outputs, inputs], of the same dtype.
         bias: [outputs], of the same dtype, or None.
-        recipe: `recipe_to_text` an `Fp8Recipe`.
+        recipe: From `recipe_to_text`.
     """
     keeps_input = torch.is_grad_enabled() and weight.requires_grad
-    # Compiled code writes one activation over another, and no version says so: there nothing is shared.
+    # Compiled code reuses the memory of activations without a new version: do not share there.
     shares_input = keeps_input and type(x) in (Tensor, nn.Parameter)
     result: Tensor = torch.ops.mezzo.fp8_linear(x, weight, bias, recipe, keeps_input, shares_input)[0]
     return result

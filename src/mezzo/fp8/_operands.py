@@ -1,4 +1,4 @@
-"""FP8 operands: a matrix and its transpose, rounded, with the factors that undo their scales."""
+"""FP8 operands: a matrix and its transpose, rounded, with their inverse scales."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from mezzo.fp8._numbers import E4M3, LARGEST, amax_of, round_to, scale_for
 from mezzo.fp8._product import LEAST_CAPABILITY
 
 AMAX_BLOCK, AMAX_BLOCKS, AMAX_WARPS = 2048, 4, 8
-"""Numbers that a program looks at at a time, how often in one go, and its warps."""
+"""Elements per block of a program, blocks per iteration, and warps."""
 AMAX_PROGRAMS = 512
-"""Most programs that look for the largest number: each that converts reads what all of them found."""
+"""Largest number of programs of an amax: every converting program reads the results of all."""
 TILE_ROWS, TILE_COLUMNS, TILE_WARPS = 128, 64, 4
-"""What a program converts, and its warps."""
+"""Tile of a converting program, and its warps."""
 MOST_SIDE = 2**24 - 1
-"""Rows and columns that a tile can be part of: it counts its places in 32 bits."""
+"""Largest side of a matrix: offsets inside a tile are 32 bits."""
 SUM_ROWS, SUM_COLUMNS = 32, 64
-"""What a program adds up at a time."""
+"""Tile that a program sums at a time."""
 
 
 @dataclass(slots=True)
 class Operand:
-    """A matrix in FP8; a part that nobody asked for is empty."""
+    """A matrix in FP8; parts that were not asked for are empty."""
 
     values: Tensor
     """[rows, columns]."""
     inverse: Tensor
-    """Multiplied with it, the values are what they were: one number, or [rows, 1]."""
+    """Inverse scale of the values: one number, or [rows, 1]."""
     transposed: Tensor
     """[columns, rows], contiguous."""
     transposed_inverse: Tensor
@@ -42,17 +42,20 @@ class Operand:
 
 
 class AmaxHistory:
-    """The largest numbers of the last calls, for delayed scaling; all of it is on the device."""
+    """The amaxes of the last calls, for delayed scaling; on the device."""
 
     def __init__(self, length: int, device: torch.device) -> None:
         self.amaxes = torch.zeros(length, device=device)
         self.amax = torch.zeros(1, device=device)
-        """The largest of them: what the next scale is made from."""
+        """The largest of them: gives the next scale."""
         self.newest = torch.zeros(1, device=device)
         self.used = torch.zeros(1, device=device)
-        """What the scale of the last call was made from; for whoever looks at what it cut off."""
+        """The amax of the last scale, to see what it clamped."""
         self.arrived = torch.zeros(1, dtype=torch.int32, device=device)
-        """Programs of a conversion that are done; the last one makes `newest` the latest of the history."""
+        """Counts the finished programs of a conversion.
+
+        The last one stores `newest` in the history.
+        """
         self._first: Tensor | None = None
 
     @property
@@ -61,17 +64,17 @@ class AmaxHistory:
         return self._first is None
 
     def start(self, x: Tensor) -> None:
-        """Take the scale of a first call from its own numbers."""
+        """Before the first call, use the amax of its own matrix."""
         if self.is_empty:
             self._first = _amaxes(x).amax()
             self.amax.copy_(self._first)
 
     def copy(self) -> tuple[Tensor, ...]:
-        """Return what is known now, for `go_back`."""
+        """Return a copy of the state, for `restore`."""
         return tuple(tensor.clone() for tensor in self._tensors())
 
-    def go_back(self, before: tuple[Tensor, ...] | None) -> None:
-        """Know again what was known then; None: what is known in the first call, before it is over."""
+    def restore(self, before: tuple[Tensor, ...] | None) -> None:
+        """Restore a copied state; None: the state during the first call."""
         if before is None:
             assert self._first is not None
             before = (torch.zeros_like(self.amaxes), self._first, torch.zeros_like(self.newest), self._first)
@@ -79,17 +82,20 @@ class AmaxHistory:
             tensor.copy_(value)
 
     def load(self, amaxes: Tensor) -> None:
-        """Go on from what the last calls found, the newest first, where they are: a captured step knows the address."""
+        """Continue from saved amaxes, newest first.
+
+        In place, as a captured step knows the addresses.
+        """
         self._first = amaxes.max().to(self.amax.device)
-        self.go_back((amaxes, self._first, torch.zeros_like(self.newest), self._first))
+        self.restore((amaxes, self._first, torch.zeros_like(self.newest), self._first))
 
     def _tensors(self) -> tuple[Tensor, ...]:
         return self.amaxes, self.amax, self.newest, self.used
 
     def remember(self) -> None:
-        """Make `newest`, which a call has found, the latest of the history.
+        """Store `newest`, the amax of this call, in the history.
 
-        One that is not finite is forgotten: an overflow is the loss scaler's to deal with, not the next scale's.
+        If it is not finite, the amax before is stored: the loss scaler handles the overflow.
         """
         self.used.copy_(self.amax)
         known = torch.where(self.amax.isfinite(), self.amax, 0.0)
@@ -99,8 +105,11 @@ class AmaxHistory:
         self.newest.zero_()
 
 
-def by_triton(tensor: Tensor) -> bool:
-    """Whether kernels of ours convert: where they are built, and where the device knows FP8 numbers."""
+def has_fp8_kernels(tensor: Tensor) -> bool:
+    """Whether mezzo's kernels convert on this device.
+
+    Triton works, and the device has FP8 numbers.
+    """
     device = tensor.device
     return uses_triton(device) and (device.type != "cuda" or _knows_fp8(device.index))
 
@@ -111,8 +120,11 @@ def _knows_fp8(index: int) -> bool:
 
 
 def _amaxes(x: Tensor) -> Tensor:
-    """Return numbers of which the largest is the largest absolute value of a matrix, float32: one for each program."""
-    if not by_triton(x) or not x.numel():
+    """Return the largest absolute values that each program found, float32.
+
+    Their maximum is the amax.
+    """
+    if not has_fp8_kernels(x) or not x.numel():
         return amax_of(x).reshape(1)
     from mezzo.fp8 import _kernels
 
@@ -139,24 +151,25 @@ def make_operand(
     Args:
         x: Two-dimensional, contiguous.
         dtype: The FP8 dtype.
-        values: Whether the matrix is wanted.
-        transposed: Whether its transpose is wanted.
-        sums: The dtype in which the sums of its columns are wanted, made in float32; None: not at all.
-        by_row: One scale for each row of the matrix, and one for each row of its transpose.
-        history: Delayed scaling: the scale is made from it, and it learns the amax of this matrix.
-        amax: Numbers of which the largest makes the scale, if it is known.
-        headroom: How many times `amax` still fits.
+        values: Return the matrix.
+        transposed: Return its transpose.
+        sums: Return the sums of its columns in this dtype, computed in float32; None: no sums.
+        by_row: One scale per row of the matrix, and one per row of its transpose.
+        history: Delayed scaling: gives the scale, and stores the amax of this matrix.
+        amax: The amax if it is known, as the maximum of these numbers.
+        headroom: Numbers up to `headroom * amax` fit.
     """
     if by_row:
         return _by_row(x, dtype, values, transposed, sums)
     is_elsewhere = x.is_cuda and x.device.index != torch.cuda.current_device()
-    with torch.cuda.device(x.device) if is_elsewhere else nullcontext():  # Triton launches on the current device
+    # Triton launches on the current device
+    with torch.cuda.device(x.device) if is_elsewhere else nullcontext():
         if history is not None:
             history.start(x)
             amax = history.amax
         if amax is None:
             amax = _amaxes(x)
-        convert = _convert_by_triton if by_triton(x) and x.numel() and max(x.shape) <= MOST_SIDE else _convert
+        convert = _convert_by_triton if has_fp8_kernels(x) and x.numel() and max(x.shape) <= MOST_SIDE else _convert
         return convert(x, dtype, amax, headroom, values, transposed, sums, history)
 
 

@@ -1,4 +1,4 @@
-"""One product of FP8 operands: by the Tensor Cores of a GPU that has them, or emulated."""
+"""One product of FP8 operands, on Tensor Cores or emulated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _of_gpu(index: int) -> str | None:
     if scaled_mm is None:
         return "this torch has no FP8 products"
     if torch.version.hip is not None:
-        return "FP8 products of ROCm's GPUs have formats of their own, which mezzo does not know"
+        return "FP8 products on ROCm GPUs use other formats, which mezzo does not support"
     capability = torch.cuda.get_device_capability(index)
     if capability >= LEAST_CAPABILITY:
         return None
@@ -42,23 +42,25 @@ def why_no_fp8(device: torch.device) -> str | None:
 
 
 def refuse_without_fp8(device: torch.device, emulate: bool) -> None:
-    """Raise RuntimeError where FP8 products were asked for and neither the device has them nor emulation is on."""
+    """Raise RuntimeError if a device has no FP8 products, unless they are emulated."""
     if emulate:
         return
     reason = why_no_fp8(device)
     if reason is not None:
         raise RuntimeError(
-            f"level O3: {reason}; fp8={{'emulate': True}} computes the same numbers without them, to see whether FP8 would "
-            "hurt, or use level O2"
+            f"level O3: {reason}; use level O2, or fp8={{'emulate': True}}, which computes the same numbers in "
+            "float32 and shows whether FP8 would hurt"
         )
 
 
 def recipe_for(device: torch.device, fp8: Fp8Recipe | Mapping[str, Any] | None = None) -> Fp8Recipe:
-    """Return a recipe, emulated on a device without FP8 products: for whoever asks about numbers.
+    """Return a recipe, emulated on a device without FP8 products.
+
+    For questions about numbers, not speed.
 
     Args:
-        device: Where the products are made.
-        fp8: A recipe or its settings; None: the usual one.
+        device: Where the products are computed.
+        fp8: A recipe or its settings; None: the default.
 
     >>> recipe_for(torch.device("cpu"), {"gradient": "e4m3"}).emulate
     True
@@ -87,17 +89,17 @@ def multiply(
         b_inverse: One number, or [columns, 1].
         dtype: Of the result.
         bias: Added before the result is rounded.
-        fast: Let Tensor Cores add with fewer bits.
+        fast: Let Tensor Cores accumulate with fewer bits.
         emulate: Multiply in float32, where the products of FP8 numbers are exact.
     """
     by_row = a_inverse.dim() > 0
     if emulate:
         exact = (a.float() @ b.float().t()) * (a_inverse * b_inverse.t() if by_row else a_inverse * b_inverse)
         return (exact if bias is None else exact + bias.float()).to(dtype)
-    bias = None if bias is None else bias.contiguous()  # its strides are not looked at
+    bias = None if bias is None else bias.contiguous()  # the kernel ignores its strides
     if not by_row:
         return _scaled_mm(a, b.t(), a_inverse, b_inverse, dtype, bias, fast)
-    # bfloat16: before cuBLAS 12.9 these are CUTLASS', which gives nothing else.
+    # Before cuBLAS 12.9 CUTLASS computes these, only in bfloat16.
     product = _scaled_mm(a, b.t(), a_inverse, b_inverse.t(), torch.bfloat16, None, fast)
     return (product if bias is None else product + bias).to(dtype)
 

@@ -1,4 +1,4 @@
-"""How FP8 products are made: formats, scaling, which products are worth it. A recipe is data, as a policy is."""
+"""The recipe of FP8 products: formats, scaling, and which products are worth it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ GRANULARITIES = ("tensor", "row")
 FAST_ACCUMULATION = ("forward", "always", "never")
 
 MULTIPLE = 16
-"""What each dimension of an FP8 product must be a multiple of: 16 bytes are the least a Tensor Core's operand is read in."""
+"""Each dimension of an FP8 product must be a multiple of it: Tensor Cores read operands in units of
+16 bytes."""
 
 _CHOICES = {
     "gradient": GRADIENT_FORMATS,
@@ -26,39 +27,42 @@ _CHOICES = {
     "fast_accumulation": FAST_ACCUMULATION,
 }
 _LEAST = {"history": 1, "min_width": 0, "min_size": 0}
-_MOST = {"history": 1 << 16}  # it is the size of a tensor per layer
+_MOST = {"history": 1 << 16}  # each layer has a tensor of this size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fp8Recipe:
     """Formats and scaling of the FP8 products of level O3.
 
-    Weights and inputs are e4m3: three bits of mantissa, up to 448.
+    Weights and inputs are always e4m3: three bits of mantissa, values up to 448.
 
     >>> Fp8Recipe().why_half(rows=2048, inputs=8192, outputs=10)
-    'its 10 outputs are no multiple of 16'
+    'its 10 outputs are not a multiple of 16'
     """
 
     gradient: str = "e5m2"
-    """Format of gradients: `e5m2` (two bits of mantissa, up to 57344) or `e4m3`."""
+    """Format of gradients: `e5m2` (two bits of mantissa, values up to 57344) or `e4m3`."""
     scaling: str = "current"
-    """`current`: by the largest number of the tensor, in a pass of its own. `delayed`: by those of the last calls, one pass
-    less; what is larger than all of them is cut off. The last calls are remembered beside a half weight: without `decorate`
-    scaling is current."""
+    """`current`: the scale comes from the largest number of the tensor, which needs a pass of its
+    own. `delayed`: it comes from the last calls, which saves that pass; larger numbers are clamped.
+    Half weights remember the last calls: without `decorate` scaling is current."""
     granularity: str = "tensor"
-    """One scale a `tensor`, or one a `row`: nearer to the numbers, and slower."""
+    """One scale per `tensor`, or per `row`, which is more accurate and slower."""
     history: int = 16
-    """Calls that a delayed scale looks back."""
+    """Number of calls that a delayed scale uses."""
     min_width: int = 768
-    """Width, inputs * outputs / (inputs + outputs), of the narrowest layer that is worth it: the product saves time with all
-    three sizes, while converting its operands costs rows * (inputs + outputs)."""
+    """Least width of a layer, inputs * outputs / (inputs + outputs). A product saves time in
+    proportion to rows * inputs * outputs; converting its operands costs rows * (inputs +
+    outputs)."""
     min_size: int = 2**22
-    """Rows (samples, tokens) times width from which a product is worth it: launches cost the same however few rows there are.
-    Both numbers are where captured steps on an H200 broke even (benchmarks/fp8_h200_202611.md)."""
+    """Least rows (samples, tokens) times width: launches cost the same for few rows. At both limits
+    captured steps on an H200 broke even (benchmarks/fp8_h200_202611.md)."""
     fast_accumulation: str = "forward"
-    """Where Tensor Cores may add with fewer bits: products of the `forward`, `always` or `never`."""
+    """When Tensor Cores may accumulate with fewer bits: in the `forward` pass, `always` or
+    `never`."""
     emulate: bool = False
-    """Round operands to FP8 and multiply them in float32: the same numbers, at no gain of time, on any device."""
+    """Round operands to FP8 and multiply them in float32: the same numbers on any device, but not
+    faster."""
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
@@ -75,21 +79,23 @@ class Fp8Recipe:
             raise ValueError(f"Fp8Recipe: emulate={self.emulate!r}: must be True or False")
         if self.granularity == "row" and self.scaling == "delayed":
             raise ValueError(
-                "Fp8Recipe: delayed scaling is for one scale a tensor; with granularity 'row' use 'current'"
+                "Fp8Recipe: granularity='row' needs scaling='current'; delayed scaling has one scale per tensor"
             )
 
     def why_half(self, rows: int | None, inputs: int, outputs: int) -> str | None:
-        """Return why a product of [rows, inputs] by [outputs, inputs] stays in half; None: it can be FP8.
+        """Return why a product of [rows, inputs] by [outputs, inputs] stays in half.
+
+        None if it can be FP8.
 
         Args:
-            rows: None: not known, and not asked about.
-            inputs: The dimension that is summed over.
+            rows: None if not known; then they are not checked.
+            inputs: The dimension of the sum.
             outputs: Columns of the result.
         """
         sizes = {"inputs": inputs, "outputs": outputs} | ({} if rows is None else {"rows": rows})
         for name, size in sizes.items():
             if size % MULTIPLE or size == 0:
-                return f"its {size} {name} are no multiple of {MULTIPLE}"
+                return f"its {size} {name} are not a multiple of {MULTIPLE}"
         if inputs * outputs < self.min_width * (inputs + outputs):
             return f"{inputs} -> {outputs} is narrower than min_width {self.min_width} asks: converting would cost more"
         if rows is not None and rows < self.least_rows(inputs, outputs):
@@ -98,7 +104,7 @@ class Fp8Recipe:
         return None
 
     def least_rows(self, inputs: int, outputs: int) -> int:
-        """Return the fewest rows of which a product is FP8, where its other sizes allow it.
+        """Return the least number of rows of an FP8 product with these sizes.
 
         >>> Fp8Recipe().least_rows(8192, 8192)
         1024
@@ -112,7 +118,7 @@ class Fp8Recipe:
 
     @classmethod
     def of(cls, value: Fp8Recipe | Mapping[str, Any] | None) -> Fp8Recipe:
-        """Return a recipe as it is, one made from a mapping of its settings, or the default one.
+        """Return a recipe: the given one, one from a mapping of settings, or the default for None.
 
         >>> Fp8Recipe.of({"gradient": "e4m3"}).gradient
         'e4m3'
@@ -132,7 +138,7 @@ class Fp8Recipe:
 
 @functools.cache
 def recipe_to_text(recipe: Fp8Recipe) -> str:
-    """Return a recipe in one line, as an operator of a graph takes it."""
+    """Return a recipe as one line of JSON: operators in a graph take strings."""
     return json.dumps(recipe.to_dict(), sort_keys=True)
 
 
@@ -141,7 +147,7 @@ def recipe_from_text(text: str) -> Fp8Recipe:
     """Return the recipe of `recipe_to_text`; the text may come from a saved program.
 
     Raises:
-        ValueError: It is no recipe.
+        ValueError: It is not a recipe.
     """
     settings = parse_json(text)
     if not isinstance(settings, dict):

@@ -1,4 +1,7 @@
-"""FP8 copies of weights, kept beside them: made once after each change, by the optimizer's update where it can."""
+"""FP8 copies of weights.
+
+Made once after each change, if possible by the optimizer's update itself.
+"""
 
 from __future__ import annotations
 
@@ -14,92 +17,99 @@ from mezzo._torch.parameters import has_master
 from mezzo._torch.storages import storage_id
 from mezzo._torch.streams import raw_stream
 from mezzo.fp8._numbers import E4M3, amax_of
-from mezzo.fp8._operands import AmaxHistory, Operand, by_triton, make_operand
+from mezzo.fp8._operands import AmaxHistory, Operand, has_fp8_kernels, make_operand
 from mezzo.fp8._recipe import MULTIPLE, Fp8Recipe
 
 HEADROOM = 2.0
-"""How much a weight may grow in one step before it is cut off: its scale is made from the step before."""
+"""A weight may grow by this factor in one step before it is clamped: its scale is from the step
+before."""
 
 UNKNOWN_AMAX = 0.875
-"""What the scale of an update is made from where all weights were zero before it: numbers from 2^-17 to 1.75 are told."""
+"""Amax for the update of a weight of zeros: its scale covers numbers from 2^-17 to 1.75."""
 
 INVERSE, AMAX, NEWEST = 0, 1, 2
 """Places in `WeightCopies.state`."""
 
 
 def stream_number(device: torch.device) -> int:
-    """Return what tells the current stream of a GPU from others, in a tenth of the time of `torch.cuda.current_stream`."""
+    """Return a number of the current stream, ten times as fast as `torch.cuda.current_stream`."""
     return raw_stream(device.index)
 
 
 class WeightCopies:
-    """A weight and its transpose in e4m3, one scale for both, and what their next scale is made from."""
+    """A weight and its transpose in e4m3, with one scale, and the amax for the next scale."""
 
     def __init__(self, weight: Tensor) -> None:
         self.device = weight.device
-        with torch.inference_mode(False):  # a first call for inference must not make tensors that training cannot write
+        # Training must be able to write tensors from a first call for inference
+        with torch.inference_mode(False):
             self.values = torch.empty(weight.shape, dtype=E4M3, device=weight.device)
             self.transposed = self.values.new_empty(weight.shape[::-1])
             self.state = torch.zeros(4, device=weight.device)
-            """float32: what undoes the scale, the amax that the next scale is made from, the amax that an update collects."""
+            """float32: inverse scale, amax for the next scale, amax that an update collects."""
             self._inverse = self.state[INVERSE]
         self._version: int | None = None
         self._address = 0
         self._storage: StorageWeakRef | None = None
-        self._made_on: int | None = None
-        self._made = torch.cuda.Event() if weight.is_cuda else None
+        self._written_on: int | None = None
+        self._written = torch.cuda.Event() if weight.is_cuda else None
         self.histories: dict[str, AmaxHistory] = {}
-        """Delayed scaling of what meets this weight: its 'input' and the 'gradient' of its output."""
+        """Delayed scaling of the 'input' of this weight's layer and of the 'gradient' of its
+        output."""
 
     def note(self, weight: Tensor) -> None:
-        """Take the copies for those of the weight as it is now."""
+        """Note that the copies match the weight as it is now."""
         storage = weight.untyped_storage()
         if self._storage is None or self._storage.cdata != storage_id(storage):
-            self._storage = StorageWeakRef(storage)  # while it is there, no other storage is taken for this one
+            # While this reference exists, no other storage gets its id
+            self._storage = StorageWeakRef(storage)
         self._version, self._address = weight._version, weight.data_ptr()
 
     def is_of(self, weight: Tensor) -> bool:
-        """Whether the copies are those of the weight as it is."""
+        """Whether the copies match the weight as it is now."""
         if self._version != weight._version or self._address != weight.data_ptr() or self._storage is None:
             return False
         return bool(self._storage.cdata == storage_id(weight.untyped_storage()))
 
     def forget(self) -> None:
-        """Have the copies made anew when they are asked for."""
+        """Make the copies anew at the next use."""
         self._version = None
 
     def operand(self, weight: Tensor) -> Operand:
-        """Return the copies, made anew if the weight has changed since."""
+        """Return the copies, made anew if the weight has changed."""
         if not self.is_of(weight):
             self.renew(weight)
-        elif self._was_made_elsewhere():
-            assert self._made is not None
-            torch.cuda.current_stream(self.device).wait_event(self._made)
+        elif self._is_from_other_stream():
+            assert self._written is not None
+            torch.cuda.current_stream(self.device).wait_event(self._written)
         return Operand(self.values, self._inverse, self.transposed, self._inverse)
 
-    def _was_made_elsewhere(self) -> bool:
-        """Whether another stream of this GPU made the copies; a capture is told nothing of other streams."""
-        is_other = self._made_on is not None and self._made_on != stream_number(self.device)
+    def _is_from_other_stream(self) -> bool:
+        """Whether another stream made the copies.
+
+        False during a capture, which must not wait for it.
+        """
+        is_other = self._written_on is not None and self._written_on != stream_number(self.device)
         return is_other and not torch.cuda.is_current_stream_capturing()
 
     @torch.no_grad()
     def renew(self, weight: Tensor) -> None:
-        """Make the copies from the weight as it is, whatever they were."""
-        self.forget()  # whoever is interrupted below leaves nothing that passes for whole
+        """Make the copies anew, in place."""
+        self.forget()  # so that an interrupt below leaves no copies that look complete
         amax = amax_of(weight)
-        made = make_operand(weight.detach().contiguous(), amax=amax.reshape(1), headroom=HEADROOM)
-        self.values.copy_(made.values)  # where they are: a captured step knows their addresses
-        self.transposed.copy_(made.transposed)
-        nothing = torch.zeros_like(amax)
+        operand = make_operand(weight.detach().contiguous(), amax=amax.reshape(1), headroom=HEADROOM)
+        self.values.copy_(operand.values)  # in place: a captured step knows the addresses
+        self.transposed.copy_(operand.transposed)
+        zero = torch.zeros_like(amax)
         known = torch.where(amax == 0, UNKNOWN_AMAX, amax)
-        self.state.copy_(torch.stack((made.inverse, known, nothing, nothing)))
-        if self._made is not None and not torch.cuda.is_current_stream_capturing():
-            self._made_on = stream_number(self.device)
-            self._made.record(torch.cuda.current_stream(self.device))
+        self.state.copy_(torch.stack((operand.inverse, known, zero, zero)))
+        if self._written is not None and not torch.cuda.is_current_stream_capturing():
+            self._written_on = stream_number(self.device)
+            self._written.record(torch.cuda.current_stream(self.device))
         self.note(weight)
 
     def history(self, role: str, length: int) -> AmaxHistory:
-        """Return the history of what meets this weight."""
+        """Return the history of the 'input' or the 'gradient'."""
         found = self.histories.get(role)
         if found is None or len(found.amaxes) != length:
             with torch.inference_mode(False):
@@ -108,33 +118,39 @@ class WeightCopies:
 
 
 _copies = WeakIdKeyDictionary()
-_made = 0
+_changes = 0
 _capture: object | None = None
 
 
 def count_of_copies() -> int:
-    """Return how often a weight got copies: while it is the same, whoever had none has none."""
-    return _made
+    """Return a number that changes whenever some weight gets or loses its copies."""
+    return _changes
 
 
 def copies_of(weight: Tensor) -> WeightCopies | None:
-    """Return the copies that are kept of a parameter, None if there are none. An alias of it (`.data`) has none."""
+    """Return the copies of a parameter; None if it has none.
+
+    Aliases (`.data`) never have copies.
+    """
     found: WeightCopies | None = _copies.get(weight)
     fits = found is not None and found.device == weight.device and found.values.shape == weight.shape
     return found if fits else None
 
 
 def copies_for_update(weight: Tensor) -> WeightCopies | None:
-    """Return the copies of a weight that the kernel of an update can write; None where they are made by the next forward."""
+    """Return the copies of a weight if the update kernel can write them.
+
+    None if the next forward makes them.
+    """
     found = copies_of(weight)
-    if found is None or not by_triton(weight) or any(size % MULTIPLE for size in weight.shape):
+    if found is None or not has_fp8_kernels(weight) or any(size % MULTIPLE for size in weight.shape):
         return None
     return found
 
 
 @contextmanager
 def capture_with_managed_copies() -> Iterator[None]:
-    """Inside, a CUDA graph is captured whose owner sees to it that copies are those of the weights at each replay."""
+    """Return a context for a capture whose owner updates the copies before each replay."""
     global _capture
     before, _capture = _capture, object()
     try:
@@ -144,17 +160,18 @@ def capture_with_managed_copies() -> Iterator[None]:
 
 
 def capture_in_progress() -> object | None:
-    """Return what stands for the capture of `capture_with_managed_copies`, another object each; None outside."""
+    """Return an object that identifies the current `capture_with_managed_copies`; None outside."""
     return _capture
 
 
 def keep_copies(weight: Tensor) -> WeightCopies | None:
     """Return the copies of a weight, created at the first call; None if it gets none.
 
-    Only a parameter with a master gets copies: the memory of others may change without a trace, as under FSDP, which
-    gathers weights. Inside a CUDA graph of the user none are created, as replays would reuse those of the capture.
+    Only a parameter with a master gets copies: the memory of others may change without a trace, as
+    under FSDP, which gathers weights. Inside a CUDA graph of the user none are created, as replays
+    would reuse those of the capture.
     """
-    global _made
+    global _changes
     if not isinstance(weight, nn.Parameter) or not has_master(weight) or weight.is_inference():
         return None
     if weight.is_cuda and _capture is None and torch.cuda.is_current_stream_capturing():
@@ -162,19 +179,19 @@ def keep_copies(weight: Tensor) -> WeightCopies | None:
     found = copies_of(weight)
     if found is None:
         found = _copies[weight] = WeightCopies(weight)
-        _made += 1
+        _changes += 1
     return found
 
 
 def drop_copies(weight: Tensor) -> None:
-    """Free the copies of a weight that no longer is half."""
-    global _made
+    """Drop the copies of a weight that is no longer half."""
+    global _changes
     if _copies.pop(weight, None) is not None:
-        _made += 1
+        _changes += 1
 
 
 def renew_copies(weights: Iterable[Tensor]) -> None:
-    """Make the copies of those weights anew that have some: after `weight.data.copy_(x)`, which leaves no trace."""
+    """Make existing copies of weights anew, after `weight.data.copy_(x)`."""
     for weight in weights:
         found = copies_of(weight)
         if found is not None:
@@ -182,23 +199,24 @@ def renew_copies(weights: Iterable[Tensor]) -> None:
 
 
 def histories_of(weights: Iterable[Tensor]) -> list[AmaxHistory]:
-    """Return the histories by which what meets weights is scaled."""
+    """Return the histories of the delayed scales of weights."""
     return [
         history for weight in weights if (kept := copies_of(weight)) is not None for history in kept.histories.values()
     ]
 
 
 def weight_operand(weight: Tensor, recipe: Fp8Recipe) -> Operand:
-    """Return a weight in FP8: the copies kept beside it, or made for this call."""
+    """Return a weight in FP8: its copies, or an operand for this call."""
     kept = keep_copies(weight) if recipe.granularity == "tensor" else None
     if kept is not None:
         return kept.operand(weight)
-    headroom = 1.0 if recipe.granularity == "row" else HEADROOM  # as in the copies: the same numbers either way
+    # As in the copies, so that both give the same numbers
+    headroom = 1.0 if recipe.granularity == "row" else HEADROOM
     return make_operand(weight.detach().contiguous(), by_row=recipe.granularity == "row", headroom=headroom)
 
 
 def history_of(weight: Tensor, role: str, recipe: Fp8Recipe) -> AmaxHistory | None:
-    """Return the history by which what meets a weight is scaled; None: by itself."""
+    """Return the history of a weight's input or gradient; None for current scaling."""
     if recipe.scaling != "delayed":
         return None
     kept = keep_copies(weight)

@@ -1,4 +1,6 @@
-"""Functions that Triton kernels share: the scale of FP8 numbers, rounding to FP8, and a maximum over programs.
+"""Functions that Triton kernels share.
+
+The scale of FP8 numbers, rounding to FP8, and a maximum over programs.
 
 Imports Triton; `mezzo.fp8` does not.
 """
@@ -14,7 +16,10 @@ _MOST_SCALE = tl.constexpr(MOST_SCALE)
 
 @triton.jit
 def scale_for(amax, LARGEST: tl.constexpr, HEADROOM: tl.constexpr):
-    """Return the power of two that brings numbers up to `amax * HEADROOM` into range; see `_numbers.scale_for`."""
+    """Return the power of two that brings numbers up to `amax * HEADROOM` into range.
+
+    See `_numbers.scale_for`.
+    """
     ratio = tl.div_rn(tl.full([], LARGEST, tl.float32), amax * HEADROOM)
     ratio = tl.where(ratio > _MOST_SCALE, _MOST_SCALE, ratio)
     power = (ratio.to(tl.int32, bitcast=True) & _EXPONENT_BITS).to(tl.float32, bitcast=True)
@@ -24,7 +29,10 @@ def scale_for(amax, LARGEST: tl.constexpr, HEADROOM: tl.constexpr):
 
 @triton.jit
 def to_fp8(value, scale, LARGEST: tl.constexpr, DTYPE: tl.constexpr):
-    """Return float32 numbers times a scale as FP8; too large ones become the largest, infinity and NaN become NaN."""
+    """Return float32 numbers times a scale as FP8.
+
+    Too large ones become the largest, infinity and NaN become NaN.
+    """
     fitted = value * scale
     fitted = tl.where(fitted > LARGEST, LARGEST, tl.where(fitted < -LARGEST, -LARGEST, fitted))
     return (fitted + (value - value)).to(DTYPE)
@@ -32,5 +40,8 @@ def to_fp8(value, scale, LARGEST: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def raise_to(at, value):
-    """Raise a float32 in memory to a value of at least 0, atomically; floats of one sign compare as their bits do."""
+    """Raise a float32 in memory to a value of at least 0, atomically.
+
+    Floats of one sign compare as their bits do.
+    """
     tl.atomic_max(at.to(tl.pointer_type(tl.int32)), value.to(tl.int32, bitcast=True), sem="relaxed")

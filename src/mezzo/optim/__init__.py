@@ -1,4 +1,4 @@
-"""The step: check, update and half copy on float32 masters. Tensors in, tensors out."""
+"""The optimizer step on float32 masters: check, update, and the half copy of the result."""
 
 from mezzo._torch.parameters import has_master
 from mezzo._torch.step_tier import step_tier, uses_triton

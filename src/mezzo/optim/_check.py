@@ -1,4 +1,7 @@
-"""The check: are all gradients finite, and what is their norm. One reading, no waiting for the device."""
+"""The check: whether all gradients are finite, and their norm.
+
+One pass, no host synchronisation.
+"""
 
 from __future__ import annotations
 
@@ -21,35 +24,38 @@ _CLIP_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the check found, all on the device."""
+    """Result of the check, on the device."""
 
     found_inf: Tensor
     """0-dim float32: 1 if any gradient is not finite, else 0."""
     first_bad: Tensor
-    """0-dim int64: index of the first parameter with such a gradient, counted over all groups; -1 if none."""
+    """0-dim int64: index of the first parameter with such a gradient, counted over all groups.
+
+    -1 if none.
+    """
     total_norm: Tensor | None = None
-    """L2 norm of the true (unscaled) gradients, where asked for."""
+    """L2 norm of the unscaled gradients, if asked for."""
     clip_coef: Tensor | None = None
-    """What the update multiplies true gradients with, where asked for."""
+    """The update multiplies unscaled gradients by it; None unless asked for."""
     packed: Tensor | None = None
-    """`found_inf` and `first_bad` side by side, float32, where one launch wrote both."""
+    """`found_inf` and `first_bad` in one float32 tensor, if one launch wrote both."""
 
 
 def check(
     slots: Sequence[Slot], count: int, device: torch.device, scale: Tensor | None, max_norm: float | None
 ) -> Verdict:
-    """Look at the gradients of one optimizer.
+    """Check the gradients of one optimizer.
 
     Args:
         slots: Its parameters with gradients.
         count: How many parameters it has.
-        device: Where the answer lies.
-        scale: Loss scale that the gradients carry; None if they are true.
-        max_norm: Compute the norm, and the coefficient that clips it to this.
+        device: Device of the result.
+        scale: Loss scale of the gradients; None if they are not scaled.
+        max_norm: If given, also compute the norm, and the coefficient that clips it to this.
     """
     inverse = None if scale is None else inverse_of(scale)
     full = buckets((s for s in slots if s.values.numel()), _kind)
-    # The norms that clipping needs are finite just where the gradients are: one reading gives both answers.
+    # A norm is finite if and only if its gradients are: one pass gives both answers.
     norms = [torch.stack(_l2_norms(batch) if max_norm is not None else _largest_values(batch)) for batch in full]
     keys = [
         _first_bad_key(batch, size, count, inverse).to(device, non_blocking=True)
@@ -88,15 +94,18 @@ def _largest_values(batch: Sequence[Slot]) -> tuple[Tensor, ...] | list[Tensor]:
 
 
 def _reals(batch: Sequence[Slot]) -> list[Tensor]:
-    """Return the gradients of one dtype; of complex ones the real and imaginary parts side by side."""
+    """Return the gradients; complex ones as pairs of real and imaginary parts."""
     values = [s.values for s in batch]
     return [torch.view_as_real(v.resolve_conj()) for v in values] if values[0].is_complex() else values
 
 
 def _first_bad_key(batch: Sequence[Slot], sizes: Tensor, count: int, inverse: Tensor | None) -> Tensor:
-    """Return `count - index` of the first bad one, 0 if all are finite: so that a maximum finds the first."""
+    """Return `count - index` of the first bad gradient, 0 if all are finite.
+
+    A maximum finds the first.
+    """
     if inverse is not None:
-        # A scale far below 1 can push a finite gradient over the top; a scale of 0 makes all of them NaN.
+        # A scale far below 1 makes finite gradients overflow; a scale of 0 makes all of them NaN.
         wide = sizes if sizes.dtype == torch.float64 else sizes.float()
         sizes = (wide * inverse.to(sizes.device, non_blocking=True)).to(wide.dtype)
     if batch[0].values.dtype not in (torch.float64, torch.complex128):
@@ -108,14 +117,14 @@ def _first_bad_key(batch: Sequence[Slot], sizes: Tensor, count: int, inverse: Te
 @functools.lru_cache(maxsize=64)
 def _keys(indices: tuple[int, ...], count: int, device: torch.device) -> Tensor:
     keys = torch.tensor([count - i for i in indices], dtype=torch.int64)
-    # Pinned, so that the copy does not wait.
+    # Pinned memory: the copy does not synchronise.
     return keys.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else keys.to(device)
 
 
 def _total_norm(
     batches: Sequence[Sequence[Slot]], norms: Sequence[Tensor], device: torch.device, sharded: bool
 ) -> Tensor:
-    """Return the L2 norm over all gradients, in float32 at least, over all ranks where they are sharded."""
+    """Return the L2 norm over all gradients, and over all ranks if they are sharded."""
     whole: list[Tensor] = []
     shards: list[Tensor] = []
     for batch, sizes in zip(batches, norms, strict=True):
@@ -138,8 +147,8 @@ def _zero(device: torch.device) -> Tensor:
 def _l2_norms(batch: Sequence[Slot]) -> tuple[Tensor, ...] | list[Tensor]:
     """Return the L2 norm of each gradient.
 
-    Squares of bfloat16 and float32 numbers may not fit into float32, and long sums lose digits there: on the CPU they are
-    float64. A GPU is not asked for that: there a norm above 1e19 counts as not finite.
+    Squares of bfloat16 and float32 numbers may overflow float32, and long sums lose digits: the CPU
+    sums in float64. A GPU sums in float32, where a norm above 1e19 counts as not finite.
     """
     values = _reals(batch)
     is_wide = values[0].device.type == "cpu" or values[0].dtype == torch.float64
@@ -154,7 +163,7 @@ def _is_sharded(grad: Any) -> bool:
 
 
 def _replicas(grad: Any) -> float:
-    """How often each number of a DTensor exists over its mesh; 0 marks a gradient that is not sharded."""
+    """Return how many ranks of its mesh hold each element of a DTensor; 0: it is not sharded."""
     if not _is_sharded(grad):
         return 0.0
     sizes = zip(grad.placements, grad.device_mesh.shape, strict=True)

@@ -1,12 +1,15 @@
-"""A float32 master in two parts: the half weight that is there anyway, and in 16 bits what rounding took from it.
+"""Compact masters.
 
-bfloat16 is the upper half of a float32 number and the rest is the lower one: nothing is lost. It is rounded half away from
-zero, not half to even: 2^16 rests belong to each weight then, and not one more to every other.
+A float32 value as the half weight plus a 16-bit rest, which is what rounding removed.
 
-float16 keeps ten bits of a fraction: the rest counts the float32 numbers from the rounded value to the master, of which there
-are at most 2^12, and below 2^-14, where float16 has fewer bits, up to 2^15. Below 2^-16 it counts steps of 2^-39: a master that
-small has that for its finest step, where float32 alone would go on halving it. Above 65504 a float16 weight is infinite, and so
-is its master.
+bfloat16: the weight is the upper half of the float32 bits, the rest the lower half, so nothing is
+lost. Rounding is half away from zero, not half to even: then every weight has exactly 2^16 possible
+rests.
+
+float16: the rest counts float32 numbers between the rounded weight and the master. There are at
+most 2^12 of them, and up to 2^15 below 2^-14, where float16 has fewer bits. Below 2^-16 the rest
+counts steps of 2^-39, the finest step of a master that small; float32 itself has finer ones. Above
+65504 a float16 weight is infinite, and so is its master.
 """
 
 from __future__ import annotations
@@ -17,19 +20,22 @@ from torch import Tensor
 REST_DTYPE = torch.int16
 
 SMALLEST = 2.0**-16
-"""float16: from here on the rest counts float32 numbers, and a master is any of them."""
+"""float16: above it the rest counts float32 numbers, and a master can be any of them."""
 STEPS_PER_UNIT = 2.0**39
-"""float16: how many steps of smaller masters are 1; float32 numbers above SMALLEST are a step apart, too."""
+"""float16: steps per 1.0 of masters below SMALLEST.
+
+Float32 numbers just above it are also a step apart.
+"""
 TIE = 0x8000
-"""bfloat16: half of what its last bit is worth, in float32 numbers."""
+"""bfloat16: half of its last bit, counted in float32 numbers."""
 
 
 def join(half: Tensor, rest: Tensor) -> Tensor:
-    """Return the float32 values of half weights and their rests, as a new tensor in their layout."""
+    """Return the float32 values of half weights and rests, in a new tensor of their layout."""
     if half.dtype is torch.bfloat16:
         bits = half.view(torch.int16).to(torch.int32).bitwise_left_shift_(16)
-        # Below zero there is nothing but numbers of the other sign, the last of them not-a-number: a weight that was set to
-        # zero behind our back must not become one.
+        # A negative rest would turn zero into NaN: if the weight was set to zero without our
+        # knowledge, the rest is of an older value.
         rest = torch.where(half == 0, rest.clamp_min(0), rest)
         return bits.add_(rest).view(torch.float32)
     wide = half.float()
@@ -38,16 +44,20 @@ def join(half: Tensor, rest: Tensor) -> Tensor:
 
 
 def split(value: Tensor, half_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return float32 values as half weights and rests, in their layout; what is not finite has a rest of zero."""
+    """Split float32 values into half weights and rests of the same layout.
+
+    Infinity and NaN have a rest of 0.
+    """
     if half_dtype is torch.bfloat16:
         bits = value.view(torch.int32)
         upper = (bits + TIE).bitwise_right_shift_(16)
         half = upper.to(torch.int16).view(torch.bfloat16)
         rest = (bits - upper.bitwise_left_shift_(16)).to(REST_DTYPE)
-        is_nan = value.isnan()  # the sum above runs over its bits
+        is_nan = value.isnan()  # adding TIE may change its bits to another value
         return half.masked_fill_(is_nan, torch.nan), rest.masked_fill_(is_nan, 0)
     size = value.abs()
-    steps = (size + SMALLEST).sub_(SMALLEST)  # float32 numbers from SMALLEST to twice that are so many steps apart
+    # Rounds: float32 numbers from SMALLEST to twice that are one step apart
+    steps = (size + SMALLEST).sub_(SMALLEST)
     value = torch.where(size < SMALLEST, torch.where(value < 0, -steps, steps), value)
     half = value.to(half_dtype)
     wide = half.float()

@@ -1,4 +1,4 @@
-"""The step of any torch optimizer with half parameters: check, update, half copy."""
+"""The step of any torch optimizer on float32 masters: check, update, half copy."""
 
 from __future__ import annotations
 
@@ -46,20 +46,23 @@ _Kwargs = dict[str, Any]
 
 @dataclass(slots=True)
 class StepRequest:
-    """What a loss scaler asks of one step. `plain_request()` is that of a user's own `optimizer.step()`."""
+    """What a loss scaler asks of one step.
+
+    `plain_request()` is that of a user's own `optimizer.step()`.
+    """
 
     scale: Tensor | None = None
-    """Loss scale that the gradients carry; None if they are true."""
+    """Loss scale of the gradients; None if they are not scaled."""
     verdict: Verdict | None = None
-    """The check if it was made already; otherwise the step makes it and leaves it here."""
+    """Result of the check if it ran already; otherwise the step checks and stores it here."""
     clip_coef: Tensor | None = None
-    """Multiplied into the true gradients."""
+    """The unscaled gradients are multiplied by it."""
     checks: bool = True
-    """Whether a step without a verdict makes one."""
+    """Whether the step checks the gradients if there is no verdict."""
     is_known_good: bool = False
-    """Whether the host has read the verdict and found no overflow."""
+    """Whether the host has read that the verdict is good."""
     has_rewritten: bool = False
-    """Whether the step rewrote the gradients as true, clipped ones, also if it failed later."""
+    """Whether the step unscaled and clipped the gradients in place, even if it failed later."""
 
 
 def plain_request() -> StepRequest:
@@ -68,23 +71,23 @@ def plain_request() -> StepRequest:
 
 
 class _PendingClip:
-    """A clip coefficient that waits for the step of the gradients it was computed from."""
+    """A clip coefficient for the next step with the gradients that it was computed from."""
 
     def __init__(self, coef: Tensor, grads: list[Tensor]) -> None:
         self.coef = coef
         self._grads = [(weakref.ref(grad), grad._version) for grad in grads]
 
     def for_grads(self, grads: list[Tensor]) -> Tensor | None:
-        """Return the coefficient if these are the gradients; None if none of them is.
+        """Return the coefficient if these are its gradients; None if all are other ones.
 
         Raises:
-            RuntimeError: Some of them are, or they were changed since.
+            RuntimeError: Only some of them are, or they were changed since.
         """
         known = [(reference(), version) for reference, version in self._grads]
         if [(id(grad), grad._version) for grad in grads] == [(id(grad), version) for grad, version in known]:
             return self.coef
         if {id(grad) for grad in grads}.isdisjoint(id(grad) for grad, _ in known):
-            return None  # those gradients were thrown away
+            return None  # the clipped gradients were dropped
         if grads:
             raise RuntimeError(
                 "gradients changed between clip_grad_norm_() and step(): clip after the last backward of the step"
@@ -93,14 +96,14 @@ class _PendingClip:
 
 
 class StepEngine:
-    """Checks and updates the parameters of one optimizer; one per optimizer, from `engine_of` or `attach`."""
+    """Checks and updates the parameters of one optimizer; created by `engine_of` or `attach`."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.is_lookalike = not isinstance(optimizer, Optimizer) or STATE_DICT_HOOKS not in optimizer.__dict__
-        """Whether it only looks like an optimizer: `param_groups`, `step` and `zero_grad`, as apex's LARC has.
+        """Whether the object only has the methods of an optimizer, as apex's LARC.
 
-        Also a wrapper that is of torch's class and never called its `__init__`, as accelerate's.
+        Also a wrapper of torch's class that does not call its `__init__`, as accelerate's.
         """
         self.attached = False
         self.masters_for_new = True
@@ -112,11 +115,14 @@ class StepEngine:
         self._one: Tensor | None = None
         self._may_be_of_fsdp1 = True
         self.last_plan: StepPlan | None = None
-        """The plan by which the last step was taken; None if it was not Triton's."""
+        """The plan of the last step; None unless Triton took it."""
 
     @property
     def device(self) -> torch.device:
-        """Where verdicts lie: the device of the first gradient, else of the first parameter."""
+        """Device of verdicts.
+
+        That of the first gradient, or of the first parameter if there is none.
+        """
         grad = self.first_grad()
         if grad is not None:
             return grad.device
@@ -124,7 +130,7 @@ class StepEngine:
         return next((p.device for p in params), torch.device("cpu"))
 
     def first_grad(self) -> Tensor | None:
-        """Return the gradient of the first parameter that has one; None if none has."""
+        """Return the first gradient; None if no parameter has one."""
         for group in self.optimizer.param_groups:
             for param in group["params"]:
                 grad: Tensor | None = param.grad
@@ -133,9 +139,11 @@ class StepEngine:
         return None
 
     def refuse_fsdp1(self) -> None:
-        """Raise RuntimeError if parameters are split over ranks by FSDP1: each rank would decide by its own part.
+        """Raise RuntimeError if FSDP1 shards the parameters.
 
-        Looks at the parameters once.
+        Each rank would decide by its own shard.
+
+        Checks the parameters only once.
         """
         if not self._may_be_of_fsdp1:
             return
@@ -153,13 +161,16 @@ class StepEngine:
 
     @torch.no_grad()
     def check(self, scale: Tensor | None = None, max_norm: float | None = None) -> Verdict:
-        """Read all gradients once; return what was found, on the device and without waiting for it."""
+        """Read all gradients once; return a verdict on the device, without host synchronisation."""
         with outside_autocast():
             return self._check(self._prepare_plan(), scale, max_norm)
 
     @torch.no_grad()
     def clip_next_step(self, max_norm: float) -> Tensor:
-        """Fold clipping into the next step of an attached optimizer, without a loss scale; return the norm before."""
+        """Clip in the next step of an attached optimizer, without a loss scale.
+
+        Return the norm before.
+        """
         verdict = self.check(None, max_norm)
         assert verdict.clip_coef is not None
         assert verdict.total_norm is not None
@@ -175,17 +186,20 @@ class StepEngine:
         return None if clip is None else clip.for_grads(self._grads())
 
     def _prepare_plan(self) -> StepPlan | None:
-        """Return the plan by which Triton takes this step; None where another tier has to."""
+        """Return a plan that is ready for this step; None if Triton cannot take it."""
         if self._foreign_step is not None or not _fused.covers_class(self.optimizer) or not uses_triton(self.device):
             return None
         if self._triton is None:
-            from mezzo.optim._triton_step import TritonStep  # Triton is imported where it is used, not with mezzo
+            from mezzo.optim._triton_step import TritonStep  # Triton is slow to import
 
             self._triton = TritonStep(self.optimizer)
         return self._triton.prepare_plan()
 
     def can_be_captured(self) -> bool:
-        """Whether steps can be part of a CUDA graph: taken by Triton, and the same from the first one on."""
+        """Whether steps can be part of a CUDA graph.
+
+        Triton takes them, and the first is like all others.
+        """
         if self._foreign_step is not None or _foreign_step(self.optimizer) is not None:
             return False
         covered = _fused.covers_class(self.optimizer) and uses_triton(self.device)
@@ -202,10 +216,12 @@ class StepEngine:
         return check(slots, count, self.device, scale, max_norm)
 
     def _apply(self, verdict: Verdict | None, factor: Tensor | None, args: _Args, kwargs: _Kwargs) -> Any:
-        """Update the parameters; nothing changes where the verdict says overflow. Return what the optimizer returns.
+        """Update the parameters unless the verdict is an overflow.
 
-        SGD, Adam and AdamW do not wait for the device. Other optimizers need one host read of `found_inf` on CUDA,
-        unless they take it themselves (`fused=True`).
+        Return what the optimizer returns.
+
+        SGD, Adam and AdamW need no host synchronisation. Other optimizers need one host read of
+        `found_inf` on CUDA, unless they take it themselves (`fused=True`).
         """
         groups = gather(self.optimizer)
         if self._foreign_step is None and not args and not kwargs and _fused.covers(self.optimizer, groups):
@@ -214,18 +230,22 @@ class StepEngine:
         own_step = functools.partial(self._own_step, *args, **kwargs)
         if verdict is not None and self._takes_found_inf():
             return self._step_with_found_inf(own_step, slots, verdict, factor)
-        if verdict is not None and verdict.found_inf.item():  # the one host read of the generic path
+        # The one host read of the generic path
+        if verdict is not None and verdict.found_inf.item():
             return None
         return step_on_masters(self.optimizer, own_step, slots, factor)
 
     def _takes_found_inf(self) -> bool:
-        # Stock fused SGD leaves a first momentum buffer unwritten when it skips, and uses it in the next step.
+        # Stock fused SGD skips without writing its first momentum buffer, and then uses it.
         return getattr(self.optimizer, SUPPORTS_SCALING, False) and not isinstance(self.optimizer, SGD)
 
     def _step_with_found_inf(
         self, own_step: Callable[..., Any], slots: list[Slot], verdict: Verdict, factor: Tensor | None
     ) -> Any:
-        """Let the optimizer skip by itself; it gets torch's two attributes, with true gradients and a scale of 1."""
+        """Let the optimizer skip by itself.
+
+        Set torch's two attributes, with unscaled gradients and a scale of 1.
+        """
         optimizer: Any = self.optimizer
         found_inf = verdict.found_inf
         if self._one is None or self._one.device != found_inf.device:
@@ -237,7 +257,7 @@ class StepEngine:
             del optimizer.grad_scale, optimizer.found_inf
 
     def _own_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the optimizer's own rule, without its hooks: they run around ours already."""
+        """Run the optimizer's own rule without its hooks, which `step` has called."""
         if self._foreign_step is not None:
             return self._foreign_step(*args, **kwargs)
         step = type(self.optimizer).step
@@ -248,8 +268,9 @@ class StepEngine:
     def step(self, request: StepRequest, *args: Any, **kwargs: Any) -> Any:
         """Take one step: torch's step hooks run, and between them the update.
 
-        `optimizer.step()` of an attached optimizer ends here, and so does `GradScaler.step`. If the host learns of an
-        overflow without waiting for the device, the step ends before its hooks, and returns None.
+        `optimizer.step()` of an attached optimizer ends here, and so does `GradScaler.step`. If the
+        host learns of an overflow without waiting for the device, the step ends before its hooks,
+        and returns None.
 
         Args:
             request: What to check, unscale and clip.
@@ -268,10 +289,13 @@ class StepEngine:
         return call_between_step_hooks(optimizer, self._update, request, args, kwargs)
 
     def step_through_wrapper(self, request: StepRequest, *args: Any, **kwargs: Any) -> Any:
-        """Take one step by `step`; if somebody wrapped `optimizer.step` after `attach`, let the wrapper call it.
+        """Take one step by `step`.
 
-        accelerate counts calls by such a wrapper. A wrapper takes the arguments of `optimizer.step` and no others, so
-        the request waits in the engine until the wrapper calls the step that `attach` put on the optimizer.
+        If somebody wrapped `optimizer.step` after `attach`, let the wrapper call it.
+
+        accelerate counts calls by such a wrapper. A wrapper takes the arguments of `optimizer.step`
+        and no others, so the request waits in the engine until the wrapper calls the step that
+        `attach` put on the optimizer.
         """
         step: Any = self.optimizer.__dict__.get("step")
         if not self.attached or getattr(step, "__func__", None) is _attached_step:
@@ -302,14 +326,14 @@ class StepEngine:
 
     @hide_from_dynamo("a scaler's step reads on the host: call it outside the compiled function")
     def _skips(self, request: StepRequest) -> bool:
-        """Make the check if there is none yet; return whether it found an overflow. On CUDA this waits."""
+        """Check if there is no verdict yet; return whether it is an overflow. Waits for CUDA."""
         if request.verdict is None:
             request.verdict = self.check(request.scale)
         request.is_known_good = not request.verdict.found_inf.item()
         return not request.is_known_good
 
     def _step_lookalike(self, request: StepRequest, args: _Args, kwargs: _Kwargs) -> Any:
-        """Rewrite the gradients as true ones, as torch's scaler does, and let the object step by its own rules."""
+        """Unscale the gradients in place and call the object's own step."""
         with outside_autocast():
             factor = factor_of(request.scale, request.clip_coef)
             if factor is not None:
@@ -322,19 +346,22 @@ class StepEngine:
 
     @functools.cached_property
     def needs_closure(self) -> bool:
-        """Whether the step of the optimizer cannot be called without a closure, as that of LBFGS."""
+        """Whether `optimizer.step` requires a closure, as that of LBFGS."""
         parameter = _step_parameters(self.optimizer).get("closure")
         return parameter is not None and parameter.default is inspect.Parameter.empty
 
     @functools.cached_property
     def takes_grad_scaler(self) -> bool:
-        """See the function of this name; looked up once."""
+        """Cached result of the function of this name."""
         return takes_grad_scaler(self.optimizer)
 
     @torch.no_grad()
     @hide_from_dynamo("a decorated optimizer's step runs fused kernels already: call it outside the compiled function")
     def _update(self, request: StepRequest, args: _Args, kwargs: _Kwargs) -> Any:
-        """Check if the request asks for it, update, or evaluate the closure among the arguments and update by it."""
+        """Take the step between the hooks: check if requested, then update.
+
+        With a closure, evaluate it first.
+        """
         optimizer: Any = self.optimizer
         setattr(optimizer, STEP_WAS_CALLED, True)
         if args or kwargs:
@@ -348,7 +375,8 @@ class StepEngine:
         return result
 
     def _update_by_grads(self, request: StepRequest, args: _Args, kwargs: _Kwargs) -> Any:
-        # Bookkeeping reads a thousand attributes, and a function mode (a recording) would be asked about each of them.
+        # A plan reads a thousand attributes, and a function mode (a recording) would see each
+        # access.
         with no_torch_function():
             plan = None if args or kwargs else self._prepare_plan()
         if self._clip is not None and not request.checks and request.clip_coef is None:
@@ -381,17 +409,17 @@ class StepEngine:
 
     @torch.no_grad()
     def unscale_grads_(self, scale: Tensor) -> None:
-        """Rewrite every gradient as its true value, float32 also on half parameters where this torch allows it."""
+        """Unscale every gradient in place; half ones become float32 where this torch allows it."""
         with outside_autocast():
             unscale_([slot for slots in gather(self.optimizer) for slot in slots], inverse_of(scale))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load as the stock optimizer does, with the state of half parameters kept in float32."""
+        """Load as the stock optimizer does; the state of half parameters stays float32."""
         with masters_as_params(self.optimizer, placeholder_masters(self.optimizer)):
             type(self.optimizer).load_state_dict(self.optimizer, state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add as the stock optimizer does; half parameters without a master get one from their value."""
+        """Add as the stock optimizer does; half parameters without a master get one."""
         type(self.optimizer).add_param_group(self.optimizer, param_group)
         if not self.masters_for_new:
             return
@@ -401,8 +429,11 @@ class StepEngine:
 
 
 def _step_parameters(optimizer: Any) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of the step of an optimizer or of a class; none if Python does not know them."""
-    # of the class: an attached optimizer and an LR scheduler put another step on the instance
+    """Return the parameters of the `step` of an optimizer or a class.
+
+    None if it is written in C.
+    """
+    # of the class: `attach` and LR schedulers put another step on the instance
     kind = optimizer if isinstance(optimizer, type) else type(optimizer)
     try:
         return inspect.signature(kind.step if hasattr(kind, "step") else optimizer.step).parameters
@@ -411,14 +442,17 @@ def _step_parameters(optimizer: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def takes_grad_scaler(optimizer: Any) -> bool:
-    """Whether the step of an optimizer takes the scaler itself, by torch's older contract for those that unscale."""
+    """Whether the step of an optimizer has a `grad_scaler` argument.
+
+    Torch's older way to let it unscale.
+    """
     return "grad_scaler" in _step_parameters(optimizer)
 
 
 def split_closure(args: _Args, kwargs: _Kwargs) -> tuple[Callable[[], Any] | None, _Args, _Kwargs]:
     """Return the closure among the arguments of a step, and the other arguments.
 
-    A closure of None is none, and neither is a module, which some steps take.
+    None is no closure, and neither is a module, which some steps take.
     """
     is_closure = bool(args) and callable(args[0]) and not isinstance(args[0], nn.Module)
     if is_closure or (len(args) == 1 and args[0] is None):
@@ -430,13 +464,15 @@ def split_closure(args: _Args, kwargs: _Kwargs) -> tuple[Callable[[], Any] | Non
 
 
 def find_engine(optimizer: Optimizer) -> StepEngine | None:
-    """Return the engine of an optimizer, None if it has none yet."""
+    """Return the engine of an optimizer; None if it has none yet."""
     engine: StepEngine | None = optimizer.__dict__.get(_HOME)
     return engine
 
 
 def engine_of(optimizer: Optimizer) -> StepEngine:
-    """Return the engine of an optimizer, made at the first call. The optimizer's own methods stay as they are.
+    """Return the engine of an optimizer, created at the first call.
+
+    The optimizer's methods do not change.
 
     Raises:
         TypeError: The object cannot carry the engine.
@@ -465,7 +501,9 @@ def _cannot_carry(optimizer: Any) -> TypeError:
 
 
 def attach(optimizer: Optimizer, *, masters_for_new: bool = True, compact: bool = False) -> StepEngine:
-    """Make `optimizer.step` ours; the same object, still of its class. A second call says what later parameters get.
+    """Replace `optimizer.step` by mezzo's.
+
+    Object and class stay. A second call only changes the options.
 
     Args:
         optimizer: Any torch optimizer; parameters with masters are updated through them.
@@ -481,19 +519,23 @@ def attach(optimizer: Optimizer, *, masters_for_new: bool = True, compact: bool 
     engine.attached = True
     for group in optimizer.param_groups:
         for param in group["params"]:
-            stored_master(param)  # a move to another device waits: here, not in the first step
+            # A move to another device synchronises: do it here, not in the first step
+            stored_master(param)
     _widen_state(optimizer)
-    # A wrapper that an LR scheduler left is replaced: ours sets the flag that it was for.
+    # This replaces the wrapper of an LR scheduler; our step sets the flag that the wrapper sets.
     optimizer.__dict__["step"] = types.MethodType(_attached_step, optimizer)
     optimizer.__dict__["load_state_dict"] = types.MethodType(_load_state_dict, optimizer)
     optimizer.__dict__["add_param_group"] = types.MethodType(_add_param_group, optimizer)
-    if optimizer.zero_grad == types.MethodType(Optimizer.zero_grad, optimizer):  # else somebody's own, which stays
+    if optimizer.zero_grad == types.MethodType(Optimizer.zero_grad, optimizer):  # keep a user's own
         optimizer.__dict__["zero_grad"] = types.MethodType(_zero_grad, optimizer)
     return engine
 
 
 def _foreign_step(optimizer: Optimizer) -> Callable[..., Any] | None:
-    """Return a step that somebody put on the instance; None for the class's own and an LR scheduler's wrapper of it."""
+    """Return a step that the user put on the instance.
+
+    None for the class's own or an LR scheduler's wrapper.
+    """
     step: Callable[..., Any] | None = optimizer.__dict__.get("step")
     return None if step is None or is_wrapped_by_scheduler(step) else step
 
@@ -518,14 +560,14 @@ def _add_param_group(optimizer: Optimizer, param_group: dict[str, Any]) -> None:
 
 @hide_from_dynamo("torch's own zero_grad is not traced either: call it outside the compiled function")
 def _zero_grad(optimizer: Optimizer, set_to_none: bool = True) -> None:
-    """Do as the stock optimizer does, without a function mode (a recording) being asked about each gradient."""
-    # zeros are kernels, which a recording names by their torch-level calls
+    """Do as the stock optimizer does, but hide each gradient from function modes (recordings)."""
+    # zeroing launches kernels, which a recording should see
     with no_torch_function() if set_to_none else nullcontext():
         type(optimizer).zero_grad(optimizer, set_to_none)
 
 
 def _widen_state(optimizer: Optimizer) -> None:
-    """Bring half state of parameters that now have masters to float32."""
+    """Convert half state of parameters that have masters to float32."""
     for param, state in optimizer.state.items():
         if not isinstance(state, dict) or not isinstance(param, Tensor) or stored_master(param) is None:
             continue
@@ -535,7 +577,7 @@ def _widen_state(optimizer: Optimizer) -> None:
 
 
 def _steps_to_host(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Save step counts where the stock optimizer expects them: on the host, unless fused or capturable."""
+    """Move step counts to the host, unless the optimizer is fused or capturable."""
     on_device = {i for g in state_dict["param_groups"] if g.get("fused") or g.get("capturable") for i in g["params"]}
     state = {k: v if k in on_device else _step_to_host(v) for k, v in state_dict["state"].items()}
     return {**state_dict, "state": state}

@@ -1,4 +1,4 @@
-"""The update of SGD, Adam and AdamW on float32 masters by torch's fused kernels: no host read at all."""
+"""The update of SGD, Adam and AdamW on masters by torch's fused kernels, without host reads."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _KERNELS = {SGD: ("_fused_sgd_",), Adam: ("_fused_adam_", "_fused_adamw_"), Adam
 
 _WIDE = (torch.float32, torch.float64)
 
-#: Elements of gradients that are brought to float32 at a time, and of compact masters: 256 MiB of temporaries, or twice that,
-#: whatever the size of the model.
+#: Elements of gradients, and of compact masters, that are converted to float32 at a time. It limits
+#: temporaries to 256 MiB, or twice that, for models of any size.
 PART_ELEMENTS = 2**26
 
 
 def covers_class(optimizer: Optimizer) -> bool:
-    """Whether the optimizer is one that is written here; a subclass may have its own rule, so it is not."""
+    """Whether the optimizer is exactly SGD, Adam or AdamW; a subclass may have its own rule."""
     return type(optimizer) in _KERNELS
 
 
 def covers(optimizer: Optimizer, groups: Sequence[Sequence[Slot]]) -> bool:
-    """Whether this step can be taken here; otherwise the optimizer's own step does it."""
+    """Whether the fused kernels can take this step; otherwise the optimizer's own step does."""
     if not covers_class(optimizer):
         return False
     kernels = _KERNELS[type(optimizer)]
@@ -48,7 +48,7 @@ def covers(optimizer: Optimizer, groups: Sequence[Sequence[Slot]]) -> bool:
 
 
 def covers_options(group: dict[str, Any]) -> bool:
-    """Whether the options of a parameter group are among those written here."""
+    """Whether this update supports the options of a parameter group."""
     tensors = [group.get("weight_decay"), *group.get("betas", ())]
     lr = group["lr"]
     needs_autograd = isinstance(lr, Tensor) and lr.requires_grad
@@ -65,8 +65,8 @@ def _covers_slot(slot: Slot) -> bool:
 def knows_first_steps(optimizer: Optimizer, group: dict[str, Any], params: Sequence[Tensor]) -> bool:
     """Whether momentum with dampening has its buffers.
 
-    The first buffer is the gradient without dampening. Whether a step was the first taken one, the host must know: until
-    the buffers exist, the generic path asks.
+    The first buffer is the gradient without dampening, so the host must know which step is the
+    first that was taken. Until the buffers exist, the generic path reads that.
     """
     if not (group.get("dampening") and group["momentum"]):
         return True
@@ -79,7 +79,7 @@ def _has_kernels(names: tuple[str, ...], device_type: str) -> bool:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill their storage, so that kernels may walk it as one line."""
+    """Whether the elements fill their storage, so that kernels can treat it as one dimension."""
     if tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)):
         return True
     return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
@@ -88,13 +88,13 @@ def _is_dense(tensor: Tensor) -> bool:
 def apply(
     optimizer: Optimizer, groups: Sequence[Sequence[Slot]], verdict: Verdict | None, factor: Tensor | None
 ) -> None:
-    """Take the step; nothing changes where the verdict says overflow.
+    """Take the step; change nothing if the verdict is an overflow.
 
     Args:
         optimizer: SGD, Adam or AdamW.
         groups: Per parameter group, the parameters with gradients.
-        verdict: What the check found; None: take the step whatever the gradients are.
-        factor: What gradients are multiplied with before they are used.
+        verdict: The result of the check; None: take the step in any case.
+        factor: Gradients are multiplied by it; None: by nothing.
     """
     update = _sgd if type(optimizer) is SGD else _adam
     for group, slots in zip(optimizer.param_groups, groups, strict=True):
@@ -109,7 +109,7 @@ def apply(
 
 
 def _parts(batch: Sequence[Slot]) -> Iterator[list[Slot]]:
-    """Cut a batch so that the float32 temporaries of its gradients stay small beside the model."""
+    """Split a batch so that the float32 temporaries of its gradients stay small."""
     part: list[Slot] = []
     elements = 0
     for slot in batch:
@@ -132,8 +132,8 @@ def _sgd(
     found: Tensor | None,
 ) -> None:
     momentum = group["momentum"]
-    # A buffer of zeros gives the same first step as none at all (dampening is 0 or the buffer exists), and a skipped
-    # first step needs no memory of it.
+    # A buffer of zeros gives the same first step as none (dampening is 0 or the buffer exists), and
+    # stays right if the first step is skipped.
     buffers = [state_tensor(optimizer, slot, "momentum_buffer") for slot in batch] if momentum else []
     fused_sgd_(
         targets,
@@ -159,7 +159,7 @@ def _adam(
     found: Tensor | None,
 ) -> None:
     steps = [step_count(optimizer, slot) for slot in batch]
-    # By overload: torch._foreach_add_ would read the tensor as a number, on the host. A number would be wrapped per tensor.
+    # The Tensor overload: torch._foreach_add_ would read the tensor on the host.
     one = torch.ones((), device=steps[0].device) if found is None else 1 - found
     foreach_add_(steps, one)
     kernel = fused_adamw_ if group.get("decoupled_weight_decay", type(optimizer) is AdamW) else fused_adam_
@@ -182,7 +182,10 @@ def _adam(
 
 
 def state_tensor(optimizer: Optimizer, slot: Slot, key: str) -> Tensor:
-    """Return a state tensor under torch's own name, made or brought into the target's dtype and layout."""
+    """Return a state tensor by torch's name.
+
+    Created, or converted to the dtype and layout of the target.
+    """
     state = optimizer.state[slot.param]
     value = state.get(key)
     target, dtype = slot.target, slot.kind[1]
@@ -193,14 +196,14 @@ def state_tensor(optimizer: Optimizer, slot: Slot, key: str) -> Tensor:
             f"the optimizer's {key} is {tuple(value.shape)}, its parameter {tuple(target.shape)}: the state is of another model"
         )
     elif value.dtype != dtype or value.device != target.device or local(value).stride() != slot.local_target.stride():
-        # A checkpoint of another layout, dtype or device; the kernels walk all tensors alike.
+        # From a checkpoint of another layout, dtype or device; kernels need all tensors alike.
         fitting = torch.empty_like(target, dtype=dtype, requires_grad=False)
         value = state[key] = fitting.copy_(value)
     return local(value)
 
 
 def step_count(optimizer: Optimizer, slot: Slot) -> Tensor:
-    """Return the step count on the device, where it can stand still without the host knowing."""
+    """Return the step count on the device: a skipped step leaves it without a host read."""
     state = optimizer.state[slot.param]
     value = state.get("step")
     device = slot.target.device

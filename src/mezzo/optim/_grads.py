@@ -1,4 +1,4 @@
-"""The gradients of one step: gathered, and turned into true float32 values without rewriting them."""
+"""The gradients of one step: collecting them, and unscaling them into new tensors."""
 
 from __future__ import annotations
 
@@ -18,23 +18,27 @@ from mezzo.optim._shards import is_dtensor, like_dtensor, local
 
 @dataclass(slots=True)
 class Slot:
-    """A parameter that has a gradient in this step. Shards are looked up once, here: steps are bound by the host."""
+    """A parameter with a gradient in this step.
+
+    Shards are looked up once, as the host limits small steps.
+    """
 
     index: int
-    """Place among all parameters of the optimizer, groups one after the other."""
+    """Position among all parameters of the optimizer, over all groups."""
     param: Tensor
     target: Tensor
-    """What the update writes: what is kept of the master, else the parameter."""
+    """What the update writes: the stored master, or the parameter if it has none."""
     local_target: Tensor
-    """The part of it on this rank."""
+    """Its shard on this rank."""
     grad: Tensor
-    """As backward left it; a sparse one coalesced."""
+    """From backward; a sparse one is coalesced."""
     values: Tensor
-    """The numbers of the gradient on this rank, dense."""
+    """The dense values of the gradient on this rank."""
     is_plain: bool
     """Whether the gradient is neither sparse nor a DTensor."""
     kind: tuple[torch.device, torch.dtype, torch.dtype]
-    """Device and dtype of the numbers that are updated, dtype of the gradient: what can go into one launch."""
+    """Device and dtype of the updated values, dtype of the gradient: slots of one kind can share a
+    launch."""
 
     @property
     def has_master(self) -> bool:
@@ -67,7 +71,7 @@ def _slot(index: int, param: Tensor, grad: Tensor) -> Slot:
 
 
 def buckets(slots: Iterable[Slot], key: Any) -> list[list[Slot]]:
-    """Group slots by `key(slot)`, order kept."""
+    """Group slots by `key(slot)`, in order."""
     found: defaultdict[Any, list[Slot]] = defaultdict(list)
     for slot in slots:
         found[key(slot)].append(slot)
@@ -75,7 +79,7 @@ def buckets(slots: Iterable[Slot], key: Any) -> list[list[Slot]]:
 
 
 def by_kind(slots: Iterable[Slot]) -> list[list[Slot]]:
-    """Group slots that can go into one launch, order kept."""
+    """Group slots that can share a launch, in order."""
     found: defaultdict[Any, list[Slot]] = defaultdict(list)
     for slot in slots:
         found[slot.kind].append(slot)
@@ -88,7 +92,7 @@ def inverse_of(scale: Tensor) -> Tensor:
 
 
 def factor_of(scale: Tensor | None, clip_coef: Tensor | None) -> Tensor | None:
-    """Return what gradients are multiplied with: inverse scale times clip coefficient; None for 1."""
+    """Return the factor of gradients, inverse scale times clip coefficient; None means 1."""
     if scale is None:
         return clip_coef
     inverse = inverse_of(scale)
@@ -96,9 +100,10 @@ def factor_of(scale: Tensor | None, clip_coef: Tensor | None) -> Tensor | None:
 
 
 def same_order(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of one shape have their elements in the same order; strides of single elements do not count.
+    """Whether two tensors of one shape have their elements in the same order in memory.
 
-    Weights of 1x1 and depthwise convolutions are in both memory formats at once, and gradients come in either.
+    Strides of dimensions of size 1 do not count: weights of 1x1 and depthwise convolutions are in
+    both memory formats at once, and their gradients come in either.
     """
     mine, theirs = one.stride(), other.stride()
     return mine == theirs or all(a == b for a, b, n in zip(mine, theirs, one.shape, strict=True) if n > 1)
@@ -107,7 +112,7 @@ def same_order(one: Tensor, other: Tensor) -> bool:
 def true_grads(grads: Sequence[Tensor], likes: Sequence[Tensor], factor: Tensor | None) -> list[Tensor]:
     """Return gradients times `factor` in the dtype and layout of `likes`, all on one device.
 
-    A gradient that needs no change is returned itself; none is written.
+    A gradient that needs no change is returned itself. None is changed in place.
     """
     out = list(grads)
     fits = [g.dtype == t.dtype and same_order(g, t) for g, t in zip(grads, likes, strict=True)]
@@ -120,7 +125,8 @@ def true_grads(grads: Sequence[Tensor], likes: Sequence[Tensor], factor: Tensor 
                 out[i] = value
     copied = [i for i, fit in enumerate(fits) if not fit]
     if copied:
-        # The product is made before the dtype narrows: a scaled gradient may not fit into half, the true one does.
+        # Multiply before the dtype narrows: a scaled gradient may overflow half where the unscaled
+        # one fits.
         wide = [torch.empty_like(likes[i], dtype=compute_dtype(likes[i]), requires_grad=False) for i in copied]
         foreach_copy_(wide, [grads[i] for i in copied])
         if factor is not None:
@@ -131,7 +137,7 @@ def true_grads(grads: Sequence[Tensor], likes: Sequence[Tensor], factor: Tensor 
 
 
 def compute_dtype(tensor: Tensor) -> torch.dtype:
-    """The dtype in which numbers of a tensor are worked on: float32 for half, else its own."""
+    """Return the dtype of arithmetic on a tensor: float32 for half, otherwise its own."""
     return torch.float32 if is_half(tensor) else tensor.dtype
 
 
@@ -151,7 +157,7 @@ def true_grad(slot: Slot, factor: Tensor | None, dtype: torch.dtype) -> Tensor:
 
 
 def needs_grad_dtype(param: Tensor, dtype: torch.dtype) -> bool:
-    """Whether `param` refuses a gradient of `dtype` until its `grad_dtype` says otherwise."""
+    """Whether `param` refuses a gradient of `dtype` unless its `grad_dtype` is changed."""
     if not hasattr(param, "grad_dtype"):
         return param.dtype != dtype
     return param.grad_dtype not in (None, dtype)

@@ -1,7 +1,9 @@
-"""The float32 master of a half parameter: where it lives and how it notices edits from outside.
+"""The float32 master of a half parameter.
 
-Beside the parameter is kept either the master itself or, if it is compact, the 16 bits that the half value lacks of it
-(`mezzo.optim._compact`).
+Where it is stored, and how it follows edits of the parameter.
+
+The parameter stores either the master itself or, for a compact master, the 16 bits that the half
+value lacks (`mezzo.optim._compact`).
 """
 
 from __future__ import annotations
@@ -23,17 +25,17 @@ from mezzo.optim._shards import is_dtensor
 
 
 class _Record:
-    """What is kept of one master, and what its parameter looked like when both last agreed."""
+    """A stored master, and the state of its parameter when both last agreed."""
 
     __slots__ = ("data_ptr", "device", "half", "stored", "version")
 
-    def __init__(self, kept: Tensor, half: torch.dtype = torch.float16) -> None:
-        self.stored = kept
-        """float32: the master; int16: the rest of it."""
+    def __init__(self, stored: Tensor, half: torch.dtype = torch.float16) -> None:
+        self.stored = stored
+        """float32: the master; int16: the rest of a compact one."""
         self.half = half
-        self.version: int | None = None  # None: not seen yet, what the parameter shows first is in agreement
+        self.version: int | None = None  # None: not compared yet; the parameter is taken to agree
         self.data_ptr = 0
-        self.device = kept.device
+        self.device = stored.device
 
     @property
     def is_compact(self) -> bool:
@@ -48,7 +50,7 @@ class _Record:
         return _Record, (self.stored, self.half)
 
 
-# A saved parameter carries its record, which holds a tensor and nothing else: torch.load(weights_only=True) may make it.
+# A saved parameter contains its record: torch.load(weights_only=True) must be allowed to create it.
 torch.serialization.add_safe_globals([_Record])
 
 
@@ -58,51 +60,59 @@ def is_half(param: Tensor) -> bool:
 
 
 def attach_master(param: Tensor, fp32_tensor: Tensor | None = None, *, compact: bool = False) -> Tensor:
-    """Give a half parameter its master; return what is kept of it, the master itself if it is not compact.
+    """Give a half parameter a master.
+
+    Return what is stored: the master, or the rest of a compact one.
 
     Args:
-        param: A float16 or bfloat16 parameter. Tied parameters are one object and so have one master.
-        fp32_tensor: The float32 value, None: that of the parameter; copied only where its layout or device differs.
-        compact: Keep what the half value lacks of it, in two bytes a number, instead; the parameter is written where another
-            value than its own is given.
+        param: A float16 or bfloat16 parameter. Tied parameters are one object and so have one
+            master.
+        fp32_tensor: The float32 value; None: that of the parameter. Copied only if its layout or
+            device differs.
+        compact: Store only the 16 bits that the half value lacks. If `fp32_tensor` is given, the
+            parameter is rewritten from it.
 
     Raises:
-        ValueError: `param` is not half, the shapes differ, or a DTensor is to have a compact master.
+        ValueError: `param` is not half, the shapes differ, or a DTensor is to have a compact
+            master.
     """
     if not is_half(param):
-        raise ValueError(f"only a float16 or bfloat16 parameter has a master; this one is {param.dtype}")
+        raise ValueError(f"only a float16 or bfloat16 parameter can have a master; this one is {param.dtype}")
     if fp32_tensor is not None and fp32_tensor.shape != param.shape:
         raise ValueError(f"the master is {tuple(fp32_tensor.shape)}, its parameter {tuple(param.shape)}")
     if compact and is_dtensor(param):
-        raise ValueError("the master of a DTensor must be a whole one, not a compact one")
+        raise ValueError("a DTensor cannot have a compact master; give it a full one")
     copy_masters_with_parameters()
     with torch.no_grad():
         if not compact:
-            kept = _in_layout_of(param, param if fp32_tensor is None else fp32_tensor, torch.float32)
+            stored = _in_layout_of(param, param if fp32_tensor is None else fp32_tensor, torch.float32)
         elif fp32_tensor is None:
-            kept = torch.zeros_like(param, dtype=REST_DTYPE, requires_grad=False)
+            stored = torch.zeros_like(param, dtype=REST_DTYPE, requires_grad=False)
         else:
             half, rest = split(fp32_tensor.detach().to(param.device, torch.float32), param.dtype)
-            kept = _in_layout_of(param, rest, REST_DTYPE)
+            stored = _in_layout_of(param, rest, REST_DTYPE)
             param.copy_(half)
-    setattr(param, MASTER_ATTRIBUTE, _Record(kept))
+    setattr(param, MASTER_ATTRIBUTE, _Record(stored))
     mark_in_sync([param])
-    return kept
+    return stored
 
 
 @functools.cache
 def copy_masters_with_parameters() -> None:
-    """Let `copy.deepcopy` of a parameter copy its master; torch drops what is attached to one. Once a process."""
+    """Make `copy.deepcopy` of a parameter copy its master; torch drops attributes.
+
+    Once per process.
+    """
     wrap_parameter_copies(_with_master)
 
 
 def _with_master(copy_parameter: Callable[..., Any]) -> Callable[..., Any]:
     def copy_with_master(param: nn.Parameter, memo: dict[int, Any]) -> Any:
         is_new = id(param) not in memo
-        kept = stored_master(param)  # first: the parameter may get bits back
+        stored = stored_master(param)  # first: it may change the parameter
         result = copy_parameter(param, memo)
-        if is_new and kept is not None:
-            setattr(result, MASTER_ATTRIBUTE, _Record(kept.clone()))
+        if is_new and stored is not None:
+            setattr(result, MASTER_ATTRIBUTE, _Record(stored.clone()))
             mark_in_sync([result])
         return result
 
@@ -110,25 +120,30 @@ def _with_master(copy_parameter: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def master_record(param: Tensor) -> _Record | None:
-    """Return the record of a parameter's master as it stands; None where it has none."""
+    """Return the record of a parameter's master, not brought up to date; None if it has none."""
     return getattr(param, MASTER_ATTRIBUTE, None)
 
 
 def master_of(param: Tensor) -> Tensor | None:
-    """Return the float32 master of a parameter, or None where it has none.
+    """Return the float32 master of a parameter, or None if it has none.
 
-    A half parameter that was edited since (in place, by `load_state_dict`, by `param.data = x`) is the newer one: its
-    master takes over what changed. A move to another device carries the master along. `param.data.copy_(x)` leaves no trace
-    that torch shows; call `refresh_master` after it.
+    If the half parameter was edited since the last call (in place, by `load_state_dict`, by
+    `param.data = x`), its master takes over the changes. It also moves to the device of the
+    parameter. `param.data.copy_(x)` cannot be noticed; call `refresh_master` after it.
 
-    A compact master is computed at each call: what is written into it counts after `publish`.
+    A compact master is computed at each call; `publish` stores changes of the returned tensor.
     """
-    kept = stored_master(param)
-    return kept if kept is None or kept.dtype is not REST_DTYPE else join(param.detach(), kept)
+    stored = stored_master(param)
+    return stored if stored is None or stored.dtype is not REST_DTYPE else join(param.detach(), stored)
 
 
 def stored_master(param: Tensor) -> Tensor | None:
-    """Return what is kept of a parameter's master: the master, or the rest of a compact one; None where it has none."""
+    """Return what a parameter stores: its master, or the rest of a compact one.
+
+    None if it has none.
+
+    Brought up to date as by `master_of`.
+    """
     record = master_record(param)
     if record is None:
         return None
@@ -138,12 +153,10 @@ def stored_master(param: Tensor) -> Tensor | None:
 
 
 def _follow(param: Tensor, record: _Record) -> Tensor | None:
-    if not is_half(param):  # model.float(): the parameter is its own master again, with the bits that it had
+    if not is_half(param):  # model.float(): the parameter is its own master again, with all bits
         if param.dtype == torch.float32 and param.shape == record.stored.shape:
             with torch.no_grad():
-                _give_bits_back(
-                    param, record, record.stored.to(param.device)
-                )  # to("cpu", torch.float32) is both at once
+                _restore_bits(param, record, record.stored.to(param.device))  # to("cpu", torch.float32) also moves it
         detach_master(param)
         return None
     moved = record.version == param._version and record.device != param.device
@@ -155,30 +168,33 @@ def _follow(param: Tensor, record: _Record) -> Tensor | None:
     return _take_over_edit(param, record)
 
 
-def _give_bits_back(param: Tensor, record: _Record, kept: Tensor) -> None:
-    """Write a master into its parameter, which is float32 now; elements that were edited stay as they are."""
+def _restore_bits(param: Tensor, record: _Record, stored: Tensor) -> None:
+    """Write a master into its float32 parameter, except for elements that were edited."""
     if not record.is_compact:
-        param.copy_(torch.where(kept.to(record.half).float() == param, kept, param))
-    elif record.version in (None, param._version):  # else no element is known to be what its rest belongs to
+        param.copy_(torch.where(stored.to(record.half).float() == param, stored, param))
+    elif record.version in (None, param._version):  # otherwise the rests may belong to other values
         half = param.to(record.half)
-        param.copy_(torch.where(half.float() == param, join(half, kept), param))
+        param.copy_(torch.where(half.float() == param, join(half, stored), param))
 
 
 def _take_over_edit(param: Tensor, record: _Record) -> Tensor | None:
-    """Bring the elements that were changed into the master; those that still are its rounded value keep all their bits.
+    """Copy the elements that were changed into the master.
 
-    So a copy of a weight onto itself, which is what wrapping a model for distributed training does in one process, loses
-    nothing. With several ranks the whole half value is taken instead: every rank then has the same master, also where
-    only the half weights were sent round. Of a compact master nobody knows which elements were changed.
+    Elements that still equal its rounded value stay.
+
+    So copying a weight onto itself loses nothing; wrapping a model for distributed training does
+    that in one process. With several ranks the whole half value becomes the master: then all ranks
+    have the same master, even if only half weights were broadcast. The same for a compact master,
+    which does not show which elements changed.
     """
-    elsewhere = record.stored.shape != param.shape or record.stored.device != param.device
-    if elsewhere or record.is_compact or has_several_ranks():
+    is_elsewhere = record.stored.shape != param.shape or record.stored.device != param.device
+    if is_elsewhere or record.is_compact or has_several_ranks():
         return refresh_master(param)
     with torch.no_grad():
-        kept = record.stored.to(param.dtype) == param
-        right = torch.where(kept, record.stored, param.float())
+        is_same = record.stored.to(param.dtype) == param
+        right = torch.where(is_same, record.stored, param.float())
         if record.stored.stride() == param.stride():
-            record.stored.copy_(right)  # where it is: a captured step knows its address
+            record.stored.copy_(right)  # in place: a captured step knows the address
         else:
             record.stored = _in_layout_of(param, right, torch.float32)
     record.note(param)
@@ -192,7 +208,7 @@ def has_several_ranks() -> bool:
 
 
 def refresh_master(param: Tensor) -> Tensor | None:
-    """Make the half value the master, the call to make after `param.data.copy_(x)`; return what is kept of it."""
+    """Make the half value the master, after `param.data.copy_(x)`; return what is stored."""
     record = master_record(param)
     if record is None:
         return None
@@ -210,19 +226,20 @@ def refresh_master(param: Tensor) -> Tensor | None:
 
 
 def detach_master(param: Tensor) -> None:
-    """Forget the master of a parameter, if it has one."""
+    """Remove the master of a parameter, if it has one."""
     if hasattr(param, MASTER_ATTRIBUTE):
         delattr(param, MASTER_ATTRIBUTE)
         drop_copies(param)
 
 
 def publish(params: Sequence[Tensor], masters: Sequence[Tensor]) -> None:
-    """Write float32 values into half parameters and what is kept of their masters, and note that both agree."""
+    """Write float32 values into half parameters and masters, and mark both as in sync."""
     together: list[tuple[Tensor, Tensor]] = []
     with torch.no_grad():
         for param, master in zip(params, masters, strict=True):
             record: _Record = getattr(param, MASTER_ATTRIBUTE)
-            if record.is_compact:  # one by one: the parts of all of them would be as much as the masters
+            # One by one: temporaries of all would need the memory of full masters
+            if record.is_compact:
                 half, rest = split(master.to(param.device, torch.float32), param.dtype)
                 param.copy_(half)
                 record.stored.copy_(rest)
@@ -239,7 +256,10 @@ def publish(params: Sequence[Tensor], masters: Sequence[Tensor]) -> None:
 
 
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy tensors into others by one call for each dtype: some versions of torch take that of the first target for all."""
+    """Copy tensors by one call per dtype.
+
+    Some releases of torch use the dtype of the first for all.
+    """
     by_dtype: defaultdict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
     for target, source in zip(targets, sources, strict=True):
         for column, tensor in zip(by_dtype[target.dtype], (target, source), strict=True):
@@ -248,21 +268,27 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         foreach_copy_(*columns)
 
 
-def float32_like(kept: Tensor) -> Tensor:
-    """Return a float32 tensor like what is kept of a master, for when its values are not asked for."""
-    if kept.dtype is not REST_DTYPE:
-        return kept
-    return kept.new_empty((), dtype=torch.float32).expand(kept.shape)
+def float32_like(stored: Tensor) -> Tensor:
+    """Return a float32 tensor of the shape and device of a stored master.
+
+    Its values are undefined.
+    """
+    if stored.dtype is not REST_DTYPE:
+        return stored
+    return stored.new_empty((), dtype=torch.float32).expand(stored.shape)
 
 
 def mark_in_sync(params: Sequence[Tensor]) -> None:
-    """Note that half parameters and what is kept of their masters belong together as they are."""
+    """Note that half parameters and their stored masters agree now."""
     for param in params:
         getattr(param, MASTER_ATTRIBUTE).note(param)
 
 
 def _in_layout_of(param: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return `value` detached, in `dtype`, with the device and strides of `param`; itself where it already is."""
+    """Return `value` detached, in `dtype`, on the device and with the strides of `param`.
+
+    Copied if needed.
+    """
     value = value.detach()
     like = torch.empty_like(param, dtype=dtype, requires_grad=False)
     if value.dtype == dtype and value.device == like.device and value.stride() == like.stride():

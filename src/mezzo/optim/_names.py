@@ -1,4 +1,4 @@
-"""Names of parameters, for messages: torch's own, else those of a remembered model."""
+"""Names of parameters for messages: from the optimizer, or from a remembered model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _names: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def remember_names(model: nn.Module) -> None:
-    """Note the name of every parameter of a model. The note does not keep the parameter alive."""
+    """Remember the names of a model's parameters, by weak references."""
     for name, param in model.named_parameters():
         _names[param] = name
 
@@ -21,7 +21,10 @@ def name_of(param: Tensor) -> str | None:
 
 
 def describe_parameter(optimizer: Optimizer, index: int) -> str:
-    """Return the name of parameter `index`, counted over all groups; without a name its place and shape."""
+    """Return the name of parameter `index`, counted over all groups.
+
+    If unknown, its position and shape.
+    """
     for number, group in enumerate(optimizer.param_groups):
         params = group["params"]
         if index >= len(params):

@@ -1,4 +1,4 @@
-"""Arithmetic of ours that no autocast region may touch: a step inside `auto_cast` equals the same step outside."""
+"""Steps are not affected by autocast: a step inside `auto_cast` equals the same step outside."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _NOTHING = nullcontext()
 
 
 def outside_autocast(device_type: str = "cuda") -> AbstractContextManager[Any]:
-    """Return a context in which no operator is cast; outside of a region it costs next to nothing.
+    """Return a context in which no operator is cast; nearly free outside of a region.
 
     Args:
-        device_type: In a compiled function operators on this kind of device are not cast, and others are.
+        device_type: In a compiled function only operators on this kind of device are exempt.
     """
     if not is_any_autocast_enabled():
         return _NOTHING
@@ -32,15 +32,19 @@ def outside_autocast(device_type: str = "cuda") -> AbstractContextManager[Any]:
 
 
 def forget_casts() -> None:
-    """Forget half copies that autocast keeps of float32 weights: a step changed the weights inside the region."""
+    """Drop the half copies of weights that autocast caches.
+
+    A step inside the region changed the weights.
+    """
     if is_any_autocast_enabled():
         torch.clear_autocast_cache()
 
 
 def keep_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that runs under the autocast state of now, also when called inside `outside_autocast()`.
+    """Return a function that keeps the current autocast state inside `outside_autocast()`.
 
-    For closures: the user's forward pass sees the region in which the user called `optimizer.step(closure)`.
+    For closures: the user's forward pass runs in the region where `optimizer.step(closure)` was
+    called.
     """
     wanted = [is_key_excluded(key) for key in _DISPATCH_KEYS]
 

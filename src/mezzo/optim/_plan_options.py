@@ -1,4 +1,7 @@
-"""The options of parameter groups as the Triton update reads them: numbers on the device, compile-time switches."""
+"""The options of parameter groups as the Triton update reads them.
+
+Numbers on the device, compile-time switches.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,9 @@ class OptionTable:
         return [group.lr_tensor for group in self.groups if group.lr_tensor is not None]
 
     def refresh(self, param_groups: Sequence[dict[str, Any]]) -> bool:
-        """Send numbers that changed; return False if more changed than numbers, and a plan must be built again.
+        """Send numbers that changed.
+
+        Return False if more changed than numbers, and a plan must be built again.
 
         Raises:
             RuntimeError: Numbers changed while a CUDA graph is captured.

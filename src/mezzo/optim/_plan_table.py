@@ -1,4 +1,4 @@
-"""The table of addresses by which the Triton kernels find the tensors of a step, and when it is sent to the device."""
+"""The table of addresses by which Triton kernels find the tensors of a step."""
 
 from __future__ import annotations
 
@@ -46,9 +46,12 @@ def addresses_of(members: Sequence[Member], lr_tensors: Sequence[Tensor | None])
 
 
 class AddressTable:
-    """The table on the device. Gradients may be at other addresses in each step: then it is sent again.
+    """The table on the device.
 
-    A CUDA graph contains the copy of the addresses that it was captured with, and its replays leave them here.
+    Gradients may be at other addresses in each step: then it is sent again.
+
+    A CUDA graph contains the copy of the addresses that it was captured with, and its replays leave
+    them here.
     """
 
     def __init__(self, addresses: Any, device: torch.device) -> None:
@@ -60,7 +63,10 @@ class AddressTable:
         self._staged = self._pinned()
 
     def _pinned(self) -> Tensor | None:
-        """Return host memory for a table that a CUDA graph copies; allocated before a capture, not during one."""
+        """Return host memory for a table that a CUDA graph copies.
+
+        Allocated before a capture, not during one.
+        """
         if self.on_device.device.type != "cuda":
             return None
         return torch.empty(self._host.shape, dtype=torch.int64, pin_memory=True)
@@ -72,7 +78,8 @@ class AddressTable:
             RuntimeError: A second capture without an eager step in between.
         """
         is_capturing = _triton_launch.is_capturing(self.on_device.device)
-        # A graph sends its own addresses, once. After a replay the table holds those, and is sent again.
+        # A graph sends its own addresses, once. After a replay the table holds those, and is sent
+        # again.
         must_send = not self._was_capturing if is_capturing else bool(self._kept_for_replay)
         if must_send or grads_at != self._grads_at:
             self._grads_at = grads_at

@@ -1,6 +1,7 @@
 """What a plan of the step was built from, and whether it is still there: compared in every step.
 
-Steps with hundreds of small tensors are bound by the host. So each part keeps lists, and compares a list in one pass.
+Steps with hundreds of small tensors are bound by the host. So each part keeps lists, and compares a
+list in one pass.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ class PlanEntry:
 
 
 def _copies_of(param: Tensor, target: Tensor) -> WeightCopies | None:
-    """Return the FP8 copies that the update of a parameter writes: those of a contiguous half matrix."""
+    """Return the FP8 copies that the update of a parameter writes.
+
+    Those of a contiguous half matrix.
+    """
     if target is param or not param.is_contiguous() or not target.is_contiguous():
         return None
     return copies_for_update(param)
@@ -78,7 +82,10 @@ class _Masters:
         self._kept = [id(entry.target) for entry in with_masters]
 
     def refresh(self) -> bool:
-        """Let masters follow edits of their weights; return whether they are still the same tensors."""
+        """Let masters follow edits of their weights.
+
+        Return whether they are still the same tensors.
+        """
         if [getattr(param, MASTER_ATTRIBUTE, None) for param in self._params] != self._records:
             return False
         if list(map(_dtype_of, self._params)) != self._dtypes:
@@ -89,7 +96,7 @@ class _Masters:
         return list(map(id, map(_stored_in, self._their_records))) == self._kept
 
     def note_update(self) -> None:
-        """Make autograd notice that the parameters changed, and note that the masters changed with them."""
+        """Increase the versions of the parameters, and note that the masters changed too."""
         torch.autograd.graph.increment_version(self._params)
         for record, param in zip(self._their_records, self._halves, strict=True):
             record.version = param._version
@@ -134,14 +141,19 @@ class _Copies:
         self._count = count_of_copies()
 
     def refresh(self) -> bool:
-        """Make the copies of edited weights anew; return whether the same parameters have the same copies."""
-        if self._count != count_of_copies():  # some weight got its first copies, perhaps one of another optimizer
+        """Make the copies of edited weights anew.
+
+        Return whether the same parameters have the same copies.
+        """
+        # Some weight got its first copies, perhaps one of another optimizer
+        if self._count != count_of_copies():
             if list(map(_copies_of, self._params, self._targets)) != self._copies:
                 return False
             self._count = count_of_copies()
         for copies, param in self._with_copies:
             if not copies.is_of(param):
-                copies.renew(param)  # the update takes its scale from them, and so does a captured step
+                # The update takes its scale from them, and so does a captured step
+                copies.renew(param)
         return True
 
     def include(self, param: Tensor) -> bool:
@@ -163,7 +175,10 @@ class _Grads:
         self._aligned = [entry.aligned for entry in entries]
 
     def find(self) -> list[int] | None:
-        """Return the addresses of the gradients; None if they are not of the kind that they were."""
+        """Return the addresses of the gradients.
+
+        None if they are not of the kind that they were.
+        """
         grads: list[Any] = list(map(_grad_of, self._params))
         if set(map(type, grads)) != {Tensor}:
             return None
@@ -198,7 +213,9 @@ class PlanWatch:
         return self._members.are_same(param_groups)
 
     def refresh(self, state: Any) -> bool:
-        """Let masters and FP8 copies follow edits of their weights; return whether all tensors are where they were.
+        """Let masters and FP8 copies follow edits of their weights.
+
+        Return whether all tensors are where they were.
 
         Gradients are not looked at: see `find_grads`.
         """
@@ -207,7 +224,10 @@ class PlanWatch:
         return self._copies.refresh()
 
     def find_grads(self) -> list[int] | None:
-        """Return the addresses of the gradients; None if other parameters have one, or they are of another kind."""
+        """Return the addresses of the gradients.
+
+        None if other parameters have one, or they are of another kind.
+        """
         return None if self._members.others_have_grads() else self._grads.find()
 
     def has_copies(self, param: Tensor) -> bool:

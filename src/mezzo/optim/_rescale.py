@@ -10,12 +10,12 @@ from torch import Tensor
 from mezzo._torch.step_tier import uses_triton
 from mezzo.optim._check import Verdict
 
-#: What `counts` holds, int32 each.
+#: The elements of `counts`, int32.
 COUNTERS = ("incr_count", "decr_count", "skipped_steps", "skips_at_floor")
 
 
 class Rule(Protocol):
-    """When the scale grows and shrinks; the names are the documents'."""
+    """When the scale grows and shrinks; by Paddle's names."""
 
     @property
     def incr_ratio(self) -> float: ...
@@ -30,17 +30,18 @@ class Rule(Protocol):
 
 
 def rescale(verdict: Verdict, scale: Tensor, counts: Tensor, rule: Rule, dynamic: bool) -> Tensor:
-    """Count one update and, if dynamic, move the scale.
+    """Count one update and, if dynamic, change the scale.
 
     Args:
-        verdict: What the check of all steps since the last update found.
+        verdict: Of all steps since the last update.
         scale: 0-dim float32, changed in place.
         counts: `COUNTERS`, int32, changed in place.
         rule: When the scale grows and shrinks.
-        dynamic: False: the scale stays, bad steps are counted.
+        dynamic: False: only count, the scale stays.
 
     Returns:
-        What the host wants to know, float32: bad, scale, bad steps in a row at the floor, first bad parameter.
+        A report for the host, float32: bad, scale, bad steps in a row at the minimum, first bad
+        parameter.
     """
     if uses_triton(scale.device):
         from mezzo.optim import _triton_launch
@@ -59,7 +60,7 @@ def rescale(verdict: Verdict, scale: Tensor, counts: Tensor, rule: Rule, dynamic
 
 
 def _move(scale: Tensor, good_count: Tensor, bad_count: Tensor, bad: Tensor, rule: Rule) -> None:
-    # Products with flags: where() with a number copies it to the device, which waits.
+    # Products with flags: where() would copy a number to the device, which synchronises.
     goods = (good_count + 1) * ~bad
     bads = (bad_count + 1) * bad
     # A threshold of 0 never fires: the counter of the running kind is at least 1.

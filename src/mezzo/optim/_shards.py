@@ -1,4 +1,7 @@
-"""DTensors: whether a tensor is one, and the part of it on this rank. Never imports their module: without it there are none."""
+"""DTensors and their shards on this rank.
+
+Their module is not imported here: unless the user imports it, there are no DTensors.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,14 @@ def is_dtensor(tensor: Tensor) -> bool:
 
 
 def local(tensor: Any) -> Tensor:
-    """Return the shard of a DTensor that is on this rank; other tensors as they are."""
+    """Return the shard of a DTensor on this rank; other tensors unchanged."""
     shard: Tensor = local_shard(tensor) if is_dtensor(tensor) else tensor
     return shard
 
 
 def like_dtensor(model: Any, shard: Tensor) -> Tensor:
     """Return a DTensor with the placement of `model` and this rank's `shard`."""
-    made: Tensor = type(model).from_local(
+    result: Tensor = type(model).from_local(
         shard, model.device_mesh, model.placements, run_check=False, shape=model.shape, stride=model.stride()
     )
-    return made
+    return result

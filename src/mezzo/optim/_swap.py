@@ -1,4 +1,4 @@
-"""The generic step: any optimizer's own rule, run on the masters as if they were its parameters."""
+"""The generic step: any optimizer's own rule, applied to the masters in place of its parameters."""
 
 from __future__ import annotations
 
@@ -21,20 +21,23 @@ Masters = dict[Tensor, Tensor]
 
 
 def masters_in(optimizer: Optimizer) -> Masters:
-    """Return the masters of an optimizer's parameters; compact ones as float32 values, to be published."""
+    """Return the masters of an optimizer's parameters.
+
+    Compact ones as new float32 tensors, to publish later.
+    """
     params = [p for group in optimizer.param_groups for p in group["params"]]
     return {param: master for param in params if (master := master_of(param)) is not None}
 
 
 def placeholder_masters(optimizer: Optimizer) -> Masters:
-    """Return something of the dtype and device of each master, for when their values are not asked for."""
+    """Return tensors like the masters, for code that ignores their values."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
     return {param: float32_like(kept) for param in params if (kept := stored_master(param)) is not None}
 
 
 @contextmanager
 def masters_as_params(optimizer: Optimizer, masters: Masters) -> Iterator[None]:
-    """Inside, `param_groups` and `state` name masters in place of their half parameters."""
+    """Return a context in which `param_groups` and `state` hold the masters."""
     _rename(optimizer, {id(p): m for p, m in masters.items()})
     for param, master in masters.items():
         master.requires_grad_(param.requires_grad)
@@ -47,7 +50,7 @@ def masters_as_params(optimizer: Optimizer, masters: Masters) -> Iterator[None]:
 
 
 def _rename(optimizer: Optimizer, to: dict[int, Tensor]) -> None:
-    """Exchange parameters, keeping the list and dict objects: LBFGS and others hold on to them."""
+    """Replace parameters in place: LBFGS and others hold references to the lists and dicts."""
     if not to:
         return
     for group in optimizer.param_groups:
@@ -60,7 +63,7 @@ def _rename(optimizer: Optimizer, to: dict[int, Tensor]) -> None:
 
 @contextmanager
 def true_gradients(slots: list[Slot], masters: Masters, factor: Tensor | None) -> Iterator[None]:
-    """Inside, masters have their gradient, and parameters without one have theirs unscaled, in their own dtype."""
+    """Return a context in which masters and other parameters have unscaled gradients."""
     saved: list[tuple[Tensor, Tensor, Any]] = []
     try:
         for slot in slots:
@@ -81,7 +84,10 @@ def true_gradients(slots: list[Slot], masters: Masters, factor: Tensor | None) -
 
 
 def _lend(param: Tensor, grad: Tensor) -> tuple[Tensor, Any]:
-    """Put another gradient into a parameter; return the old one and the old `grad_dtype` if that had to change."""
+    """Put another gradient into a parameter.
+
+    Return the old one and the old `grad_dtype` if that had to change.
+    """
     old = param.grad
     assert old is not None
     param.grad = None
@@ -98,8 +104,9 @@ def step_on_masters(
 ) -> Any:
     """Run the optimizer's own step on the masters and write the result into the half parameters.
 
-    Also when the step raises: masters that it had updated by then are published, so that both agree. A stock optimizer that
-    raises leaves its parameters updated just so far, and a copy of all masters, to roll back to, would cost their memory.
+    If the step raises, masters that it updated are written too, so that both agree. A stock
+    optimizer that raises leaves its parameters half updated as well; a copy to roll back to would
+    cost the memory of all masters.
     """
     masters = masters_in(optimizer)
     try:
@@ -112,8 +119,8 @@ def step_on_masters(
 def step_with_closure(optimizer: Optimizer, own_step: Callable[..., Any], closure: Callable[[], Any]) -> Any:
     """Run a step that evaluates a closure, once or (LBFGS) often.
 
-    Each evaluation sees the model as it is: half parameters written from the masters, the optimizer holding its own
-    parameters, so that `zero_grad` in the closure reaches their gradients.
+    Before each evaluation the masters are written into the half parameters, and the optimizer gets
+    its parameters back, so that `zero_grad` in the closure reaches their gradients.
     """
     swap = _ClosureSwap(optimizer)
 
@@ -132,7 +139,7 @@ def step_with_closure(optimizer: Optimizer, own_step: Callable[..., Any], closur
 
 
 class _ClosureSwap:
-    """The two contexts above as a switch."""
+    """Enters and leaves the two contexts above several times."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -155,5 +162,5 @@ class _ClosureSwap:
 
 
 def _publish(masters: Masters) -> None:
-    # All, not only those with gradients: a rule of the user's own may move the others too.
+    # All, not only those with gradients: a user's own rule may change the others too.
     publish(list(masters), list(masters.values()))

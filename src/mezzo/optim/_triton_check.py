@@ -1,4 +1,4 @@
-"""The Triton kernels around the update: the check of all gradients before it, the loss scale after it."""
+"""Triton kernels before and after the update: the check of all gradients, and the loss scale."""
 
 import triton
 import triton.language as tl
@@ -23,11 +23,11 @@ _SUM_BLOCK = tl.constexpr(2048)
 
 
 @triton.jit
-def _look_at(grad, start, numel, inverse, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, MASKED: tl.constexpr):
-    """Return, per lane, whether a gradient of the chunk is not finite, and the sum of their squares."""
+def _check_chunk(grad, start, numel, inverse, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, MASKED: tl.constexpr):
+    """Return, per lane, whether an element of the chunk is not finite, and the sum of squares."""
     bad = tl.zeros([BLOCK], tl.int32)
     squares = tl.zeros([BLOCK], tl.float32)
-    for block in tl.static_range(BLOCKS):  # unrolled: several loads are on their way at a time
+    for block in tl.static_range(BLOCKS):  # unrolled: several loads are in flight at a time
         offsets = start + block * BLOCK + tl.arange(0, BLOCK)
         value = read(grad, offsets, offsets < numel, MASKED).to(tl.float32)
         finite = tl.abs(value * inverse) < float("inf")  # not so for NaN
@@ -56,9 +56,12 @@ def check_kernel(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """Look for gradients that are not finite and, if asked, sum their squares. The last program says the verdict.
+    """Find gradients that are not finite and, if asked, sum squares.
 
-    Several launches (one a dtype) can share a verdict: `programs` counts all of them, `first_program` those before.
+    The last program writes the verdict.
+
+    Several launches (one a dtype) can share a verdict: `programs` counts all of them,
+    `first_program` those before.
     """
     program = tl.program_id(0)
     row = table + tl.load(chunk_rows + program).to(tl.int64) * COLUMNS
@@ -67,13 +70,14 @@ def check_kernel(
     numel = tl.load(row + NUMEL)
     inverse = inverse_of(scale, HAS_SCALE)
     if start + BLOCK * BLOCKS <= numel:
-        bad, squares = _look_at(grad, start, numel, inverse, BLOCK, BLOCKS, False)
+        bad, squares = _check_chunk(grad, start, numel, inverse, BLOCK, BLOCKS, False)
     else:
-        bad, squares = _look_at(grad, start, numel, inverse, BLOCK, BLOCKS, True)
+        bad, squares = _check_chunk(grad, start, numel, inverse, BLOCK, BLOCKS, True)
     is_bad = tl.max(bad, 0)
     if HAS_NORM:
         total = tl.sum(squares, 0)
-        # Squares of large float32 numbers may overflow: then the norm is useless, and the step is skipped.
+        # Squares of large float32 numbers may overflow: then there is no norm, and the step is
+        # skipped.
         is_bad = tl.where(total < float("inf"), is_bad, 1)
         tl.store(partial_sums + first_program + program, total.to(tl.float64))
     if is_bad > 0:
@@ -113,7 +117,10 @@ def rescale_kernel(
     shrink_after,
     DYNAMIC: tl.constexpr,
 ):
-    """One update of the loss-scaling state machine. Counts: good, bad, skipped steps, bad in a row at the floor."""
+    """One update of the loss-scaling state machine.
+
+    Counts: good, bad, skipped steps, bad in a row at the floor.
+    """
     bad = tl.load(verdict + FOUND) > 0.0
     scale = tl.load(scale_at)
     skipped = tl.load(counts + 2) + tl.where(bad, 1, 0)

@@ -1,4 +1,7 @@
-"""Launches of the step's Triton kernels: tuned sizes, which parameters share a launch, and how tensors are cut."""
+"""Launches of the step's Triton kernels.
+
+Tuned sizes, which parameters share a launch, and how tensors are cut.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ from mezzo.optim._triton_check import rescale_kernel
 
 DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
-#: Elements per block of a program, blocks per program, warps; found by trial on an H200. A program of Adam takes more
-#: blocks: it begins with two powers in float64.
+#: Elements per block of a program, blocks per program, warps; found by trial on an H200. A program
+#: of Adam takes more blocks: it begins with two powers in float64.
 BLOCK, SGD_BLOCKS, ADAM_BLOCKS, WARPS = 512, 2, 8, 4
 CHECK_BLOCK, CHECK_BLOCKS, CHECK_WARPS = 2048, 16, 8
-#: Where FP8 copies are written: rows and columns of a tile, tiles per program (one below the other), warps; found by
-#: trial on an H200 (benchmarks/fp8_kernels.py).
+#: Where FP8 copies are written: rows and columns of a tile, tiles per program (one below the
+#: other), warps; found by trial on an H200 (benchmarks/fp8_kernels.py).
 FP8_ROWS, FP8_BLOCK, FP8_BLOCKS, FP8_WARPS = 32, 64, 8, 8
 
 
@@ -87,7 +90,7 @@ class LaunchKey:
 
 @dataclass(slots=True)
 class Chunks:
-    """Per program of a launch, the row of its tensor in the table and the number of its chunk in the tensor."""
+    """Per program of a launch, its row in the table and the number of its chunk."""
 
     rows: Tensor
     numbers: Tensor

@@ -1,4 +1,7 @@
-"""The step of SGD, Adam and AdamW in Triton: plans that are kept between steps, and their launches."""
+"""The step of SGD, Adam and AdamW in Triton.
+
+Plans that are kept between steps, and their launches.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,8 @@ def _lr_is_readable(lr: Any, device: torch.device) -> bool:
 class StepPlan:
     """Everything a step needs on the device, for one set of parameters with gradients.
 
-    Built from the parameters as they are. `prepare` brings it up to date in each step, as far as it can.
+    Built from the parameters as they are. `prepare` brings it up to date in each step, as far as it
+    can.
     """
 
     def __init__(self, optimizer: Optimizer, groups: Sequence[Sequence[Slot]]) -> None:
@@ -96,7 +100,7 @@ class StepPlan:
         self._partial_sums: Tensor | None = None
 
     def prepare(self) -> Readiness:
-        """Bring the plan up to date for the next step, as `refresh`, and send addresses of gradients that moved."""
+        """Do as `refresh`, and send the addresses of gradients that moved."""
         if not self.refresh():
             return Readiness.STALE
         grads_at = self._watch.find_grads()
@@ -166,7 +170,10 @@ class StepPlan:
             first_program += len(chunks)
 
     def update(self, found: Tensor | None, scale: Tensor | None, clip: Tensor | None) -> None:
-        """Take the step unless `found` says overflow; masters, state, half and FP8 copies are written in one pass."""
+        """Take the step unless `found` says overflow.
+
+        Masters, state, half and FP8 copies are written in one pass.
+        """
         nothing = self._options.on_device
         for batch in self._batches:
             chunks = batch.update_chunks
@@ -195,7 +202,10 @@ class StepPlan:
 def _sort_by_launch(
     optimizer: Optimizer, groups: Sequence[Sequence[Slot]], options: Sequence[GroupOptions]
 ) -> dict[LaunchKey, list[Member]]:
-    """Return the parameters that have elements, by the launch that updates them; missing state is created."""
+    """Return the parameters that have elements, by the launch that updates them.
+
+    Missing state is created.
+    """
     launches: dict[LaunchKey, list[Member]] = {}
     blocks = SGD_BLOCKS if type(optimizer) is SGD else ADAM_BLOCKS
     for number, (group, slots) in enumerate(zip(options, groups, strict=True)):
@@ -225,7 +235,10 @@ def _state_of(optimizer: Optimizer, slot: Slot, group: GroupOptions) -> dict[str
 
 
 class TritonStep:
-    """The plans of one optimizer: the one in use first, then a few for other sets of parameters with gradients."""
+    """The plans of one optimizer.
+
+    The one in use first, then a few for other sets of parameters with gradients.
+    """
 
     most_plans = 4
 
@@ -234,7 +247,10 @@ class TritonStep:
         self._plans: list[StepPlan] = []
 
     def prepare_plan(self) -> StepPlan | None:
-        """Return a plan that is ready for the gradients as they are; None where Triton cannot take this step."""
+        """Return a plan that is ready for the gradients as they are.
+
+        None where Triton cannot take this step.
+        """
         for plan in tuple(self._plans):
             readiness = plan.prepare()
             if readiness is not Readiness.OTHER_GRADS:

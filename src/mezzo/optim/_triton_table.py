@@ -1,8 +1,9 @@
-"""What the Triton kernels of the step share: the table of addresses, and how a program reads and writes.
+"""Shared by the Triton kernels of the step: the table of addresses, and loads and stores.
 
-A program works on one chunk of one tensor. A row of the table holds the addresses of a parameter's tensors, so that
-hundreds of small tensors are one launch. Launched with fp fusion off, so that each operation rounds once, in float32: the
-same formula in single torch operations gives the same bits.
+A program works on one chunk of one tensor. A row of the table holds the addresses of a parameter's
+tensors, so that hundreds of small tensors need one launch. Kernels are launched with fp fusion off,
+so that each operation rounds once, in float32: the same formula in torch operations gives the same
+bits.
 """
 
 import triton
@@ -28,13 +29,13 @@ COLUMNS = tl.constexpr(14)
 # Columns of the options of a parameter group, float64 each.
 OPTIONS = tl.constexpr(8)
 
-# What the check leaves, float32 each.
+# Results of the check, float32 each.
 FOUND = tl.constexpr(0)
 FIRST_BAD = tl.constexpr(1)
 NORM = tl.constexpr(2)
 CLIP = tl.constexpr(3)
 
-# What programs of a launch need to know of each other, int32 each.
+# Counters that the programs of a launch share, int32 each.
 ARRIVED = tl.constexpr(0)
 BAD_KEY = tl.constexpr(1)
 

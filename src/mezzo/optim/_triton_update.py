@@ -1,9 +1,9 @@
 """The Triton kernels of the update: SGD, Adam and AdamW on every tensor of a launch.
 
-A chunk is a run of elements; of a weight that has FP8 copies it is a tile, so that the update can write the copy and its
-transpose from what it holds. Bytes that SGD's update moves a parameter: 2 gradient, 4 + 4 master, 2 half, 2 FP8 copies where there
-are some: 12 or 14, and no pass over weights besides. A compact master is read and written as half weight and rest: 2 bytes
-less. Momentum is 8 more, Adam 16.
+A chunk is a run of elements. If a weight has FP8 copies, a chunk is a tile, so that the update can
+write the copy and its transpose from registers. SGD moves 12 bytes per parameter: gradient 2,
+master 4 + 4, half weight 2, and FP8 copies another 2. A compact master, stored as half weight and
+rest, saves 2 bytes. Momentum adds 8 bytes, Adam 16. There is no other pass over the weights.
 """
 
 import triton
@@ -179,9 +179,11 @@ def sgd_kernel(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """SGD on float32 masters, and their half copies. Options: lr, weight decay, momentum, 1 - dampening.
+    """SGD on float32 masters and their half copies.
 
-    The last program of a launch with FP8 copies notes their scales.
+    Options: lr, weight decay, momentum, 1 - dampening.
+
+    The last program of a launch with FP8 copies stores their scales.
     """
     program = tl.program_id(0)
     row = table + tl.load(chunk_rows + program).to(tl.int64) * COLUMNS
@@ -282,7 +284,7 @@ def _adam_chunk(
     old_square = tl.load(options + 3).to(tl.float32)
     new_square = tl.load(options + 4).to(tl.float32)
     eps = tl.load(options + 5).to(tl.float32)
-    # In float64 and once a program: 1 - beta ** step.
+    # In float64, once per program: 1 - beta ** step.
     rate = (lr / (1.0 - tl.exp(step * tl.load(options + 6)))).to(tl.float32)
     spread = tl.sqrt(1.0 - tl.exp(step * tl.load(options + 7))).to(tl.float32)
     if FP8:
@@ -334,10 +336,10 @@ def adam_kernel(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """Adam and AdamW on float32 masters, and their half copies.
+    """Adam and AdamW on float32 masters and their half copies.
 
-    Options: lr, weight decay, 1 - beta1, beta2, 1 - beta2, eps, log(beta1), log(beta2). The last program counts the step,
-    and notes the scales of FP8 copies.
+    Options: lr, weight decay, 1 - beta1, beta2, 1 - beta2, eps, log(beta1), log(beta2). The last
+    program counts the step and stores the scales of FP8 copies.
     """
     program = tl.program_id(0)
     row = table + tl.load(chunk_rows + program).to(tl.int64) * COLUMNS

@@ -1,4 +1,7 @@
-"""Weights as the Triton update reads and writes them: float32 masters or compact ones, half copies, FP8 copies."""
+"""Loads and stores of weights in the Triton update.
+
+Full or compact masters, half copies, FP8 copies.
+"""
 
 import triton
 import triton.language as tl
@@ -8,7 +11,7 @@ from mezzo.fp8.triton_numbers import raise_to, scale_for, to_fp8
 from mezzo.optim import _compact
 from mezzo.optim._triton_table import COLUMNS, COPY_STATE, HALF, TARGET, TRANSPOSED, VALUES, WIDTH, address, read, write
 
-# What stands in the state of FP8 copies, float32 each.
+# Places in the state of FP8 copies, float32 each.
 _INVERSE = tl.constexpr(INVERSE)
 _AMAX = tl.constexpr(AMAX)
 _NEWEST = tl.constexpr(NEWEST)
@@ -17,7 +20,7 @@ _FP8 = tl.constexpr(tl.float8e4nv)
 _LARGEST = tl.constexpr(LARGEST[E4M3])
 _HEADROOM = tl.constexpr(HEADROOM)
 
-# How a compact master is put together (`mezzo.optim._compact`).
+# Constants of compact masters (`mezzo.optim._compact`).
 _SMALLEST = tl.constexpr(_compact.SMALLEST)
 _STEPS_PER_UNIT = tl.constexpr(_compact.STEPS_PER_UNIT)
 _STEP = tl.constexpr(1 / _compact.STEPS_PER_UNIT)
@@ -27,13 +30,16 @@ _BFLOAT16_NAN = tl.constexpr(0x7FC0)
 
 @triton.jit
 def half_address(row, HALF_DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
-    """Return where the half copy of a master is; where there is none, some address that nobody uses."""
+    """Return the address of the half copy of a master.
+
+    If it has none, an address that is not used.
+    """
     return address(row, HALF, tl.float16 if HALF_DTYPE is None else HALF_DTYPE, ALIGNED)
 
 
 @triton.jit
 def target_address(row, COMPACT: tl.constexpr, ALIGNED: tl.constexpr):
-    """Return where the master is, or the rest of a compact one."""
+    """Return the address of the master, or of the rest of a compact one."""
     return address(row, TARGET, tl.int16 if COMPACT else tl.float32, ALIGNED)
 
 
@@ -87,7 +93,10 @@ def read_weight(target, half, offsets, inside, HALF_DTYPE: tl.constexpr, COMPACT
 def write_weight(
     target, half, offsets, inside, weight, HALF_DTYPE: tl.constexpr, COMPACT: tl.constexpr, MASKED: tl.constexpr
 ):
-    """Write the masters and their half copies, if there are some; return what the weights are now."""
+    """Write the masters and, if they have any, their half copies.
+
+    Return the weights in half, if half.
+    """
     if COMPACT:
         weight, rest = _split(weight, HALF_DTYPE)
         write(target, offsets, rest, inside, MASKED)
@@ -111,7 +120,7 @@ def tile(row, number, numel, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def is_whole(row, number, numel, FP8: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
-    """Whether all of a chunk is inside its tensor."""
+    """Whether a whole chunk is inside its tensor."""
     if FP8:
         height, width, top, left = tile(row, number, numel, ROWS * BLOCKS, BLOCK)
         whole = (top + ROWS * BLOCKS <= height) & (left + BLOCK <= width)
@@ -122,9 +131,9 @@ def is_whole(row, number, numel, FP8: tl.constexpr, ROWS: tl.constexpr, BLOCK: t
 
 @triton.jit
 def places(block, height, width, top, left, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Return where a block of a tile is in its matrix and in the transposed one, and which of its places are inside.
+    """Return the offsets of a block in its matrix and in the transpose, and a mask of those inside.
 
-    Counted from the tile's first place, in 32 bits: 64 take too many registers.
+    Offsets count from the first element of the tile, in 32 bits: 64 bits need too many registers.
     """
     rows, columns = block * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
     offsets = rows[:, None] * width.to(tl.int32) + columns[None, :]
@@ -134,7 +143,7 @@ def places(block, height, width, top, left, ROWS: tl.constexpr, BLOCK: tl.conste
 
 @triton.jit
 def copies(row, first, first_turned, ALIGNED: tl.constexpr):
-    """Return where the FP8 copies of a tile go, and by which scale: that of the weights as they were before the update."""
+    """Return the addresses of the FP8 copies of a tile, and their scale."""
     values = address(row, VALUES, _FP8, ALIGNED) + first
     transposed = address(row, TRANSPOSED, _FP8, ALIGNED) + first_turned
     scale = scale_for(tl.load(address(row, COPY_STATE, tl.float32, False) + _AMAX), _LARGEST, _HEADROOM)
@@ -143,9 +152,11 @@ def copies(row, first, first_turned, ALIGNED: tl.constexpr):
 
 @triton.jit
 def write_copies(values, offsets, transposed, turned, inside, weight, scale, largest, MASKED: tl.constexpr):
-    """Write half weights in FP8, as they are and transposed; return the largest of each lane so far, as bits.
+    """Write half weights in FP8, plain and transposed.
 
-    Numbers without a sign compare as their bits do, and so infinity and what is not a number are the largest.
+    Return the largest value of each lane, as bits.
+
+    Absolute values compare as their bits do; infinity and NaN are the largest.
     """
     value = weight.to(tl.float32)
     small = to_fp8(value, scale, _LARGEST, _FP8)
@@ -159,7 +170,10 @@ def write_copies(values, offsets, transposed, turned, inside, weight, scale, lar
 
 @triton.jit
 def raise_newest(row, largest):
-    """Make known what was the largest in a tile. Most are no larger than what others found, and then nobody waits in line."""
+    """Raise the newest amax to the largest value of a tile.
+
+    Most tiles skip the atomic, as theirs is smaller.
+    """
     newest_at = address(row, COPY_STATE, tl.float32, False) + _NEWEST
     bits = tl.max(tl.max(largest, 1), 0)
     if bits > tl.load(newest_at.to(tl.pointer_type(tl.int32)), volatile=True):
@@ -168,16 +182,16 @@ def raise_newest(row, largest):
 
 @triton.jit
 def finish_copies(table, rows):
-    """Note the scale that the copies of all rows were written with; what was the largest makes the next one."""
+    """Store the inverse scale of the copies of all rows, and their amax for the next scale."""
     first = 0
     while first < rows:
         numbers = first + tl.arange(0, 128)
-        here = numbers < rows
-        states = tl.load(table + numbers.to(tl.int64) * COLUMNS + COPY_STATE, mask=here, other=0)
+        inside = numbers < rows
+        states = tl.load(table + numbers.to(tl.int64) * COLUMNS + COPY_STATE, mask=inside, other=0)
         states = states.to(tl.pointer_type(tl.float32))
-        scale = scale_for(tl.load(states + _AMAX, mask=here, other=0.0), _LARGEST, _HEADROOM)
-        newest = tl.load(states + _NEWEST, mask=here, other=0.0, volatile=True)
-        tl.store(states + _INVERSE, tl.div_rn(1.0, scale), mask=here)
-        tl.store(states + _AMAX, tl.where(newest == 0.0, _UNKNOWN_AMAX, newest), mask=here)
-        tl.store(states + _NEWEST, 0.0, mask=here)
+        scale = scale_for(tl.load(states + _AMAX, mask=inside, other=0.0), _LARGEST, _HEADROOM)
+        newest = tl.load(states + _NEWEST, mask=inside, other=0.0, volatile=True)
+        tl.store(states + _INVERSE, tl.div_rn(1.0, scale), mask=inside)
+        tl.store(states + _AMAX, tl.where(newest == 0.0, _UNKNOWN_AMAX, newest), mask=inside)
+        tl.store(states + _NEWEST, 0.0, mask=inside)
         first += 128

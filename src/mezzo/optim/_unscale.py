@@ -1,4 +1,7 @@
-"""Gradients rewritten as their true values: what `unscale_` asks for, and nothing else does."""
+"""Gradients unscaled in place.
+
+Only `GradScaler.unscale_` and objects that look like optimizers need it.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,24 @@ from mezzo.optim._grads import Slot, buckets, needs_grad_dtype, true_grad
 
 
 def unscale_(slots: Sequence[Slot], factor: Tensor) -> None:
-    """Multiply gradients by `factor`; half ones become float32, also on half parameters where this torch allows it."""
+    """Multiply gradients by `factor`.
+
+    Half ones become float32 if this torch allows it on half parameters.
+    """
     for batch in buckets(slots, lambda s: (s.grad.device, s.grad.dtype, s.grad.is_sparse, s.is_plain)):
-        here = factor.to(batch[0].grad.device, non_blocking=True)
+        local_factor = factor.to(batch[0].grad.device, non_blocking=True)
         if _stays_in_place(batch[0]):
-            foreach_mul_([s.values for s in batch], here)
+            foreach_mul_([s.values for s in batch], local_factor)
             continue
-        for slot, grad in zip(batch, _widened(batch, here), strict=True):
+        for slot, grad in zip(batch, _widened(batch, local_factor), strict=True):
             _store(slot.param, grad)
 
 
 def _stays_in_place(slot: Slot) -> bool:
-    """Wide gradients keep their memory, DDP looks at it too; narrow ones where torch insists on the dtype."""
+    """Whether to change a gradient in place.
+
+    DDP shares the memory of wide ones, old torch fixes the dtype.
+    """
     is_wide = torch.promote_types(slot.grad.dtype, torch.float32) == slot.grad.dtype
     return not slot.grad.is_sparse and (is_wide or not hasattr(slot.param, "grad_dtype"))
 

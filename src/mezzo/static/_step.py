@@ -187,7 +187,7 @@ class TrainingStep:
                             _set(value.data, before.get(key))
                 for history in histories_of(self._weights()):
                     if not history.is_empty:
-                        history.go_back(histories.get(history))
+                        history.restore(histories.get(history))
 
     def _weights(self) -> list[Tensor]:
         params = [p for group in self.optimizer.param_groups for p in group["params"]]
