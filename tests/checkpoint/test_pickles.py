@@ -83,11 +83,11 @@ HUGE_SHAPE = b"cnumpy\nndarray\n\x8a\x06\0\0\0\0\0\x01\x85C\x01b\x87Rs."
         # Memory for two thousand million memo entries, as the unpickler in C would take it.
         (b"\x80\x02}r\xff\xff\xff\x7f.", None),
         (b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f}.", None),
-        (b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.", "no readable pickle"),
-        (b"", "no readable pickle"),
+        (b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.", "not a readable pickle"),
+        (b"", "not a readable pickle"),
         (b"PK\x03\x04 a zip\n", "more than arrays and plain containers"),
         (pickle.dumps([1]), "holds a list; must be a dictionary of arrays"),
-        (pickle.dumps({1: 2}), "an entry is called by a int; names are text"),
+        (pickle.dumps({1: 2}), "key of type int"),
         (b"\x80\x02}X\x01\x00\x00\x00wU\x01xQs.", "more than arrays and plain containers"),
     ],
 )  # fmt: skip

@@ -96,12 +96,12 @@ DOUBLED = b"N" + b"".join(b"q%c0h%ch%c\x86" % (i, i, i) for i in range(60))
         (saved({"a": torch.zeros(2, dtype=torch.cfloat).conj().imag}), r"negated tensor; call resolve_neg\(\)"),
         (repacked(saved({"a": torch.zeros(4)}), lambda p: p.replace(b"K\x04\x85", b"K\x09\x85")), "tensor of shape"),
         (repacked(saved({"a": torch.zeros(4)}), lambda p: p.replace(b"K\x04tq", b"K\x09tq")), "announces"),
-        (with_pickle(b"\x80\x02}" + DOUBLED + b"Ns."), "names are text"),
+        (with_pickle(b"\x80\x02}" + DOUBLED + b"Ns."), "keys must be text"),
         (with_pickle(b"\x80\x02}X\x01\0\0\0w" + DOUBLED + b"s."), "deep|entries"),
         (with_pickle(b"\x80\x02}X\x01\0\0\0wX\x01\0\0\0xQs."), "numbers of no readable kind"),
-        (b"PK\x03\x04", "no readable pickle"),
-        (b"rubbish", "no readable pickle"),
-        (b"", "no readable pickle"),
+        (b"PK\x03\x04", "not a readable pickle"),
+        (b"rubbish", "not a readable pickle"),
+        (b"", "not a readable pickle"),
     ],
 )  # fmt: skip
 def test_everything_else_is_one_line_in_a_moment(data: bytes, word: str) -> None:

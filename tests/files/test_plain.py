@@ -17,9 +17,9 @@ HOSTILE = "\x1b[2J\x1b]0;title\x07\x1b]8;;http://x\x1b\\name\x9b31m\r\u202egnp.e
 #: Every other print, with its reason. New ones go through `mezzo.files.say`.
 ALLOWED = {
     "files/_plain.py": ["print"],  # `say` itself
-    "tipc/_status.py": ["print"],  # the scripts' yellow line; what stands in it is made plain
-    "tipc/_compat.py": ["stdout.buffer.write"],  # what a command printed, byte for byte as the shell shows it
-    "tipc/_view.py": ["console.print"],  # rich.Text of a plain line: no markup
+    # the yellow line of the scripts, and the output of a command, byte for byte as the shell shows it
+    "tipc/_script_run.py": ["print", "stdout.buffer.write"],
+    "tipc/_progress.py": ["console.print"],  # rich.Text of a plain line: no markup
     "vision/train/_reporter.py": ["_console.print"],  # a plain line above the bar, by a console without markup
     "cli/_check.py": ["console.print"],  # a table of plain rich.Text
 }

@@ -100,8 +100,8 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("a: *nothing", "f.yml:1: not YAML: found undefined alias 'nothing'"),
         ("a: 1\n---\nb: 2", "f.yml:2: not YAML: but found another document"),
         ("x: 1\na: \x07", "f.yml:2: not YAML: the character U+0007 is not allowed"),
-        ("1: a", "f.yml:1: the key '1' is no text; keys are names"),
-        ("? [a, b]\n: c", "f.yml:1: the key (a list or block) is no text; keys are names"),
+        ("1: a", "f.yml:1: the key '1' is not text; keys must be names"),
+        ("? [a, b]\n: c", "f.yml:1: the key (a list or block) is not text; keys must be names"),
         (
             "a: 1\nb: " + "9" * 5000,
             "f.yml:2: the number '99999999999999999999999999999999999999999999999999999999... is too large",

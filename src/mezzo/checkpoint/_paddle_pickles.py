@@ -13,7 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from mezzo.files import PlainUnpickler, UnsafePickle, encode, explained_pickle, no_items, rebuilt, unpacked_limit
+from mezzo.files import (
+    PlainUnpickler,
+    UnsafePickle,
+    empty_dict,
+    encode,
+    rebuild_tree,
+    report_bad_pickle,
+    unpacked_limit,
+)
 
 #: Dtypes as numpy names them in pickles: numbers of known sizes.
 _NUMERIC = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248]|c8|c16)")
@@ -100,7 +108,7 @@ _REPLACED: dict[str, Any] = {
     "numpy.ndarray": _Array,
     "numpy.dtype": _ArrayDtype,
     "_codecs.encode": encode,
-    "collections.OrderedDict": no_items,
+    "collections.OrderedDict": empty_dict,
 }
 
 
@@ -119,7 +127,7 @@ def read_arrays(data: bytes) -> dict[str, Any]:
         UnsafePickle: It holds anything else, is damaged, or its arrays together exceed `unpacked_limit`. Nothing that it
             names was called.
     """
-    loaded: dict[str, Any] = explained_pickle(lambda: _read_arrays(data))
+    loaded: dict[str, Any] = report_bad_pickle(lambda: _read_arrays(data))
     return loaded
 
 
@@ -128,7 +136,7 @@ def _read_arrays(data: bytes) -> dict[str, Any]:
     loaded = _ArrayUnpickler(io.BytesIO(data), limit).load()
     if not isinstance(loaded, dict):
         raise UnsafePickle(f"the file holds a {type(loaded).__name__}; must be a dictionary of arrays")
-    return dict(rebuilt(loaded, _Array.make, _size_of, most_entries=_MOST_ENTRIES, limit=limit, tuples=list))
+    return dict(rebuild_tree(loaded, _Array.make, _size_of, most_entries=_MOST_ENTRIES, limit=limit, tuples=list))
 
 
 def _size_of(value: Any) -> int | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import overload
 
 from mezzo.checkpoint._errors import CheckpointError
-from mezzo.files import MiB, explained, flush, flush_tree, is_alive, read_bytes, write_manifest, write_text
+from mezzo.files import MiB, flush, flush_tree, is_alive, read_bytes, report_write_errors, write_manifest, write_text
 
 LATEST = "latest"
 _LEFTOVER = re.compile(r"\.(tmp|old)-(.+)-(\d+)", re.ASCII)
@@ -52,7 +52,7 @@ class CheckpointStore:
         """
         target = self._target(name)
         part, old = self._aside("tmp", name), self._aside("old", name)
-        with explained(target):
+        with report_write_errors(target):
             self.directory.mkdir(parents=True, exist_ok=True)
             self._put_back(name)  # where clean() was not called, the moved one may be the only one
             for leftover in (part, old):
@@ -60,13 +60,13 @@ class CheckpointStore:
             part.mkdir()
         try:
             write(part)
-            with explained(target):
+            with report_write_errors(target):
                 write_manifest(part)
                 flush_tree(part)
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)  # the reason is on its way; a leftover is removed by clean()
             raise
-        with explained(target):
+        with report_write_errors(target):
             self._put_in_place(part, target, old)
         return target
 
@@ -109,7 +109,7 @@ class CheckpointStore:
         surplus = [name for name in (names[: -self.keep] if self.keep else []) if name != latest]
         for name in surplus:
             target, part = self.directory / name, self._aside("tmp", name)
-            with explained(target):
+            with report_write_errors(target):
                 _delete(part)
                 os.rename(target, part)  # gone at once; a half-deleted folder must not keep the name
                 _delete(part)
@@ -121,7 +121,7 @@ class CheckpointStore:
         What belongs to another living process is left alone.
         """
         for path, kind, name, pid in list(self._leftovers()):
-            with explained(path):
+            with report_write_errors(path):
                 if kind == "old" and not (self.directory / name).exists():
                     self._put_back(name)
                 elif pid == os.getpid() or not is_alive(pid):

@@ -19,10 +19,10 @@ from torch import Tensor
 from mezzo.files import (
     PlainUnpickler,
     UnsafePickle,
+    empty_dict,
     encode,
-    explained_pickle,
-    no_items,
-    rebuilt,
+    rebuild_tree,
+    report_bad_pickle,
     stored_parts,
     unpacked_limit,
 )
@@ -150,7 +150,7 @@ class _Reader(PlainUnpickler):
         "mezzo.optim._masters._Record": _Ignored,
         "torch.device": _Ignored,
         "torch.Size": _size,
-        "collections.OrderedDict": no_items,
+        "collections.OrderedDict": empty_dict,
         "_codecs.encode": encode,
         "torch.storage.UntypedStorage": _Dtype(None),
         **{f"torch.{name}Storage": _Dtype(dtype) for name, dtype in _STORAGES.items()},
@@ -195,7 +195,7 @@ def read_torch_file(data: bytes) -> Any:
         UnsafePickle: It holds anything else, is damaged, or its tensors are larger than `unpacked_limit` together. Nothing
             that it names was called.
     """
-    return explained_pickle(lambda: _read_zip(data) if data[:2] == b"PK" else _read_legacy(data))
+    return report_bad_pickle(lambda: _read_zip(data) if data[:2] == b"PK" else _read_legacy(data))
 
 
 def _read_zip(data: bytes) -> Any:
@@ -256,7 +256,7 @@ def _storages(tree: Any, entries: int) -> list[_Storage]:
         if isinstance(said, _Tensor):
             found.append(said.storage)
 
-    rebuilt(tree, note, lambda value: None if _size_of(value) is None else 0, most_entries=entries, limit=0)
+    rebuild_tree(tree, note, lambda value: None if _size_of(value) is None else 0, most_entries=entries, limit=0)
     return found
 
 
@@ -281,7 +281,7 @@ def _with_tensors(tree: Any, numbers: Callable[[str], bytes | memoryview], entri
         return flat.as_strided(said.size, said.stride, said.offset)
 
     # Every value takes a byte of the pickle, unless the file refers to one again and again.
-    return rebuilt(tree, make, _size_of, most_entries=entries + 1000, limit=unpacked_limit(packed))
+    return rebuild_tree(tree, make, _size_of, most_entries=entries + 1000, limit=unpacked_limit(packed))
 
 
 def _check_length(data: bytearray, said: _Tensor) -> None:

@@ -23,7 +23,7 @@ from mezzo.export._network import Deployable
 from mezzo.export._options import ExportError, ExportOptions
 from mezzo.export._programs import write_program
 from mezzo.export._verify import Check, random_inputs, verify
-from mezzo.files import explained
+from mezzo.files import report_write_errors
 
 VERIFIED_IMAGES = 16
 
@@ -89,7 +89,7 @@ def export_model(
     if (images or calibration) and read_images is None:
         raise ExportError("image files need read_images=, such as mezzo.vision.infer.read_batches")
     stage = options.save_dir / f".export-{os.getpid()}"
-    with explained(stage):
+    with report_write_errors(stage):
         stage.mkdir(parents=True, exist_ok=True)
     try:
         output_op = options.output_op or ("argmax" if description.task == "segmentation" else "softmax")

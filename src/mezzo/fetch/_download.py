@@ -26,10 +26,10 @@ from mezzo.files import (
     FileError,
     MiB,
     check_regular,
-    explained,
     flush,
     open_regular,
     read_json,
+    report_write_errors,
     say,
     write_text,
 )
@@ -85,7 +85,7 @@ def download(url: str, sha256: str, target: Path, bounds: Bounds) -> None:
 
 def finish(part: Path, target: Path) -> None:
     """Rename a complete part to its place."""
-    with explained(target):
+    with report_write_errors(target):
         os.replace(part, target)
         flush(target.parent)
     _discard(part)
@@ -145,7 +145,7 @@ def _receive(response: Any, url: str, part: Path, offset: int, bounds: Bounds, p
     """Append the body of an answer to a part; the checksum is that of the whole file."""
     total = _total(response, offset)
     size = offset
-    with explained(part):
+    with report_write_errors(part):
         file = part.open("ab")
     with file:
         digest = _digest(part)
@@ -156,7 +156,7 @@ def _receive(response: Any, url: str, part: Path, offset: int, bounds: Bounds, p
             if max(size, total or 0) > bounds.archive_bytes:
                 break
             digest.update(chunk)
-            with explained(part):
+            with report_write_errors(part):
                 file.write(chunk)
                 file.flush()
             progress(size, total)
@@ -165,7 +165,7 @@ def _receive(response: Any, url: str, part: Path, offset: int, bounds: Bounds, p
         raise FetchError(f"{url}: larger than {bounds.archive_bytes} bytes; fetch it yourself and {bounds.advice}")
     if total is not None and size != total:
         raise ConnectionError(f"the connection broke after {size} of {total} bytes")
-    with explained(part):
+    with report_write_errors(part):
         flush(part)
     headers = response.headers
     return Received(size, digest.hexdigest(), headers.get("ETag"), headers.get("Last-Modified"))
@@ -180,7 +180,7 @@ def _total(response: Any, offset: int) -> int | None:
 
 
 def _digest(path: Path) -> Any:
-    with explained(path), open_regular(path, raising=FetchError) as file:
+    with report_write_errors(path), open_regular(path, raising=FetchError) as file:
         return hashlib.file_digest(file, "sha256")
 
 
@@ -206,7 +206,7 @@ def _begin(url: str, part: Path, headers: Mapping[str, str]) -> None:
 
 
 def _discard(part: Path) -> None:
-    with explained(part):
+    with report_write_errors(part):
         part.unlink(missing_ok=True)
         _state_of(part).unlink(missing_ok=True)
 

@@ -1,6 +1,6 @@
-"""Files that come from outside, and files that must survive: read with limits, written whole or not at all.
+"""Reading of untrusted files with limits, and atomic writing.
 
-Every other package opens, parses, unpacks and prints foreign data through this one.
+All other packages open, parse, unpack and print untrusted data through this one.
 """
 
 from mezzo.files._archive import ArchiveEntry, read_entry, stored_parts, unpack
@@ -9,11 +9,11 @@ from mezzo.files._errors import FileError
 from mezzo.files._json import parse_json, read_json
 from mezzo.files._lock import LOCK, FolderInUse, folder_lock, is_alive, locked
 from mezzo.files._manifest import MANIFEST, check_manifest, write_manifest
-from mezzo.files._pickles import PlainUnpickler, UnsafePickle, encode, explained_pickle, no_items, rebuilt
+from mezzo.files._pickles import PlainUnpickler, UnsafePickle, empty_dict, encode, rebuild_tree, report_bad_pickle
 from mezzo.files._plain import one_line, plain, say, short_repr
 from mezzo.files._read import MiB, check_regular, is_regular, open_regular, read_bytes, read_text, shown_path
 from mezzo.files._tree import Scalar, SourceMark, YamlNode, mark_all
-from mezzo.files._write import explained, flush, flush_tree, write_file, write_text
+from mezzo.files._write import flush, flush_tree, report_write_errors, write_file, write_text
 from mezzo.files._yaml import MAX_DEPTH, parse_yaml, read_yaml
 
 __all__ = [
@@ -49,14 +49,14 @@ __all__ = [
     # Pickles
     "PlainUnpickler",
     "UnsafePickle",
-    "rebuilt",
-    "explained_pickle",
+    "rebuild_tree",
+    "report_bad_pickle",
     "encode",
-    "no_items",
+    "empty_dict",
     # Writing
     "write_file",
     "write_text",
-    "explained",
+    "report_write_errors",
     "flush",
     "flush_tree",
     # Between processes, and after a fault

@@ -1,4 +1,4 @@
-"""Archives from elsewhere: nothing of them lands outside of its folder, and bombs are refused before they unpack."""
+"""Untrusted archives: no file leaves the target folder, and decompression bombs are refused before unpacking."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from mezzo.files._bounds import MAX_UNPACKED, WEIGHTS, Bounds
 from mezzo.files._errors import FileError
 
 _CHUNK = 1 << 20
-_TAR_HEADERS = 4096  # bytes per file that a tar stream may have besides the files
-#: By the first bytes of a file, long enough that no name in a plain tar file begins with them.
+_TAR_HEADERS = 4096  # bytes per file that a tar stream may need for headers
+#: By the first bytes of a file; long enough that no file name in a plain tar file starts with them.
 _DECOMPRESSORS: dict[bytes, Callable[[Path], Any]] = {
     rb"\x1f\x8b": gzip.open,
     rb"BZh[1-9]1AY&SY": bz2.open,
     rb"\xfd7zXZ\x00": lzma.open,
 }
-#: What reading a damaged or odd archive raises. RuntimeError: it is encrypted, or packed by an odd method.
+#: Errors of reading a damaged archive. RuntimeError: it is encrypted, or uses an unknown compression.
 _DAMAGE = (
     tarfile.TarError,
     zipfile.BadZipFile,
@@ -47,26 +47,26 @@ _DAMAGE = (
 
 @dataclass(frozen=True, slots=True)
 class ArchiveEntry:
-    """What an archive holds under a name."""
+    """One entry of an archive."""
 
     name: str
     size: int
     is_folder: bool
     trouble: str | None
-    """Why it is neither a file nor a folder."""
+    """Why it cannot be unpacked: it is neither a file nor a folder."""
     open: Callable[[], AbstractContextManager[IO[bytes]]]
 
 
 def unpack(archive: Path, folder: Path, bounds: Bounds) -> None:
     """Unpack a tar or zip file into a folder that exists and is empty.
 
-    Only files and folders are taken, with the permissions of new files. Links are refused even if they stay inside:
-    a data set needs none, and without them a name without `..` cannot lead out.
+    Only files and folders are unpacked, with the permissions of new files. Links are refused even if they stay inside:
+    a data set needs none, and without links a name without `..` cannot leave the folder.
 
     Raises:
-        FileError: The archive is none, is damaged, too large, or holds anything else.
+        FileError: It is not an archive, is damaged or too large, or contains other entries.
     """
-    with _explained(archive):
+    with _report_damage(archive):
         room = min(bounds.room_for(archive), shutil.disk_usage(folder).free)
         with _opened(archive, bounds, room) as entries:
             for entry in entries:
@@ -76,24 +76,24 @@ def unpack(archive: Path, folder: Path, bounds: Bounds) -> None:
 def read_entry(
     archive: Path, choose: Callable[[list[ArchiveEntry]], ArchiveEntry], bounds: Bounds = WEIGHTS
 ) -> tuple[str, bytes]:
-    """Return the name and the content of one file of a tar or zip file; nothing is written to the disk.
+    """Return name and content of one file of a tar or zip file, without writing to the disk.
 
     Args:
-        archive: Decided by its first bytes, not by its name.
-        choose: Gets all entries and returns one of them that is a file without `trouble`.
+        archive: Its first bytes decide the format, not its name.
+        choose: Called with all entries; returns one that is a file without `trouble`.
         bounds: Of the whole archive, not only of the file that is read.
 
     Raises:
-        FileError: The archive is none, is damaged or too large.
+        FileError: It is not an archive, is damaged or too large.
     """
-    with _explained(archive), _opened(archive, bounds, bounds.room_for(archive)) as entries:
+    with _report_damage(archive), _opened(archive, bounds, bounds.room_for(archive)) as entries:
         entry = choose(list(entries))
         with entry.open() as source:
             return entry.name, b"".join(iter(lambda: source.read(_CHUNK), b""))
 
 
 @contextmanager
-def _explained(archive: Path) -> Iterator[None]:
+def _report_damage(archive: Path) -> Iterator[None]:
     try:
         yield
     except _DAMAGE as error:
@@ -104,7 +104,7 @@ def _explained(archive: Path) -> Iterator[None]:
 
 @contextmanager
 def _opened(archive: Path, bounds: Bounds, room: int) -> Iterator[Iterator[ArchiveEntry]]:
-    """Yield the entries of an archive, each counted before it is unpacked."""
+    """Yield an iterator over the entries; sizes and counts are checked before unpacking."""
     with archive.open("rb") as file:
         start = file.read(10)
     if re.match(rb"PK[\x03\x05\x07]", start):
@@ -112,7 +112,7 @@ def _opened(archive: Path, bounds: Bounds, room: int) -> Iterator[Iterator[Archi
             entries = (_of_zip(opened, info) for info in opened.infolist())
             yield _counted(entries, archive, bounds, room)
         return
-    # Not tarfile.open(archive): it guesses, and reads a header of any size at once.
+    # Not tarfile.open(archive): it guesses the format, and reads headers of any size at once.
     unpacked: Callable[[Path], Any] = next(
         (found for magic, found in _DECOMPRESSORS.items() if re.match(magic, start)), lambda path: path.open("rb")
     )
@@ -133,9 +133,9 @@ def _tar_entries(tar: tarfile.TarFile, stream: _Metered) -> Iterator[ArchiveEntr
     for member in tar:
         yield _of_tar(tar, member)
     stream.seek(tar.offset)
-    if stream.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile takes a damaged header for the end
+    if stream.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile treats a damaged header as the end
         raise tarfile.ReadError("a header cannot be read")
-    while stream.read(_CHUNK):  # the checksum of gz, bz2 and xz is compared at the end
+    while stream.read(_CHUNK):  # gz, bz2 and xz compare their checksum at the end
         pass
 
 
@@ -153,14 +153,14 @@ def _counted(entries: Iterable[ArchiveEntry], archive: Path, bounds: Bounds, roo
 
 
 class _Metered:
-    """The bytes of a tar file; refuses headers that are bombs, as their size is in no entry."""
+    """A stream of a tar file that limits the size of headers, which no entry announces."""
 
     def __init__(self, source: IO[bytes], archive: Path, limit: int) -> None:
         self._source, self._archive, self._limit = source, archive, limit
         self.tell = source.tell
 
     def read(self, size: int) -> bytes:
-        if size > _CHUNK:  # files are read in smaller pieces
+        if size > _CHUNK:  # file contents are read in smaller pieces
             raise FileError(f"{self._archive}: damaged: a header of {size} bytes")
         self._check(self.tell() + size)
         return self._source.read(size)
@@ -175,9 +175,9 @@ class _Metered:
 
 
 def _of_zip(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArchiveEntry:
-    kind = stat.S_IFMT(info.external_attr >> 16)  # 0 where the archive was not made on Unix
+    kind = stat.S_IFMT(info.external_attr >> 16)  # 0 if the archive was not created on Unix
     trouble = None if kind in (0, stat.S_IFREG, stat.S_IFDIR) else _trouble(kind == stat.S_IFLNK)
-    if not info.filename:  # zipfile cuts a name at a zero byte, and fails for an empty one
+    if not info.filename:  # zipfile cuts a name at a zero byte, and fails on an empty name
         trouble = "has no name"
     return ArchiveEntry(info.filename, info.file_size, info.filename.endswith("/"), trouble, lambda: archive.open(info))
 
@@ -195,14 +195,14 @@ def _trouble(is_link: bool) -> str:
 
 
 def stored_parts(archive: zipfile.ZipFile, size: int) -> list[zipfile.ZipInfo]:
-    """Return the files of a zip file that torch wrote: it compresses nothing, so they are no larger than the file.
+    """Return the files of a zip file written by torch, which does not compress: they fit into its size.
 
     Args:
-        archive: Its list of files has been read, nothing else.
-        size: Of the zip file in bytes.
+        archive: Opened; only its list of files has been read.
+        size: Size of the zip file in bytes.
 
     Raises:
-        ValueError: A file is compressed, encrypted or there twice, or they are larger than the zip file. One line.
+        ValueError: A file is compressed, encrypted or duplicated, or they are larger than the zip file.
     """
     infos = archive.infolist()
     for info in infos:
@@ -216,7 +216,7 @@ def stored_parts(archive: zipfile.ZipFile, size: int) -> list[zipfile.ZipInfo]:
 
 
 def _inside(entry: ArchiveEntry, archive: Path) -> PurePosixPath:
-    """Return the place of an entry below the folder; raises FileError if it is outside, or no file."""
+    """Return the path of an entry below the folder; raise FileError if it is outside, or not a file."""
     path = PurePosixPath(entry.name)
     trouble = entry.trouble
     if path.is_absolute():
@@ -233,5 +233,5 @@ def _write(entry: ArchiveEntry, target: Path) -> None:
         target.mkdir(parents=True, exist_ok=True)
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    with entry.open() as source, target.open("xb") as file:  # x: a second file of the same name is no data set
+    with entry.open() as source, target.open("xb") as file:  # x: a second file of the same name is refused
         shutil.copyfileobj(source, file, _CHUNK)

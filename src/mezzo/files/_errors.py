@@ -1,7 +1,7 @@
-"""What goes wrong with a file that comes from outside."""
+"""The error for untrusted files."""
 
 from mezzo.errors import MezzoError
 
 
 class FileError(MezzoError):
-    """A file that is missing, damaged, too large, or not what its name says."""
+    """A file that is missing, damaged, too large, or of another format than its name says."""

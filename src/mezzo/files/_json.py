@@ -1,4 +1,4 @@
-"""JSON from outside: bounded in size, depth and numbers; everything wrong with it is one line."""
+"""Untrusted JSON, with limits on size, depth and numbers; every error is one line."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _INT_BITS = 64
 
 
 def parse_json(text: str | bytes, *, max_depth: int = MAX_DEPTH, int_bits: int = _INT_BITS) -> Any:
-    """Return what a JSON text holds.
+    """Parse a JSON text.
 
     Args:
-        text: UTF-8 if it is bytes; half surrogate pairs are taken.
+        text: Bytes are decoded as UTF-8; unpaired surrogates are accepted.
         max_depth: How deep lists and objects may be nested.
-        int_bits: Whole numbers of more bits are refused: as floats they would overflow somewhere later.
+        int_bits: Integers of more bits are refused, as they could overflow later.
 
     Raises:
-        ValueError: It is not JSON, is nested too deep, or has a number that no float or integer holds. One line.
+        ValueError: It is not JSON, is nested too deep, or has a number that is too large. One line.
 
     >>> parse_json('{"a": [1, 2.5]}')
     {'a': [1, 2.5]}
@@ -59,10 +59,10 @@ def read_json(
     max_depth: int = MAX_DEPTH,
     int_bits: int = _INT_BITS,
 ) -> Any:
-    """Return what a JSON file holds; see `parse_json`.
+    """Parse a JSON file; see `parse_json`.
 
     Raises:
-        MezzoError: Of class `raising`: the file cannot be read, or holds no JSON; the message names it.
+        MezzoError: Of class `raising`: the file cannot be read, or is not JSON; the message names it.
     """
     data = read_bytes(path, limit=limit, raising=raising)
     try:
@@ -72,7 +72,7 @@ def read_json(
 
 
 def _refuse_deep(tree: Any, max_depth: int) -> None:
-    """Raise if lists and objects are nested too deep for functions that call themselves once a level."""
+    """Raise if lists and objects are nested too deep for recursive functions."""
     level, depth = [tree], 0
     while level := [node for node in level if isinstance(node, (dict, list))]:
         depth += 1
@@ -82,7 +82,7 @@ def _refuse_deep(tree: Any, max_depth: int) -> None:
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"not JSON: {name} is not a number of JSON")
+    raise ValueError(f"not JSON: {name} is not allowed")
 
 
 def _finite(digits: str) -> float:

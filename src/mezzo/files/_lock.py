@@ -1,4 +1,4 @@
-"""Locks between processes: one to wait for, and one that says who works in a folder."""
+"""Locks between processes: a blocking lock, and a lock file that names the owner of a folder."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from mezzo.files._errors import FileError
 from mezzo.files._json import read_json
 from mezzo.files._plain import plain
 from mezzo.files._read import is_regular
-from mezzo.files._write import explained
+from mezzo.files._write import report_write_errors
 
 LOCK = ".mezzo.lock"
 SIGN_OF_LIFE_S = 30.0
-"""How often the owner of a folder touches its lock."""
+"""Interval at which the owner of a folder touches its lock."""
 STALE_AFTER_S = 300.0
-"""A lock of another host that was not touched for so long is taken over."""
+"""A lock of another host that was not touched for this long is taken over."""
 
 
 _held: set[int] = set()
 """Descriptors of the locks that this process holds."""
 
 
-def _let_go_in_child() -> None:
-    """Close a parent's locks in a forked child: a worker that outlives a killed training must not keep its folder."""
+def _close_in_child() -> None:
+    """Close the locks of the parent in a forked child: a worker that survives its training must not keep the lock."""
     for descriptor in _held:
         with suppress(OSError):
-            os.close(descriptor)  # the parent keeps the lock: it ends with the last descriptor
+            os.close(descriptor)  # the parent keeps the lock, which ends with the last descriptor
     _held.clear()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 class FolderInUse(MezzoError):
@@ -50,12 +50,12 @@ class FolderInUse(MezzoError):
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Wait until no other process holds a lock, and hold it; the system releases it when a process dies."""
-    with explained(path):
+    """Acquire a lock, waiting for other processes; the system releases it when a process dies."""
+    with report_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a")  # not "w": where somebody put a link, the file behind it keeps its content
+        file = path.open("a")  # not "w": it would empty the target of a link
     with file:
-        with explained(path):
+        with report_write_errors(path):
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -64,21 +64,21 @@ def locked(path: Path) -> Iterator[None]:
 def folder_lock(
     folder: Path, *, purpose: str, advice: str, force: bool = False, force_by: str | None = None
 ) -> Iterator[str | None]:
-    """Hold the lock of a folder, `.mezzo.lock`, which names the owner's process, host and start; it is removed at the end.
+    """Hold the lock file of a folder, `.mezzo.lock`, which names the owner's process, host and start time.
 
-    The system's own lock (`flock`) decides: it ends with its process, whatever killed it. Some network file systems keep
-    such locks per host; for those, a lock file that another host wrote counts too until it is five minutes old. The owner
-    touches it every 30 seconds.
+    The system's file lock (`flock`) decides; it ends with its process. Some network file systems keep such locks per
+    host. Therefore a lock file written by another host also counts, until it is five minutes old; its owner touches it
+    every 30 seconds. The file is removed at the end.
 
     Args:
-        folder: Made if it is not there, and removed at the end if it was made here and is empty.
+        folder: Created if missing; then also removed at the end if it is empty.
         purpose: What the owner does, as in "a training".
-        advice: Completes the refusal: what to do instead.
-        force: Take the lock over from another host at once. A living process on this host is refused all the same.
-        force_by: How a user asks for `force`, for the refusal; None: there is no way.
+        advice: End of the error message: what to do instead.
+        force: Take over the lock of another host at once. A running process on this host is never overridden.
+        force_by: The option that sets `force`, for the error message; None: there is none.
 
     Yields:
-        One line about a lock that was taken over; None if there was none.
+        A message about a lock that was taken over, or None.
 
     Raises:
         FolderInUse: Another process holds it.
@@ -95,7 +95,7 @@ def folder_lock(
             owner = _owner(path)
             _take(descriptor, folder, owner, purpose, advice)
         notice = _check_host(path, folder, owner, purpose, advice, force=force, force_by=force_by)
-        with explained(path):
+        with report_write_errors(path):
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, _content(purpose), 0)
         stop = threading.Event()
@@ -114,7 +114,7 @@ def _open(path: Path) -> int:
     if path.is_symlink() or (path.exists() and not is_regular(path)):
         raise FolderInUse(f"{path}: is not a lock that mezzo wrote; look at it and delete it")
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
-    with explained(path):
+    with report_write_errors(path):
         for tries_left in reversed(range(100)):
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -128,7 +128,7 @@ def _open(path: Path) -> int:
 
 
 def _is_ours(descriptor: int, path: Path) -> bool:
-    """Whether the file that is locked still has its name."""
+    """Return whether the locked file still has its name."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
@@ -136,7 +136,7 @@ def _is_ours(descriptor: int, path: Path) -> bool:
 
 
 def _remove(descriptor: int, path: Path, *, with_folder: bool) -> None:
-    """Remove a lock while it is held: who waits for it finds that the name is gone, and begins again."""
+    """Remove a lock file while holding it: processes that wait for it notice this and start again."""
     with suppress(OSError):  # the folder may be gone
         if _is_ours(descriptor, path):
             path.unlink()
@@ -155,7 +155,7 @@ def _take(descriptor: int, folder: Path, owner: dict[str, Any], purpose: str, ad
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise FolderInUse(f"{folder}: {_described(owner, purpose)} works here; {advice}") from error
-    except OSError:  # a file system without locks: the content of the file is all there is
+    except OSError:  # a file system without locks: only the content of the file can tell
         if owner.get("host") == socket.gethostname() and is_alive(owner.get("pid")):
             raise FolderInUse(f"{folder}: {_described(owner, purpose)} works here; {advice}") from None
 
@@ -168,8 +168,8 @@ def _check_host(
         return None
     described = _described(owner, purpose)
     if owner.get("host") == socket.gethostname():
-        return f"{folder}: {described} ended without a goodbye; its lock is taken over"
-    silent_s = abs(time.time() - path.stat().st_mtime)  # hosts have clocks of their own, and some are wrong by years
+        return f"{folder}: {described} did not end properly; its lock is taken over"
+    silent_s = abs(time.time() - path.stat().st_mtime)  # clocks of hosts differ
     if force:
         return f"{folder}: the lock of {described} is taken over, as asked for"
     if silent_s < STALE_AFTER_S:
@@ -182,7 +182,7 @@ def _check_host(
 
 
 def _owner(path: Path) -> dict[str, Any]:
-    """Return what a lock file says of its owner; empty for a lock that was released, or one that says nothing."""
+    """Return the owner recorded in a lock file; empty if it is released or unreadable."""
     try:
         content = read_json(path, limit=1 << 16)
     except FileError:
@@ -210,18 +210,18 @@ def _content(purpose: str) -> bytes:
 
 def _touch(descriptor: int, stop: threading.Event) -> None:
     while not stop.wait(SIGN_OF_LIFE_S):
-        with suppress(OSError):  # a full or vanished disk is for those to report who write results
+        with suppress(OSError):  # those who write results report a full or missing disk
             os.utime(descriptor)
 
 
 def is_alive(pid: object) -> bool:
-    """Return whether there is a process of this number on this machine."""
+    """Return whether a process with this number runs on this machine."""
     if not isinstance(pid, int) or not 0 < pid < 2**31:
         return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # it lives, and belongs to another user
+    except PermissionError:  # it runs, and belongs to another user
         return True
     return True

@@ -1,6 +1,6 @@
-"""Checksums of all files of a folder, to notice damage: flipped bits, cut files, files of another checkpoint.
+"""Checksums of all files of a folder, to detect damage: flipped bits, truncated files, files of another checkpoint.
 
-They do not protect against forgery: who can write the folder can write its manifest.
+They do not protect against forgery: anyone who can write to the folder can also write its manifest.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def check_manifest(folder: Path, only: Iterable[str] | None = None, *, raising: 
 
     Args:
         folder: Of a checkpoint.
-        only: Names to compare; None: all that the manifest lists, and that there are no others.
+        only: Names to compare; None: all files; files that the manifest does not list are then an error.
         raising: Class of the error.
 
     Raises:
@@ -50,7 +50,7 @@ def check_manifest(folder: Path, only: Iterable[str] | None = None, *, raising: 
         return False
     listed = _listed(path, raising)
     names = set(listed) if only is None else set(only)
-    # Hidden files are not counted: file systems and desktops put some into any folder (.nfs..., .DS_Store).
+    # Hidden files do not count: file systems and desktops create some in any folder (.nfs..., .DS_Store).
     added = sorted(name for name in set(_names(folder)) - names if not name.rpartition("/")[2].startswith("."))
     if only is None and added:
         raise raising(f"{folder / added[0]}: is not in {MANIFEST}; the checkpoint was changed after it was written")
@@ -87,7 +87,7 @@ def _is_inside(name: str) -> bool:
 
 
 def _text(content: dict[str, object]) -> bytes:
-    """Return the file's content, which ends with a checksum of the rest: a flipped bit of a name must not go unnoticed."""
+    """Return the content of the file; its last entry is a checksum of the rest, so damaged names are detected."""
     body = json.dumps(content, indent=1)
     return f'{body[:-2]},\n "crc32": "{zlib.crc32(body.encode()):08x}"\n}}\n'.encode()
 

@@ -1,4 +1,4 @@
-"""Pickles from outside: plain containers and passive stand-ins; nothing that a file names is ever looked up or called."""
+"""Untrusted pickles: only plain containers and passive placeholders; nothing that a file names is looked up or called."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ _MOST_LEVELS = 10
 
 
 class UnsafePickle(MezzoError):
-    """A weights file holds something else than arrays."""
+    """A weights file contains something other than arrays."""
 
 
 def _opcodes(*names: str) -> dict[int, Any]:
     return {getattr(pickle, name)[0]: pickle._Unpickler.dispatch[getattr(pickle, name)[0]] for name in names}
 
 
-class PlainUnpickler(pickle._Unpickler):  # the one in Python: the one in C allocates what a file asks for
-    """An unpickler of plain containers and stand-ins: other operations do not exist here.
+class PlainUnpickler(
+    pickle._Unpickler
+):  # the unpickler in Python: the one in C allocates any size that a file asks for
+    """An unpickler of plain containers and placeholders; it has no other operations.
 
     Args:
         file: The pickle.
-        room: Bytes that encoding texts may take altogether; a text can be encoded again and again.
+        room: Limit on the total bytes of encoded texts; a file can encode one text many times.
     """
 
     replaced: ClassVar[Mapping[str, Any]]
-    """Stand-ins by the name that a file uses, as in 'numpy.ndarray'."""
+    """Placeholders by the name in the file, such as 'numpy.ndarray'."""
     stateful: ClassVar[tuple[type, ...]] = ()
-    """Stand-ins that take a state."""
+    """Placeholders that accept a state."""
     only: ClassVar[str] = "only arrays and plain containers are read"
-    """Ends the line that refuses everything else."""
+    """End of the message that refuses everything else."""
 
     stack: list[Any]
     append: Any
@@ -60,7 +62,7 @@ class PlainUnpickler(pickle._Unpickler):  # the one in Python: the one in C allo
         return self.replaced[wanted]
 
     def load_reduce(self) -> None:
-        """Call a stand-in; nothing else can be called."""
+        """Call a placeholder; nothing else can be called."""
         arguments, function = self.stack.pop(), self.stack.pop()
         if not isinstance(arguments, tuple) or not any(function is known for known in self.replaced.values()):
             raise UnsafePickle(f"a call of something else; {self.only}")
@@ -71,7 +73,7 @@ class PlainUnpickler(pickle._Unpickler):  # the one in Python: the one in C allo
         self.stack.append(function(*arguments))
 
     def load_build(self) -> None:
-        """Give a stand-in its state."""
+        """Set the state of a placeholder."""
         state, target = self.stack.pop(), self.stack[-1]
         if type(target) not in self.stateful:
             raise UnsafePickle(f"a state for something else; {self.only}")
@@ -87,25 +89,25 @@ class PlainUnpickler(pickle._Unpickler):  # the one in Python: the one in C allo
 
     def load_dict(self) -> None:
         items = self.pop_mark()
-        made: dict[Any, Any] = {}
-        self._fill(made, items)
-        self.append(made)
+        entries: dict[Any, Any] = {}
+        self._fill(entries, items)
+        self.append(entries)
 
     def _fill(self, target: Any, items: list[Any]) -> None:
-        """Names and numbers are keys: the hash of a deep tuple would run for ever, or out of stack."""
+        """Add entries; keys must be names or numbers: hashing a deep tuple could overflow the stack."""
         if type(target) is not dict:
-            raise UnsafePickle("entries for something that is no dictionary")
+            raise UnsafePickle("entries for an object that is not a dictionary")
         for key, value in zip(items[::2], items[1::2], strict=True):
             target[self.key(key)] = value
 
     def key(self, key: Any) -> Any:
         """Return a key of a dictionary; raises UnsafePickle unless it is text."""
         if type(key) is not str:
-            raise UnsafePickle(f"an entry is called by a {type(key).__name__}; names are text")
+            raise UnsafePickle(f"an entry has a key of type {type(key).__name__}; keys must be text")
         return key
 
     def load_bytearray8(self) -> None:
-        """Take bytes; the length is believed only as far as there are bytes."""
+        """Read bytes; the announced length must be there."""
         length = int.from_bytes(self.read(8), "little")
         data = self.read(length)
         if len(data) < length:
@@ -123,33 +125,33 @@ class PlainUnpickler(pickle._Unpickler):  # the one in Python: the one in C allo
 
 
 def encode(text: Any, codec: Any = "latin1") -> bytes:
-    """Old protocols write bytes as text; nothing else is encoded here."""
+    """Return bytes that an old pickle protocol wrote as latin1 text."""
     if not isinstance(text, str) or not isinstance(codec, str) or codec != "latin1":
         raise UnsafePickle("text in another encoding than latin1")
     return text.encode("latin1")
 
 
-def no_items(*args: Any) -> dict[str, Any]:
-    """An ordered dictionary is made empty and filled afterwards."""
+def empty_dict(*args: Any) -> dict[str, Any]:
+    """Return an empty dictionary; pickles fill an ordered dictionary after creating it."""
     if args:
         raise UnsafePickle("a dictionary made from something else; only arrays and plain containers are read")
     return {}
 
 
-def explained_pickle(read: Callable[[], Any]) -> Any:
-    """Return what a reader of a pickle returns; whatever a damaged or hostile one makes it raise is one line."""
+def report_bad_pickle(read: Callable[[], Any]) -> Any:
+    """Call a reader of a pickle; turn any error of a damaged or hostile file into a one-line UnsafePickle."""
     try:
         return read()
     except UnsafePickle:
         raise
     except KeyError as error:  # an operation or a memo that is not there
         raise UnsafePickle("the file holds more than arrays and plain containers") from error
-    except Exception as error:  # it fails in as many ways as there are operations
+    except Exception as error:  # damaged operations can raise anything
         shown = " ".join(str(error).split())[:100]
-        raise UnsafePickle(f"the file is no readable pickle ({type(error).__name__}: {shown})") from error
+        raise UnsafePickle(f"the file is not a readable pickle ({type(error).__name__}: {shown})") from error
 
 
-def rebuilt(
+def rebuild_tree(
     tree: Any,
     make: Callable[[Any], Any],
     size_of: Callable[[Any], int | None],
@@ -158,18 +160,18 @@ def rebuilt(
     limit: int,
     tuples: type = tuple,
 ) -> Any:
-    """Return a tree with arrays in place of their stand-ins, after their sizes were added up.
+    """Return a tree with arrays in place of their placeholders, after checking their total size.
 
     Args:
         tree: What the unpickler returned.
-        make: Makes the array of a stand-in.
-        size_of: Bytes of the array of a stand-in, None for everything else.
-        most_entries: A tree can refer to one of its parts again and again: this many values are looked at.
-        limit: Bytes of all arrays; one that is referred to twice counts twice, since its copies would.
-        tuples: What tuples become.
+        make: Creates the array of a placeholder.
+        size_of: Bytes of the array of a placeholder, None for everything else.
+        most_entries: Maximum number of values, as a tree can refer to one of its parts many times.
+        limit: Maximum total bytes of all arrays; an array that is referenced twice counts twice.
+        tuples: Type that replaces tuples.
 
     Raises:
-        UnsafePickle: There is more of anything, or something that is neither plain nor a stand-in.
+        UnsafePickle: A limit is exceeded, or a value is neither plain nor a placeholder.
     """
     entries = total = 0
     level = [tree]
@@ -190,13 +192,13 @@ def rebuilt(
         raise UnsafePickle(f"containers nested more than {_MOST_LEVELS - 2} deep")
     if total > limit:
         raise UnsafePickle(too_large(total, limit))
-    return _rebuilt(tree, make, size_of, tuples)
+    return _rebuild(tree, make, size_of, tuples)
 
 
-def _rebuilt(node: Any, make: Callable[[Any], Any], size_of: Callable[[Any], int | None], tuples: type) -> Any:
+def _rebuild(node: Any, make: Callable[[Any], Any], size_of: Callable[[Any], int | None], tuples: type) -> Any:
     if isinstance(node, dict):
-        return {key: _rebuilt(value, make, size_of, tuples) for key, value in node.items()}
+        return {key: _rebuild(value, make, size_of, tuples) for key, value in node.items()}
     if isinstance(node, list | tuple):
-        made = [_rebuilt(value, make, size_of, tuples) for value in node]
+        made = [_rebuild(value, make, size_of, tuples) for value in node]
         return made if isinstance(node, list) else tuples(made)
     return node if size_of(node) is None else make(node)

@@ -1,7 +1,7 @@
-"""The one way to open a file that comes from outside: a regular file, no larger than expected, named in every error.
+"""Opens untrusted files: only regular files, up to a size limit; every error names the file.
 
-A named pipe blocks its reader, `/dev/zero` never ends, and opening a device can act on it. So nothing is opened before the
-file system says that it is a regular file, and nothing is read beyond a limit.
+A named pipe blocks its reader, `/dev/zero` never ends, and opening a device can act on it. Therefore only regular files
+are opened, and nothing is read beyond the limit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mezzo.files._plain import one_line
 
 MiB = 1 << 20
 MAX_TEXT = 64 * MiB
-"""Default limit for text: lists of a million images have some 60 MB."""
+"""Default limit for text: a list of a million images has about 60 MB."""
 MAX_BYTES = 64 << 30
 """Default limit for other files. A sparse file can claim any size without taking space on the disk."""
 
@@ -27,7 +27,7 @@ def open_regular(path: str | os.PathLike[str], *, raising: type[MezzoError] = Fi
 
     Args:
         path: The file.
-        raising: Class of the error, so that callers keep their own.
+        raising: Class of the error.
 
     Raises:
         MezzoError: Of class `raising`: there is no such file, it cannot be opened, or it is a folder, pipe or device.
@@ -71,7 +71,7 @@ def read_bytes(path: str | os.PathLike[str], *, limit: int = MAX_BYTES, raising:
     finally:
         os.close(descriptor)
     if size > limit or len(data) > limit:
-        raise raising(f"{shown_path(path)}: larger than {limit} bytes, the most that is read of such a file")
+        raise raising(f"{shown_path(path)}: larger than {limit} bytes, the limit for such a file")
     return data
 
 
@@ -93,7 +93,7 @@ def _open(path: str | os.PathLike[str], raising: type[MezzoError]) -> tuple[int,
     """Return the descriptor of a regular file, open for reading, and the size that it claims."""
     check_regular(path, raising=raising)
     try:
-        # O_NONBLOCK: a pipe that took the file's place a moment ago must not block.
+        # O_NONBLOCK: a pipe that has just replaced the file must not block.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
         raise _refusal(path, error, raising) from error
@@ -105,7 +105,7 @@ def _open(path: str | os.PathLike[str], raising: type[MezzoError]) -> tuple[int,
 
 
 def _read_all(descriptor: int, size: int, limit: int) -> bytes:
-    """Return what a file holds, at most a piece more than `limit`; it may have grown, and files of /proc claim 0 bytes."""
+    """Return the content, at most slightly more than `limit`; the file may have grown, and files of /proc claim 0 bytes."""
     if 0 < size < 64 * MiB:  # most files: one call, at 5 microseconds half of what a file object takes
         data = os.read(descriptor, size + 1)
         if len(data) == size:
@@ -117,18 +117,18 @@ def _read_all(descriptor: int, size: int, limit: int) -> bytes:
         while pieces[-1] and total <= limit:
             pieces.append(file.read(MiB))
             total += len(pieces[-1])
-    return b"".join(pieces) if len(pieces) > 2 else pieces[0]  # the usual file is not copied
+    return b"".join(pieces) if len(pieces) > 2 else pieces[0]  # avoids a copy in the usual case
 
 
 def _refusal(path: str | os.PathLike[str], error: OSError | ValueError, raising: type[MezzoError]) -> MezzoError:
-    """Return the error for a refusal of the operating system, or for a zero byte in the name."""
+    """Return the error for a system error, or for a zero byte in the name."""
     if isinstance(error, FileNotFoundError):
         return raising(f"{shown_path(path)}: no such file")
     return raising(f"{shown_path(path)}: cannot be read: {getattr(error, 'strerror', None) or error}")
 
 
 def shown_path(path: str | os.PathLike[str]) -> str:
-    r"""Return a path as one line that can be printed: names of files may hold anything except `/` and a zero byte.
+    r"""Return a path as one printable line: file names can contain anything except `/` and a zero byte.
 
     >>> shown_path("a\x1b[31mb\nc.png")
     'ab c.png'
@@ -137,7 +137,7 @@ def shown_path(path: str | os.PathLike[str]) -> str:
 
 
 def is_regular(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path leads to a regular file; False where there is none."""
+    """Return whether a path leads to a regular file."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except (OSError, ValueError):

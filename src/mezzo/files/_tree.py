@@ -1,4 +1,4 @@
-"""What a configuration file says, with the line of every value."""
+"""The content of a configuration file, with the line of every value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Scalar: TypeAlias = str | int | float | bool | None
 
 @dataclass(frozen=True, slots=True)
 class SourceMark:
-    """Where a value was written: a file and line, or an option of the command line."""
+    """The position of a value: a file and line, or an option of the command line."""
 
     file: str
     line: int | None = None
@@ -22,7 +22,7 @@ class SourceMark:
 
 @dataclass(frozen=True, slots=True)
 class YamlNode:
-    """A value with its place. The place of a value in a block is that of its key."""
+    """A value with its position. The position of a value in a block is that of its key."""
 
     value: Scalar | dict[str, YamlNode] | list[YamlNode]
     mark: SourceMark
@@ -42,11 +42,11 @@ class YamlNode:
         return self.block[key].plain() if key in self.block else None
 
     def mark_of(self, key: str) -> SourceMark:
-        """Return the place of an entry, or of the block if the entry is missing."""
+        """Return the position of an entry, or of the block if the entry is missing."""
         return self.block[key].mark if key in self.block else self.mark
 
     def plain(self) -> Any:
-        """Return the value without places."""
+        """Return the value without positions."""
         if isinstance(self.value, dict):
             return {key: node.plain() for key, node in self.value.items()}
         if isinstance(self.value, list):
@@ -64,13 +64,13 @@ class YamlNode:
         return YamlNode({key: node for key, node in self.block.items() if key not in keys}, self.mark)
 
     def with_defaults(self, **values: Any) -> YamlNode:
-        """Return the block with plain values for the entries that it lacks."""
+        """Return the block with defaults for missing entries."""
         lacking = {key: mark_all(value, self.mark) for key, value in values.items() if key not in self.block}
         return self.with_entries(lacking)
 
 
 def mark_all(value: Any, mark: SourceMark) -> YamlNode:
-    """Return plain data as a tree of which every value has the same place."""
+    """Return plain data as a tree in which every value has the same position."""
     if isinstance(value, Mapping):
         return YamlNode({str(key): mark_all(item, mark) for key, item in value.items()}, mark)
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Files and folders that survive a power cut: written, flushed to the disk, then renamed."""
+"""Atomic writing: files are written, flushed to the disk, then renamed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from mezzo.errors import RunError
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Turn a refusal of the operating system to write into a `RunError`: one line that names the file."""
+def report_write_errors(path: Path) -> Iterator[None]:
+    """Turn a system error while writing into a one-line `RunError` that names the file."""
     try:
         yield
     except OSError as error:
@@ -22,16 +22,16 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all; an older one stays until the new one is on the disk. Its folder is made.
+    """Write a file atomically; an older one stays until the new one is on the disk. The folder is created.
 
-    A link in the place of the file is replaced, not followed: in a folder from somebody else it could lead anywhere. An
-    older file keeps its permissions.
+    A link with the name of the file is replaced, not followed: in an untrusted folder it could lead anywhere. The new
+    file has the permissions of the old one.
 
     Raises:
-        RunError: The system refuses.
+        RunError: The file cannot be written.
     """
     part = path.with_name(f".tmp-{path.name[:100]}-{os.getpid()}")
-    with explained(path):
+    with report_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             part.write_bytes(data)
@@ -51,7 +51,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def flush(path: Path) -> None:
-    """Wait until a file or a folder's list of names is on the disk."""
+    """Wait until a file, or the list of names of a folder, is on the disk."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -60,7 +60,7 @@ def flush(path: Path) -> None:
 
 
 def flush_tree(folder: Path) -> None:
-    """Wait until a folder is on the disk with all that lies in it."""
+    """Wait until a folder is on the disk with all its contents."""
     for place, _folders, files in os.walk(folder):
         for name in files:
             flush(Path(place, name))

@@ -1,4 +1,4 @@
-"""YAML text to a tree with lines; nothing in the text can run code, use up memory or crash the reader."""
+"""Parses untrusted YAML into a tree with line numbers; the text cannot run code, exhaust memory or crash the parser."""
 
 from __future__ import annotations
 
@@ -13,28 +13,30 @@ from mezzo.files._errors import FileError
 from mezzo.files._read import MiB, read_text, shown_path
 from mezzo.files._tree import Scalar, SourceMark, YamlNode
 
-_FAST_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # of libyaml, ten times faster, if PyYAML has it
-_FAST_FROM = 64 * 1024  # characters; below, PyYAML's own messages are worth its time
+_FAST_LOADER: Any = getattr(
+    yaml, "CSafeLoader", yaml.SafeLoader
+)  # the parser of libyaml, ten times faster, if PyYAML has it
+_FAST_FROM = 64 * 1024  # characters; for shorter texts the better messages of PyYAML are worth the time
 MAX_DEPTH = 48
 MAX_VALUES = 20_000
-"""Values after aliases are written out; the largest public recipe has some 300."""
+"""Maximum number of values after expanding aliases; the largest public recipe has about 300."""
 _INT_BITS = 64
-"""Whole numbers of more bits are refused: as floats they would overflow somewhere later."""
+"""Integers of more bits are refused, as they could overflow later."""
 _NUMBER_LETTERS = 400  # of a number, a truth value or null; the largest float has 309 digits
 _DIRECTIVES = 8
 _PREFIX = "tag:yaml.org,2002:"
 _MERGE = "tag:yaml.org,2002:merge"
 _TEXT = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value")
 _COLLECTIONS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
-#: YAML 1.1 takes 5e-4 for text because it has no point; everyone who writes it means a number.
+#: YAML 1.1 reads 5e-4 as text because it has no point; here it is a number.
 _NUMBER_WITHOUT_POINT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+")
 
 
 class FaultSink(Protocol):
-    """Takes note of what is wrong with a text."""
+    """Collects the errors of a text."""
 
     def add(self, mark: SourceMark, text: str) -> None:
-        """Note a fault."""
+        """Add an error."""
 
 
 class _FirstFault:
@@ -59,7 +61,7 @@ def read_yaml(
     Args:
         path: The file.
         limit: Largest size in bytes.
-        max_values: Most values once the aliases are written out; a list of 21,841 class names fits.
+        max_values: Maximum number of values after expanding aliases; a list of 21,841 class names fits.
         raising: Class of the error.
 
     Raises:
@@ -73,7 +75,7 @@ def read_yaml(
 
 
 class _Refused(Exception):
-    """The whole text is refused at a place."""
+    """An error that ends the parsing."""
 
     def __init__(self, line: int | None, text: str) -> None:
         super().__init__(text)
@@ -83,16 +85,16 @@ class _Refused(Exception):
 def parse_yaml(
     text: str, file: str, faults: FaultSink, *, line: int | None = 1, max_values: int = MAX_VALUES
 ) -> YamlNode | None:
-    """Return the tree of a text, or None after noting why there is none.
+    """Return the tree of a text, or None if it cannot be parsed.
 
     Args:
         text: One YAML document.
-        file: How faults name the text.
-        faults: Where they are noted. A tree can come back although there were some.
-        line: Number of the first line; None for a text that has no lines of its own, as an option.
-        max_values: Most values once the aliases are written out.
+        file: Name of the text in errors.
+        faults: Collects the errors; a tree can be returned in spite of errors.
+        line: Number of the first line; None for a text without lines, such as an option.
+        max_values: Maximum number of values after expanding aliases.
     """
-    reader = _Reader(file, faults, line, max_values)
+    reader = _TreeBuilder(file, faults, line, max_values)
     loader = _FAST_LOADER if len(text) > _FAST_FROM else yaml.SafeLoader
     try:
         _refuse_large(text, loader, max_values)
@@ -106,13 +108,16 @@ def parse_yaml(
         faults.add(place, f"not YAML: the character U+{error.character:04X} is not allowed")
     except _Refused as refused:
         faults.add(reader.at(refused.line), str(refused))
-    except (ValueError, OverflowError):  # PyYAML lets these out: an escape beyond Unicode, a version of many digits
+    except (
+        ValueError,
+        OverflowError,
+    ):  # PyYAML does not catch these: an escape beyond Unicode, a version of many digits
         faults.add(reader.at(None), "not YAML: a number or an escape in it is too large")
     return None
 
 
 def _refuse_large(text: str, loader: Any, max_values: int) -> None:
-    """Raise if blocks are nested too deep for the reader, which calls itself once a level, or if there are too many."""
+    """Raise if blocks are nested too deep for the recursive parser, or if there are too many values."""
     if text.count("\n%") > _DIRECTIVES:
         raise _Refused(None, f"more than {_DIRECTIVES} directives (%)")
     depth = 0
@@ -120,12 +125,12 @@ def _refuse_large(text: str, loader: Any, max_values: int) -> None:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
             raise _Refused(event.start_mark.line, f"nested more than {MAX_DEPTH} levels deep")
-        if count > 4 * max_values:  # a value takes a key and the two ends of a block at most
+        if count > 4 * max_values:  # a value has at most four events: a key, a value and the two ends of a block
             raise _Refused(event.start_mark.line, f"more than {max_values} values")
 
 
-class _Reader:
-    """Turns what PyYAML composed into our tree."""
+class _TreeBuilder:
+    """Converts the nodes of PyYAML into our tree."""
 
     def __init__(self, file: str, faults: FaultSink, first_line: int | None, max_values: int) -> None:
         self._file, self._faults, self._first_line, self._max_values = file, faults, first_line, max_values
@@ -145,7 +150,7 @@ class _Reader:
         line = node.start_mark.line
         if self._values > self._max_values:
             raise _Refused(line, f"more than {self._max_values} values once the aliases are written out")
-        if depth > MAX_DEPTH:  # depth was checked before, so only an alias leads here
+        if depth > MAX_DEPTH:  # depth was checked before, so only an alias can cause this
             raise _Refused(line, f"nested more than {MAX_DEPTH} levels deep: an anchor contains itself")
         if isinstance(node, yaml.CollectionNode) and node.tag not in _COLLECTIONS:
             self._faults.add(mark, f"the tag {short_repr(node.tag)} is not used here")
@@ -176,11 +181,11 @@ class _Reader:
         if isinstance(node, yaml.ScalarNode) and node.tag in _TEXT:
             return str(node.value)
         shown = short_repr(node.value) if isinstance(node, yaml.ScalarNode) else "(a list or block)"
-        self._faults.add(mark, f"the key {shown} is no text; keys are names")
+        self._faults.add(mark, f"the key {shown} is not text; keys must be names")
         return shown
 
     def _merged(self, node: yaml.Node, depth: int) -> dict[str, YamlNode]:
-        """Return the entries that `<<` brings: of one block, or of several of which the first wins."""
+        """Return the entries of a merge key `<<`: of one block, or of several, where the first wins."""
         tree = self.tree(node, self.mark(node), depth + 1)
         blocks = [tree] if isinstance(tree.value, dict) else tree.items
         if not blocks or not all(isinstance(item.value, dict) for item in blocks):

@@ -17,7 +17,7 @@ from mezzo.amp import float32_copy
 from mezzo.checkpoint import CheckpointError, CheckpointStore, WeightsError, load_weights, read_state, write_state
 from mezzo.errors import RunError
 from mezzo.export import own_program
-from mezzo.files import explained, one_line
+from mezzo.files import one_line, report_write_errors
 from mezzo.model.saved_state import WRONG, check_optimizer, mapping
 from mezzo.model.step_rules import describe_new_rules, rules_of
 from mezzo.precision import Precision
@@ -163,7 +163,7 @@ def export_forward(target: Path, network: nn.Module, inputs: Sequence[InputSpec]
     try:
         save_forward(plain, inputs, part, shown=target)
         _verify(plain, part, sample)
-        with explained(target):
+        with report_write_errors(target):
             part.replace(target)
     finally:
         part.unlink(missing_ok=True)

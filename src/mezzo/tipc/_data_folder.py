@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mezzo.fetch import check_request, download
-from mezzo.files import Bounds, FileError, MiB, explained, locked, read_json, unpack, write_text
+from mezzo.files import Bounds, FileError, MiB, locked, read_json, report_write_errors, unpack, write_text
 from mezzo.tipc._datasets import DataSet
 from mezzo.tipc._inputs import DataInput
 from mezzo.vision.data import DataError
@@ -120,7 +120,7 @@ class _DataFolder:
             return
         if path_inside(self._root, self._name).resolve() == self._root.resolve():
             raise DataError(f"{self._name} ({self._needed.source}): is the repository itself; name a folder in it")
-        with explained(self._folder.parent):
+        with report_write_errors(self._folder.parent):
             self._folder.parent.mkdir(parents=True, exist_ok=True)
             with locked(self._folder.with_name(f".{self._folder.name}.lock")):
                 shutil.rmtree(self._unfinished, ignore_errors=True)  # left by a run that was killed

@@ -11,7 +11,16 @@ from typing import Any
 
 import yaml
 
-from mezzo.files import Bounds, explained, is_regular, one_line, open_regular, read_bytes, write_file, write_text
+from mezzo.files import (
+    Bounds,
+    is_regular,
+    one_line,
+    open_regular,
+    read_bytes,
+    report_write_errors,
+    write_file,
+    write_text,
+)
 from mezzo.tipc._config import LITE_CPU, LITE_MODES, parse_config, read_config
 from mezzo.tipc._data_folder import DataSource, PreparationLog, fill_data_folder, path_inside
 from mezzo.tipc._datasets import CLASSIFICATION, first_image
@@ -116,7 +125,7 @@ def _link_default(root: Path, folder: str, log: PreparationLog) -> None:
     if default.resolve() == target.resolve():
         return
     if default.is_symlink() and (default / GENERATED).is_file():  # a link that `prepare` made to another generated set
-        with explained(default):
+        with report_write_errors(default):
             default.unlink()
     if os.path.lexists(default):
         if default.is_dir() and has_split(default, TRAIN):
@@ -127,7 +136,7 @@ def _link_default(root: Path, folder: str, log: PreparationLog) -> None:
             )
         return
     path_inside(root, folder)
-    with explained(default):
+    with report_write_errors(default):
         default.symlink_to(os.path.relpath(target, root))
     log.notice(f"./data leads to {folder}: the text's commands have no --data-path, and train.py looks there")
 

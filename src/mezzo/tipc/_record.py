@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from mezzo.files import explained
+from mezzo.files import report_write_errors
 from mezzo.tipc._json_fields import parse_fields
 
 Status = Literal["passed", "failed", "timeout", "skipped", "interrupted"]
@@ -86,7 +86,7 @@ class RunInfo:
 
 def append_line(path: Path, line: str) -> None:
     """Append a line to a file, which is made if needed; raises RunError if that fails."""
-    with explained(path):
+    with report_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8", errors="surrogateescape") as file:
             file.write(line + "\n")

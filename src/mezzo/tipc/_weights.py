@@ -8,7 +8,7 @@ from pathlib import Path
 from mezzo.checkpoint import convert
 from mezzo.errors import MezzoError, RunError
 from mezzo.fetch import cached, fetch, place_of, terminal_progress
-from mezzo.files import explained
+from mezzo.files import report_write_errors
 from mezzo.tipc._config import LITE_MODES
 from mezzo.tipc._inputs import find_weights
 from mezzo.tipc._plan import Plan, PlanStep
@@ -80,7 +80,7 @@ def place_published_weights(model: str, target: Path, report: Callable[[str], No
     try:
         with terminal_progress(url) as progress:
             source = fetch(url, progress=progress)
-        with explained(target):
+        with report_write_errors(target):
             target.parent.mkdir(parents=True, exist_ok=True)
         convert(source, target)
     except MezzoError as error:

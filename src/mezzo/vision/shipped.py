@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path, PurePosixPath
 
 from mezzo.errors import MezzoError, OptionError, unknown_choice
-from mezzo.files import explained, is_regular
+from mezzo.files import is_regular, report_write_errors
 
 RECIPES = (
     "deeplabv3p_resnet50",
@@ -139,12 +139,12 @@ def write_recipe(name: str, folder: Path) -> list[Path]:
     for name, kept_as in wanted.items():
         target = folder / name
         if not target.exists() and not target.is_symlink():
-            with explained(target):
+            with report_write_errors(target):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(tree / kept_as, target)
             written.append(target)
     if written:
-        with explained(folder / MARKER):
+        with report_write_errors(folder / MARKER):
             (folder / MARKER).write_text("These TIPC texts came with mezzo.\n", encoding="utf-8")
     return written
 

@@ -117,7 +117,7 @@ def test_files_that_are_no_text_are_named(tmp_path: Path) -> None:
     path = tmp_path / "main.yml"
     for data, message in [
         (b"a: 1\nb: \xff", "main.yml:2: not UTF-8 text"),
-        (b"#" * (MAX_BYTES + 1), f"main.yml: larger than {MAX_BYTES} bytes, the most that is read of such a file"),
+        (b"#" * (MAX_BYTES + 1), f"main.yml: larger than {MAX_BYTES} bytes, the limit for such a file"),
     ]:
         path.write_bytes(data)
         faults = FaultLog()

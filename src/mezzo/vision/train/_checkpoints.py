@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mezzo.checkpoint import BEST, CheckpointStore, save_pdparams, save_weights, write_state
-from mezzo.files import explained
+from mezzo.files import report_write_errors
 from mezzo.model.sharded import whole_states
 from mezzo.model.step_rules import rules_of
 from mezzo.model.watchdog import SAVING, enter
@@ -83,7 +83,7 @@ def put_aside(directory: Path) -> Path | None:
         return None
     taken = [int(match[1]) for path in directory.glob("previous_*") if (match := _PREVIOUS.fullmatch(path.name))]
     target = directory / f"previous_{1 + max(taken, default=0)}"
-    with explained(target):
+    with report_write_errors(target):
         target.mkdir()
         for path in names:
             path.rename(target / path.name)

@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from mezzo._version import version_of
-from mezzo.files import explained, write_file
+from mezzo.files import report_write_errors, write_file
 from mezzo.vision.train.session import Session
 
 PACKAGES = ("mezzo", "torch", "numpy", "opencv-python-headless", "Pillow", "safetensors")
@@ -20,7 +20,7 @@ PACKAGES = ("mezzo", "torch", "numpy", "opencv-python-headless", "Pillow", "safe
 
 def write_record(session: Session, directory: Path) -> None:
     """Write `config.yml` and `run.json`."""
-    with explained(directory):
+    with report_write_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
     write_file(directory / "config.yml", yaml.safe_dump(session.recipe.resolved, sort_keys=False).encode())
     write_file(directory / "run.json", (json.dumps(describe_run(session), indent=2) + "\n").encode())

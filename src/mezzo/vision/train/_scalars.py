@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from mezzo.errors import MezzoError, RunError
-from mezzo.files import MiB, explained, parse_json, read_bytes, say, short_repr, write_file
+from mezzo.files import MiB, parse_json, read_bytes, report_write_errors, say, short_repr, write_file
 from mezzo.model.callbacks import EventWriter
 
 SCALARS = "scalars.jsonl"
@@ -46,7 +46,7 @@ class ScalarLog:
         notice: Callable[[str], object] = say,
     ) -> None:
         self.path = Path(directory) / SCALARS
-        with explained(self.path):
+        with report_write_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             _drop_from(self.path, resume_at)
             if self.path.is_symlink():
@@ -67,7 +67,7 @@ class ScalarLog:
         if self._file.closed:
             raise ValueError(f"{self.path}: is closed; numbers are added before close()")
         numbers = {name: float(value) for name, value in values.items()}
-        with explained(self.path):
+        with report_write_errors(self.path):
             left = memoryview(_line({"step": step, **numbers}).encode())
             while left:  # a disk that fills up takes a part
                 left = left[self._file.write(left) :]
