@@ -70,7 +70,7 @@ def test_at_o3_it_writes_the_layers_that_must_stay_in_half(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--level", "O3", "--by", "ops"], "level='O3' finds the layers that must stay in half: by='modules'"),
+        (["--level", "O3", "--by", "ops"], "level='O3' needs by='modules'"),
         (["--level", "O2", "--fp8", "emulate"], "fp8 with level='O2': it belongs to level O3"),
         (["--level", "O3", "--fp8", "history=0"], "Fp8Recipe: history=0: must be a whole number, 1 or more"),
     ],
