@@ -74,7 +74,7 @@ def test_details_of_a_step_tell_command_environment_times_and_the_end_of_the_log
     text = words(page.texts["run1-step7"])
     for part in ("exit status 1", "python3 infer.py --config lite.yml", "OMP_NUM_THREADS=6", "needs", "export-1"):
         assert part in text
-    assert "(the shell script would have said: passed)" in text
+    assert "(verdict of the shell script: passed)" in text
     assert "RuntimeError: <img src=x onerror=alert(1)> no half on this CPU" in text
     assert "two CPU processes take the place of GPUs 0,1" in page.texts["run1-step9"]
     assert "hash of config c0ffee" in words(page.texts["run1-step2"]).replace("configc0ffee", "config c0ffee")

@@ -60,7 +60,7 @@ def test_a_run_ends_with_its_status_and_a_page(here, capsys):
 def test_what_the_lint_finds_is_said_and_refused_if_asked_for(here, capsys):
     (here / "c.txt").write_text((here / "c.txt").read_text().replace("gpu_list:-1", "gpu_list:-1|0,1,2,3,4,5,6,7,8"))
     run(["tipc", "run", "c.txt", MODE, "--profile", "seg"])
-    finding = "error: line 4: '0,1,2,3,4,5,6,7,8' is taken for hosts because of its length alone"
+    finding = "error: line 4: '0,1,2,3,4,5,6,7,8' is taken for hosts because of its length"
     assert finding in capsys.readouterr().out
     info = json.loads((here / f"test_tipc/output/net/{MODE}/c/run.json").read_text())
     assert info["notices"] == [finding]

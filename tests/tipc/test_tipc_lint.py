@@ -25,7 +25,7 @@ def test_a_good_text_has_none_but_what_the_matrix_leaves_out():
         (
             "--model_path:null",
             "--model_path:https://x.y",
-            "warning: line 10: only what stands before the second colon is read: 'https'",
+            "warning: line 10: only the part before the second colon is read: 'https'",
         ),
         ("eval:null", "eval", "warning: line 24: no colon: the whole line 'eval' is a key without value"),
         ("--iters:lite_train_lite_infer=5", "--iters:5", "warning: line 7: no epochs or iterations for mode"),
@@ -40,7 +40,11 @@ def test_a_good_text_has_none_but_what_the_matrix_leaves_out():
             "gpu_list:1.1.1.1,2.2.2.2;0,1",
             "warning: line 4: the addresses of '1.1.1.1,2.2.2.2;0,1' are too short",
         ),
-        ("--save_log_path:null", "--save_log_path:x", "warning: line 49: this value is never passed on"),
+        (
+            "--save_log_path:null",
+            "--save_log_path:x",
+            "warning: line 49: the script passes --save_log_path to no command",
+        ),
         ("tools/train.py", "tools/train.py; rm", "error: the command of train-1 has an unquoted ';'"),
         ("trainer:amp_train", "trainer:", "error: nothing is planned in mode"),
     ],

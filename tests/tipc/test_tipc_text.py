@@ -131,7 +131,7 @@ def test_unknown_profiles_and_files_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot read configuration: .*nowhere.txt: no such file"):
         read_config(tmp_path / "nowhere.txt")
     (tmp_path / "nul").write_bytes(b"a\0b")
-    with pytest.raises(ConfigError, match="holds a NUL byte: it is no text"):
+    with pytest.raises(ConfigError, match="NUL"):
         read_config(tmp_path / "nul")
     (tmp_path / "big").write_bytes(b"x" * (1 << 20) + b"y")
     with pytest.raises(ConfigError, match="larger than 1048576 bytes"):

@@ -1,4 +1,4 @@
-"""What one exported model predicts on two devices."""
+"""Compare what one exported model predicts on the CPU and on the GPU."""
 
 from pathlib import Path
 
@@ -9,17 +9,17 @@ from mezzo.tipc._record import Record
 from mezzo.tipc._shell import export_folders
 
 _IMAGES = 4
-_SIDE = 256  # where the export leaves height and width free
+_SIDE = 256  # height and width if the export leaves them open
 
 
 def exported_folder(record: Record) -> Path | None:
-    """Return the folder an export command has written, None if there is no model in it."""
+    """Return the folder that an export command has written, None if it has no model."""
     folders = [Path(record.cwd) / name for name in export_folders(record.command)]
     return next((folder for folder in folders if (folder / "deploy.yaml").is_file()), None)
 
 
 def agreement(folder: Path) -> tuple[float, int]:
-    """Return the share of equal classes on the CPU and on the first GPU, for smooth random images, and their number."""
+    """Return the share of equal classes on the CPU and on the first GPU, and the number of (smooth random) images."""
     model = read_deployed(folder)
     shape = [side if side > 0 else _SIDE for side in model.input_shape[2:]]
     draws = np.random.default_rng(0).standard_normal((_IMAGES, 3, *shape), dtype=np.float32)

@@ -16,16 +16,16 @@ MODES = (*LITE_MODES, "whole_train_whole_infer", "whole_infer", "klquant_whole_i
 _TO_STATIC = re.compile(r"\bto_static_train_benchmark_params\b")
 MAX_BYTES = 1 << 20
 LITE_CPU = "lite_cpu.yml"
-"""The small variant of a recipe that `prepare` writes beside it on a machine without GPU."""
+"""The smaller recipe that `prepare` writes beside a recipe on a machine without GPU."""
 
 
 class ConfigError(MezzoError):
-    """A configuration, mode or profile that cannot be used; the message says what to do."""
+    """A configuration, mode or profile that cannot be used."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line: its key and its value; both empty where the file has no such line."""
+    """The key and the value of a line; both empty if the file has no such line."""
 
     key: str = ""
     value: str = ""
@@ -35,18 +35,18 @@ class Line:
 class Config:
     """The fields of a configuration text."""
 
-    lines: tuple[str, ...]  # as counted by the shell: empty ones dropped, header is number 0
+    lines: tuple[str, ...]  # as the shell counts them: without empty lines, from 0
     fields: Mapping[str, Line]
     to_static: Line
-    extra: Mapping[str, str]  # `a:b;c:d` of the last line
+    extra: Mapping[str, str]  # the pairs of a last line such as `a:b;c:d`
 
     def __getitem__(self, name: str) -> Line:
-        """Return a field, an empty one where the layout has no such line."""
+        """Return a field; it is empty if the layout has no such line."""
         return self.fields.get(name, Line())
 
     @property
     def model(self) -> str:
-        """Return the model's name."""
+        """The name of the model."""
         return self["model_name"].value
 
 
@@ -57,12 +57,12 @@ def read_config(path: Path) -> str:
     except FileError as error:
         raise ConfigError(f"cannot read configuration: {error}") from None
     if b"\0" in data:
-        raise ConfigError(f"configuration '{path}' holds a NUL byte: it is no text")
+        raise ConfigError(f"configuration '{path}' has a NUL byte: it is not a text")
     return data.decode("utf-8", "replace")
 
 
 def parse_config(text: str, profile: Profile, layout: str | None = None, lines_read: int | None = None) -> Config:
-    """Read a text by the places of a profile (or of another layout); any text gives some fields."""
+    """Read the fields of a text by the layout of a profile, or by another layout; never raises."""
     lines = kept_lines(text, profile.lines_read if lines_read is None else lines_read)
     value_of = after_first_colon if profile.first_colon else second_piece
     places = LAYOUTS[layout or profile.layout]
@@ -72,7 +72,7 @@ def parse_config(text: str, profile: Profile, layout: str | None = None, lines_r
     if profile.task_before_model and "model_name" in fields:
         task, _, model = lines[1].partition(":")[2].partition(":")
         fields["task"], fields["model_name"] = Line("task", task), Line("model_name", model.split(":")[0])
-    for name in ("epoch", "batch"):  # lists by mode follow the usual rule everywhere
+    for name in ("epoch", "batch"):  # these lists follow the usual rule in all profiles
         if name in fields:
             fields[name] = Line(fields[name].key, second_piece(lines[places[name]]))
     physical = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")

@@ -1,17 +1,17 @@
-"""Which steps may run side by side: those whose cards and cores are free."""
+"""Devices of this machine: steps run at the same time if their GPUs and cores are free."""
 
 from mezzo.tipc._plan import CVD, PlanStep
 
 
 class DevicePool:
-    """Devices that steps take and give back: cards one by one, cores by number."""
+    """GPUs and cores that steps take and give back."""
 
     def __init__(self, gpus: int, cores: int, jobs: int) -> None:
         self.cards, self.cores, self.jobs, self.all_cores = set(range(gpus)), cores, jobs, cores
         self.held: dict[str, tuple[set[int], int]] = {}
 
     def take(self, step: PlanStep) -> bool:
-        """Take what a step needs, if it is free."""
+        """Take the devices of a step and return True; return False if they are not free."""
         if len(self.held) >= self.jobs:
             return False
         cards, cores = self._needed(step)
@@ -23,7 +23,7 @@ class DevicePool:
         return True
 
     def give_back(self, step: PlanStep) -> None:
-        """Give back what it held."""
+        """Give back the devices of a step."""
         cards, cores = self.held.pop(step.name)
         self.cards |= cards
         self.cores += cores

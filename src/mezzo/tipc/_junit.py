@@ -1,4 +1,4 @@
-"""JUnit XML of runs: what CI servers read."""
+"""Runs as JUnit XML, which CI servers read."""
 
 from collections.abc import Sequence
 from xml.etree import ElementTree
@@ -14,9 +14,9 @@ _COUNTS = {"failures": "failure", "errors": "error", "skipped": "skipped"}
 
 
 def junit_xml(runs: Sequence[RecordedRun]) -> str:
-    """Return JUnit XML: a suite a run, a case a step, with reason, command and the end of the log.
+    """Return JUnit XML: a suite per run and a case per step, with reason, command and the end of the log.
 
-    A step that failed is a failure; one that ran out of time or was interrupted is an error.
+    A failed step is a failure; a step that timed out or was interrupted is an error.
     """
     suites = Element("testsuites", name="mezzo tipc")
     for run in runs:
@@ -33,8 +33,8 @@ def _suite(run: RecordedRun) -> Element:
         suite.set("timestamp", plain(info.start))
     _count(suite, run.records)
     properties = SubElement(suite, "properties")
-    told = {"config": info.config, "profile": info.profile, **info.versions}
-    for name, value in told.items():
+    facts = {"config": info.config, "profile": info.profile, **info.versions}
+    for name, value in facts.items():
         SubElement(properties, "property", name=plain(name), value=plain(value))
     for record in run.records:
         suite.append(_case(run, record))
@@ -53,10 +53,10 @@ def _case(run: RecordedRun, record: Record) -> Element:
     )
     verdict = _VERDICTS.get(record.status)
     if verdict:
-        said = SubElement(case, verdict, message=plain(record.reason or record.status))
+        element = SubElement(case, verdict, message=plain(record.reason or record.status))
         if verdict != "skipped":
-            said.set("type", record.status)
-            said.text = plain(f"{record.reason}\n{record.command}")
+            element.set("type", record.status)
+            element.text = plain(f"{record.reason}\n{record.command}")
     SubElement(case, "system-out").text = _output(run, record)
     return case
 

@@ -1,4 +1,4 @@
-"""What the machine has, for plans and for reports."""
+"""Facts about this machine and its software, for plans and reports."""
 
 import hashlib
 import os
@@ -16,7 +16,7 @@ _HASHED = {".py", ".yml", ".yaml", ".sh", ".txt", ".cpp", ".cu"}
 
 @dataclass(frozen=True)
 class MachineInfo:
-    """Devices and versions."""
+    """Devices and versions of a machine."""
 
     gpus: int
     cores: int
@@ -25,7 +25,7 @@ class MachineInfo:
 
 
 def this_machine() -> MachineInfo:
-    """Look at this machine; imports torch."""
+    """Return facts about this machine; imports torch."""
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -55,7 +55,7 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     except OSError:
-        pass  # other systems say it elsewhere
+        pass  # not Linux
     return platform.processor() or platform.machine()
 
 
@@ -65,7 +65,7 @@ def text_hash(text: str) -> str:
 
 
 def code_hash(root: Path) -> str:
-    """Return one hash of all sources below a folder: results, data and hidden folders do not count."""
+    """Return one hash of all source files below a folder, except results, data and hidden folders."""
     total = hashlib.sha256()
     for path in sorted(_sources(root)):
         total.update(str(path.relative_to(root)).encode())

@@ -1,39 +1,39 @@
-"""Tables over steps: the matrix of a run's stages, and the two tables of support that the documents have."""
+"""Tables of the page: stages per training, and the two tables of support that the Paddle documents have."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mezzo.tipc._run_folder import RecordedRun
-from mezzo.tipc._step_views import BAD, SYMBOLS, StepView
+from mezzo.tipc._step_views import BAD_STATUSES, SYMBOLS, StepView
 
 _KINDS = ("prepare", "train", "quantise", "extract", "eval", "export")
 _PRECISIONS = ("", "fp32", "fp16", "bf16", "int8")
-_SHARED = ("prepare", "check")  # one step for all trainings of a run
+_SHARED = ("prepare", "check")  # steps that all trainings of a run share
 
 CARDS = ("single machine, single card", "single machine, many cards", "many machines")
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Steps of one stage, with one verdict; `title` tells what they are where the column does not."""
+    """Steps of one stage, with one verdict; `title` names them if the column does not."""
 
     steps: tuple[StepView, ...]
     title: str = ""
 
     @property
     def worst(self) -> StepView:
-        """The step that decides: the first one of the gravest status."""
+        """The step that decides: the first one with the most severe status."""
         return min(self.steps, key=lambda step: list(SYMBOLS).index(step.record.status))
 
     @property
     def state(self) -> str:
-        """One status for all: the gravest; skipped only if all are."""
+        """One status for all steps: the most severe one."""
         return self.worst.record.status
 
     @property
     def text(self) -> str:
-        """The status with its symbol; counts where there is more than one step."""
+        """The status with its symbol, and counts if there are several steps."""
         if len(self.steps) == 1:
             return f"{SYMBOLS[self.state]} {self.state}"
         counts = Counter[str](step.record.status for step in self.steps)
@@ -41,18 +41,18 @@ class Cell:
 
     @property
     def reason(self) -> str:
-        """Why it is not passed."""
+        """The reason; empty if all steps passed."""
         return self.worst.brief if self.state != "passed" else ""
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What was changed for any of the steps, each once."""
+        """The notices of all steps, each once."""
         return tuple(dict.fromkeys(notice for step in self.steps for notice in step.record.notices))
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A training of a run, or what belongs to none; a cell a column, empty where there is no such step."""
+class MatrixRow:
+    """A training of a run, or the steps of no training; one cell per column, None if there is no such step."""
 
     run: RecordedRun
     group: dict[str, str]
@@ -60,30 +60,30 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
-    """Stages of runs."""
+class StageMatrix:
+    """The stages of runs: one row per training, one column per stage."""
 
     columns: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[MatrixRow, ...]
 
 
-def stage_matrix(runs: Sequence[tuple[RecordedRun, Sequence[StepView]]]) -> Matrix:
-    """Return the matrix: a row a training, a column a stage; inference has a column for each device and precision."""
+def stage_matrix(runs: Sequence[tuple[RecordedRun, Sequence[StepView]]]) -> StageMatrix:
+    """Return the stages of runs; inference has a column for each device and precision."""
     columns = sorted({_column(step) for _, steps in runs for step in steps})
     rows = []
     for run, steps in runs:
         groups = list(dict.fromkeys(step.group for step in steps))
         if any(groups) and all(step.group or step.record.kind in _SHARED for step in steps):
-            groups = [group for group in groups if group]  # what belongs to no training stands with each of them
+            groups = [group for group in groups if group]  # shared steps are shown in the row of each training
         for group in groups:
             own = [step for step in steps if step.group == group or (not step.group and step.record.kind in _SHARED)]
             cells = (_cell([step for step in own if _column(step) == column]) for column in columns)
-            rows.append(Row(run, dict(group), tuple(cells)))
-    return Matrix(tuple(column[-1] for column in columns), tuple(rows))
+            rows.append(MatrixRow(run, dict(group), tuple(cells)))
+    return StageMatrix(tuple(column[-1] for column in columns), tuple(rows))
 
 
 def training_support(steps: Iterable[StepView]) -> tuple[tuple[str, ...], dict[str, list[list[Cell]]]]:
-    """Return columns, and for each model its cells a column: what it was trained with on one card and on many."""
+    """Return the columns, and for each model the cells of each column: its trainings on one card and on several."""
     trainings = [step for step in steps if step.record.kind == "train"]
     several = any(_cards(step) == CARDS[2] for step in trainings)
     columns = CARDS if several else CARDS[:2]
@@ -95,7 +95,7 @@ def training_support(steps: Iterable[StepView]) -> tuple[tuple[str, ...], dict[s
 
 
 def inference_support(steps: Iterable[StepView]) -> dict[str, tuple[list[list[Cell]], str]]:
-    """Return for each model its cells on CPU and on GPU, by precision, and the batch sizes that passed."""
+    """Return for each model its cells on CPU and GPU, by precision, and the batch sizes that passed."""
     inferences = [step for step in steps if step.record.kind == "infer"]
     table = {}
     for model in dict.fromkeys(step.record.model for step in inferences):
@@ -107,7 +107,7 @@ def inference_support(steps: Iterable[StepView]) -> dict[str, tuple[list[list[Ce
 
 
 def _column(step: StepView) -> tuple[int, str, int, str]:
-    """Return a key that sorts the columns, its last part the title."""
+    """Return a sort key of the column; its last part is the title."""
     kind, precision = step.record.kind, _precision(step)
     if kind == "infer":
         rank = _PRECISIONS.index(precision) if precision in _PRECISIONS else len(_PRECISIONS)
@@ -148,10 +148,10 @@ def _precision(step: StepView) -> str:
 
 
 def verdict(statuses: Iterable[str]) -> str:
-    """Return one word for many statuses.
+    """Return one verdict for many statuses.
 
     >>> verdict(["passed", "skipped"]), verdict(["timeout"]), verdict([])
     ('passed', 'failed', 'empty')
     """
     seen = set(statuses)
-    return "failed" if seen & set(BAD) else "passed" if "passed" in seen else "skipped" if seen else "empty"
+    return "failed" if seen & set(BAD_STATUSES) else "passed" if "passed" in seen else "skipped" if seen else "empty"

@@ -1,6 +1,6 @@
-"""What the log of a step tells in numbers: loss of a training, dtypes of its operators, times of an inference.
+"""Numbers in logs: the loss of a training, the dtypes of its operators, the times of an inference.
 
-Logs are foreign text. What is not found in them is empty; nothing here raises on what a program has printed.
+Logs may hold anything. The result is empty if nothing is found, and nothing here raises because of a log.
 """
 
 import re
@@ -12,11 +12,11 @@ from mezzo.tipc._record import Record
 from mezzo.vision.infer import parse_reports
 
 MAX_POINTS = 400
-"""Points of a curve; of a longer one, every n-th is kept."""
+"""Largest number of points of a curve; of a longer one, every n-th is kept."""
 
 MAX_REPORTS = 64
 
-_LARGEST = 3.4e38  # of float32: what is larger is as good as infinite
+_LARGEST = 3.4e38  # of float32; larger values count as infinite
 
 _NUMBER = r"(-?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?(?:e[-+]?[0-9]{1,3})?|nan|inf(?:inity)?))(?![\w.])"
 _LOSS = re.compile(rf"(?<![\w.])loss: ?{_NUMBER}", re.I)
@@ -26,7 +26,7 @@ _EPOCH = re.compile(r"\bepoch:? ?\[?([0-9]{1,9})", re.I)
 _TABLE = re.compile(r"<-+ op list -+>")
 _TABLE_END = re.compile(r"<-+ op count: [0-9]+ -+>")
 _ROW = re.compile(r"\s+(\S{1,80})\s*" + r"\|\s*([0-9]{1,15})\s*" * 4)
-# Matrix products and convolutions: what tensor cores compute. 'convert' is no convolution, an upsampling no product.
+# Matrix products and convolutions, which Tensor Cores compute; not 'convert', not upsampling.
 _PRODUCT = re.compile(r"conv(?!ert)|matmul|attention|(?:^|_|::)(?:(?:add|addb|baddb|b)?mm|(?:add)?mv|linear)(?:$|_)")
 
 _REPORT = re.compile(r"-{10} Env info -{10}")
@@ -42,9 +42,9 @@ class LossCurve:
     """Loss over the steps of a training."""
 
     points: tuple[tuple[int, float], ...]
-    """Step and loss, finite ones only. Where a counter begins again with each epoch, steps are counted on."""
+    """Step and finite loss. Steps are counted on if the log starts again from 0 in each epoch."""
     num_bad: int = 0
-    """Lines whose loss is not finite."""
+    """Number of lines whose loss is not finite."""
 
     @property
     def last(self) -> float | None:
@@ -54,7 +54,7 @@ class LossCurve:
 
 @dataclass(frozen=True, slots=True)
 class OperatorCalls:
-    """A line of the table of operators: calls by dtype."""
+    """The calls of an operator by dtype."""
 
     name: str
     fp16: int
@@ -70,7 +70,7 @@ class OperatorCalls:
 
 @dataclass(frozen=True, slots=True)
 class OperatorTable:
-    """The operators of a recorded step."""
+    """The operators of one recorded training step."""
 
     rows: tuple[OperatorCalls, ...]
 
@@ -91,7 +91,7 @@ class OperatorTable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Latency:
-    """Times of an inference, means a cycle; what the report does not say is None or empty."""
+    """Mean times per cycle of an inference; None or empty if the report does not have them."""
 
     preprocess_ms: float | None
     inference_ms: float
@@ -106,7 +106,7 @@ class Latency:
 
 
 def is_mixed(record: Record) -> bool:
-    """Return whether a step trains in mixed precision: its command says so, or, where it is silent, its trainer's name.
+    """Return whether a step trains in mixed precision: by its command, otherwise by the name of its trainer.
 
     >>> is_mixed(Record("train-1", "train", "m", "x", {"trainer": "amp_train"}, "python train.py", "passed"))
     True
@@ -122,7 +122,7 @@ def is_mixed(record: Record) -> bool:
 
 
 def loss_curve(text: str) -> LossCurve | None:
-    """Return the loss of a training's log, ours or one of Paddle's repositories; None where no line tells one."""
+    """Return the loss curve in a log of mezzo or of a Paddle repository; None if there is none."""
     points: list[tuple[int, float]] = []
     num_bad = 0
     for step, loss in _losses(text):
@@ -155,7 +155,7 @@ def _losses(text: str) -> Iterator[tuple[int, float]]:
 
 
 def operator_table(text: str) -> OperatorTable | None:
-    """Return the first table of operators and dtypes in a log (`--log_ops`, `GLOG_v=5`); None where there is none."""
+    """Return the first table of operators and dtypes in a log (`--log_ops`, `GLOG_v=5`); None if there is none."""
     start = _TABLE.search(text)
     if start is None:
         return None
@@ -166,7 +166,7 @@ def operator_table(text: str) -> OperatorTable | None:
 
 
 def latencies(text: str) -> list[Latency]:
-    """Return the benchmark reports of an inference's log, ours and AutoLog's; those without an inference time left out."""
+    """Return the benchmark reports in a log, of mezzo and of AutoLog; reports without an inference time are left out."""
     starts = [match.start() for match in _REPORT.finditer(text)]
     pieces = [text[start:end] for start, end in pairwise([*starts, len(text)])]
     return [found for piece in pieces[:MAX_REPORTS] for found in _latency(piece)]

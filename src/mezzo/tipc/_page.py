@@ -1,6 +1,6 @@
-"""The page of one run or of many: a single HTML file that asks nothing of the network.
+"""The page about one or more runs: a single HTML file that loads nothing else.
 
-What runs print and record is foreign text; `mezzo.report` makes it harmless.
+`mezzo.report` escapes all text of records and logs.
 """
 
 import os
@@ -16,16 +16,16 @@ from mezzo.tipc._matrix import inference_support, stage_matrix, training_support
 from mezzo.tipc._run_folder import CertificateCheck, RecordedRun
 from mezzo.tipc._step_views import SYMBOLS, StepView, view_steps
 
-LONGEST = 40
-"""Bars in the chart of durations."""
+MAX_BARS = 40
+"""Largest number of bars in the chart of durations."""
 
-CURVES = 8
-"""Lines in a chart of losses."""
+MAX_CURVES = 8
+"""Largest number of lines in a chart of losses."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossChart:
-    """The loss curves of a model, AMP against FP32 where both are there."""
+    """The loss curves of a model: AMP and FP32, if both exist."""
 
     model: str
     svg: str
@@ -46,12 +46,12 @@ class RunView:
     number: int
     run: RecordedRun
     directory: str
-    """From the page."""
+    """Relative to the page."""
     steps: tuple[StepView, ...]
 
     @property
     def state(self) -> str:
-        """Verdict over steps and certificate; `unfinished` where nothing failed so far but the runner has not ended."""
+        """Verdict of steps and certificate; `unfinished` if nothing has failed and the runner has not ended."""
         state = verdict([step.record.status for step in self.steps])
         if any(check.passed is False for check in self.run.checks) or self.run.info.result not in (0, None):
             state = "failed"
@@ -59,7 +59,7 @@ class RunView:
 
     @property
     def seconds(self) -> float:
-        """All steps together."""
+        """Time of all steps together."""
         return sum(step.record.seconds for step in self.steps)
 
 
@@ -74,7 +74,7 @@ def write_page(runs: Sequence[RecordedRun], path: Path | str) -> None:
 
 
 def page_text(runs: Sequence[RecordedRun], path: Path) -> str:
-    """Return the page that is to be written to a path."""
+    """Return the page for a path; its links to logs are relative."""
     views = [_view(run, number, path) for number, run in enumerate(runs, start=1)]
     return render_page("mezzo.tipc", "page.html.jinja", _content(views), style="page.css", script="page.js")
 
@@ -84,7 +84,7 @@ def _content(views: Sequence[RunView]) -> dict[str, Any]:
     cards, trainings = training_support(steps)
     return {
         "symbols": SYMBOLS,
-        "state": verdict_of(views),
+        "state": overall_verdict(views),
         "counts": Counter(step.record.status for step in steps),
         "steps": steps,
         "views": views,
@@ -96,7 +96,7 @@ def _content(views: Sequence[RunView]) -> dict[str, Any]:
         "cards": cards,
         "trainings": trainings,
         "inferences": inference_support(steps),
-        "longest": sorted(steps, key=lambda step: -step.record.seconds)[:LONGEST],
+        "longest": sorted(steps, key=lambda step: -step.record.seconds)[:MAX_BARS],
         "longest_s": max([step.record.seconds for step in steps], default=0) or 1,
         "charts": _charts(steps),
         "latencies": [(step, latency) for step in steps for latency in step.latencies],
@@ -106,14 +106,14 @@ def _content(views: Sequence[RunView]) -> dict[str, Any]:
     }
 
 
-def verdict_of(views: Sequence[RunView]) -> str:
-    """Return the verdict over runs: failed, unfinished, passed, skipped or empty."""
+def overall_verdict(views: Sequence[RunView]) -> str:
+    """Return the verdict of all runs: failed, unfinished, passed, skipped or empty."""
     states = {view.state for view in views}
     return next((state for state in ("failed", "unfinished", "passed", "skipped") if state in states), "empty")
 
 
 def check_state(check: CertificateCheck) -> str:
-    """Return the status that a check is shown with."""
+    """Return the status that the page shows for a check."""
     return "skipped" if check.passed is None else "passed" if check.passed else "failed"
 
 
@@ -132,9 +132,9 @@ def _charts(steps: Sequence[StepView]) -> list[LossChart]:
 
 def _chart(model: str, steps: Sequence[StepView]) -> LossChart:
     mixed, full = ([step for step in steps if step.is_mixed is wanted] for wanted in (True, False))
-    drawn = [*mixed[: CURVES // 2], *full[: CURVES // 2]]
+    drawn = [*mixed[: MAX_CURVES // 2], *full[: MAX_CURVES // 2]]
     styles = [
-        f"{name}{place}" for name, of in (("amp", mixed), ("fp32", full)) for place in range(len(of[: CURVES // 2]))
+        f"{name}{place}" for name, of in (("amp", mixed), ("fp32", full)) for place in range(len(of[: MAX_CURVES // 2]))
     ]
     lines = tuple(zip(styles, drawn, strict=True))
     series = [
@@ -145,7 +145,7 @@ def _chart(model: str, steps: Sequence[StepView]) -> LossChart:
 
 
 def _notices(views: Sequence[RunView]) -> dict[str, list[str]]:
-    """Return each notice with the runs and steps that it holds for."""
+    """Return each notice with its runs and steps."""
     notices: dict[str, list[str]] = {}
     for view in views:
         info = view.run.info

@@ -8,7 +8,7 @@ from posixpath import dirname
 from mezzo.tipc._plan import CVD
 from mezzo.tipc._plan_builder import PlanBuilder, TrainingRun
 from mezzo.tipc._skip_rules import skip_reason
-from mezzo.tipc._text import argument, for_mode, item, items, says
+from mezzo.tipc._text import argument, for_mode, is_set, item, items
 
 _CPU, _GPU = ("False", "cpu"), ("True", "gpu")
 _EXPORT_KINDS = {
@@ -154,7 +154,7 @@ class InferencePlanner(PlanBuilder):
             return
         for index, model in enumerate(items(config["infer_model"].value)):
             script, needs, folder = item(config["infer_export"].value, index), "", model
-            if says(script):
+            if is_set(script):
                 parent = dirname(model.rstrip("/")) or ("/" if model.startswith("/") else ".")
                 klquant = "_klquant" if self.is_kl else ""
                 folder = profile.whole_dir.format(model=model, parent=parent, klquant=klquant)
@@ -199,14 +199,14 @@ class InferencePlanner(PlanBuilder):
     def _infer_one_model(self) -> None:
         config, needs = self.config, ""
         script, folder = config["infer_export"].value, config["save_infer"].value
-        if says(script):
+        if is_set(script):
             needs = self._add_whole_export(script, config["infer_model"].value, folder, 0, {})
         self.infer_all(folder, self.log_dir, config["i_img"].value, "", "0", None, needs)
 
     def _infer_quantised_model(self) -> None:
         config = self.config
         command, model = config["export1"].value, config["infer_model"].value
-        if not says(command) or command == "False":
+        if not is_set(command) or command == "False":
             return
         log = f"{self.log_dir}/export.log"
         text = f"{config['python'].value} {command}"
@@ -222,7 +222,7 @@ class InferencePlanner(PlanBuilder):
     def _infer_in_deploy_folder(self) -> None:
         config = self.config
         model, flag, needs = config["infer_model"].value, item(config["infer_export"].value, 0), ""
-        if says(flag) and flag != "False":
+        if is_set(flag) and flag != "False":
             folder = model.replace("../", "", 1)
             self.add("shell", f"rm -rf {folder}")
             words = (config["python"].value, config["norm_export"].value)

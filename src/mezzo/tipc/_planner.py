@@ -6,7 +6,7 @@ from mezzo.tipc._plan import Plan
 from mezzo.tipc._plan_builder import TrainingRun
 from mezzo.tipc._plan_training import TrainingPlanner
 from mezzo.tipc._profile import Profile, Template
-from mezzo.tipc._text import items, says
+from mezzo.tipc._text import is_set, items
 
 
 def make_plan(
@@ -64,12 +64,12 @@ class Planner(TrainingPlanner):
         if profile.carry in run.slots and run.trainer == config["norm"].key and run.nodes <= 1:
             self.carried = run.slots[profile.carry]
         last = self._train_linear_classifier(run)
-        if says(config["eval"].value):
+        if is_set(config["eval"].value):
             if "eval" in profile.env_set:
                 self.export_env(run.devices)
             self._follow("eval", run, profile.evaluation, last)
             self.pause()
-        if says(run.export_script):
+        if is_set(run.export_script):
             self._export(run, last)
 
     def _name_weights(self, run: TrainingRun) -> None:
@@ -119,12 +119,12 @@ class Planner(TrainingPlanner):
         config, slots, needs = self.config, run.slots, run.train_step
         python = config["python"].value
         extracted = f"{run.save}/{self.checkpoint_sub()}{config['extract2'].value}"
-        if says(config["extract"].value):
+        if is_set(config["extract"].value):
             words = (python, config["extract"].value, slots["<checkpoint path>"], self.pair("extract1"))
             text = " ".join((*words, self.pair("extract2", extracted), "--remove_prefix"))
             needs = self.add("extract", text, shown="", needs=(needs,), labels=run.labels)
             self.pause()
-        if says(config["linear"].value):
+        if is_set(config["linear"].value):
             text = " ".join(
                 (
                     python,
@@ -175,7 +175,7 @@ class Planner(TrainingPlanner):
             "always": True,
             "never": False,
             "unless null": sub not in ("null", "##"),
-            "if set": says(sub) and sub != "##",
+            "if set": is_set(sub) and sub != "##",
         }[rule]
         return f"{folder}/{sub}" if is_added else folder
 

@@ -1,4 +1,4 @@
-"""One command run to its end: output into a log, a time limit, and nothing left behind."""
+"""Run one command: its output goes to a log, its time is limited, and no process is left."""
 
 import glob
 import os
@@ -14,18 +14,18 @@ from typing import IO
 
 from mezzo.tipc._plan import PlanStep
 
-_MARK = "MEZZO_TIPC_STEP"  # in the environment of every process of a step, wherever it hides
-_GRACE = 5.0  # seconds between asking and killing
+_MARK = "MEZZO_TIPC_STEP"  # in the environment of every process of a step, even in another session
+_GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 
 
 def environment(step: PlanStep) -> dict[str, str]:
-    """Return the whole environment of a step: ours, with what it sets and without what it removes."""
+    """Return the environment of a step: this process's own with the changes of the step."""
     merged = {**os.environ, **{name: value for name, value in step.env.items() if value is not None}}
     return {name: value for name, value in merged.items() if step.env.get(name, "") is not None}
 
 
 def training_logs(step: PlanStep, folder: Path) -> list[Path] | None:
-    """Return the logs by which a script judges a training; None where it looks at the exit status."""
+    """Return the logs by which a script judges a training; None if it uses the exit status."""
     if not step.judged_by:
         return None
     found = sorted(glob.glob(step.judged_by, root_dir=folder)) if "*" in step.judged_by else [step.judged_by]
@@ -36,10 +36,10 @@ def training_logs(step: PlanStep, folder: Path) -> list[Path] | None:
 class Ended:
     """How a command ended."""
 
-    code: int | None  # None: killed by us
+    code: int | None  # None: the runner killed it
     seconds: float
-    stopped: str = ""  # why we ended it
-    left_behind: int = 0  # processes that outlived it and were ended
+    stopped: str = ""  # why the runner ended it
+    left_behind: int = 0  # processes that were still running and were ended
     log_error: str = ""
 
 
@@ -55,18 +55,18 @@ def run_command(
     echo: IO[bytes] | None = None,
     owner: str = "",
 ) -> Ended:
-    """Run a command text by bash in a session of its own.
+    """Run a command by bash in its own session.
 
     Args:
-        command: The text.
-        env: Its whole environment.
-        cwd: Where it runs.
-        log: Its output goes there, through us; None: to our own output.
-        head: What the log begins with.
-        limit: Seconds.
-        stop: Asked many times a second; a text ends the command.
-        echo: Gets the output as well.
-        owner: Whose command it is; `end_all_of` finds what a killed owner has left.
+        command: The command.
+        env: Its complete environment.
+        cwd: Its directory.
+        log: The file for its output; None: the output of this process.
+        head: The first lines of the log.
+        limit: Time limit in seconds.
+        stop: Called many times per second; a non-empty text ends the command.
+        echo: A second destination of the output.
+        owner: A name by which `end_all_of` finds processes after the runner was killed.
 
     """
     token = f"{owner}:{uuid.uuid4().hex}"
@@ -100,7 +100,7 @@ def run_command(
 
 
 class _Pump(threading.Thread):
-    """Copies output into the log; goes on reading where the log cannot be written, so that the command does not hang."""
+    """Copies output to the log. It reads on if the log cannot be written, so that the command does not block."""
 
     def __init__(self, source: IO[bytes], log: Path, head: str, echo: IO[bytes] | None) -> None:
         super().__init__(daemon=True)
@@ -115,7 +115,7 @@ class _Pump(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Copy until the last writer has closed the pipe."""
+        """Copy until all writers have closed the pipe."""
         while chunk := os.read(self.source.fileno(), 1 << 16):
             try:
                 if self.target is not None and not self.error:
@@ -127,10 +127,10 @@ class _Pump(threading.Thread):
                     self.echo.write(chunk)
                     self.echo.flush()
             except (OSError, ValueError):
-                self.echo = None  # nobody listens any more; the command goes on
+                self.echo = None  # the reader has gone; the command continues
 
     def finish(self) -> str:
-        """Wait for the rest and return what went wrong with the log."""
+        """Wait for the rest of the output; return the error of the log, empty if there is none."""
         self.join(_GRACE)
         if self.target is not None:
             self.target.close()
@@ -140,7 +140,7 @@ class _Pump(threading.Thread):
 
 
 def _end(process: "subprocess.Popen[bytes]", token: str) -> None:
-    """Ask all processes of the step to end, then kill what is left."""
+    """Send SIGTERM to all processes of the step, then SIGKILL to those that are left."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in {process.pid, *marked(token)}:
             _signal(pid, number, group=pid == process.pid)
@@ -152,7 +152,7 @@ def _end(process: "subprocess.Popen[bytes]", token: str) -> None:
 
 
 def _sweep(token: str) -> int:
-    """Kill what a command left running; returns how many there were."""
+    """Kill the processes that a command left running; return their number."""
     left = marked(token)
     for pid in left:
         _signal(pid, signal.SIGKILL)
@@ -160,7 +160,7 @@ def _sweep(token: str) -> int:
 
 
 def end_all_of(owner: str) -> int:
-    """Kill what commands of an owner have left running, as after its own end by SIGKILL; returns how many there were."""
+    """Kill the processes that an owner left running when it was killed itself; return their number."""
     return _sweep(f"{owner}:")
 
 
@@ -171,11 +171,11 @@ def _signal(pid: int, number: signal.Signals, group: bool = False) -> None:
         else:
             os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
-        pass  # it has just ended, or is not ours
+        pass  # it has just ended, or belongs to another user
 
 
 def marked(token: str) -> list[int]:
-    """Return the processes whose environment bears a token, or its beginning; none where systems hide environments."""
+    """Return the processes with a token (or its beginning) in their environment; none if the system hides it."""
     word = f"{_MARK}={token}".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -183,5 +183,5 @@ def marked(token: str) -> list[int]:
             if word in (folder / "environ").read_bytes() and b") Z " not in (folder / "stat").read_bytes():
                 found.append(int(folder.name))
         except OSError:
-            continue  # not ours, or gone
+            continue  # of another user, or ended
     return found

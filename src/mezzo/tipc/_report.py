@@ -1,4 +1,4 @@
-"""Reports of runs: JUnit XML for machines, a page for people; of one run beside it, of many in a place of their own."""
+"""Reports of runs: JUnit XML for CI servers and a page for people."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path

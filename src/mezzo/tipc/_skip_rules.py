@@ -1,11 +1,11 @@
-"""Which combinations of an inference matrix the scripts leave out, and why. Comparisons are of words, as in the scripts."""
+"""Combinations of inference settings that the scripts skip, and why. Values are compared as words, as in the scripts."""
 
 from collections.abc import Callable, Mapping
 
 Chosen = Mapping[str, str]
 
 
-def _low(word: str) -> bool:
+def _is_low_precision(word: str) -> bool:
     return "fp16" in word or "int8" in word
 
 
@@ -19,7 +19,7 @@ RULES: Mapping[str, tuple[Callable[[Chosen, str], bool], str]] = {
     ),
     "mkl_required": (lambda c, q: c["mkldnn"] == "False", "only oneDNN is tested"),
     "nq_int8": (lambda c, q: q == "False" and "int8" in c["prec"], "int8 needs a quantised model"),
-    "low_notrt": (lambda c, q: _low(c["prec"]) and c["trt"] == "False", "fp16 and int8 need TensorRT"),
+    "low_notrt": (lambda c, q: _is_low_precision(c["prec"]) and c["trt"] == "False", "fp16 and int8 need TensorRT"),
     "q_strict": (
         lambda c, q: q == "True" and (c["trt"] == "False" or "int8" in c["prec"]),
         "the script's rule for quantised models, which never lets one run in int8 on a GPU",
@@ -31,13 +31,13 @@ RULES: Mapping[str, tuple[Callable[[Chosen, str], bool], str]] = {
             c["prec"] != "paddle"
             and ((q == "False" and c["prec"] == "trt_int8") or (q == "True" and c["prec"] != "trt_int8"))
         ),
-        "trt_int8 goes with quantised models, and they with it",
+        "trt_int8 needs a quantised model, and a quantised model needs trt_int8",
     ),
 }
 
 
 def skip_reason(rules: tuple[str, ...], chosen: Chosen, quantised: str) -> str:
-    """Return why a combination is left out, empty if it is run."""
+    """Return why a combination is skipped; empty if it is run."""
     for name in rules:
         applies, reason = RULES[name]
         if applies(chosen, quantised):

@@ -1,4 +1,4 @@
-"""A step as a page shows it: its record, the end of its log, and the numbers in it."""
+"""A step as the page shows it: its record, the end of its log, and the numbers in the log."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -11,25 +11,25 @@ from mezzo.tipc._measures import Latency, LossCurve, OperatorTable, is_mixed, la
 from mezzo.tipc._record import Record
 from mezzo.tipc._run_folder import RecordedRun
 
-BAD = ("failed", "timeout", "interrupted")
+BAD_STATUSES = ("failed", "timeout", "interrupted")
 SYMBOLS: dict[str, str] = {"failed": "✗", "timeout": "!", "interrupted": "■", "passed": "✓", "skipped": "○"}
-"""Also the order of severity."""
+"""Symbols of the statuses, the most severe first."""
 
 _GROUP = ("trainer", "devices", "nodes", "autocast", "model")
-_NONE = ("", "null")  # what a configuration writes for a setting that is not made
+_NONE = ("", "null")  # values of a setting that is not used
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepView:
-    """A step and all that a page tells of it."""
+    """A step with everything that the page shows."""
 
     record: Record
     anchor: str
     """Unique on the page."""
     group: tuple[tuple[str, str], ...]
-    """Labels of the training it belongs to, its own or those of what it needs; empty where there are none."""
+    """Labels of its training: its own, or those of the step that it needs; may be empty."""
     log_href: str
-    """From the page to the log; empty if there is no log."""
+    """Relative link from the page to the log; empty if there is no log."""
     tail: str
     curve: LossCurve | None
     operators: OperatorTable | None
@@ -37,8 +37,8 @@ class StepView:
 
     @property
     def is_bad(self) -> bool:
-        """Whether it failed, ran out of time or was interrupted."""
-        return self.record.status in BAD
+        """Whether it failed, timed out or was interrupted."""
+        return self.record.status in BAD_STATUSES
 
     @property
     def is_mixed(self) -> bool:
@@ -47,17 +47,17 @@ class StepView:
 
     @property
     def brief(self) -> str:
-        """Its reason in a line."""
+        """Its reason in one line."""
         return one_line(self.record.reason)
 
     @property
     def labels(self) -> str:
-        """Its labels in a line."""
+        """Its labels in one line."""
         return ", ".join(f"{name} {value}" for name, value in self.record.labels.items() if value not in _NONE)
 
 
 def view_steps(run: RecordedRun, number: int, page: Path) -> list[StepView]:
-    """Return the steps of a run, their logs read; `number` tells the run from others on the page."""
+    """Read the logs of a run and return its steps; `number` is the number of the run on the page."""
     groups = _groups(run.records)
     return [
         _show(run, record, groups[record.step], f"run{number}-step{place}", page)
@@ -82,9 +82,9 @@ def _show(run: RecordedRun, record: Record, group: dict[str, str], anchor: str, 
 
 
 def _groups(records: Sequence[Record]) -> dict[str, dict[str, str]]:
-    """Return the labels of each step's training; what a step does not say itself, the step it needs says."""
+    """Return the labels of each step's training; missing labels come from the step that it needs."""
     groups: dict[str, dict[str, str]] = {}
-    for record in records:  # a step comes after those it needs
+    for record in records:  # a step follows those that it needs
         needed = _first(groups.get(name) for name in record.needs)
         own = {name: record.labels[name] for name in _GROUP if record.labels.get(name, "") not in _NONE}
         groups[record.step] = {**needed, **own}
@@ -96,6 +96,6 @@ def _first(groups: Iterable[dict[str, str] | None]) -> dict[str, str]:
 
 
 def _href(log: Path, page: Path) -> str:
-    """Return a relative link; its colons are escaped, so that it never is a link with a scheme of its own."""
+    """Return a relative link; colons are escaped, so that it cannot have a scheme."""
     relative = os.path.relpath(os.path.realpath(log), os.path.dirname(os.path.realpath(page)))
     return quote(os.fsencode(relative))

@@ -1,4 +1,4 @@
-"""Why a run has to end before its last step."""
+"""Ends a run early: after a signal, or when its time is over."""
 
 import signal
 import threading
@@ -9,7 +9,7 @@ from types import FrameType
 
 
 class StopRequest:
-    """Why a run has to end: a signal, or its time is over."""
+    """Says whether a run has to end, and why."""
 
     def __init__(self, limit: float | None) -> None:
         self.deadline = None if limit is None else time.monotonic() + limit
@@ -17,7 +17,7 @@ class StopRequest:
         self.signal: int | None = None
 
     def __call__(self) -> str:
-        """Return the reason, empty if there is none."""
+        """Return the reason; empty if the run can go on."""
         if self.signal is not None:
             return f"interrupted by {signal.Signals(self.signal).name}"
         if self.deadline is not None and time.monotonic() > self.deadline:
@@ -26,7 +26,7 @@ class StopRequest:
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Take note of Ctrl-C, SIGTERM and a closed terminal instead of dying of them."""
+        """Note Ctrl-C, SIGTERM and SIGHUP instead of ending the process."""
 
         def note(number: int, frame: FrameType | None) -> None:
             self.signal = number
