@@ -14,11 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 from mezzo import amp
 from mezzo.proof import AccuracyRun, compare_accuracy, record_run, run_at
-from mezzo.proof._accuracy_record import tensors_in
-from mezzo.proof._accuracy_run import ModuleCall, TensorRecord
 
 
-def call_of(found: AccuracyRun, path: str, occurrence: int = 1) -> ModuleCall:
+def call_of(found: AccuracyRun, path: str, occurrence: int = 1) -> Any:
     (call,) = [call for call in found.calls if (call.path, call.occurrence) == (path, occurrence)]
     return call
 
@@ -27,7 +25,7 @@ def value_of(found: AccuracyRun, path: str) -> Tensor:
     return whole(call_of(found, path).outputs[0].value)
 
 
-def whole(record: TensorRecord) -> Tensor:
+def whole(record: Any) -> Tensor:
     assert not record.is_sampled
     return record.values.reshape(record.shape)
 
@@ -181,8 +179,14 @@ def test_tensors_are_found_in_whatever_a_module_returns() -> None:
     assert len(call.inputs) == 2, "named arguments are inputs too"
 
 
-def test_a_class_is_no_value() -> None:
-    assert list(tensors_in(Answer)) == []
+def test_a_class_in_a_result_is_no_value() -> None:
+    class WithClass(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x), Answer
+
+    model, (x, _) = WithClass(16, 4), batch()
+    call = call_of(record_run(model, lambda: model(x)[0].sum().backward()), "")
+    assert [output.place for output in call.outputs] == ["[0]"]
 
 
 def test_a_sparse_gradient_is_kept_as_a_dense_one() -> None:

@@ -15,7 +15,6 @@ from torch.nn.functional import mse_loss
 
 from mezzo import amp
 from mezzo.proof import Bisection, Evaluation, bisect, bisect_run
-from mezzo.proof._bisect_runs import _distance, _error
 
 WIDTH = 8
 
@@ -359,22 +358,6 @@ def test_nothing_needed_is_an_empty_list_that_can_be_read(tmp_path: Path) -> Non
 
 def test_the_whole_model_has_a_name_in_words() -> None:
     assert ": the whole model (" in bisect_run(lambda kept: float(not kept), [""], 0.0).summary()
-
-
-def test_distance_of_losses_is_relative_and_a_loss_near_zero_counts_as_a_hundredth_of_the_largest() -> None:
-    assert _distance([2.0, 1.1], [2.0, 1.0]) == pytest.approx(0.1)
-    assert _distance([2.0, 0.011], [2.0, 0.001]) == pytest.approx(0.01 / 0.02)
-    assert _distance([2.0], [2.0, 1.0]) == math.inf
-    assert _distance([0.0], [0.0]) == 0
-    assert _distance([1.0], [0.0]) == math.inf
-
-
-def test_error_of_an_output_is_relative_in_l2() -> None:
-    reference = torch.tensor([3.0, 4.0])
-    assert _error(torch.tensor([3.0, 4.5]), reference) == pytest.approx(0.1)
-    assert _error(torch.tensor([math.nan, 4.0]), reference) == math.inf
-    assert _error(torch.zeros(2), torch.zeros(2)) == 0
-    assert _error(torch.ones(2), torch.zeros(2)) == math.inf
 
 
 def test_dropout_layers_are_off_in_the_copies_and_stay_on_in_the_model() -> None:

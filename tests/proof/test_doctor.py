@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from recordings import advice_page
 from torch import Tensor, nn
 
-from mezzo.proof import Changes, _measure, advise, apply_changes
-from mezzo.proof import _doctor as doctor
-from mezzo.proof._advice_page import page_text
+from mezzo.proof import Changes, advise, apply_changes
 from mezzo.record import Timing, time_on_device
 
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
@@ -105,15 +104,15 @@ def test_the_report_is_text_and_json_with_the_largest_gain_first():
 
 def test_changes_together_are_measured_and_what_moves_the_loss_is_withdrawn(monkeypatch):
     wanted = Changes(channels_last=True, custom_white_list=("add",))
-    monkeypatch.setattr(doctor, "_all_changes", lambda _: wanted)
-    monkeypatch.setattr(doctor, "RULES", ())
-    monkeypatch.setattr(doctor, "LEAST_GAIN", 1e4)  # times of tiny steps are noise
+    monkeypatch.setattr("mezzo.proof._doctor._all_changes", lambda _: wanted)
+    monkeypatch.setattr("mezzo.proof._doctor.RULES", ())
+    monkeypatch.setattr("mezzo.proof._doctor.LEAST_GAIN", 1e4)  # times of tiny steps are noise
     arguments = (Leaky(), torch.rand(2, 3, 16, 16))
     report = advise(*arguments, device="cpu", steps=1, measure_gains=True)
     assert report.changes == wanted
     assert report.changed.setup.changes == wanted
     assert "with the changes: " in str(report)
-    monkeypatch.setattr(doctor, "LOSS_TOLERANCE", -1.0)
+    monkeypatch.setattr("mezzo.proof._doctor.LOSS_TOLERANCE", -1.0)
     report = advise(*arguments, device="cpu", steps=1, measure_gains=True)
     assert report.changes == Changes(channels_last=True)  # layout moves no loss but by the order of sums
     assert report.is_less_than_advised
@@ -280,7 +279,7 @@ def test_times_that_are_not_steady_are_told():
     told = with_times(steady, busy, steady)
     assert "The step times of AMP-O1 vary by more than 25%" in str(told)
     assert "The step times of AMP-O1 vary" in told.to_dict()["note"]
-    assert "The step times of AMP-O1 vary" in page_text(told)
+    assert "The step times of AMP-O1 vary" in advice_page(told)
     slower = with_times(steady, steady, Timing((5.0, 5.0)))
     assert "The step time of float32 was 5.0x apart at the start and at the end" in str(slower)
 
@@ -298,6 +297,6 @@ def test_the_float32_step_is_warmed_up_the_same_way_both_times(monkeypatch):
         warmups.append(warmup_calls)
         return time_on_device(*args, warmup_calls=warmup_calls, **options)
 
-    monkeypatch.setattr(_measure, "time_on_device", time_and_note)
+    monkeypatch.setattr("mezzo.proof._measure.time_on_device", time_and_note)
     advise(nn.Linear(8, 8), torch.rand(2, 8), device="cpu", steps=1, dtype="bfloat16")
-    assert warmups[-1] == _measure.WARMUP_STEPS  # the one at the end
+    assert warmups[-1] == warmups[0] > 0  # the one at the end

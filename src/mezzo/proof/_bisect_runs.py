@@ -220,7 +220,14 @@ def _has_finite_gradients(optimizer: Optimizer) -> bool:
 
 
 def _distance(losses: list[float], reference: list[float]) -> float:
-    """Return the largest relative difference of the losses; inf if the run ended early."""
+    """Return the largest relative difference of the losses; inf if the run ended early.
+
+    >>> reference = [2.0, 1.0, 0.001]
+    >>> _distance([2.0, 1.25, 0.001], reference), round(_distance([2.0, 1.0, 0.011], reference), 6)
+    (0.25, 0.5)
+    >>> _distance([2.0], reference), _distance([0.0], [0.0]), _distance([1.0], [0.0])
+    (inf, 0.0, inf)
+    """
     if len(losses) < len(reference):
         return math.inf
     floor = SMALL_LOSS * max(map(abs, reference))
@@ -229,7 +236,14 @@ def _distance(losses: list[float], reference: list[float]) -> float:
 
 
 def _error(output: Tensor, reference: Tensor) -> float:
-    """Return the relative L2 error; inf if a number is not finite."""
+    """Return the relative L2 error; inf if a number is not finite.
+
+    >>> reference = torch.tensor([3.0, 4.0])
+    >>> round(_error(torch.tensor([3.0, 4.5]), reference), 6), _error(torch.tensor([math.nan, 4.0]), reference)
+    (0.1, inf)
+    >>> _error(torch.zeros(2), torch.zeros(2)), _error(torch.ones(2), torch.zeros(2))
+    (0.0, inf)
+    """
     if output.shape != reference.shape or not (output.isfinite().all() and reference.isfinite().all()):
         return math.inf
     gap, scale = (output - reference).norm().item(), reference.norm().item()

@@ -11,7 +11,7 @@ from mezzo.amp import auto_cast
 from mezzo.proof._advice import Advice
 from mezzo.proof._examination import Examination
 from mezzo.proof._products import Product
-from mezzo.proof._time_rules import IDLE_SHARE, LEAST_GAIN, takes_tensors
+from mezzo.proof._time_rules import IDLE_SHARE, LEAST_GAIN
 from mezzo.record import collect_operator_stats
 from mezzo.report import time_text
 from mezzo.trial import can_be_padded, channels_of, pad_layer
@@ -68,7 +68,7 @@ def layout(exam: Examination) -> Iterator[Advice]:
             seen=f"with channels-last the GPU waits for the host: {after.num_launches} kernels take {time_text(after.busy_s)}",
             todo="use channels-last and a captured step: mezzo.static.capture_step or compile_step",
             gain=exam.gain_captured(after),
-            setup=replace(setup, is_captured=True) if takes_tensors(exam) else None,
+            setup=replace(setup, is_captured=True) if exam.workload.can_be_captured else None,
         )
 
 

@@ -15,7 +15,6 @@ from mezzo.proof._examination import Examination
 from mezzo.proof._products import is_product
 from mezzo.record import FP8, CastRow
 from mezzo.report import time_text
-from mezzo.trial import arguments_of
 
 IDLE_SHARE = 0.1
 """A step is launch-bound if no kernel runs for at least this share of it."""
@@ -104,14 +103,8 @@ def launches(exam: Examination) -> Iterator[Advice]:
         f"the host needs {time_text(amp.host_s)} to launch them",
         todo="capture the step with mezzo.static.capture_step (same kernels) or compile_step (fewer), or use a larger batch",
         gain=exam.gain_captured(amp),
-        setup=replace(exam.setup, is_captured=True) if takes_tensors(exam) else None,
+        setup=replace(exam.setup, is_captured=True) if exam.workload.can_be_captured else None,
     )
-
-
-def takes_tensors(exam: Examination) -> bool:
-    """Return whether the doctor can capture a step: all inputs are positional tensors, and so is the target."""
-    args, kwargs = arguments_of(exam.workload.model, exam.workload.inputs)
-    return not kwargs and all(isinstance(value, torch.Tensor) for value in (*args, exam.workload.targets))
 
 
 def casts(exam: Examination) -> Iterator[Advice]:

@@ -35,6 +35,12 @@ class Workload:
         """Samples of the batch: `samples`, or the first size that all tensors share; None if unknown."""
         return batch_size_of(self.inputs, self.targets) if self.samples is None else self.samples
 
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether a step can be captured: all inputs are positional tensors, and the target is a tensor."""
+        args, kwargs = arguments_of(self.model, self.inputs)
+        return not kwargs and all(isinstance(value, Tensor) for value in (*args, self.targets))
+
     def copied(self, device: torch.device) -> "Workload":
         """Return copies of model, batch and loss on `device`.
 
