@@ -546,7 +546,7 @@ def other_input() -> Any:
         (
             lambda: decorate(sgd(Net()), level="O2", fp8={}),
             ValueError,
-            "fp8 with level='O2': FP8 products are level O3's",
+            "fp8 with level='O2'",
         ),
         (
             lambda: decorate(sgd(Net()), half_layers=()),
@@ -617,7 +617,7 @@ def other_input() -> Any:
         (
             in_program(lambda x: closed(x).training and static.minimize(sgd(Net()), x._program.variable("mean_0"))),
             ProgramError,
-            "minimize is called once a program",
+            "minimize once",
         ),
         # looking and running
         (in_program(lambda x: x._program.operators()), ProgramError, "no graph was captured yet: run the program once"),

@@ -24,8 +24,8 @@ def clean() -> Any:
     torch._dynamo.reset()
     yield
     static.disable_static()
-    assert region._here.depth == 0
-    assert not region._here.open
+    assert region.thread_state.depth == 0
+    assert not region.thread_state.open
 
 
 def new_program() -> Program:

@@ -520,7 +520,7 @@ def test_another_threads_compiled_function_leaves_regions_alone_during_a_capture
             with auto_cast(dtype="bfloat16"):
                 return x @ x
 
-        return product(torch.ones(2, 2)).dtype is torch.bfloat16 and not _region._here.open
+        return product(torch.ones(2, 2)).dtype is torch.bfloat16 and not _region.thread_state.open
 
     with regions_traced(), ThreadPoolExecutor(1) as pool:
         assert pool.submit(region_is_real).result()

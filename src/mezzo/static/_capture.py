@@ -29,7 +29,7 @@ from mezzo.static._step import (
 
 
 class CopiesOfWeights:
-    """FP8 copies of the weights of a step around its capture: replays change weights, and no version of torch's says so."""
+    """FP8 copies of a step's weights around its capture: a replay changes weights without changing their versions."""
 
     def __init__(self, step: TrainingStep, plan: Any) -> None:
         trained = {id(p): p for group in step.optimizer.param_groups for p in group["params"]}
@@ -40,21 +40,21 @@ class CopiesOfWeights:
         self._constant = _with_copies(others.values())
 
     def prepare(self) -> None:
-        """Before the capture: copies that the update writes are those of the weights as they are, so that no replay makes them.
+        """Call before the capture: bring copies that the update writes up to date, so that the graph does not make them.
 
-        All others are made by the graph.
+        The graph makes all other copies.
         """
         for param, copies in self._written:
             copies.renew(param)
         self.forget()
 
     def forget(self) -> None:
-        """After a capture or a replay: copies that its forward made are not those of what its update left."""
+        """Call after a capture or a replay: drop copies made by the forward, which used the weights from before the update."""
         for copies in self._made_in_graph:
             copies.forget()
 
     def follow_edits(self) -> None:
-        """Before a replay: bring copies of weights that the optimizer does not have to what those are."""
+        """Call before a replay: renew copies of edited weights that the optimizer does not train."""
         for param, copies in self._constant:
             if not copies.is_of(param):
                 copies.renew(param)
@@ -65,10 +65,10 @@ def _with_copies(params: Iterable[nn.Parameter]) -> list[tuple[nn.Parameter, Wei
 
 
 class CapturedStep:
-    """A step that `capture_step` made. Call it with a batch of the captured shapes; it returns the loss.
+    """A step made by `capture_step`. Call it with a batch of the captured shapes; it returns the loss.
 
-    The learning rate and other numbers of `optimizer.param_groups` may change between calls, weights may be edited and
-    checkpoints loaded into the model. On a CPU nothing is captured: the same step runs as it is written.
+    Between calls, learning rates and other numbers of `optimizer.param_groups` may change, weights may be edited and
+    checkpoints loaded. On a CPU nothing is captured: the same step runs eagerly.
     """
 
     def __init__(self, step: TrainingStep, batch: Sequence[Tensor]) -> None:
@@ -96,14 +96,14 @@ class CapturedStep:
         return None if norm is None else norm.clone()
 
     def __call__(self, *batch: Tensor) -> Any:
-        """Train one step on a batch; return its loss, on the device, and what the loss function returns besides.
+        """Train one step on a batch; return its loss, on the device, and whatever else the loss function returns.
 
         Raises:
             ValueError: The batch has other shapes or dtypes than the captured one.
-            RuntimeError: Something changed that is built into the captured step.
+            RuntimeError: Something changed that is part of the captured step.
         """
         self._check(batch)
-        if self.is_captured and not self.takes(batch):
+        if self.is_captured and not self.prepare_replay(batch):
             raise RuntimeError(
                 "something that is built into the captured step changed (the optimizer's state or groups, whether there is "
                 "momentum or weight decay, a weight's memory, the mode of a module, a setting of the scaler): capture it again"
@@ -111,7 +111,7 @@ class CapturedStep:
         return unpacked(self.run(batch))
 
     def run(self, batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Train one step on a batch that is known to fit; a captured step on the one that it took last."""
+        """Train one step on a batch of the right shapes; a captured step uses the batch of `prepare_replay`."""
         if self._graph is None:
             return self._step.run(batch)
         self._graph.replay()
@@ -121,10 +121,13 @@ class CapturedStep:
             self._scaling.note_replay(self._outcome)
         return tuple(result.clone() for result in self._results)
 
-    def takes(self, batch: Sequence[Tensor]) -> bool:
-        """Bring a batch to where the graph reads it; return whether everything that is built in is still as it was.
+    def prepare_replay(self, batch: Sequence[Tensor]) -> bool:
+        """Copy a batch to where the graph reads it, and refresh what may change between calls.
 
-        The device copies while the host looks.
+        The host checks the step while the device copies.
+
+        Returns:
+            Whether everything that is part of the graph is unchanged, so that it can be replayed.
         """
         foreach_copy_(self._batch, list(batch), non_blocking=True)
         are_same = self._scaling is None or self._scaling.settings == self._settings
@@ -141,7 +144,7 @@ class CapturedStep:
             )
 
     def capture(self, batch: Sequence[Tensor], device: torch.device, warmup_steps: int, pool: Any = None) -> None:
-        """Warm up on a batch, and capture the step; everything is afterwards as it was, but gradients are gone.
+        """Warm up on a batch, and capture the step; then restore everything except gradients, which are None.
 
         Raises:
             ValueError: Some parameter or gradient cannot be part of a captured step.
@@ -169,7 +172,7 @@ class CapturedStep:
                 self._results = step.run(self._batch)
             torch.cuda.current_stream(device).wait_stream(stream)
             self._copies.forget()
-        foreach_copy_(self._batch, list(batch), non_blocking=True)  # a model may have written into it
+        foreach_copy_(self._batch, list(batch), non_blocking=True)  # the model may have written into it
         if step.scaler is not None:
             self._scaling = step.scaler.captured
             self._settings, self._outcome = self._scaling.settings, self._scaling.take_outcome()
@@ -178,7 +181,7 @@ class CapturedStep:
 
 
 def unpacked(results: tuple[Tensor, ...]) -> Any:
-    """Return the loss alone where there is nothing besides."""
+    """Return the loss only, if there are no other results."""
     return results[0] if len(results) == 1 else results
 
 
@@ -193,7 +196,7 @@ def _random_numbers_kept(device: torch.device) -> Iterator[None]:
 
 
 def refuse_what_cannot_be_captured(optimizer: Optimizer) -> None:
-    """Raise ValueError for an optimizer whose step waits for the device."""
+    """Raise ValueError if the optimizer's step waits for the device."""
     if not engine_of(optimizer).can_be_captured():
         raise ValueError(
             f"{type(optimizer).__name__} reads from the device in its step, or has an option that does (amsgrad, "
@@ -202,7 +205,7 @@ def refuse_what_cannot_be_captured(optimizer: Optimizer) -> None:
 
 
 def check_warmup(warmup_steps: int) -> None:
-    """Raise ValueError for a capture without a warm-up."""
+    """Raise ValueError unless there is at least one warm-up step."""
     if warmup_steps < 1:
         raise ValueError(f"warmup_steps={warmup_steps}: must be at least 1; libraries set themselves up in it")
 
@@ -221,22 +224,21 @@ def capture_step(
 ) -> CapturedStep:
     """Capture `loss_fn(model(*inputs), target)`, its backward and the optimizer's step in one CUDA graph.
 
-    The host's time per step becomes one launch, whatever the number of layers. Weights, optimizer state, buffers, loss
-    scale and random numbers are after the capture as they were before it; gradients are gone. Overflow is handled inside
-    the graph: such a step changes nothing but the scale. Hooks of modules and of the optimizer run while the step is
-    captured and warmed up, not when it is replayed.
+    The host then launches one graph per step, for any number of layers. The capture does not change weights, optimizer
+    state, buffers, loss scale and random numbers; it drops gradients. Overflow is handled inside the graph: such a step
+    changes only the scale. Hooks of modules and of the optimizer run during warm-up and capture, not during a replay.
 
     Args:
         model: On one CUDA device, or on the CPU; decorated or not.
         loss_fn: Gets the model's output and the target; returns the loss, or a tuple of the loss and other tensors.
         optimizer: SGD, Adam or AdamW; others read from the device in their step.
-        batch: Inputs of the model and, last, the target: their shapes and dtypes are those of every later batch.
+        batch: Inputs of the model and, last, the target. Every later batch must have these shapes and dtypes.
         precision: The `mezzo.Precision` that prepared model and optimizer; or give `scaler` and `policy`.
         scaler: For float16.
         policy: A level such as `O2`, in the dtype of the model's half weights (float16 if it has none), or from
             `Policy.create(...)`; None: no auto_cast.
         max_norm: Clip the norm of the true gradients to this.
-        warmup_steps: Steps taken before the capture, and taken back.
+        warmup_steps: Steps before the capture; they are undone.
 
     Raises:
         ValueError: The optimizer cannot be captured, or the batch is empty or not on the model's device.

@@ -1,4 +1,4 @@
-"""Casts of a traced graph: those that give nothing new are taken out."""
+"""Removes redundant casts from a traced graph."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mezzo._torch.operators import TO_COPY
 
 
 def _target_of(node: Node) -> torch.dtype | None:
-    """Return the dtype a node casts to, None if it does anything else besides."""
+    """Return the dtype that a node casts to, None if it does anything else."""
     if node.op != "call_function":
         return None
     if node.target is torch.ops.prims.convert_element_type.default:
@@ -30,7 +30,7 @@ def _value(node: Any) -> Any:
 
 
 def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
-    """Whether every number of one floating dtype is a number of the other."""
+    """Whether the wide floating dtype represents every number of the narrow one."""
     if not (wide.is_floating_point and narrow.is_floating_point) or wide is narrow:
         return False
     one, other = torch.finfo(wide), torch.finfo(narrow)  # torch promotes no FP8 dtypes
@@ -38,12 +38,12 @@ def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
 
 
 def drop_needless_casts(graph: Graph) -> int:
-    """Take out casts to the dtype a tensor has, second casts of one tensor, and casts back from a wider dtype.
+    """Remove casts to the dtype a tensor already has, repeated casts of one tensor, and casts back from a wider dtype.
 
-    A cast to a narrower dtype and back rounds, so that pair stays. What a graph returns stays a tensor of its own.
+    A cast to a narrower dtype and back rounds, so such a pair stays. Results of the graph stay separate tensors.
 
     Returns:
-        How many casts were dropped.
+        How many casts were removed.
     """
     done: dict[tuple[Node, torch.dtype], Node] = {}
     dropped = 0
@@ -54,7 +54,7 @@ def drop_needless_casts(graph: Graph) -> int:
         instead = _instead_of(node, dtype, done)
         if instead is None:
             done[node.args[0], dtype] = node
-        # An input may be written over before the backward reads it: a copy of it stays a copy.
+        # An input may be overwritten before the backward reads it, so a copy of it stays a copy.
         elif instead.op != "placeholder" and not any(user.op == "output" for user in node.users):
             node.replace_all_uses_with(instead)
             graph.erase_node(node)
@@ -63,7 +63,7 @@ def drop_needless_casts(graph: Graph) -> int:
 
 
 def _instead_of(node: Node, dtype: torch.dtype, done: dict[tuple[Node, torch.dtype], Node]) -> Node | None:
-    """Return what has the same values and dtype as a cast already."""
+    """Return a node that already has the values and dtype of a cast."""
     source = node.args[0]
     value = _value(source)
     assert isinstance(source, Node)

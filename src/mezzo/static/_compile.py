@@ -77,7 +77,7 @@ class CompiledStep:
         return None if self._last is None else self._last.grad_norm
 
     def __call__(self, *batch: Tensor) -> Any:
-        """Train one step on a batch; return its loss, on the device, and what the loss function returns besides.
+        """Train one step on a batch; return its loss, on the device, and other results of the loss function.
 
         Raises:
             ValueError: The batch is not on the model's device, or the optimizer cannot be part of a CUDA graph.
@@ -89,8 +89,8 @@ class CompiledStep:
         """Train one step; return the loss and the other results as a tuple."""
         shapes = tuple((tensor.shape, tensor.dtype) for tensor in batch) if _are_tensors(batch) else ()
         step = self._steps.get(shapes)
-        if step is None or (step.is_captured and not step.takes(batch)):
-            self._steps.pop(shapes, None)  # what it holds on the device is free for the new one
+        if step is None or (step.is_captured and not step.prepare_replay(batch)):
+            self._steps.pop(shapes, None)  # free its device memory for the new one
             step = self._new(batch, None if step is None else step._step.compute)
             while len(self._steps) >= self._max_shapes:
                 self._steps.popitem(last=False)
@@ -114,16 +114,16 @@ class CompiledStep:
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             captured.capture(batch, device, self._warmup_steps, self._pool)
         else:
-            optimizer.zero_grad(set_to_none=True)  # as a capture leaves it
+            optimizer.zero_grad(set_to_none=True)  # as after a capture
         return captured
 
     @property
     def graphs(self) -> list[CapturedGraph]:
-        """What was captured, one graph for each shape that was new."""
+        """The captured graphs, one per new shape."""
         return list(self._capture.graphs)
 
     def operators(self, include_views: bool = False) -> OperatorStats:
-        """Return operator x dtype of the last captured graph: which operator computes in which precision.
+        """Return the operator table of the last captured graph: which operator computes in which dtype.
 
         Raises:
             RuntimeError: Nothing is captured yet, or backend is 'eager'.

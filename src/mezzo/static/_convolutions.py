@@ -1,7 +1,7 @@
-"""Convolutions in a captured graph: two gradients by kernels of ours, where cuDNN takes many times what their bytes need.
+"""Convolutions in a captured graph: mezzo's own kernels for two gradients for which cuDNN is slow.
 
-On an H200, channels-last, half: the input's gradient of depthwise layers (MobileNetV3-small's five of them, batch 256: 660 us
-by cuDNN, 297 by ours), and the weight's gradient of a first layer over images of three channels (328 us and 108).
+On an H200, channels-last, half: the input gradient of depthwise layers (the five of MobileNetV3-small, batch 256: cuDNN
+660 us, mezzo 297 us), and the weight gradient of a first layer on images of three channels (328 us and 108 us).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _aten = torch.ops.aten
 _MOST = 2**31 - 1
 
 _BLOCK = 1024
-"""Elements that a program of the depthwise kernel writes."""
+"""Elements written per program of the depthwise kernel."""
 _SLICES = 1056
-"""Programs that share the pixels of a narrow layer: eight for each multiprocessor of an H200."""
+"""Programs that share the pixels of a narrow layer: eight per multiprocessor of an H200."""
 _PIXELS = 64
-"""Pixels that one of them multiplies at a time."""
+"""Pixels that one of them processes at a time."""
 _MOST_TAPS = 64
 _MOST_OUT_CHANNELS = 128
 

@@ -37,15 +37,15 @@ def default_main_program() -> Program:
 
 
 def default_startup_program() -> Program:
-    """Return the program that goes with it; modules make their weights themselves, so it has nothing to do."""
+    """Return the startup program, which does nothing: modules initialise their own weights."""
     return _current.stack[-1].startup
 
 
 @contextmanager
 def program_guard(main_program: Program, startup_program: Program | None = None) -> Iterator[None]:
-    """Write what follows into another program.
+    """Record the calls inside in another program.
 
-    Modules look for variables only inside (`nn.Module.__call__` is replaced for that), unless static mode is enabled.
+    `nn.Module.__call__` is replaced inside, so that modules check for variables.
     """
     _current.stack.append(_Pair(main_program, startup_program or Program()))
     try:
@@ -56,32 +56,32 @@ def program_guard(main_program: Program, startup_program: Program | None = None)
 
 
 def enable_static() -> None:
-    """Say that programs are written from here on: modules look for variables until `disable_static`.
+    """Begin static mode: modules check for variables until `disable_static`.
 
-    `data` does not need it: outside of `program_guard` it begins the same.
+    `data` outside `program_guard` does the same.
     """
     _current.is_static = True
     begin_writing()
 
 
 def disable_static() -> None:
-    """Say that this thread writes no more calls: its modules do not look for variables any more."""
+    """End static mode of this thread: modules no longer check for variables."""
     _current.is_static = False
     end_writing()
 
 
 def in_static_mode() -> bool:
-    """Whether `enable_static` is in force in this thread."""
+    """Whether static mode is on in this thread."""
     return _current.is_static
 
 
 def data(name: str, shape: Sequence[int | None], dtype: str | torch.dtype = "float32") -> Variable:
-    """Return an input of the current program; it is fed by its name, and cast to this dtype.
+    """Return an input of the current program; values are fed by name and cast to `dtype`.
 
     Args:
         name: Any string; no other variable of the program may have it.
-        shape: Sizes; None or -1 where each batch brings its own.
-        dtype: Of torch, or its name.
+        shape: Sizes; None or -1 for sizes that depend on the batch.
+        dtype: A torch dtype, or its name.
     """
     return default_main_program().data(name, shape, dtype)
 
@@ -101,7 +101,7 @@ def minimize(optimizer: Optimizer, loss: Variable, max_norm: float | None = None
 
 
 def check_minimize(optimizer: Any, loss: Any) -> None:
-    """Raise TypeError for what is no optimizer, or no variable."""
+    """Raise TypeError unless they are a torch.optim.Optimizer and a Variable."""
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"minimize: {type(optimizer).__name__} is no torch.optim.Optimizer")
     if not isinstance(loss, Variable):

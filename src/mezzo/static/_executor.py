@@ -30,7 +30,7 @@ class Executor:
     """
 
     def __init__(self, device: str | torch.device | None = None) -> None:
-        """Take a device, a GPU as `cuda`, `cuda:1`, `gpu` or `gpu:1`; None: the GPU if there is one."""
+        """Choose a device: `cpu`, `cuda`, `cuda:1`, `gpu` or `gpu:1`; None is the GPU if there is one."""
         self.device = find_device(device, "Executor({!r})")
 
     def run(
@@ -42,18 +42,18 @@ class Executor:
         use_program_cache: bool = True,
         return_numpy: bool = True,
     ) -> list[Any]:
-        """Run a program once, a training step if it has an optimizer; return what was asked for.
+        """Run a program once, as a training step if it has an optimizer; return the fetched values.
 
         Args:
             program: None: the default main program. A startup program has nothing to do.
-            feed: A value for each input, by name: arrays, tensors or lists. It is cast to the declared dtype. A program
-                without an optimizer needs only what the fetched variables are computed from.
+            feed: A value for each input, by name: arrays, tensors or lists, cast to the declared dtype. A program without
+                an optimizer only needs the inputs of the fetched variables.
             fetch_list: Variables or their names.
-            use_program_cache: Accepted: a program is always captured once for each shape.
-            return_numpy: False returns tensors on the device, and does not wait for them.
+            use_program_cache: Accepted without effect: a program is always captured once per shape.
+            return_numpy: False returns tensors on the device, without host synchronisation.
 
         Raises:
-            ProgramError: Something was fed or fetched that the program does not have, or of another shape.
+            ProgramError: A fed or fetched name is unknown, or a fed value has the wrong shape.
         """
         program = default_main_program() if program is None else program
         if not isinstance(program, Program):
@@ -69,7 +69,7 @@ class Executor:
         return [_to_numpy(result) for result in results] if return_numpy else results
 
     def _feeds(self, program: Program, inputs: Sequence[Variable], feed: Mapping[str, Any]) -> list[Tensor]:
-        """Return the tensors of the inputs that are needed, in their order, on the device."""
+        """Return the tensors of the needed inputs, in order, on the device."""
         names = [variable.name for variable in program.inputs]
         for name in feed:
             if name not in names:
@@ -97,7 +97,7 @@ class Executor:
                 + (", -1 being any size" if -1 in spec.shape else "")
             )
         fed = tensor.to(self.device, spec.dtype, non_blocking=True)
-        # A program may write into what it is fed (an activation in place): not into the caller's tensor.
+        # A program may write into its inputs (an in-place activation), but must not write into the caller's tensor.
         return fed.clone() if fed.data_ptr() == tensor.data_ptr() and isinstance(value, Tensor) else fed
 
 

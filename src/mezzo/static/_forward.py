@@ -1,4 +1,4 @@
-"""A program without an optimizer: its forward, captured for each shape that comes."""
+"""The forward of a program without an optimizer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mezzo.static._region import casting_region
 
 
 class Forward:
-    """A program without an optimizer: its forward, captured for each shape that comes."""
+    """The forward of a program, captured for each new shape."""
 
     def __init__(self, module: GraphModule, capture: Capture, is_test: bool) -> None:
         self._capture, self._module = capture, module
@@ -23,7 +23,7 @@ class Forward:
 
     @property
     def graphs(self) -> list[CapturedGraph]:
-        """What was captured so far."""
+        """The graphs captured so far."""
         return list(self._capture.graphs)
 
     def run(self, feeds: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -39,9 +39,9 @@ class Forward:
 
 @contextmanager
 def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Inside, a module and its parts are in eval mode; afterwards each is in the mode it was in."""
+    """Inside, a module and its parts are in eval mode; afterwards their modes are restored."""
     modes = [(part, part.training) for part in module.modules()]
-    for part, _ in modes:  # one by one: what was loaded from a file refuses eval()
+    for part, _ in modes:  # one by one, because modules loaded from a file refuse eval()
         part.training = False
     try:
         yield

@@ -1,8 +1,8 @@
 """Capture of a function as a graph with explicit casts, and its compilation with autocast off.
 
-Dynamo writes down what the function calls. AOTAutograd traces that, forward and backward, under the policy: the same
-kernels as in eager mode decide every cast, so the graph holds them as operators of its own. Casts that give nothing new
-are dropped, and what is left is compiled by Inductor, which knows nothing of autocast.
+Dynamo records the calls of the function. AOTAutograd traces them, forward and backward, under the policy: the same
+kernels as in eager mode decide every cast, so the casts become operators of the graph. Redundant casts are removed, and
+Inductor compiles the rest with autocast off.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ BACKENDS = ("inductor", "aot_eager", "eager")
 Function = Callable[..., Any]
 
 _KEPT = 32
-"""Graphs that a capture remembers, for tables and prints."""
+"""How many graphs a capture keeps for tables and prints."""
 
-#: A 1x1 convolution in channels-last is a matrix product, and cuBLAS is the faster one at it.
+#: A 1x1 convolution in channels-last is a matrix product, for which cuBLAS is faster.
 _ON_CUDA = {"conv_1x1_as_mm": True}
 
 
@@ -74,7 +74,7 @@ def _show_markers_to_dynamo() -> None:
 
 
 class CapturedGraph:
-    """What one call of a function was captured as: a forward and, in training, its backward, casts included."""
+    """The captured graph of one call: the forward and, in training, the backward, with casts."""
 
     def __init__(self, module: GraphModule, inputs: Sequence[Any], precision: CastRules) -> None:
         self._module, self._inputs, self.precision = module, inputs, precision
@@ -100,7 +100,7 @@ class CapturedGraph:
 
 
 class Capture:
-    """Compiles functions under one precision and keeps the graphs they were captured as."""
+    """Compiles functions under one set of cast rules, and keeps the captured graphs."""
 
     def __init__(
         self, precision: CastRules, backend: str = "inductor", float32_tensors: dict[int, str] | None = None
@@ -114,11 +114,11 @@ class Capture:
         """Parameters by identity, with their names."""
 
     def compile(self, function: Function, *, dynamic: bool | None = False) -> Function:
-        """Return the function captured at its first call; calls are made inside `casting_region(self.precision)`.
+        """Return the function, which is captured at its first call; call it inside `casting_region(self.precision)`.
 
         Args:
-            function: What is captured.
-            dynamic: False: each shape of the inputs is captured; None: a size that changes is left free.
+            function: The function to capture.
+            dynamic: False captures each shape of the inputs; None makes sizes that change dynamic.
 
         Raises, when called:
             CaptureError: The function cannot be captured as one graph; the line of its code is named.
@@ -161,8 +161,8 @@ class Capture:
         return call
 
     def _compile_graph(self, module: GraphModule, inputs: Sequence[Any]) -> Function:
-        """Compile what Dynamo wrote down: its backend."""
-        _region.close_regions()  # Dynamo may have begun more than once
+        """Compile the graph of Dynamo; this is its backend."""
+        _region.close_regions()  # Dynamo may have restarted
         if self.precision.use_guard and self.precision.is_on:
             _region.refuse_missing_guard(any(node.target is _region.enter_guard for node in module.graph.nodes))
         self._place_markers(module.graph)
@@ -179,7 +179,7 @@ class Capture:
         return cast(Function, compile_graph(module, inputs, {"joint_custom_pre_pass": tidy, **options}))
 
     def _place_markers(self, graph: Graph) -> None:
-        """Put float32 regions around what touches a named variable; drop the markers that do nothing here."""
+        """Put float32 regions around calls that use a named variable; remove markers that have no effect."""
         for node in self._in_float32(graph):
             with graph.inserting_before(node):
                 graph.call_function(_region.enter_float32)
@@ -193,7 +193,7 @@ class Capture:
                 graph.erase_node(node)
 
     def _in_float32(self, graph: Graph) -> list[Node]:
-        """Return the calls that read or write a variable which is to stay in float32."""
+        """Return the calls that read or write a variable that stays in float32."""
         wanted = self.precision.float32_names
         if not wanted:
             return []
@@ -212,13 +212,13 @@ class Capture:
 
 
 def _without_memory(module: GraphModule, inputs: Sequence[Any]) -> list[Any]:
-    """Return what Dynamo traced the inputs as: a graph that is kept for its table keeps no batch and no weight alive."""
+    """Return the fake inputs of Dynamo, so that a kept graph does not keep a batch or weights alive."""
     nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
     return [node.meta.get("example_value", value) for node, value in zip(nodes, inputs, strict=True)]
 
 
 def _own_copy(function: Function) -> Function:
-    """Return the function with a code object of its own: Dynamo counts what it compiled by code object, up to a limit."""
+    """Return the function with its own code object: Dynamo limits compilations per code object."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
@@ -227,7 +227,7 @@ def _own_copy(function: Function) -> Function:
 
 
 def _aot(module: GraphModule, inputs: Sequence[Any], show: Callable[[GraphModule], None]) -> Function:
-    """Trace forward and backward into aten operators, show each, and return what runs them as they are."""
+    """Trace forward and backward into aten operators, pass each to `show`, and return a function that runs them."""
     return cast(Function, trace_and_run(module, inputs, _drop_casts, show))
 
 
@@ -240,11 +240,11 @@ _TIDY_FILES = [
     str(Path(__file__).with_name(name))
     for name in (Path(__file__).name, "_casts.py", "_convolutions.py", "_convolution_kernels.py")
 ]
-"""What the pass below is made of: part of cache keys, as the policy is."""
+"""The source files of the pass below; they are part of cache keys, like the policy."""
 
 
 def _tidy(graph: Graph) -> None:
-    """Change a graph before Inductor looks at it."""
+    """Change a graph before Inductor compiles it."""
     if is_any_autocast_enabled():
         raise RuntimeError("autocast is on while Inductor works: it would decide casts a second time")
     drop_needless_casts(graph)
@@ -256,7 +256,7 @@ def missing_compiler() -> str | None:
     """Return why Inductor cannot work on this machine, None if it can."""
     try:
         compiler = cpp_compiler()
-    except Exception as error:  # noqa: BLE001  of a class of its own, which moved between releases
+    except Exception as error:  # noqa: BLE001  its class moved between releases of torch
         return str(error).splitlines()[0] if str(error) else type(error).__name__
     return None if shutil.which(compiler) else f"{compiler} was not found"
 
@@ -271,7 +271,7 @@ def _notice_missing_compiler(reason: str) -> None:
 
 
 def _usable(backend: str) -> str:
-    """Return the backend, or the one that takes its place on a machine without a compiler."""
+    """Return the backend, or its fallback on a machine without a compiler."""
     reason = missing_compiler() if backend == "inductor" else None
     if reason is None:
         return backend
@@ -319,7 +319,7 @@ _CONTEXT = "Developer debug context:"
 
 
 def _reason(error: BaseException) -> str:
-    """Return what stopped Dynamo: its own first line, and the words of whatever was raised."""
+    """Return why Dynamo stopped: the first line of its message, and the message of the original error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     first = lines[0] if lines else type(error).__name__
     context = next((line.removeprefix(_CONTEXT).strip() for line in lines if line.startswith(_CONTEXT)), "")

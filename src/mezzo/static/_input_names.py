@@ -1,4 +1,4 @@
-"""Names of inputs as identifiers: generated code and saved files need identifiers, a user may choose any string."""
+"""Input names as identifiers: users may choose any string, but generated code and files need identifiers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _ESCAPED = re.compile(r"\w+_named_hex_([0-9a-f]*)", re.ASCII)
 
 
 def escaped(name: str) -> str:
-    """Return an identifier that no other name has: the readable part of the name, then all of it in hexadecimal.
+    """Return a unique identifier for a name: its readable part, then the whole name in hexadecimal.
 
-    It survives `torch.export`, which changes capitals to small letters. It has no double underscore, because a file whose
-    texts have one is not loaded.
+    It survives `torch.export`, which lower-cases names. It has no double underscore, because files with one in a text
+    are refused.
 
     >>> escaped("y:0")
     'y_0_named_hex_793a30'
@@ -23,7 +23,7 @@ def escaped(name: str) -> str:
 
 
 def identifier_of(name: str) -> str:
-    """Return the name where it can stand in generated code and in a file, otherwise `escaped(name)`.
+    """Return the name if it is valid in generated code and in a file, otherwise `escaped(name)`.
 
     >>> identifier_of("label"), identifier_of("class")
     ('label', 'class_named_hex_636c617373')
@@ -33,7 +33,7 @@ def identifier_of(name: str) -> str:
 
 
 def name_of(identifier: str) -> str:
-    """Return the name that an identifier stands for; one that `escaped` did not make stands for itself.
+    """Return the original name of an identifier; one that `escaped` did not make is returned unchanged.
 
     >>> name_of("y_0_named_hex_793a30"), name_of("label"), name_of("x_named_hex_793a30")
     ('y:0', 'label', 'x_named_hex_793a30')

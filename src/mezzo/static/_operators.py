@@ -1,4 +1,4 @@
-"""The operator table of a captured graph: which operator computes in which dtype, read from the graph itself."""
+"""The operator table of a captured graph: which operator computes in which dtype."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def count_operators(forward: GraphModule, backward: GraphModule | None, include_
 
 
 def _values(arguments: Any) -> Any:
-    """Return arguments with the tensors that nodes stand for."""
+    """Return arguments with nodes replaced by their fake tensors."""
     if isinstance(arguments, Node):
         return arguments.meta.get("val")
     if isinstance(arguments, dict):
@@ -36,7 +36,7 @@ def _values(arguments: Any) -> Any:
 
 
 def _module_path(node: Node) -> str:
-    """Return the path, below the outermost module, of the module that a node or the forward of a gradient comes from."""
+    """Return the module path of a node, or of the forward of a gradient, below the outermost module."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     paths = [str(path) for path, _ in stack.values()]
     return paths[-1].removeprefix(paths[0]).lstrip(".") if paths else ""

@@ -1,4 +1,4 @@
-"""What is done to the graph of a program before it is run or saved."""
+"""Changes to the graph of a program before it is run or saved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mezzo.static._variables import Variable
 
 
 def needed_for(graph: Graph, end: Node, root: nn.Module) -> set[Node]:
-    """Return what a result needs: what it is computed from, and what writes into any of that."""
+    """Return the nodes that a result needs: those that compute it, and those that write into any of them."""
     needed: set[Node] = set()
     waiting = [end]
     while waiting:
@@ -27,7 +27,7 @@ def needed_for(graph: Graph, end: Node, root: nn.Module) -> set[Node]:
 
 
 def _writes_into(node: Node, needed: set[Node], root: nn.Module) -> bool:
-    """Whether a call changes one of some values in place."""
+    """Whether a call changes one of the needed values in place."""
     first = node.args[0] if node.args else None
     if first not in needed:
         return False
@@ -39,7 +39,7 @@ def _writes_into(node: Node, needed: set[Node], root: nn.Module) -> bool:
 
 
 def mark(graph: Graph, nodes: dict[Node, Node], variable: Variable) -> None:
-    """Put the variable's name beside its value, for whoever reads it."""
+    """Insert a node with the variable's name between its value and the users of the value."""
     node = nodes[variable._node]
     users = list(node.users)
     with graph.inserting_after(node):
@@ -50,18 +50,18 @@ def mark(graph: Graph, nodes: dict[Node, Node], variable: Variable) -> None:
 
 
 def by_name(names: Sequence[str], values: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Return results by name, in a plain dict: torch.fx would make one of its own kind, which no other reader knows."""
+    """Return results by name in a plain dict: torch.fx would make a dict class that other readers do not know."""
     return dict(zip(names, values, strict=True))
 
 
 def evaluate_functions(graph: Graph) -> None:
-    """Let functions that ask whether they train (dropout, batch_norm) evaluate, as modules in eval mode do."""
+    """Set `training=False` in calls of functions that have it (dropout, batch_norm)."""
     for node in graph.nodes:
         if node.op != "call_function":
             continue
         try:
             signature = inspect.signature(node.target)
-        except (TypeError, ValueError):  # of C: it has none, and asks nobody
+        except (TypeError, ValueError):  # a C function: it has no signature and no such argument
             continue
         if "training" in signature.parameters:
             given = signature.bind_partial(*node.args, **node.kwargs)

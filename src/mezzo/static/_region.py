@@ -1,4 +1,4 @@
-"""How precision is decided inside a captured step: a policy, `fp16_guard`, and variables that stay in float32."""
+"""Which parts of a captured step are cast: policy, `fp16_guard`, and variables that stay in float32."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mezzo.record import operator_log
 
 
 class NoGuardError(MezzoError):
-    """The guard option is on, and nothing ran inside a guard: the whole network would be float32, silently."""
+    """The guard option is on, but nothing ran inside a guard: the whole network would silently be float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +40,25 @@ class CastRules:
         return f"{self.policy.level} {dtype_name(self.policy.dtype)}{guarded}"
 
 
-class _Here(threading.local):
-    """The guard of this thread's step."""
+class _ThreadState(threading.local):
+    """Guards and regions of this thread's step."""
 
     def __init__(self) -> None:
         self.inside: Policy | None = None
-        """What a guard switches to; None: guards do nothing."""
+        """The policy inside a guard; None: guards have no effect."""
         self.everywhere: Policy | None = None
-        """The policy of the step, for what is switched to float32."""
+        """The policy of the step; `enter_float32` derives its float32 version."""
         self.open: list[auto_cast] = []
-        """The regions that markers opened, innermost last."""
+        """Regions opened by markers, innermost last."""
         self.depth = 0
-        """Guards that are open, whether they switch anything or not."""
+        """Open guards, also those without effect."""
         self.regions_before = 0
-        """Regions that were open when a capture began: they are not its own."""
+        """How many regions were open when a capture began."""
         self.entered = 0
         """How often a guard was entered."""
 
 
-_here = _Here()
+thread_state = _ThreadState()
 
 
 @contextmanager
@@ -68,46 +68,46 @@ def casting_region(precision: CastRules) -> Iterator[None]:
     if policy is None or not precision.is_on:
         yield
         return
-    before = _here.inside, _here.everywhere, _here.depth
-    regions = len(_here.open)
-    _here.inside, _here.everywhere = (policy if precision.use_guard else None), policy
+    before = thread_state.inside, thread_state.everywhere, thread_state.depth
+    regions = len(thread_state.open)
+    thread_state.inside, thread_state.everywhere = (policy if precision.use_guard else None), policy
     try:
         region = auto_cast(policy=policy.in_float32() if precision.use_guard else policy)
-        with operator_log.paused(), region:  # a captured step has a table of its own: `operators()`
+        with operator_log.paused(), region:  # a captured step has its own table: `operators()`
             try:
                 yield
             finally:
                 close_regions(regions)
     finally:
-        _here.inside, _here.everywhere, _here.depth = before
+        thread_state.inside, thread_state.everywhere, thread_state.depth = before
 
 
 def close_regions(down_to: int | None = None) -> None:
-    """Leave what was left open since a capture began: Dynamo stops in the middle of a network and begins again."""
-    while len(_here.open) > (_here.regions_before if down_to is None else down_to):
-        _here.open.pop().__exit__(None, None, None)
+    """Close regions that were left open since a capture began: Dynamo may stop inside a network and restart."""
+    while len(thread_state.open) > (thread_state.regions_before if down_to is None else down_to):
+        thread_state.open.pop().__exit__(None, None, None)
 
 
 @contextmanager
 def markers_balanced() -> Iterator[None]:
-    """Inside something is captured; afterwards as many guards and regions are open as before, whatever happened."""
-    depth, before = _here.depth, _here.regions_before
-    _here.regions_before = len(_here.open)
+    """Around a capture: restore the number of open guards and regions, also after an exception."""
+    depth, before = thread_state.depth, thread_state.regions_before
+    thread_state.regions_before = len(thread_state.open)
     try:
         yield
     finally:
         close_regions()
-        _here.depth, _here.regions_before = depth, before
+        thread_state.depth, thread_state.regions_before = depth, before
 
 
 def is_inside_guard() -> bool:
     """Whether this thread is inside `fp16_guard()`."""
-    return _here.depth > 0
+    return thread_state.depth > 0
 
 
 def guards_entered() -> int:
     """Return how often this thread entered a guard."""
-    return _here.entered
+    return thread_state.entered
 
 
 def refuse_missing_guard(found: bool) -> None:
@@ -119,32 +119,32 @@ def refuse_missing_guard(found: bool) -> None:
         )
 
 
-# The markers: plain calls that Dynamo puts into its graph as they are. They run when the graph is traced, not in what is
-# compiled from it.
+# The markers: plain calls that Dynamo puts into its graph unchanged. They run when the graph is traced into operators, not
+# in the compiled code.
 
 
 def enter_guard() -> None:
     """Follow the policy from here on."""
-    _here.depth += 1
-    _here.entered += 1
-    _switch(_here.inside)
+    thread_state.depth += 1
+    thread_state.entered += 1
+    _switch(thread_state.inside)
 
 
 def leave_guard() -> None:
     """Undo `enter_guard`."""
-    _here.depth -= 1
-    if _here.inside is not None:
+    thread_state.depth -= 1
+    if thread_state.inside is not None:
         _leave()
 
 
 def enter_float32() -> None:
-    """Be float32 from here on."""
-    _switch(None if _here.everywhere is None else _here.everywhere.in_float32())
+    """Compute in float32 from here on."""
+    _switch(None if thread_state.everywhere is None else thread_state.everywhere.in_float32())
 
 
 def leave_float32() -> None:
     """Undo `enter_float32`."""
-    if _here.everywhere is not None:
+    if thread_state.everywhere is not None:
         _leave()
 
 
@@ -152,17 +152,17 @@ def _switch(policy: Policy | None) -> None:
     if policy is not None:
         region = auto_cast(policy=policy)
         region.__enter__()
-        _here.open.append(region)
+        thread_state.open.append(region)
 
 
 def _leave() -> None:
-    if _here.open:
-        _here.open.pop().__exit__(None, None, None)
+    if thread_state.open:
+        thread_state.open.pop().__exit__(None, None, None)
 
 
 @contextmanager
 def fp16_guard() -> Iterator[None]:
-    """Mark a part of a network for half precision, in a program decorated with `use_fp16_guard`; elsewhere it does nothing.
+    """Mark a part of a network for half precision, if the program uses `use_fp16_guard`; otherwise do nothing.
 
     >>> with fp16_guard():
     ...     pass

@@ -1,4 +1,4 @@
-"""The forward of a program as a file, and back."""
+"""Saving and loading the forward of a program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mezzo.static._variables import InputSpec
 
 _SAMPLES = (2, 64, 96, 128, 160)
-"""Of a free size, by its place: not 0 or 1, which torch would take for fixed, unequal, and large enough for a network."""
+"""Sample sizes of free dimensions, by axis: unequal, large enough for a network, and not 0 or 1, which torch fixes."""
 
 
 def save_forward(module: nn.Module, inputs: Sequence[InputSpec], path: Path, *, shown: Path | None = None) -> None:
@@ -28,9 +28,9 @@ def save_forward(module: nn.Module, inputs: Sequence[InputSpec], path: Path, *, 
 
     Args:
         module: Takes the inputs in this order.
-        inputs: What it takes, in order.
+        inputs: Its inputs, in order.
         path: Usually ends in .pt2.
-        shown: The name of the file in a warning, where `path` is that of a part.
+        shown: The file name for warnings, if `path` is a temporary file.
 
     Raises:
         RunError: torch cannot export it.
@@ -40,7 +40,7 @@ def save_forward(module: nn.Module, inputs: Sequence[InputSpec], path: Path, *, 
     try:
         with quietly(), torch.no_grad():
             exported = torch.export.export(float32_copy(module).eval(), samples, dynamic_shapes=free, strict=False)
-    except Exception as error:  # whatever a user's network raises is a network that is not exported
+    except Exception as error:  # the user's network may raise anything
         raise RunError(f"the program cannot be exported: {' '.join(str(error).split())[:400]}") from error
     forget_places(exported)
     write_program(exported, path, shown=shown)
@@ -54,7 +54,7 @@ def load_forward(path: Path) -> tuple[ExportedProgram, dict[str, tuple[list[int]
     """Return a forward that `save_forward` wrote, and its inputs by name: shape (-1 where free) and dtype.
 
     Raises:
-        DeployError: The file is damaged, holds what a forward has no need of, or has two inputs of one name.
+        DeployError: The file is damaged, holds more than a forward, or has two inputs of one name.
     """
     exported = load_program(path, keep_sizes=True)
     values = {node.name: node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder"}

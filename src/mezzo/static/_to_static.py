@@ -1,4 +1,4 @@
-"""`to_static`: a module or function captured when it is called, in the precision of the region around the call."""
+"""`to_static`: capture a module or function when it is called, in the precision of the region around the call."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class StaticFunction:
         return self._function(*args, **kwargs)
 
     def _fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Check and cast the declared inputs, given by place or by name."""
+        """Check and cast the declared inputs, given by position or by name."""
         values = list(args)
         for spec, (place, name) in zip(self._specs, self._declared, strict=False):
             if place < len(values):
@@ -47,16 +47,16 @@ class StaticFunction:
         return tuple(values), kwargs
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """Return the method of an instance, where a method was made static."""
+        """Return the bound method, if `to_static` decorates a method."""
         return self if instance is None else functools.partial(self, instance)
 
     @property
     def graphs(self) -> list[CapturedGraph]:
-        """What was captured so far."""
+        """The graphs captured so far."""
         return list(self._capture.graphs)
 
     def operators(self, include_views: bool = False) -> OperatorStats:
-        """Return operator x dtype of the graph that was captured last.
+        """Return the operator table of the last captured graph.
 
         Raises:
             ProgramError: Nothing is captured yet.
@@ -67,12 +67,12 @@ class StaticFunction:
 
 
 def _declared(function: Callable[..., Any]) -> list[tuple[int, str]]:
-    """Return place and name of what a function takes; `self` is no input."""
+    """Return position and name of a function's parameters without `self`."""
     module = getattr(function, "__self__", None)
     asked = module.forward if isinstance(module, nn.Module) else function
     try:
         names = list(inspect.signature(asked).parameters)
-    except ValueError:  # a function of C, which takes its inputs by place
+    except ValueError:  # a C function, which takes its inputs by position
         return [(place, "") for place in range(_MOST_INPUTS)]
     return [(i, name) for i, name in enumerate(names) if name != "self"]
 
@@ -86,7 +86,7 @@ def _fitted(spec: InputSpec, value: Any) -> Any:
 
 
 class _ForwardOfModule(StaticFunction):
-    """What a module's call goes through; in evaluation, if it is for training only, the module as it is."""
+    """The captured call of a module; with `only_training`, the plain call in evaluation."""
 
     def __init__(
         self, module: nn.Module, input_spec: Sequence[InputSpec] | None, backend: str, only_training: bool
@@ -107,21 +107,21 @@ def to_static(
     backend: str = "inductor",
     only_training: bool = False,
 ) -> Any:
-    """Let a module or a function be captured as a graph when it is called, and compiled; also a decorator.
+    """Capture a module or a function as a graph when it is called, and compile it; also a decorator.
 
-    The `auto_cast` region around the call decides the precision, and `with auto_cast(...)` inside the function that of what
-    runs there. A module stays the object it is: its weights, its `state_dict` and its hooks are its own; a copy of it is
-    not captured.
+    The `auto_cast` region around the call decides the precision; `with auto_cast(...)` inside the function decides for
+    the calls in it. A module stays the same object, with its weights, `state_dict` and hooks; copies of it are not
+    captured.
 
     Args:
         target: A module, or a function of tensors.
-        input_spec: Shapes and dtypes of the first inputs: they are checked, and cast.
+        input_spec: Shapes and dtypes of the first inputs; shapes are checked, dtypes are cast.
         backend: As in `compile_step`.
-        only_training: A module in evaluation is called as it is.
+        only_training: Do not capture a module in evaluation.
 
     Returns:
-        The same module, or a function of the same name with `graphs` and `operators()`; for a module `static_forward`
-        has them.
+        The same module, or a function of the same name with `graphs` and `operators()`. For a module,
+        `static_forward` returns the object that has them.
 
     >>> @to_static(backend="aot_eager")
     ... def double(x):
@@ -141,7 +141,7 @@ def to_static(
 
 
 def static_forward(module: nn.Module) -> StaticFunction:
-    """Return what a module's call goes through after `to_static`.
+    """Return the captured call of a module after `to_static`.
 
     Raises:
         ProgramError: `to_static` was not called on it.

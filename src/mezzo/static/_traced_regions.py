@@ -1,8 +1,8 @@
 """`auto_cast` regions inside a function that is captured: they become markers in its graph.
 
-Dynamo leaves the code of `auto_cast` alone, so with `fullgraph=True` a region is an error. While a function with regions
-is called, `auto_cast` has methods that Dynamo can trace. They write two markers, with the policy's key, around what runs
-inside. The markers run when the graph is traced into operators, and the casts of the region's policy get into the graph.
+Dynamo does not trace `auto_cast`, so with `fullgraph=True` a region is an error. While a function with regions is called,
+`auto_cast` has other methods, which Dynamo can trace. They put two markers, with the policy's key, around the calls
+inside. The markers run when the graph is traced into operators, so the casts of the region's policy enter the graph.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from mezzo.static import _region
 _OWN = {name: getattr(auto_cast, name) for name in ("__init__", "__enter__", "__exit__")}
 
 _regions: dict[str, auto_cast] = {}
-"""By key; the key says everything that the casts depend on, because compile caches see nothing else."""
+"""By key. The key holds everything that the casts depend on, because compile caches see only the key."""
 
 
 def _region_key(*args: Any, **kwargs: Any) -> str:
-    """Return the key of the region that `auto_cast(*args, **kwargs)` is; Dynamo takes it as a constant."""
+    """Return the key of the region `auto_cast(*args, **kwargs)`; Dynamo takes it as a constant."""
     region = object.__new__(auto_cast)
     _OWN["__init__"](region, *args, **kwargs)
     return _keep(region.key(), region)
 
 
 def _policy_key(fields: tuple[Any, ...], *args: Any, **kwargs: Any) -> str:
-    """Return the key of a region whose `policy` has these fields; Dynamo takes no policy itself as a constant."""
+    """Return the key of a region whose `policy` has these fields; Dynamo cannot take a policy as a constant."""
     return _region_key(*args, policy=Policy(*fields), **kwargs)
 
 
@@ -43,16 +43,16 @@ def _keep(key: str, region: auto_cast) -> str:
 
 
 def enter_region(key: str) -> None:
-    """Enter a region from here on: a marker."""
+    """Enter a region from here on; this is a marker."""
     region = _regions[key]
     _OWN["__enter__"](region)
-    _region._here.open.append(region)
+    _region.thread_state.open.append(region)
 
 
 def leave_region() -> None:
     """Undo `enter_region`."""
-    if _region._here.open:
-        _OWN["__exit__"](_region._here.open.pop(), None, None, None)
+    if _region.thread_state.open:
+        _OWN["__exit__"](_region.thread_state.open.pop(), None, None, None)
 
 
 @functools.cache
@@ -62,16 +62,16 @@ def _show_to_dynamo() -> None:
         torch.compiler.allow_in_graph(marker)
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     captures = 0
-    """Calls of functions with regions that this thread is inside of."""
+    """How many calls of functions with regions this thread is inside of."""
 
 
-_here = _Here()
+_thread_state = _ThreadState()
 
 
 def _is_captured_here() -> bool:
-    return _here.captures > 0
+    return _thread_state.captures > 0
 
 
 # What Dynamo traces. Code may also call these for real meanwhile, and other threads may compile functions of their own.
@@ -119,12 +119,12 @@ def _change_uses(by: int) -> None:
 
 @contextmanager
 def regions_traced() -> Iterator[None]:
-    """Inside, Dynamo can trace `with auto_cast(...)`; what runs for real does so as before."""
+    """Inside, Dynamo can trace `with auto_cast(...)`; code that is not traced runs as before."""
     _show_to_dynamo()
     _change_uses(1)
-    _here.captures += 1
+    _thread_state.captures += 1
     try:
         yield
     finally:
-        _here.captures -= 1
+        _thread_state.captures -= 1
         _change_uses(-1)

@@ -1,4 +1,4 @@
-"""Trying a call of a program on tensors without memory: the shapes of its results, and whether it fits at all."""
+"""Trying a call of a program on fake tensors, to learn the shapes of its results and whether it is valid."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Use:
 
 
 class _Watch(TorchFunctionMode):
-    """Notes which parameters are used inside `fp16_guard`, and which outside."""
+    """Notes which parameters are used inside `fp16_guard` and which outside."""
 
     def __init__(self, uses: dict[nn.Parameter, Use]) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class _Watch(TorchFunctionMode):
 
 
 class Trials:
-    """The trials of a program's calls; they know where each parameter was used."""
+    """Tries the calls of a program, and notes where each parameter is used."""
 
     def __init__(self) -> None:
         self.uses: dict[nn.Parameter, Use] = {}
@@ -60,7 +60,7 @@ class Trials:
         return {param for param, use in self.uses.items() if use.outside}
 
     def inputs(self, spec: InputSpec) -> tuple[Tensor, ...]:
-        """Return what stands for an input, one tensor a trial."""
+        """Return the fake tensors of an input, one per trial."""
         with self._without_memory():
             return tuple(
                 torch.empty([unknown if size < 0 else size for size in spec.shape], dtype=spec.dtype)
@@ -68,7 +68,7 @@ class Trials:
             )
 
     def results(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any], name: str) -> tuple[Any, ...]:
-        """Carry a call out, once for each trial; return its results.
+        """Run a call on fake tensors, once per trial; return its results.
 
         Raises:
             ProgramError: The call does not take these variables, or needs their numbers.
@@ -82,14 +82,14 @@ class Trials:
             try:
                 with self._trial_of(target):
                     results.append(function(*values, **named_values))
-            except Exception as error:  # whatever the user's network raises says what does not fit
+            except Exception as error:  # the user's network may raise anything
                 raise _explained(error, name, size) from error
         self.has_guard = self.has_guard or guards_entered() > before
         return tuple(results)
 
     @contextmanager
     def _trial_of(self, target: Any) -> Iterator[None]:
-        """Inside, a call needs no memory and leaves no trace."""
+        """Inside, a call needs no memory and changes nothing."""
         with ExitStack() as stack:
             stack.enter_context(modules_unwatched())
             stack.enter_context(kept_out())
@@ -128,7 +128,7 @@ def _refuse_lazy(target: Any) -> None:
 
 @contextmanager
 def _untouched(target: Any) -> Iterator[None]:
-    """Put back what a trial changes in a module: attributes, buffers, and counters, which torch computes with nonetheless."""
+    """Restore what a trial changes in a module: attributes, buffers, and one-element counters, which have real values."""
     parts = list(target.modules()) if isinstance(target, nn.Module) else []
     buffers = [
         buffer for part in parts for buffer in part._buffers.values() if buffer is not None and buffer.numel() == 1

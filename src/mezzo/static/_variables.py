@@ -1,7 +1,7 @@
-"""Variables: what a program is written with before there are numbers.
+"""Variables: symbolic values with which a program is written.
 
-A call on a variable, of a module, a torch function, a method or an operator, is not carried out but written into the
-variable's program. It is tried on a tensor without memory, which tells the shape of its result and whether it fits.
+A call of a module, a torch function, a method or an operator on a variable is recorded in the variable's program instead
+of being computed. It is tried on fake tensors without memory, which gives the shape of its result.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from mezzo.static._program import Program
 
 TRIALS = (1009, 1021)
-"""What a size that each batch brings is tried as: whatever differs between the two trials is not known yet."""
+"""Two sizes to try for each free dimension: a size that differs between the trials depends on the batch."""
 
 
 class ProgramError(MezzoError):
-    """A program is written or fed in a way that cannot work."""
+    """A program was written or fed in the wrong way."""
 
 
 class UnknownSize(int):
-    """A size that each batch brings: -1 to look at, and nothing to compute with."""
+    """A size that depends on the batch: it shows as -1, and computing with it is an error."""
 
     def __new__(cls) -> UnknownSize:
         return super().__new__(cls, -1)
@@ -53,7 +53,7 @@ class UnknownSize(int):
 
 
 class InputSpec:
-    """Shape, dtype and name of an input; None or -1 is a size that each batch brings.
+    """Shape, dtype and name of an input; None or -1 is a size that depends on the batch.
 
     >>> InputSpec([None, 8], "float32", "x")
     InputSpec(shape=(-1, 8), dtype=float32, name='x')
@@ -91,9 +91,9 @@ def parse_dtype(dtype: Any) -> torch.dtype:
 
 
 class Variable:
-    """A value of a program that has no numbers yet: an input, or the result of a call.
+    """A symbolic value of a program: an input, or the result of a call.
 
-    Torch functions, modules, methods of tensors and operators take it; what they do is written into its program.
+    Torch functions, modules, tensor methods and operators accept it; the call is recorded in its program.
     """
 
     def __init__(
@@ -104,17 +104,17 @@ class Variable:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes; -1 for those that each batch brings."""
+        """Sizes; -1 for those that depend on the batch."""
         first, second = (trial.shape for trial in self._trials)
         return tuple(size if size == other else UnknownSize() for size, other in zip(first, second, strict=True))
 
     def size(self, dim: int | None = None) -> Any:
-        """Return the shape, or one size of it; -1 where each batch brings its own."""
+        """Return the shape, or one size of it; -1 if it depends on the batch."""
         return self.shape if dim is None else self.shape[dim]
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype without mixed precision, which is decided when the program is captured."""
+        """Dtype without mixed precision; the policy decides later, when the program is captured."""
         return self._trials[0].dtype
 
     @property
@@ -196,7 +196,7 @@ def is_variable(value: Any) -> bool:
 
 
 def record(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Write a call into the program of its variables; return the variables of its results."""
+    """Record a call in the program of its variables; return the variables of its results."""
     _refuse_unwatched_module()
     programs = {id(v._program): v._program for v in tree_leaves((args, kwargs)) if isinstance(v, Variable)}
     if len(programs) != 1:
@@ -206,7 +206,7 @@ def record(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def values_of(arguments: Any, trial: int) -> Any:
-    """Return arguments with the tensors that stand for their variables in a trial."""
+    """Return arguments with variables replaced by their tensors of a trial."""
     return tree_map(lambda value: value._trials[trial] if isinstance(value, Variable) else value, arguments)
 
 
@@ -220,17 +220,17 @@ def _call_or_record(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 class _Watch:
-    """Whether modules are watched, by the whole process: Dynamo must find the call of modules as it knows it.
+    """Replaces `nn.Module.__call__`, for the whole process, while a program is written and none runs.
 
-    `nn.Module.__call__` is replaced while a program is written and none runs. Otherwise it is the original.
+    Otherwise it is the original: Dynamo only knows that one.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a thread that ends may give up its writing while the lock is held here
+        self._lock = threading.RLock()  # a thread that ends may call `change` while this thread holds the lock
         self._writers = self._runs = 0
         self.is_on = False
         self.call: Callable[..., Any] = nn.Module.__call__
-        """What the call of modules was before."""
+        """The original `nn.Module.__call__`."""
 
     def change(self, *, writers: int = 0, runs: int = 0) -> None:
         with self._lock:
@@ -248,7 +248,7 @@ _watch = _Watch()
 
 
 class _Writing:
-    """Somebody writes a program: until `end`, or until nobody holds this any more, as when its thread has ended."""
+    """A program is being written: until `end`, or until this object is deleted, as when its thread ends."""
 
     def __init__(self) -> None:
         _watch.change(writers=1)
@@ -256,48 +256,48 @@ class _Writing:
         self.end.atexit = False
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     guards = 0
     writing: _Writing | None = None
 
 
-_here = _Here()
+_thread_state = _ThreadState()
 
 
 @contextmanager
 def writing_inside() -> Iterator[None]:
-    """Inside, modules look whether they are called with a variable; afterwards, whatever happens, they do not."""
-    _here.guards += 1
+    """Inside, modules check whether they are called with a variable; not afterwards, also after an exception."""
+    _thread_state.guards += 1
     writing = _Writing()
     try:
         yield
     finally:
         writing.end()
-        _here.guards -= 1
+        _thread_state.guards -= 1
 
 
 def begin_writing() -> None:
-    """Let modules look whether they are called with a variable until this thread calls `end_writing`, or ends."""
-    if _here.writing is None:
-        _here.writing = _Writing()
+    """Make modules check for variables until this thread calls `end_writing`, or ends."""
+    if _thread_state.writing is None:
+        _thread_state.writing = _Writing()
 
 
 def begin_writing_without_guard() -> None:
-    """Do the same as `begin_writing`, unless the thread is inside a `program_guard`, which begins and ends it."""
-    if not _here.guards:
+    """Call `begin_writing`, unless the thread is inside a `program_guard`, which does it."""
+    if not _thread_state.guards:
         begin_writing()
 
 
 def end_writing() -> None:
-    """End what `begin_writing` began in this thread; a `program_guard` around ends by itself."""
-    if _here.writing is not None:
-        _here.writing.end()
-        _here.writing = None
+    """Undo `begin_writing` in this thread; a `program_guard` ends by itself."""
+    if _thread_state.writing is not None:
+        _thread_state.writing.end()
+        _thread_state.writing = None
 
 
 @contextmanager
 def modules_unwatched() -> Iterator[None]:
-    """Inside, modules are called as ever, in every thread: nothing is written, and Dynamo sees what it knows."""
+    """Inside, `nn.Module.__call__` is the original in every thread: nothing is recorded, and Dynamo can trace it."""
     _watch.change(runs=1)
     try:
         yield
@@ -306,7 +306,7 @@ def modules_unwatched() -> Iterator[None]:
 
 
 def _refuse_unwatched_module() -> None:
-    """Raise ProgramError if a variable came into a module that is not watched: its parts would be written one by one."""
+    """Raise ProgramError if a module that does not check for variables got one: its parts would be recorded one by one."""
     frame = sys._getframe(1)
     while frame is not None and not _watch.is_on:
         if frame.f_code is CALL_CODE:

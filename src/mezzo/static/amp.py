@@ -23,12 +23,12 @@ __all__ = ["decorate", "CustomOpLists", "MixedPrecisionOptimizer", "fp16_guard",
 
 
 class CustomOpLists:
-    """Operators, and variables, whose precision differs from the defaults.
+    """Operators and variables whose precision differs from the defaults.
 
     Args:
         custom_white_list: Operators to compute in half.
         custom_black_list: Operators to compute in float32.
-        custom_black_varnames: Inputs, results and parameters of a program: what reads or writes them is float32.
+        custom_black_varnames: Inputs, results and parameters of a program; calls that use them are float32.
 
     >>> CustomOpLists(custom_black_list=["softmax"]).custom_black_list
     frozenset({'softmax'})
@@ -40,7 +40,7 @@ class CustomOpLists:
         custom_black_list: Iterable[str] | None = None,
         custom_black_varnames: Iterable[str] | None = None,
     ) -> None:
-        # The policy says what is wrong with a list, now rather than when a program is closed.
+        # Report wrong lists now, not when a program is closed.
         Policy.create("O1", custom_white_list=custom_white_list, custom_black_list=custom_black_list)
         self.custom_white_list = frozenset(custom_white_list or ())
         self.custom_black_list = frozenset(custom_black_list or ())
@@ -50,9 +50,9 @@ class CustomOpLists:
 
 
 class MixedPrecisionOptimizer:
-    """An optimizer whose program is trained in mixed precision; `decorate` makes it.
+    """An optimizer that trains a program in mixed precision; made by `decorate`.
 
-    What is not defined here (`param_groups`, `state_dict`, ...) is the optimizer's own.
+    Other attributes (`param_groups`, `state_dict`, ...) are those of the wrapped optimizer.
     """
 
     def __init__(
@@ -70,16 +70,16 @@ class MixedPrecisionOptimizer:
         self._is_prepared = False
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "optimizer":  # asked while a copy is made, before there is an optimizer
+        if name.startswith("_") or name == "optimizer":  # copying asks for them before there is an optimizer
             raise AttributeError(name)
         return getattr(self.optimizer, name)
 
     def minimize(self, loss: Variable, startup_program: Program | None = None, max_norm: float | None = None) -> None:
-        """Close the program of a loss: from now on a run is a training step in mixed precision.
+        """Close the program of a loss: from now on, a run is a training step in mixed precision.
 
         Args:
             loss: One number.
-            startup_program: Accepted; it has nothing to do.
+            startup_program: Accepted without effect.
             max_norm: Clip the norm of the true gradients to this.
 
         Raises:
@@ -98,15 +98,15 @@ class MixedPrecisionOptimizer:
         use_fp16_test: bool = False,
         rewrite_master_weight: bool = False,
     ) -> None:
-        """Move the weights to a device and, at O2 and O3, store them in half with float32 masters behind them.
+        """Move the weights to a device and, at O2 and O3, store them in half with float32 masters.
 
         Args:
-            place: As `Executor` takes it; None: where the weights are.
-            scope: Accepted; parameters belong to modules here.
+            place: As for `Executor`; None leaves the weights where they are.
+            scope: Accepted without effect; parameters belong to modules.
             test_program: A clone of the program, to run in the same precision: at O2 and O3 always, at O1 with
                 `use_fp16_test`.
             use_fp16_test: See `test_program`.
-            rewrite_master_weight: Accepted: masters always hold the weights as they were.
+            rewrite_master_weight: Accepted without effect: masters always hold the float32 weights.
 
         Raises:
             ProgramError: `minimize` was not called.
@@ -121,7 +121,7 @@ class MixedPrecisionOptimizer:
             test_program.precision = self.precision
 
     def get_loss_scaling(self) -> float:
-        """Return the scale that the loss is multiplied by.
+        """Return the loss scale.
 
         Raises:
             ProgramError: `minimize` was not called.
@@ -148,7 +148,7 @@ class MixedPrecisionOptimizer:
             )
 
     def _keep_half_weights(self) -> None:
-        """Store in half what is only ever computed in half."""
+        """Store in half the parameters that only half operators use."""
         policy, program = self.precision.policy, self._closed("amp_init")
         if policy is None or self._is_prepared:
             return
@@ -160,7 +160,7 @@ class MixedPrecisionOptimizer:
         )  # fmt: skip
 
     def _not_only_half(self, program: Program) -> list[nn.Parameter]:
-        """Return the parameters that something computes with in float32: outside guards, black by name or by operator."""
+        """Return the parameters that float32 operators use: outside guards, or black by name or by operator."""
         black = {id(p) for p in program.calls.trials.parameters_outside_guard()} if self.precision.use_guard else set()
         names = program.calls.parameter_names()
         black |= {key for key, name in names.items() if name in self.precision.float32_names}
@@ -213,29 +213,29 @@ def decorate(
     """Return an optimizer whose `minimize` makes a program train in mixed precision.
 
     Args:
-        optimizer: Of torch.
+        optimizer: A torch optimizer.
         amp_lists: Operators and variables that differ from the defaults.
         level: `O0`, `OD`, `O1` (the default), `O2` or `O3`.
         dtype: `float16` or `bfloat16`.
         master_weight: see `mezzo.amp.decorate`.
         master_grad: O2 and O3: gradients of half weights arrive in float32.
-        init_loss_scaling: The first loss scale; it and the next four are those of `mezzo.amp.GradScaler`.
+        init_loss_scaling: The first loss scale; this and the next four arguments are those of `mezzo.amp.GradScaler`.
         incr_every_n_steps: Steps without overflow before the scale grows.
         decr_every_n_nan_or_inf: Overflows before it shrinks.
         incr_ratio: By how much it grows.
         decr_ratio: By how much it shrinks.
         use_dynamic_loss_scaling: None: for float16 only.
-        use_pure_fp16: The older way to say `level='O2'`; not together with `level`.
-        use_fp16_guard: Only what is inside `fp16_guard()` is half; None: with `use_pure_fp16` it is on, else off.
+        use_pure_fp16: The older spelling of `level='O2'`; not together with `level`.
+        use_fp16_guard: Only calls inside `fp16_guard()` are half. None: on with `use_pure_fp16`, otherwise off.
         use_amp_guard: The newer name of `use_fp16_guard`.
-        use_bf16: The older way to say `dtype='bfloat16'`.
+        use_bf16: The older spelling of `dtype='bfloat16'`.
         use_promote: See `mezzo.amp.auto_cast`.
         cpu_compute: See `mezzo.amp.Policy`.
         fp8: O3: see `mezzo.amp.auto_cast`.
         half_layers: O3: see `mezzo.amp.decorate`; names begin with that of the module in the program, as in `Net_0.head`.
 
     Raises:
-        TypeError: `level` and `use_pure_fp16`, or both names of the guard, were given; or no optimizer.
+        TypeError: `level` and `use_pure_fp16`, or both names of the guard, were given; or `optimizer` is not one.
     """
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"decorate: {type(optimizer).__name__} is no torch.optim.Optimizer")
@@ -252,7 +252,7 @@ def decorate(
     policy = Policy.create(
         chosen, half, lists.custom_white_list, lists.custom_black_list, use_promote, cpu_compute, fp8
     )  # fmt: skip
-    parse_master_weight(master_weight)  # now, not when the program is closed
+    parse_master_weight(master_weight)  # report a wrong value now, not when the program is closed
     if half_layers is not None and chosen != "O3":
         raise ValueError(f"half_layers with level={chosen!r}: it belongs to level O3")
     precision = CastRules(policy, bool(use_pure_fp16) if guard is None else guard, lists.custom_black_varnames)
