@@ -1,4 +1,4 @@
-"""FP8 copies that are kept beside a weight: when they are made, from what, and whose they are."""
+"""FP8 copies that are kept beside a weight: when they are renewed, from what, and whose they are."""
 
 import copy
 import gc
@@ -27,8 +27,8 @@ RECIPE = Fp8Recipe(emulate=True, min_width=0, min_size=0)
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """The weights whose copies were made, in order."""
+def renewed(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The weights whose copies were renewed, in order."""
     found: list[Tensor] = []
     renew = WeightCopies.renew
 
@@ -86,7 +86,7 @@ def test_a_weight_of_zeros_has_copies_of_zeros_at_scale_one() -> None:
     assert not operand.values.float().any()
 
 
-def test_copies_are_made_once_and_again_after_each_change_where_they_are(made: list[Tensor]) -> None:
+def test_copies_are_made_once_and_again_after_each_change_where_they_are(renewed: list[Tensor]) -> None:
     layer = nn.Linear(48, 32, bias=False)
     decorate(layer, level="O2", dtype="bfloat16")
     weight = layer.weight
@@ -94,7 +94,7 @@ def test_copies_are_made_once_and_again_after_each_change_where_they_are(made: l
     addresses = [t.data_ptr() for t in (copies.values, copies.transposed, copies.state)]
     for _ in range(2):
         copies.operand(weight)
-    assert len(made) == 1
+    assert len(renewed) == 1
     with torch.no_grad():
         weight.mul_(3)
     copies.operand(weight)
@@ -108,7 +108,7 @@ def test_copies_are_made_once_and_again_after_each_change_where_they_are(made: l
     layer.half()
     kept(weight).operand(weight)
     assert_copies(copies, weight)
-    assert len(made) == 1 + 4
+    assert len(renewed) == 1 + 4
     assert kept(weight) is copies
     assert addresses == [t.data_ptr() for t in (copies.values, copies.transposed, copies.state)]
 
@@ -210,7 +210,7 @@ def test_a_weight_made_for_inference_is_converted_in_each_call() -> None:
     assert torch.equal(result, fp8_linear(x, weight.detach().clone(), None, recipe_to_text(RECIPE)))
 
 
-def test_where_no_kernel_writes_them_they_are_made_in_the_forward_after_each_step(made: list[Tensor]) -> None:
+def test_where_no_kernel_writes_them_they_are_made_in_the_forward_after_each_step(renewed: list[Tensor]) -> None:
     model = nn.Sequential(nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 16))
     optimizer = SGD(model.parameters(), lr=0.1)
     decorate(model, optimizer, level="O3", dtype="bfloat16", fp8=RECIPE, half_layers=())
@@ -220,7 +220,7 @@ def test_where_no_kernel_writes_them_they_are_made_in_the_forward_after_each_ste
             loss = model(x).float().square().mean()
         loss.backward()
         optimizer.step()
-    assert [id(w) for w in made] == [id(model[0].weight), id(model[2].weight)] * 3
+    assert [id(w) for w in renewed] == [id(model[0].weight), id(model[2].weight)] * 3
     assert copies_for_update(model[0].weight) is None
     assert copies_of(model[0].bias) is None
     twin = copy.deepcopy(model)

@@ -1,6 +1,4 @@
-"""The autocast state of a thread.
-
-Whether any autocast is on, and device types whose state carries numbers of mezzo's.
+"""The autocast state of a thread, and device types whose autocast dtype holds state of mezzo.
 
 Why: Dynamo guards and traces torch's autocast state of every device type that torch knows, and
 nothing of mezzo's. So mezzo writes its own state into the autocast state of device types that no

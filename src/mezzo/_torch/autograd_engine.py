@@ -1,11 +1,9 @@
-"""autograd's engine.
-
-Which backward pass and which node run now, callbacks at its end, numbers of nodes, forward mode.
+"""autograd's engine: the current backward pass and node, callbacks at its end, forward mode.
 
 Why: a recording joins the kernels of a backward pass to the modules of the forward pass by the
 numbers of nodes. The loss scaler compares gradients before and after a backward pass. FP8 products
 have no forward derivative.
-Releases: 2.11 to 2.15. What a release lacks says 'no backward pass', 'no node' and number 0.
+Releases: 2.11 to 2.15. If a release lacks a function, the answer is no backward pass, no node, number 0.
 Without it: recordings take a backward pass for a forward one; no warning about gradients that carry
 the loss scale.
 """
@@ -35,7 +33,7 @@ queue_callback: Callable[[Callable[[], Any]], None] = Variable._execution_engine
 def hook_only(tensor: Tensor, hook: Callable[[Tensor], Any]) -> None:
     """Call a hook with the gradient of a tensor that has no hooks yet.
 
-    One that has some is left alone.
+    A tensor that has hooks is left alone.
 
     The same as `Tensor.register_hook` without its handle, which takes three times as long.
     """

@@ -1,9 +1,9 @@
 """Whether oneDNN has bfloat16 kernels for this CPU.
 
-Why: bfloat16 on a CPU without them is emulated by torch, slower than float32; mezzo says so, and
+Why: bfloat16 on a CPU without them is emulated by torch, slower than float32; mezzo warns and
 computes in float32.
-Releases: 2.11 to 2.15. The question moved from an operator to functions of `torch.cpu`; whichever
-is there is asked.
+Releases: 2.11 to 2.15. The answer moved from an operator to functions of `torch.cpu`; this uses
+whichever exists.
 Without it: False is assumed, and bfloat16 on a CPU is computed in float32.
 """
 
@@ -15,7 +15,7 @@ import torch
 def onednn_computes_bfloat16() -> bool:
     """Return whether oneDNN has bfloat16 kernels for this CPU.
 
-    It wants AVX-512 or AMX (or bf16 on Arm).
+    They need AVX-512 or AMX, or bf16 on Arm.
     """
     if not torch.backends.mkldnn.is_available():
         return False

@@ -21,17 +21,15 @@ _forget_workspaces: Callable[[], None] = getattr(torch._C, "_cuda_clearCublasWor
 def capture_into(
     graph: torch.cuda.CUDAGraph, *, pool: Any = None, stream: torch.cuda.Stream | None = None
 ) -> Iterator[None]:
-    """Capture what runs inside; the memory that cuBLAS works in is the graph's own.
+    """Return a context for a capture with its own cuBLAS workspace.
 
-    torch keeps one workspace a stream, and frees it when another graph of the stream goes or when
-    Inductor captures one: a graph that had only borrowed it would write into freed memory (pytorch
-    issue 193402, 'unspecified launch failure'). Forgotten before, it is allocated by the capture,
-    in the graph's pool; forgotten afterwards, nobody else uses or frees it.
+    Workspaces are forgotten before the capture, so that it allocates one in the graph's pool, and
+    afterwards, so that no other code uses or frees that one.
 
     Args:
-        graph: What the work is captured into.
+        graph: The graph to capture into.
         pool: Memory pool that it shares with other graphs, from `torch.cuda.graph_pool_handle()`.
-        stream: Where it is captured; None: torch's own stream for that.
+        stream: The stream to capture; None: torch's stream for captures.
     """
     _forget_workspaces()
     try:

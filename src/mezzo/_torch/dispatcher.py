@@ -1,6 +1,4 @@
-"""torch's dispatcher.
-
-Its keys, which of them are switched off in this thread, and which operators have which kernels.
+"""torch's dispatcher: its keys, which of them this thread excludes, and kernels of operators.
 
 Why: the kernels of `mezzo.amp` sit on the autocast keys. They ask what torch has there itself, call
 an operator with autocast off inside, and call what was there before them.
@@ -61,10 +59,7 @@ overload."""
 
 
 def call_below_autograd(operator: Any, keys: Any, args: Sequence[Any]) -> Any:
-    """Call an operator from its autograd kernel, which was called with `keys`.
-
-    What lies below that kernel runs.
-    """
+    """Call an operator below autograd, from its autograd kernel, which was called with `keys`."""
     with below_autograd():
         return operator.redispatch(keys & _after_autograd, *args)
 

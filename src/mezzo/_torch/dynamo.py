@@ -1,6 +1,4 @@
-"""Dynamo, the tracer of `torch.compile`.
-
-Functions that it leaves alone, its errors, its callbacks, keeping it out.
+"""Dynamo, the tracer of `torch.compile`: hidden functions, errors, callbacks, running without it.
 
 Why: mezzo's regions, kernels and steps must not be traced; caches on disk must know the policy;
 errors of a capture are explained. Most of this must work without loading Dynamo, which takes
@@ -27,11 +25,10 @@ DYNAMO = "torch._dynamo"
 
 
 def hide_from_dynamo(advice: str) -> Callable[[F], F]:
-    """Return a decorator for a function that Dynamo neither traces nor compiles.
+    """Return a decorator for functions that Dynamo neither traces nor compiles.
 
-    A graph break, or an error with advice.
-
-    Imports nothing of Dynamo, and costs nothing outside of it.
+    A call is a graph break, or with `fullgraph=True` an error that contains `advice`. Dynamo is not
+    imported, and calls outside of it cost nothing.
     """
 
     def hide(function: F) -> F:
@@ -61,7 +58,7 @@ def kept_out() -> AbstractContextManager[Any]:
 def call_around_compilations(start: Callable[..., None], end: Callable[..., None]) -> None:
     """Call `start` before and `end` after each compilation.
 
-    Again after `torch._dynamo.reset`, which forgets both.
+    Call this again after `torch._dynamo.reset`, which drops both.
     """
     # Another thread may be importing that module right now.
     handler = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)

@@ -1,6 +1,4 @@
-"""The guards of a `torch.export.ExportedProgram`.
-
-Conditions on sizes that were true for the sample.
+"""The guards of an `ExportedProgram`: conditions on sizes that held for the sample input.
 
 Why: torch 2.11 guards remainders of sizes in pooling although both branches give the same size, and
 writing guards took half of the time of an ONNX export.

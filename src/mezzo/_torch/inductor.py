@@ -1,6 +1,4 @@
-"""Inductor, the compiler of `torch.compile`.
-
-A captured graph compiled, with a pass of mezzo's before it.
+"""Inductor, the compiler of `torch.compile`: compiles a captured graph after a pass of mezzo.
 
 Why: graph mode hands Inductor a graph that holds its casts, and tidies it first. The public
 `torch.compile` would trace it once more. Everything is imported when it is called: Inductor takes
@@ -84,7 +82,7 @@ def compile_package(program: Any, path: str) -> None:
 def load_package(path: str) -> Any:
     """Return the function of a package that `compile_package` wrote.
 
-    It runs native code: only for own files.
+    It runs native code: load only files that you trust.
     """
     import torch._inductor
 

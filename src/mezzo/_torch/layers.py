@@ -21,9 +21,6 @@ __all__ = ["BatchNorm", "ConvNd", "DropoutNd", "InstanceNorm", "NormBase", "conv
 
 
 def convolve(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return what a `ConvNd` gives with a weight and a bias that are not its own.
-
-    Padding and stride are the layer's.
-    """
+    """Return the result of a `ConvNd` with another weight and bias, and its own padding and stride."""
     result: Tensor = layer._conv_forward(x, weight, bias)
     return result

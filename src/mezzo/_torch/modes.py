@@ -1,6 +1,4 @@
-"""Function modes and dispatch modes.
-
-Which one is innermost, and code that runs with all of them off.
+"""Function modes and dispatch modes: the innermost one, and code that runs without them.
 
 Why: a recording is a pair of modes. It must tell its own modes from others, and its own arithmetic
 must not be recorded. The update reads a thousand attributes per step, each of which a function mode
@@ -30,10 +28,7 @@ no_torch_function = torch._C.DisableTorchFunction
 
 
 class UncompiledMode(TorchDispatchMode):
-    """A dispatch mode without torch's guard against compiling it, which loads Dynamo.
-
-    That takes seconds.
-    """
+    """A dispatch mode without torch's guard against compiling it, which loads Dynamo for seconds."""
 
     supports_higher_order_operators = True
 

@@ -43,19 +43,16 @@ def wrap_conversions(around: Around) -> None:
 
 
 def replace_call(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function `nn.Module.__call__`.
-
-    Return the one before it, with which a second call undoes the first.
-    """
+    """Replace `nn.Module.__call__`; return the function before, for a second call that undoes it."""
     before: Callable[..., Any] = nn.Module.__call__
     nn.Module.__call__ = call  # type: ignore[method-assign]
     return before
 
 
 def set_compiled_call(module: nn.Module, call: Callable[..., Any]) -> None:
-    """Let calls of a module go through a function, kept where `Module.compile` keeps its own.
+    """Let calls of a module go through a function, stored where `Module.compile` stores its own.
 
-    Not in copies or pickles.
+    Copies and pickles of the module do not contain it.
     """
     module._compiled_call_impl = call
 

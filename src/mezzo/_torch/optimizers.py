@@ -40,15 +40,15 @@ _WRAPPED_BY_SCHEDULER = "_wrapped_by_lr_sched"
 
 
 def mark_as_wrapped(step: Callable[..., Any]) -> None:
-    """Let LR schedulers take a step as one that they have wrapped.
+    """Mark a step as wrapped by an LR scheduler.
 
-    They wrap one without this mark, and warn if it goes.
+    Schedulers wrap a step without this mark, and warn if the mark disappears.
     """
     setattr(step, _WRAPPED_BY_SCHEDULER, True)
 
 
 def is_wrapped_by_scheduler(step: Callable[..., Any]) -> bool:
-    """Whether an LR scheduler wrapped a step, or `mark_as_wrapped` says so."""
+    """Whether a step has the mark of LR schedulers and `mark_as_wrapped`."""
     return hasattr(step, _WRAPPED_BY_SCHEDULER)
 
 

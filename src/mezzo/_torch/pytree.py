@@ -1,6 +1,4 @@
-"""Nested containers as torch walks them.
-
-Lists, tuples, named tuples, dictionaries and what users registered.
+"""Nested containers as torch sees them: lists, tuples, dictionaries and registered classes.
 
 Why: arguments and results of modules are nested, and mezzo must find the same tensors in them as
 torch does. `torch.utils.pytree`, the public name, is not in every release.

@@ -1,6 +1,4 @@
-"""TorchScript.
-
-The calls of scripted functions, its optimiser, and whether `torch.jit.trace` traces in this thread.
+"""TorchScript: calls of scripted functions, its optimiser, and whether this thread traces.
 
 Why: from the second call on, the optimiser derives gradients by formulas of its own, which know
 nothing of a policy. A trace must see the weight itself, not a half copy that mezzo keeps.

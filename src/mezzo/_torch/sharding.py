@@ -20,8 +20,5 @@ local_shard: Callable[[Any], Tensor] = attrgetter("_local_tensor")
 
 
 def is_of_fsdp1(param: Tensor) -> bool:
-    """Whether FullyShardedDataParallel made a parameter its own.
-
-    A flat one, or one of those inside (`use_orig_params`).
-    """
+    """Whether a parameter is FSDP1's: a flat one, or one inside of it (`use_orig_params`)."""
     return getattr(param, "_is_flat_param", False) or getattr(param, "_fsdp_flattened", False)

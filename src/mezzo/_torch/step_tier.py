@@ -1,7 +1,6 @@
 """Which kernels take the step: Triton's where they work, torch's fused ones elsewhere.
 
-Why: whether Triton can build a kernel shows only when it builds one, and torch has no question for
-it.
+Why: only building a kernel shows whether Triton works, and torch has no function for that.
 Releases: 2.11 to 2.15.
 Without it: a machine without a C compiler or with an old driver fails in its first step.
 """
@@ -23,19 +22,18 @@ _asked = "auto"
 
 @contextmanager
 def step_tier(name: str) -> Iterator[None]:
-    """Inside, steps are taken by one tier.
+    """Return a context in which one tier takes all steps, for comparisons and to find errors.
 
-    `triton`, `fused` (torch's own kernels), or `auto`, which is the default.
-
-    For comparisons and for doubt. `triton` where Triton does not work is an error instead of the
-    silent other tier.
+    Args:
+        name: `triton`, `fused` (torch's own kernels), or `auto`, the default: Triton where it works.
+            With `triton` steps raise RuntimeError where Triton does not work.
 
     Raises:
-        ValueError: There is no such tier.
+        ValueError: `name` is unknown.
     """
     global _asked
     if name not in _TIERS:
-        raise ValueError(f"step_tier({name!r}): there are {', '.join(_TIERS)}")
+        raise ValueError(f"step_tier({name!r}): must be one of {', '.join(_TIERS)}")
     before, _asked = _asked, name
     try:
         yield
@@ -44,7 +42,7 @@ def step_tier(name: str) -> Iterator[None]:
 
 
 def uses_triton(device: torch.device) -> bool:
-    """Whether steps on a device are Triton's.
+    """Whether Triton takes the steps on a device.
 
     Raises:
         RuntimeError: `step_tier("triton")` is asked for, and Triton does not work here.

@@ -1,6 +1,4 @@
-"""The smallest Triton kernel.
-
-Whether one can be built and run here is found by building and running one.
+"""The smallest Triton kernel, to find out whether Triton can build and run one here.
 
 Why: Triton may be installed and still not work: no C compiler, an old driver, a GPU that it does
 not know.
@@ -19,5 +17,5 @@ def _add_one(number):
 
 
 def try_kernel(device_type: str) -> None:
-    """Build and run it; raises whatever stands in the way."""
+    """Build and run the kernel; raises any error of Triton."""
     _add_one[(1,)](torch.zeros(1, device=device_type))
