@@ -9,12 +9,12 @@ from rich.progress import Progress
 
 from mezzo.files import plain, say
 
-Report = Callable[[str, int, int], None]
+ReportProgress = Callable[[str, int, int], None]
 """Told what is being done, the steps done in it and the steps it has."""
 
 
 @contextmanager
-def progress_bar() -> Iterator[Report]:
+def progress_bar() -> Iterator[ReportProgress]:
     """Yield what to call after each step: a bar on a terminal, else a line a mode; stdout is for the result."""
     console = Console(stderr=True)
     if not console.is_terminal:

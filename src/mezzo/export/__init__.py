@@ -9,9 +9,9 @@ from mezzo._lazy import load_on_demand
 
 if TYPE_CHECKING:
     from mezzo.export._choose import ENGINES, Choice, brief_engines, difference, load_engine
-    from mezzo.export._deployed import OUTPUT_OPS, Deployed, OutputOp, Task, read_deployed, sha256
+    from mezzo.export._deployed import OUTPUT_OPS, Deployed, OutputOp, TaskName, read_deployed, sha256
     from mezzo.export._engine import Engine
-    from mezzo.export._engine import Output as Output
+    from mezzo.export._engine import EngineOutput as EngineOutput
     from mezzo.export._engine_options import AUTO, ENGINE_NAMES, PRECISIONS, EngineOptions
     from mezzo.export._errors import DeployError, EngineError
     from mezzo.export._openvino import LABELS_LAST
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mezzo.export._programs import own_program as own_program
     from mezzo.export._programs import quietly as quietly
     from mezzo.export._programs import write_program as write_program
-    from mezzo.export._run import Description, ExportReport, ReadImages, Say, export_model
+    from mezzo.export._run import Description, ExportReport, PrintLine, ReadImages, export_model
     from mezzo.export._verify import Check, verify
 
 # What users call. The names imported `as` themselves above are for other packages of mezzo.
@@ -32,12 +32,12 @@ __all__ = [
     "ExportReport",
     "ExportError",
     "ReadImages",
-    "Say",
+    "PrintLine",
     "Check",
     "verify",
     "read_deployed",
     "Deployed",
-    "Task",
+    "TaskName",
     "OutputOp",
     "OUTPUT_OPS",
     "PRECISIONS",

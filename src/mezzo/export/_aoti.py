@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mezzo._torch.inductor import compile_package, load_package
 from mezzo.export._deployed import Deployed, sha256
-from mezzo.export._engine import Images, Output
+from mezzo.export._engine import EngineOutput, Images
 from mezzo.export._engine_options import EngineOptions
 from mezzo.export._errors import EngineError
 from mezzo.export._programs import load_program
@@ -45,12 +45,12 @@ class AotiEngine:
         path = model.file(options.precision, "program")
         self._network: Callable[[Tensor], Any] = load_package(str(_built(path)))
 
-    def run(self, images: Images) -> Output:
+    def run(self, images: Images) -> EngineOutput:
         """Return the output for images."""
         use_threads(self._threads)
         with torch.inference_mode():
             output = self._network(torch.from_numpy(images))
-        result: Output = (output[0] if isinstance(output, list | tuple) else output).numpy()
+        result: EngineOutput = (output[0] if isinstance(output, list | tuple) else output).numpy()
         return result
 
 

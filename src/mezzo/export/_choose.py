@@ -16,7 +16,7 @@ import numpy as np
 from mezzo._version import version_of
 from mezzo.errors import RunError, unknown_choice
 from mezzo.export._deployed import Deployed
-from mezzo.export._engine import Engine, Guarded, Images, Output
+from mezzo.export._engine import Engine, EngineOutput, Guarded, Images
 from mezzo.export._engine_options import AUTO, EngineOptions
 from mezzo.export._errors import DeployError, EngineError
 from mezzo.files import FileError, MiB, read_json, write_text
@@ -28,7 +28,7 @@ AGREEMENT = {"fp32": 1e-3, "fp16": 0.05, "bf16": 0.1, "int8": 0.1}
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class EngineKind:
     """How an engine is found."""
 
     module: str
@@ -44,13 +44,15 @@ class Kind:
         return Guarded(getattr(import_module(self.module), self.name)(model, options), self.name)
 
 
-ENGINES: Mapping[str, Kind] = {
-    "onnxruntime": Kind("mezzo.export._onnxruntime", "OnnxRuntimeEngine", "onnxruntime", ("cpu", "cuda")),
-    "openvino": Kind("mezzo.export._openvino", "OpenVinoEngine", "openvino", ("cpu",)),
-    "torch-graph": Kind("mezzo.export._torch_engines", "GraphEngine", "torch", ("cuda",)),
-    "torch": Kind("mezzo.export._torch_engines", "TorchEngine", "torch", ("cpu", "cuda")),
-    "torch-compiled": Kind("mezzo.export._torch_engines", "CompiledEngine", "torch", ("cpu", "cuda"), is_brief=False),
-    "torch-aoti": Kind("mezzo.export._aoti", "AotiEngine", "torch", ("cpu",), is_brief=False),
+ENGINES: Mapping[str, EngineKind] = {
+    "onnxruntime": EngineKind("mezzo.export._onnxruntime", "OnnxRuntimeEngine", "onnxruntime", ("cpu", "cuda")),
+    "openvino": EngineKind("mezzo.export._openvino", "OpenVinoEngine", "openvino", ("cpu",)),
+    "torch-graph": EngineKind("mezzo.export._torch_engines", "GraphEngine", "torch", ("cuda",)),
+    "torch": EngineKind("mezzo.export._torch_engines", "TorchEngine", "torch", ("cpu", "cuda")),
+    "torch-compiled": EngineKind(
+        "mezzo.export._torch_engines", "CompiledEngine", "torch", ("cpu", "cuda"), is_brief=False
+    ),
+    "torch-aoti": EngineKind("mezzo.export._aoti", "AotiEngine", "torch", ("cpu",), is_brief=False),
 }
 
 
@@ -138,7 +140,7 @@ def choose(model: Deployed, options: EngineOptions, shape: tuple[int, ...]) -> C
     return choice
 
 
-def difference(output: Output, right: Output) -> float:
+def difference(output: EngineOutput, right: EngineOutput) -> float:
     """Return the share of other labels, or the largest difference over the standard deviation of what is right."""
     if np.issubdtype(right.dtype, np.integer):
         return float(np.mean(output != right))
@@ -146,7 +148,7 @@ def difference(output: Output, right: Output) -> float:
     return float(np.abs(output.astype(np.float64) - right).max()) / scale
 
 
-def _reference(model: Deployed, options: EngineOptions, images: Images, tried: dict[str, str]) -> Output | None:
+def _reference(model: Deployed, options: EngineOptions, images: Images, tried: dict[str, str]) -> EngineOutput | None:
     """Return torch's output in float32, which others are compared with; None if there is no program."""
     plain = EngineOptions(device=options.device, threads=options.threads)
     try:
@@ -156,7 +158,7 @@ def _reference(model: Deployed, options: EngineOptions, images: Images, tried: d
         return None
 
 
-def _timed(engine: Engine, images: Images) -> tuple[float, Output]:
+def _timed(engine: Engine, images: Images) -> tuple[float, EngineOutput]:
     for _ in range(WARMUP):
         output = engine.run(images)
     times = []

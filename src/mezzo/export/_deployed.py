@@ -21,7 +21,7 @@ OUTPUT_OPS = ("argmax", "softmax", "none")
 MAX_BYTES = 1 << 20  # of deploy.yaml: a thousand class names are 20 KiB
 
 OutputOp = Literal["argmax", "softmax", "none"]
-Task = Literal["classification", "segmentation"]
+TaskName = Literal["classification", "segmentation"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +29,7 @@ class Deployed:
     """An exported model: what it takes, what it gives, and where its files are."""
 
     folder: Path
-    task: Task
+    task: TaskName
     model_name: str
     num_classes: int
     class_names: tuple[str, ...] = ()

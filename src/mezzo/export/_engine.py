@@ -16,7 +16,7 @@ from mezzo.export._errors import EngineError
 T = TypeVar("T")
 
 Images = NDArray[np.float32]
-Output = NDArray[Any]
+EngineOutput = NDArray[Any]
 
 KEPT_SHAPES = 8
 """How many input shapes an engine stays prepared for."""
@@ -25,7 +25,7 @@ KEPT_SHAPES = 8
 class Engine(Protocol):
     """A network that is loaded and ready."""
 
-    def run(self, images: Images) -> Output:
+    def run(self, images: Images) -> EngineOutput:
         """Return the output (labels, probabilities or logits) for images (n, 3, h, w)."""
         ...
 
@@ -41,7 +41,7 @@ class Guarded:
     def __init__(self, engine: Engine, name: str) -> None:
         self._engine, self._name = engine, name
 
-    def run(self, images: Images) -> Output:
+    def run(self, images: Images) -> EngineOutput:
         """Return the output for images.
 
         Raises:

@@ -7,14 +7,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mezzo.errors import RunError
+from mezzo.export._engine import Images
 from mezzo.export._files import INPUT
 from mezzo.files import write_file
-
-Images = NDArray[np.float32]
 
 
 def write_int8(source: Path, target: Path, batches: Iterable[Images]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mezzo.export._deployed import Deployed
-from mezzo.export._engine import Images, Output, need
+from mezzo.export._engine import EngineOutput, Images, need
 from mezzo.export._engine_options import EngineOptions
 from mezzo.export._errors import EngineError
 
@@ -35,9 +35,9 @@ class OnnxRuntimeEngine:
             raise EngineError(f"{path}: ONNX Runtime cannot load it: {reason}") from error
         self._input = self._session.get_inputs()[0].name
 
-    def run(self, images: Images) -> Output:
+    def run(self, images: Images) -> EngineOutput:
         """Return the output for images."""
-        output: Output = self._session.run(None, {self._input: images})[0]
+        output: EngineOutput = self._session.run(None, {self._input: images})[0]
         return output
 
 

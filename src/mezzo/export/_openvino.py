@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mezzo.export._deployed import Deployed
-from mezzo.export._engine import Images, Output, PerShape, need
+from mezzo.export._engine import EngineOutput, Images, PerShape, need
 from mezzo.export._engine_options import EngineOptions
 from mezzo.export._errors import EngineError
 
@@ -40,9 +40,9 @@ class OpenVinoEngine:
             self._settings["INFERENCE_NUM_THREADS"] = options.threads
         self._compiled = PerShape(self._compile, most=4)
 
-    def run(self, images: Images) -> Output:
+    def run(self, images: Images) -> EngineOutput:
         """Return the output for images."""
-        output: Output = self._compiled.get(images.shape)([images])[0]
+        output: EngineOutput = self._compiled.get(images.shape)([images])[0]
         return output
 
     def _compile(self, shape: tuple[int, ...]) -> Any:

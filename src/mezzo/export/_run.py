@@ -15,7 +15,7 @@ from torch import nn
 
 from mezzo._version import version_of
 from mezzo.errors import RunError, require
-from mezzo.export import Deployed, OutputOp, Task, sha256
+from mezzo.export import Deployed, OutputOp, TaskName, sha256
 from mezzo.export._files import trace, write_onnx
 from mezzo.export._fold import fold_batch_norms
 from mezzo.export._int8 import write_int8
@@ -27,7 +27,7 @@ from mezzo.files import report_write_errors
 
 VERIFIED_IMAGES = 16
 
-Say = Callable[[str], None]
+PrintLine = Callable[[str], None]
 ReadImages = Callable[[Sequence[Path], Deployed], Iterable[NDArray[Any]]]
 """From image files to batches as the model takes them: (batch, channels, height, width), float32."""
 
@@ -36,7 +36,7 @@ ReadImages = Callable[[Sequence[Path], Deployed], Iterable[NDArray[Any]]]
 class Description:
     """What a network is, beside its weights."""
 
-    task: Task
+    task: TaskName
     model_name: str
     num_classes: int
     transforms: tuple[Mapping[str, Any], ...]
@@ -60,7 +60,7 @@ def export_model(
     images: Sequence[Path] = (),
     calibration: Sequence[Path] = (),
     read_images: ReadImages | None = None,
-    say: Say = lambda line: None,
+    say: PrintLine = lambda line: None,
 ) -> ExportReport:
     """Write a network as `torch.export` program, ONNX and deploy.yaml, and verify every file against it.
 
@@ -136,7 +136,7 @@ class _Images:
 
 
 def _write_all(
-    network: nn.Module, model: Deployed, options: ExportOptions, images: _Images, say: Say
+    network: nn.Module, model: Deployed, options: ExportOptions, images: _Images, say: PrintLine
 ) -> tuple[Deployed, list[Check]]:
     right = Deployable(network, model.output_op)
     inputs = _accepted(right, model, random_inputs(model.input_shape), say)
@@ -170,7 +170,7 @@ def _spread(paths: Sequence[Path], most: int) -> Sequence[Path]:
 
 
 def _accepted(
-    network: Deployable, model: Deployed, inputs: list[tuple[str, list[NDArray[Any]]]], say: Say
+    network: Deployable, model: Deployed, inputs: list[tuple[str, list[NDArray[Any]]]], say: PrintLine
 ) -> list[tuple[str, list[NDArray[Any]]]]:
     """Return the inputs that the network itself takes.
 
@@ -215,7 +215,7 @@ def _write_variant(
     precision: str,
     options: ExportOptions,
     images: _Images,
-    say: Say,
+    say: PrintLine,
 ) -> dict[str, str]:
     """Write the files of a precision; return their names."""
     suffix = "" if precision == "fp32" else f"_{precision}"

@@ -14,7 +14,7 @@ from mezzo.amp import auto_cast
 from mezzo.devices import find_device
 from mezzo.dtypes import PRECISION_DTYPES
 from mezzo.export._deployed import Deployed
-from mezzo.export._engine import Images, Output, PerShape
+from mezzo.export._engine import EngineOutput, Images, PerShape
 from mezzo.export._engine_options import EngineOptions
 from mezzo.export._errors import EngineError
 from mezzo.export._programs import load_program
@@ -49,12 +49,12 @@ class TorchEngine:
         self._program = load_program(model.file("fp32" if lowered else options.precision, "program"))
         self._network: Callable[[Tensor], Tensor] = _module(self._program, self._device)
 
-    def run(self, images: Images) -> Output:
+    def run(self, images: Images) -> EngineOutput:
         """Return the output for images."""
         use_threads(self._threads)
         with torch.inference_mode(), self._region():
             output = self._network(self._put(images))
-        result: Output = output.cpu().numpy()
+        result: EngineOutput = output.cpu().numpy()
         return result
 
     def _put(self, images: Images) -> Tensor:
@@ -85,11 +85,11 @@ class GraphEngine(TorchEngine):
         super().__init__(model, options)
         self._captured = PerShape(self._capture)
 
-    def run(self, images: Images) -> Output:
+    def run(self, images: Images) -> EngineOutput:
         """Return the output for images."""
         captured = self._captured.get(images.shape)
         with torch.cuda.device(self._device):
-            result: Output = captured.run(images)
+            result: EngineOutput = captured.run(images)
         return result
 
     def _capture(self, shape: tuple[int, ...]) -> _Captured:
@@ -114,14 +114,14 @@ class _Captured:
             self._output = network(self._input)
         self._received = torch.empty(self._output.shape, dtype=self._output.dtype, pin_memory=True)
 
-    def run(self, images: Images) -> Output:
+    def run(self, images: Images) -> EngineOutput:
         with torch.inference_mode():
             self._staged.copy_(torch.from_numpy(images))
             self._input.copy_(self._staged, non_blocking=True)
             self._graph.replay()
             self._received.copy_(self._output, non_blocking=True)
         torch.cuda.current_stream().synchronize()
-        result: Output = self._received.numpy().copy()  # the next batch is received in the same place
+        result: EngineOutput = self._received.numpy().copy()  # the next batch is received in the same place
         return result
 
 

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from mezzo.export import Deployed, DeployError, EngineOptions, OutputOp, load_engine
+from mezzo.export._engine import Images
 from mezzo.export._network import Deployable, finish
 from mezzo.export._programs import own_program
 
@@ -24,8 +25,6 @@ MAX_ERROR = 1e-4
 OWN_ROUNDINGS = 16
 #: Smallest share of equal classes that a lowered variant may have.
 MIN_AGREEMENT = {"fp16": 0.98, "bf16": 0.95, "int8": 0.9}
-
-Images = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mezzo.checkpoint import find_weights
-from mezzo.export import Description, ExportOptions, ExportReport, Say, export_model
+from mezzo.export import Description, ExportOptions, ExportReport, PrintLine, export_model
 from mezzo.vision.data import DataError
 from mezzo.vision.infer import read_batches
 from mezzo.vision.models import load_trained
@@ -56,7 +56,7 @@ def export_recipe(
     *,
     calibration: Sequence[Path] = (),
     class_names: Sequence[str] = (),
-    say: Say = lambda line: None,
+    say: PrintLine = lambda line: None,
 ) -> ExportReport:
     """Export the network of a PaddleSeg file; verified with its validation images, calibrated with its training images.
 
@@ -82,7 +82,7 @@ def export_recipe(
     )
 
 
-def _images(recipe: Recipe, split: str, say: Say) -> list[Path]:
+def _images(recipe: Recipe, split: str, say: PrintLine) -> list[Path]:
     """Return the images of a split, spread over it; none, said with the reason, if its data is not there."""
     data = recipe.val_data if split == "val" else recipe.train_data
     if data is None:

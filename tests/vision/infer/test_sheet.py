@@ -13,7 +13,7 @@ from mezzo.vision.infer._sheet import (
     _LINE,
     CELL,
     SHOWN,
-    Row,
+    SheetRow,
     _class_text,
     _places,
     _shortened,
@@ -23,13 +23,13 @@ from mezzo.vision.infer._sheet import (
 from mezzo.vision.infer.maps import class_colors, overlay
 
 
-def result(name: str = "a.png", width: int = 24, height: int = 16, classes: tuple[int, ...] = (0, 1)) -> Row:
+def result(name: str = "a.png", width: int = 24, height: int = 16, classes: tuple[int, ...] = (0, 1)) -> SheetRow:
     image = np.full((height, width, 3), (90, 160, 230), np.uint8)
     labels = np.resize(np.array(classes, np.uint8), (height, width))
     return name, image, labels
 
 
-def sheet(tmp_path: Path, rows: list[Row], num_classes: int, names: tuple[str, ...] = ()) -> np.ndarray:
+def sheet(tmp_path: Path, rows: list[SheetRow], num_classes: int, names: tuple[str, ...] = ()) -> np.ndarray:
     target = tmp_path / "out" / "sheet.png"
     contact_sheet(rows, target, num_classes=num_classes, class_names=names)
     return np.array(Image.open(target))

@@ -53,7 +53,7 @@ def test_a_captured_run_is_the_run_as_written(
     for name, more in (("written", []), ("captured", ["--to_static_training", "--do_eval"])):
         done = train_in_process(*options, "--save_dir", tmp_path / name, *more, env=environment)
         assert done.returncode == 0, done.stderr  # also at the very end, where graph, workers and device go down
-        assert "this run goes on as usual" not in done.stdout
+        assert "the step runs eagerly" not in done.stdout
         assert ("operator by operator" in done.stderr) == (not compiled and name == "captured")
     resumed = ["--save_dir", tmp_path / "resumed", "--to_static_training", "--resume", tmp_path / "captured" / "iter_4"]
     done = train_in_process(*options, *resumed, env=environment)

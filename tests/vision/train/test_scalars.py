@@ -139,5 +139,5 @@ def test_without_tensorboard_there_is_one_notice(tmp_path, monkeypatch):
     notices: list[str] = []
     with ScalarLog(tmp_path, notice=notices.append) as log:
         log.add(1, loss=1.0)
-    assert notices == ["TensorBoard is not installed: scalars go to scalars.jsonl alone (pip install 'mezzo[vision]')"]
+    assert ["scalars.jsonl" in notice and "TensorBoard" in notice for notice in notices] == [True]
     assert not (tmp_path / "tensorboard").exists()

@@ -18,10 +18,10 @@ from mezzo.vision.infer._usage import Usage, nvml_session
 
 LOG_API_VERSION = 1.0
 
-Row = dict[str, object]
+ReportRow = dict[str, object]
 """Labels and values of one line."""
 
-Section = tuple[str, list[Row]]
+Section = tuple[str, list[ReportRow]]
 """A title with its dashes, and its lines."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -118,7 +118,7 @@ class BenchmarkReport:
             (_title("Torch info", 22, 22), self._extra()),
         ]
 
-    def _env(self) -> Row:
+    def _env(self) -> ReportRow:
         return {
             "OS_version": self.env.os_version,
             "CUDA_version": self.env.cuda_version,
@@ -126,14 +126,14 @@ class BenchmarkReport:
             "drivier_version": self.env.driver_version,
         }
 
-    def _framework(self) -> Row:
+    def _framework(self) -> ReportRow:
         return {
             "paddle_version": self.env.torch_version,
             "paddle_commit": self.env.torch_commit,
             "log_api_version": LOG_API_VERSION,
         }
 
-    def _conf(self) -> Row:
+    def _conf(self) -> ReportRow:
         return {
             "runtime_device": self.runtime_device,
             "ir_optim": self.ir_optim,
@@ -143,10 +143,10 @@ class BenchmarkReport:
             "cpu_math_library_num_threads": self.cpu_threads,
         }
 
-    def _data(self) -> Row:
+    def _data(self) -> ReportRow:
         return {"batch_size": self.batch_size, "input_shape": self.input_shape, "data_num": self.times.cycles}
 
-    def _perf(self) -> list[Row]:
+    def _perf(self) -> list[ReportRow]:
         memory_mb, util = _rounded(self.usage.gpu_memory_mb, 1), _rounded(self.usage.gpu_util, 1)
         return [
             {"cpu_rss(MB)": _rounded(self.usage.mean_rss_mb), "gpu_rss(MB)": memory_mb, "gpu_util": util},
@@ -158,7 +158,7 @@ class BenchmarkReport:
             },
         ]
 
-    def _extra(self) -> list[Row]:
+    def _extra(self) -> list[ReportRow]:
         return [
             {"torch_version": self.env.torch_version},
             {"torch_commit": self.env.torch_commit},
@@ -176,15 +176,15 @@ def _title(name: str, left: int, right: int) -> str:
     return f"{'-' * left} {name} {'-' * right}"
 
 
-def _one_a_line(row: Row) -> list[Row]:
+def _one_a_line(row: ReportRow) -> list[ReportRow]:
     return [{label: value} for label, value in row.items()]
 
 
-def _format(row: Row) -> str:
+def _format(row: ReportRow) -> str:
     return ", ".join(f"{label}: {value}{'%' if label == 'gpu_util' else ''}" for label, value in row.items())
 
 
-def _percentile_row(what: str, of: Percentiles) -> Row:
+def _percentile_row(what: str, of: Percentiles) -> ReportRow:
     named = (("p50", of.p50_ms), ("p95", of.p95_ms), ("p99", of.p99_ms))
     return {f"{what}_{name}(ms)": _rounded(time_ms) for name, time_ms in named}
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from mezzo._version import version_of
 from mezzo.errors import OptionError, RunError
-from mezzo.export import ENGINES, Choice, Deployed, DeployError, Engine, Output, load_engine
+from mezzo.export import ENGINES, Choice, Deployed, DeployError, Engine, EngineOutput, PrintLine, load_engine
 from mezzo.files import write_text
 from mezzo.vision.infer._report import BenchmarkEnvironment, BenchmarkReport
-from mezzo.vision.infer._sheet import SHOWN, Row, contact_sheet
+from mezzo.vision.infer._sheet import SHOWN, SheetRow, contact_sheet
 from mezzo.vision.infer._sources import InputBatch, Refused, compose_transforms, find_images, read_inputs
 from mezzo.vision.infer._stages import StageTimer
 from mezzo.vision.infer._usage import UsageSampler
@@ -29,8 +29,7 @@ PREDICTIONS, REPORT, SHEET = "predictions.jsonl", "benchmark.json", "sheet.png"
 DEMO_IMAGES = (Path("images/demo.jpg"), Path("data/test/demo.jpg"), Path("lite_data/test/demo.jpg"))
 """Where the documents have an image."""
 
-Say = Callable[[str], None]
-Progress = Callable[[int, int], None]
+CountImages = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +48,8 @@ def infer(
     model: Deployed,
     options: InferOptions,
     *,
-    say: Say = lambda line: None,
-    progress: Progress = lambda done, total: None,
+    say: PrintLine = lambda line: None,
+    progress: CountImages = lambda done, total: None,
 ) -> InferResult:
     """Run a model over images; classes are said, label maps are written.
 
@@ -107,7 +106,7 @@ def infer(
     return InferResult(len(results.names_done), tuple(refused), tuple(results.finish(report)), choice, report)
 
 
-def _demo_image(say: Say) -> Path:
+def _demo_image(say: PrintLine) -> Path:
     """Return the image of the documents, whose certification names none."""
     found = next((path for path in DEMO_IMAGES if path.is_file()), None)
     if found is None:
@@ -151,7 +150,7 @@ def _ready(model: Deployed, options: InferOptions, batch: InputBatch) -> tuple[E
     return engine, choice
 
 
-def _run(engine: Engine, batch: InputBatch, model: Deployed) -> Output:
+def _run(engine: Engine, batch: InputBatch, model: Deployed) -> EngineOutput:
     size, wanted = batch.images.shape[1:], model.input_shape[1:]
     if any(free not in (-1, came) for came, free in zip(size, wanted, strict=True)):
         raise DeployError(
@@ -168,15 +167,15 @@ def _run(engine: Engine, batch: InputBatch, model: Deployed) -> Output:
 class _Results:
     """Outputs as users want them: said, written, drawn."""
 
-    def __init__(self, model: Deployed, options: InferOptions, names: Mapping[Path, Path], say: Say) -> None:
+    def __init__(self, model: Deployed, options: InferOptions, names: Mapping[Path, Path], say: PrintLine) -> None:
         self._model, self._options, self._say = model, options, say
         self._names = names
         self.names_done: list[Path] = []
         self._lines: list[dict[str, Any]] = []
-        self._rows: list[Row] = []
+        self._rows: list[SheetRow] = []
         self._files: list[Path] = []
 
-    def read(self, output: Output, batch: InputBatch) -> list[Any]:
+    def read(self, output: EngineOutput, batch: InputBatch) -> list[Any]:
         """Return what the output says about each image of a batch: its best classes, or its label map."""
         model = self._model
         if model.task == "classification":

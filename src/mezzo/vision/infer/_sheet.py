@@ -24,7 +24,7 @@ LEGEND = 200
 CELL = 240
 """Longest side of a picture on the sheet, in pixels."""
 
-Row = tuple[str, NDArray[np.uint8], Labels]
+SheetRow = tuple[str, NDArray[np.uint8], Labels]
 """Name, image (H, W, 3) RGB, and the classes of its pixels (H, W)."""
 
 _GAP = 12
@@ -34,7 +34,7 @@ _INK = (32, 32, 32)
 
 
 def contact_sheet(
-    rows: Sequence[Row], target: Path, *, num_classes: int, class_names: Sequence[str] | None = None
+    rows: Sequence[SheetRow], target: Path, *, num_classes: int, class_names: Sequence[str] | None = None
 ) -> None:
     """Write a PNG with the first results, image beside overlay, and a legend of the classes that occur in them.
 
@@ -60,7 +60,7 @@ def contact_sheet(
     write_file(target, file.getvalue())
 
 
-def _cell(row: Row, num_classes: int) -> Image.Image:
+def _cell(row: SheetRow, num_classes: int) -> Image.Image:
     """Return an image beside its overlay, the name above both."""
     name, image, labels = row
     pair = [_fitted(picture) for picture in (image, overlay(image, labels, num_classes=num_classes))]
@@ -103,7 +103,7 @@ def _stacked(parts: Sequence[Image.Image]) -> Image.Image:
     return whole
 
 
-def _occurring(rows: Sequence[Row]) -> list[int]:
+def _occurring(rows: Sequence[SheetRow]) -> list[int]:
     """Return the classes of the results, in order."""
     return sorted({int(index) for _, _, labels in rows for index in np.unique(labels)})
 

@@ -38,7 +38,7 @@ from mezzo.vision.data import (
 LISTS = frozenset({".txt", ".list"})
 """Files that name images, one a line, in lower case."""
 
-Undo = tuple[tuple[str, int, int], ...]
+UndoSizes = tuple[tuple[str, int, int], ...]
 """See `Sample.undo`."""
 
 _TRANSFORMS = {**TRANSFORMS, "ResizeShort": ResizeShort, "CenterCrop": CenterCrop}
@@ -54,7 +54,7 @@ class InputBatch:
     paths: list[Path]
     originals: list[NDArray[np.uint8]]
     """As in the files: RGB, each of its own size."""
-    undo: list[Undo]
+    undo: list[UndoSizes]
     """How each image came from its original's size to this one; `to_labels` takes it back."""
 
 

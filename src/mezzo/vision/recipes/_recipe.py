@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
+from mezzo.export import TaskName
 from mezzo.vision.recipes._data import DataRecipe
 from mezzo.vision.recipes._losses import ClassLoss, LossRecipe
 from mezzo.vision.recipes._model import ModelRecipe
 from mezzo.vision.recipes._optimizers import OptimizerRecipe
 from mezzo.vision.recipes._schedules import Schedule
 
-Task = Literal["classification", "segmentation"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
     """What is trained, on what, and how."""
 
-    task: Task
+    task: TaskName
     model: ModelRecipe
     num_classes: int
     train_data: DataRecipe | None

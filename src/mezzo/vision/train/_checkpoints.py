@@ -1,4 +1,4 @@
-"""A run on disk: `iter_N/` with weights and everything else that the next step depends on, `best_model/`, `latest`."""
+"""A run on disk: `iter_N/` with weights and all other state that the next step depends on, `best_model/`, `latest`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RunProgress:
 
 
 def save(session: Session, store: CheckpointStore, progress: RunProgress) -> Path:
-    """Write `iter_N` and let `latest` name it; return the folder. All processes call it, the first one writes."""
+    """Write `iter_N`, point `latest` to it, return the folder. All processes must call it; the first one writes."""
     enter(SAVING)
     model, optimizer_state = _whole(session)
     folder = store.directory / f"iter_{progress.step}"
@@ -68,7 +68,7 @@ def save(session: Session, store: CheckpointStore, progress: RunProgress) -> Pat
 
 
 def save_best(session: Session, store: CheckpointStore) -> None:
-    """Write the weights that were just evaluated as the best ones. All processes call it."""
+    """Write the weights that were just evaluated as the best ones. All processes must call it."""
     model, _ = _whole(session)
     if session.world.is_first:
         store.save(BEST, lambda folder: save_weights(folder, model))
@@ -77,7 +77,7 @@ def save_best(session: Session, store: CheckpointStore) -> None:
 
 
 def put_aside(directory: Path) -> Path | None:
-    """Move the results of an earlier run into a folder beside those to come, so that they do not mix; return it."""
+    """Move the results of an earlier run into a folder `previous_N`; return it, or None if there are no results."""
     names = [path for path in directory.glob("*") if path.name in _RESULTS or path.name.startswith("iter_")]
     if not names:
         return None
@@ -91,7 +91,7 @@ def put_aside(directory: Path) -> Path | None:
 
 
 def _whole(session: Session) -> tuple[nn.Module, dict[str, Any]]:
-    """Return the model with all its weights, and the whole state of the optimizer, in the first process."""
+    """Return the model with all weights and the complete state of the optimizer; complete only in the first process."""
     if not session.options.fsdp:
         return session.model, session.optimizer.state_dict()
     weights, optimizer_state = whole_states(session.model, session.optimizer)
@@ -102,12 +102,12 @@ def _whole(session: Session) -> tuple[nn.Module, dict[str, Any]]:
 
 
 def counters_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return the buffers that are no weights: numbers of batches, which weights files leave out."""
+    """Return the integer buffers, such as the number of batches, which files of weights leave out."""
     return {name: buffer for name, buffer in model.named_buffers() if not buffer.is_floating_point()}
 
 
 def fixed_in(session: Session) -> dict[str, Any]:
-    """Return what must not change within a run."""
+    """Return the settings that must not change when a run is resumed."""
     stream = session.stream
     return {
         "seed": stream.seed,

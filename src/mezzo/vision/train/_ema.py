@@ -16,15 +16,15 @@ from mezzo.optim import copy_all, mark_in_sync, master_of, publish, stored_maste
 
 
 class Ema:
-    """A second set of weights that follows those of a model slowly, and evaluates better.
+    """The exponential moving average of a model's weights; it often evaluates better than the weights themselves.
 
-    Averaged are the parameters, from their float32 masters where a model was decorated; buffers are copied. Nothing here
-    makes the host wait for the device.
+    Parameters are averaged, from their float32 masters if the model was decorated; buffers are copied. There is no host
+    synchronisation.
 
     Args:
         model: On its device, decorated already if it will be, not wrapped for distributed training.
-        decay: Share of the average that stays in an update. The first updates use less, min(decay, (1 + n) / (10 + n)) in
-            update n from 0, so that the random start is forgotten.
+        decay: Share of the average that an update keeps. Update n (from 0) uses min(decay, (1 + n) / (10 + n)), so that
+            the random start is soon forgotten.
     """
 
     def __init__(self, model: nn.Module, decay: float = 0.9998) -> None:
@@ -39,12 +39,12 @@ class Ema:
         self._is_applied = False
 
     def next_decay(self) -> float:
-        """Return the decay of the update to come."""
+        """Return the decay of the next update."""
         return min(self.decay, (1 + self.updates) / (10 + self.updates))
 
     @torch.no_grad()
     def update(self) -> None:
-        """Follow the model; to call after each step."""
+        """Update the average; call it after each step."""
         if self._is_applied:
             raise RuntimeError("Ema.update() inside applied(): the model holds the average; leave the region first")
         weight = 1 - self.next_decay()
@@ -58,9 +58,9 @@ class Ema:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Put the average into the model for a while; then the model is as it was, bit for bit, masters included.
+        """Put the average into the model inside the `with` block; restore the model bit-exactly after it.
 
-        What happens to weights and buffers inside is undone.
+        Changes of weights and buffers inside the block are undone.
         """
         if self._is_applied:
             raise RuntimeError("Ema.applied() is active already; leave the region first")
@@ -82,20 +82,22 @@ class Ema:
 
     @torch.no_grad()
     def _put_back(self, before: Sequence[tuple[Tensor, Tensor | None]]) -> None:
-        """Put values into the tensors of the model, and what was kept of their masters beside them."""
+        """Restore the tensors of the model and their masters."""
         tensors = list(self._tensors.values())
         kept = [(tensor, stored_master(tensor), was) for tensor, (_, was) in zip(tensors, before, strict=True)]
         with_masters = [(tensor, now, was) for tensor, now, was in kept if now is not None and was is not None]
         copy_all(tensors, [value for value, _ in before])
         copy_all([now for _, now, _ in with_masters], [was for _, _, was in with_masters])
-        mark_in_sync([tensor for tensor, _, _ in with_masters])  # else masters would take their half copies for edits
+        mark_in_sync(
+            [tensor for tensor, _, _ in with_masters]
+        )  # otherwise the half copies would count as edits by the user
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps; the tensors are those that go on changing."""
+        """Return the state for a checkpoint; its tensors are not copies."""
         return {"updates": self.updates, "values": dict(self._shadows)}
 
     def check_state_dict(self, state: Any) -> None:
-        """Raise ValueError unless a state is one of this model: names, shapes, dtypes, the number of updates."""
+        """Raise ValueError unless names, shapes, dtypes and the number of updates of a state fit this model."""
         with part("the EMA does not fit the model"):
             values = mapping(state)
             check_tensors(values["values"], self._shadows, lambda shadow: shadow.dtype)
@@ -103,10 +105,10 @@ class Ema:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint; nothing changes if it does not fit.
+        """Load the state of a checkpoint; nothing changes if it does not fit.
 
         Raises:
-            ValueError: Names, shapes or dtypes are not those of the model.
+            ValueError: Names, shapes or dtypes differ from the model's.
         """
         self.check_state_dict(state)
         for name, shadow in self._shadows.items():
@@ -115,7 +117,7 @@ class Ema:
 
 
 def _source(tensor: Tensor) -> Tensor:
-    """Return the most exact value of a tensor of the model: its master, or itself."""
+    """Return the master of a tensor, or the tensor itself if it has none."""
     master = master_of(tensor)
     return tensor.detach() if master is None else master
 

@@ -1,4 +1,4 @@
-"""The training of a recipe: for both tasks, every precision, one process or many."""
+"""The training loop of a recipe: both tasks, every precision, one process or several."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NAMED_FILES = 4  # of a bad batch, in the message
 
 
 class BatchTooSmall(MezzoError):
-    """There is nothing to normalise over."""
+    """Batch norm needs more than one value per channel."""
 
 
 def train_step(session: Session, batch: DeviceBatch) -> StepResult:
@@ -46,7 +46,7 @@ def train_step(session: Session, batch: DeviceBatch) -> StepResult:
 
 
 class CompiledTraining:
-    """The same step captured as a graph and compiled at its first call; on a GPU replayed from then on."""
+    """The same step, captured and compiled at its first call; on a GPU later calls replay it."""
 
     def __init__(self, session: Session) -> None:
         self._watched: tuple[str, ...] = ()
@@ -65,21 +65,21 @@ class CompiledTraining:
         return StepResult(loss, dict(zip(self._watched, watched, strict=True)))
 
 
-Step = Callable[[Session, DeviceBatch], StepResult]
+StepFunction = Callable[[Session, DeviceBatch], StepResult]
 
 
 class TrainingEngine:
-    """Trains a session to its end, with evaluations, checkpoints and lines on the way."""
+    """Trains a session to its end: steps, evaluations, checkpoints and log lines."""
 
     def __init__(
         self, session: Session, store: CheckpointStore, reporter: Reporter, evaluator: Evaluator | None
     ) -> None:
         self._session, self._store, self._reporter, self._evaluate = session, store, reporter, evaluator
         self._meter = StepMeter(session.world.device)
-        self._step: Step = CompiledTraining(session) if session.is_compiled else train_step
+        self._step: StepFunction = CompiledTraining(session) if session.is_compiled else train_step
 
     def run(self, progress: RunProgress) -> RunProgress:
-        """Train from where the progress stands; return how far it came."""
+        """Train from `progress` on, which is updated and returned."""
         session = self._session
         if progress.step >= session.steps:
             self._reporter.note(f"nothing left to train: {progress.step} of {session.steps} iterations are done")
@@ -110,7 +110,7 @@ class TrainingEngine:
         return result
 
     def _end(self, step: int, progress: RunProgress) -> bool:
-        """Do what follows a step; return whether the run ends here."""
+        """Log, evaluate and save as due after a step; return whether the run ends here."""
         session = self._session
         if session.ema is not None:
             session.ema.update()
@@ -128,7 +128,7 @@ class TrainingEngine:
         return self._is_stopped_early(progress)
 
     def _is_logged(self, step: int) -> bool:
-        """Whether a line follows a step: counted from 1 for segmentation, from 0 in each epoch for classification."""
+        """Return whether a step is logged: counted from 1 for segmentation, from 0 in each epoch for classification."""
         session, every = self._session, self._session.options.log_every
         if session.recipe.task == "segmentation":
             return (step + 1) % every == 0
@@ -155,15 +155,13 @@ class TrainingEngine:
         )
 
     def _end_interval(self, progress: RunProgress) -> None:
-        """Evaluate, then write what is to be kept."""
+        """Evaluate, then write a checkpoint."""
         session = self._session
         share_buffers(session.model, session.world)
         try:
             scores = self._evaluate_now(progress)
         except Exception:
-            if (
-                session.world.size == 1
-            ):  # what was trained is not lost; of several processes the others would never come
+            if session.world.size == 1:  # keep the progress; with several processes the others would not join the save
                 save(session, self._store, progress)
             raise
         if scores is not None:
@@ -193,7 +191,7 @@ class TrainingEngine:
 
 @contextmanager
 def _explained(session: Session) -> Iterator[None]:
-    """Say in a user's words what torch says of a batch norm that sees one value."""
+    """Translate torch's error about a batch norm with one value per channel."""
     try:
         yield
     except (ValueError, CaptureError) as error:

@@ -1,4 +1,4 @@
-"""Evaluation: every sample of a data set once, shared among the processes."""
+"""Evaluation: every sample of a data set once, divided among the processes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from mezzo.vision.train.session import is_channels_last
 
 
 class Evaluator:
-    """Evaluates a model again and again on one data set; its workers live as long as it does."""
+    """Evaluates a model on one data set, several times; its workers stay alive until `close`."""
 
     def __init__(self, recipe: Recipe, data: DataRecipe, options: RunOptions, task: NetworkTask, world: World) -> None:
         dataset, transforms = data.open(), data.transforms
         if len(dataset) and dataset.read(0).label is None:
             raise DataError(f"{dataset.path(0)}: has no label; evaluation needs a list with labels")
         batch_size = options.eval_batch_size or (recipe.batch_size if recipe.task == "classification" else 1)
-        # With shared weights every forward needs all processes, so all of them see everything: the scores are the same.
+        # With sharded weights each forward pass needs all processes, so every process evaluates all samples.
         rank, size = (0, 1) if options.fsdp else (world.rank, world.size)
         shard = Shard(len(dataset), batch_size, rank=rank, world_size=size)
         on_gpu = world.device.type == "cuda"
@@ -42,7 +42,7 @@ class Evaluator:
         self._loader.close()
 
     def __call__(self, model: nn.Module, precision: Precision) -> Scores:
-        """Return the scores of the model, which comes back in the mode it was in."""
+        """Return the scores of the model; its mode (train or eval) is restored."""
         was_training = model.training
         model.eval()
         self._task.start_evaluation()

@@ -1,4 +1,4 @@
-"""Settings that have no effect in a run: whoever ignores one says so."""
+"""Settings that have no effect in a run; each is reported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mezzo.vision.recipes import Recipe
 
 
 def find_notices(recipe: Recipe, options: RunOptions, world: World) -> list[str]:
-    """Return a line for each setting of recipe and command line that changes nothing in this run."""
+    """Return a line for each setting of the recipe and the command line that has no effect in this run."""
     level, precision = options.amp_level, options.precision
     resumes = options.resume is not None
     said = {
@@ -27,7 +27,7 @@ def find_notices(recipe: Recipe, options: RunOptions, world: World) -> list[str]
         "--start-epoch has no effect with --resume": resumes and options.start_epoch > 0,
         "--pretrained has no effect with --resume": resumes and options.pretrained is not None,
         "--sync-bn has no effect in one process": options.sync_bn and world.size == 1,
-        "--to_static_training: sharded weights (--fsdp) are not captured; this run goes on as usual": (
+        "--to_static_training: sharded weights (--fsdp) are not captured; the step runs eagerly": (
             options.to_static and options.fsdp
         ),
     }

@@ -10,20 +10,20 @@ from typing import Any
 
 from mezzo.errors import unknown_choice
 from mezzo.files import write_file
-from mezzo.vision.train._scalars import Point, ScalarLogError, read_scalars
+from mezzo.vision.train._scalars import ScalarLogError, ScalarPoint, read_scalars
 
-Curve = tuple[list[int], list[float]]
+PlottedCurve = tuple[list[int], list[float]]
 
 _PANELS = ("loss", "learning rate", "metrics")
-_NOT_SHOWN = ("cost", "ips", "eta", "samples", "time")  # of the machine, not of the network
+_NOT_SHOWN = ("cost", "ips", "eta", "samples", "time")  # numbers of the machine, not of the network
 _SIZE = (9.0, 3.2)  # inches: the width, and the height of a panel
 _DOTS_PER_INCH = 120
 
 
 def plot_run(scalars: Path, out: Path) -> None:
-    """Draw the curves of a run: losses, learning rate and metrics, each in a panel of its own.
+    """Draw the curves of a run: losses, learning rate and metrics, each in its own panel.
 
-    Times and speeds are left out; values that are not finite leave a gap.
+    Times and speeds are not drawn; non-finite values leave a gap.
 
     Args:
         scalars: A `scalars.jsonl`.
@@ -32,7 +32,7 @@ def plot_run(scalars: Path, out: Path) -> None:
     Raises:
         ScalarLogError: The file cannot be read, or has nothing to draw.
     """
-    panels: dict[str, dict[str, Curve]] = {}
+    panels: dict[str, dict[str, PlottedCurve]] = {}
     for name, curve in _curves(read_scalars(scalars)).items():
         if not _is_of_the_machine(name):
             panels.setdefault(_panel_of(name), {})[name] = curve
@@ -69,7 +69,7 @@ def plot_curves(runs: Mapping[str, Path], out: Path, metric: str) -> None:
     _save(figure, out)
 
 
-def _curve_of(path: Path, metric: str) -> Curve:
+def _curve_of(path: Path, metric: str) -> PlottedCurve:
     curves = _curves(read_scalars(path))
     if not curves:
         raise ScalarLogError(f"{path}: is empty; nothing was logged yet")
@@ -78,8 +78,8 @@ def _curve_of(path: Path, metric: str) -> Curve:
     return curves[metric]
 
 
-def _curves(points: Sequence[Point]) -> dict[str, Curve]:
-    curves: dict[str, Curve] = {}
+def _curves(points: Sequence[ScalarPoint]) -> dict[str, PlottedCurve]:
+    curves: dict[str, PlottedCurve] = {}
     for point in points:
         for name, value in point.items():
             if name == "step":
@@ -113,19 +113,19 @@ def _figure(panels: float) -> Any:
     return Figure(figsize=(_SIZE[0], _SIZE[1] * panels), layout="constrained")
 
 
-def _draw(axes: Any, curves: Mapping[str, Curve], label: str) -> None:
+def _draw(axes: Any, curves: Mapping[str, PlottedCurve], label: str) -> None:
     for name, (steps, values) in curves.items():
-        is_short = len(steps) <= 30  # few points, as of evaluations, are marked: one alone would be no line
+        is_short = len(steps) <= 30  # mark few points: a single one would be invisible
         axes.plot(steps, values, label=_plain(name), linewidth=1.4, marker="o" if is_short else None, markersize=3.5)
     axes.set_xlabel("step")
     axes.set_ylabel(_plain(label))
     axes.grid(alpha=0.3)
-    # Beside the panel: a place inside that hides nothing takes seconds to find among many points.
+    # Beside the panel: searching a free place inside takes seconds with many points.
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize="small")
 
 
 def _plain(text: str) -> str:
-    """Return a text that is not taken for a formula."""
+    """Return a text in which matplotlib finds no formula."""
     return text.replace("$", r"\$")
 
 

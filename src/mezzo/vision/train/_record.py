@@ -1,4 +1,4 @@
-"""What a run was: command, versions, seed, machine and the resolved configuration, written beside its results."""
+"""The record of a run: command, versions, seed, machine and resolved configuration, beside its results."""
 
 from __future__ import annotations
 

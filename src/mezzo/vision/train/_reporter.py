@@ -1,4 +1,4 @@
-"""What a run tells: the documented lines, a bar on a terminal, scalars for plots. Only the first process tells."""
+"""The output of a run: the documented lines, a bar on a terminal, scalars for plots. Only the first process prints."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Reporter:
 
     Args:
         session: The run.
-        scalars: Where numbers go; None in all processes but the first, which then say nothing.
+        scalars: The log of numbers; None in all processes except the first, which then print nothing.
     """
 
     def __init__(self, session: Session, scalars: ScalarLog | None) -> None:
@@ -71,7 +71,7 @@ class Reporter:
         self.line(stamped(text, datetime.now()))
 
     def begin(self, progress: RunProgress) -> None:
-        """Say what is about to run, and what of the settings has no effect."""
+        """Print what the run is, and which settings have no effect."""
         session = self._session
         for text in session.notices:
             self.note(text)
@@ -84,7 +84,7 @@ class Reporter:
             self._bar.update(self._task, completed=progress.step)
 
     def advance(self, step: int) -> None:
-        """Move the bar to a step; on a terminal only."""
+        """Move the bar to a step, if there is one."""
         if self._bar is not None:
             self._bar.update(self._task, completed=step)
 
@@ -147,11 +147,11 @@ class Reporter:
         self._scalars.add(progress.step, **{f"val_{name}": value for name, value in scores.values().items()})
 
     def memory(self, reserved: int, allocated: int) -> None:
-        """Say how much of the GPU's memory the run had at most, in PaddleClas's words."""
+        """Print the peak of the GPU memory, as PaddleClas does."""
         self.note(f"max_mem_reserved: {reserved >> 20} MB, max_mem_allocated: {allocated >> 20} MB")
 
     def plot(self, directory: Path) -> None:
-        """Draw the curves of the run, or say what is missing for it."""
+        """Draw the curves of the run, or print which package is missing."""
         if self._scalars is None:
             return
         try:
@@ -160,7 +160,7 @@ class Reporter:
             self.note("no curves.png: matplotlib is not installed (pip install 'mezzo[vision]')")
 
     def saved(self, folder: Path) -> None:
-        """Say where a checkpoint is."""
+        """Print the folder of a checkpoint."""
         self.note(f"saved {folder}")
 
 

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: which one, whether it is whole and fits, and only then a session that holds it."""
+"""Resuming: choose a checkpoint, check that it is complete and fits, and only then load it into the session."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MOST_STEPS = 2**53  # more is damage, not progress
 
 
 def find_checkpoint(store: CheckpointStore, given: Path | str | None) -> tuple[Path | None, list[str]]:
-    """Return the checkpoint to go on from, whole, and lines about it; None for a new run.
+    """Return the checkpoint to continue from, verified, and lines about it; None for a new run.
 
     Args:
         store: Of this run.
@@ -90,7 +90,7 @@ def _holds_weights_only(folder: Path) -> bool:
 
 
 def _advice(damaged: Path) -> str:
-    """Return what to do instead: the newest whole checkpoint beside a damaged one."""
+    """Return an advice: the newest undamaged checkpoint beside a damaged one."""
     run = CheckpointStore(damaged.parent)
     for folder in run.candidates()[0]:
         if folder != damaged:
@@ -105,11 +105,11 @@ def _advice(damaged: Path) -> str:
 
 
 def resume(session: Session, folder: Path) -> RunProgress:
-    """Put a session into the state of a checkpoint; return how far it had come. All of it is looked at before.
+    """Load a checkpoint into a session and return its progress. Everything is checked before the session changes.
 
     Raises:
-        CheckpointError: The folder holds no complete checkpoint, or one of a run with other data or batch size. The
-            session is as it was.
+        CheckpointError: The checkpoint is incomplete, or belongs to a run with other data or batch size. The session is
+            unchanged.
     """
     state = read_state(folder)
     try:
@@ -123,7 +123,7 @@ def resume(session: Session, folder: Path) -> RunProgress:
         model = session.recipe.create_model() if session.options.fsdp else session.model
         weights = _weights(model, folder)
         _check_rest(session, model, state)
-        with part("precision"):  # looks at all of its state, then takes it
+        with part("precision"):  # checks the whole state before it loads it
             session.precision.load_state_dict(mapping(state["precision"]))
         _restore(session, model, weights, state)
     except WRONG as error:
@@ -173,7 +173,7 @@ def _weights(model: nn.Module, folder: Path) -> dict[str, Tensor]:
     with part(_WEIGHTS):
         try:
             weights = unpack_tensors(data, {})
-        except Exception as error:  # a damaged file fails in as many ways as there are
+        except Exception as error:  # a damaged file can raise anything
             raise ValueError(f"cannot be read: {error}") from error
         check_tensors(weights, model.state_dict(), lambda own: torch.float32 if own.dtype in HALF_DTYPES else own.dtype)
     return weights
@@ -186,7 +186,7 @@ def _check_rest(session: Session, model: nn.Module, state: dict[str, Any]) -> No
         if any(bool((value < 0).any()) for value in counters.values() if value.dtype != torch.bool):
             raise ValueError("a number of batches is negative")
     with part("optimizer"):
-        if session.options.fsdp:  # by names, of all processes; torch takes it apart
+        if session.options.fsdp:  # by name, of all processes; torch distributes it
             mapping(mapping(state["optimizer"])["state"])
         else:
             check_optimizer(session.optimizer, state["optimizer"])
@@ -198,7 +198,7 @@ def _check_rest(session: Session, model: nn.Module, state: dict[str, Any]) -> No
 
 def _restore(session: Session, model: nn.Module, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
     with torch.no_grad():
-        for name, value in counters_of(model).items():  # first: loading weights is when guards of statistics look
+        for name, value in counters_of(model).items():  # first: loading weights compares these counters
             value.copy_(state["counters"][name])
     counters = [name for name in weights if name.endswith("num_batches_tracked")]
     model.load_state_dict({name: value for name, value in weights.items() if name not in counters}, strict=False)
@@ -223,7 +223,7 @@ def _restore_average(session: Session, state: dict[str, Any] | None) -> None:
 
 def _set_random_state(session: Session, state: dict[str, Any]) -> None:
     device = session.world.device
-    if not session.world.is_first:  # the states of other processes are not kept: each goes on with a seed of its own
+    if not session.world.is_first:  # only the first process saves its state; the others take a new seed
         seed_everything(session.options.seed + session.world.rank)
         return
     torch.set_rng_state(state["torch"])

@@ -1,4 +1,4 @@
-"""A whole run: from a recipe to checkpoints, lines and plots; or to scores."""
+"""Whole runs: `train` writes checkpoints, lines and plots; `evaluate` returns scores."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from mezzo.vision.train.session import Session, UnusableRecipe, open_precision, 
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """What a run ended with."""
+    """The result of a run."""
 
     directory: Path
     steps: int
@@ -39,9 +39,9 @@ class TrainResult:
 
 
 def train(recipe: Recipe, options: RunOptions) -> TrainResult:
-    """Train by a recipe and return how it ended; lines go to standard output as the documents have them.
+    """Train by a recipe and print the documented lines.
 
-    Under `torchrun` every process calls this.
+    With `torchrun`, every process calls this.
 
     Raises:
         MezzoError: Something is wrong with recipe, options, data or checkpoint, or another training works in the folder;
@@ -77,9 +77,9 @@ def train(recipe: Recipe, options: RunOptions) -> TrainResult:
 
 
 def _open_folder(store: CheckpointStore, options: RunOptions, closing: ExitStack) -> tuple[str | None, list[str]]:
-    """Take the lock of the run's folder, for as long as `closing` is open, and choose the checkpoint to go on from.
+    """Lock the run's folder until `closing` ends, and choose the checkpoint to continue from.
 
-    This comes before anything is read or written: a second training in the folder must not disturb the first.
+    This must come before any other access: a second training in the folder must not disturb the first.
     """
     lock = folder_lock(
         store.directory,
@@ -95,7 +95,7 @@ def _open_folder(store: CheckpointStore, options: RunOptions, closing: ExitStack
 
 
 def _begin(session: Session, store: CheckpointStore) -> RunProgress:
-    """Return where the run begins: at a checkpoint, or at the start in a folder of its own."""
+    """Return the progress to start with: that of a checkpoint, or a new one; then earlier results are moved aside."""
     options = session.options
     if options.resume is not None:
         progress = resume(session, Path(options.resume))

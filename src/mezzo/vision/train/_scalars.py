@@ -1,4 +1,4 @@
-"""Numbers of a run by step: a file of JSON lines that survives a kill, and TensorBoard beside it."""
+"""Numbers of a run by step: a file of JSON lines that survives a kill, and TensorBoard events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mezzo.model.callbacks import EventWriter
 
 SCALARS = "scalars.jsonl"
 EVENTS = "tensorboard"
-Point = dict[str, Any]
+ScalarPoint = dict[str, Any]
 """`step`, an int, and the numbers that were logged at it, floats by name."""
 _MOST_BYTES = 4096 * MiB
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # JSON has no word for them
@@ -30,11 +30,11 @@ class ScalarLog:
     """Logs numbers by step into `scalars.jsonl` and, where it is installed, TensorBoard. A context manager.
 
     Args:
-        directory: Of the run; made if it is not there.
-        resume_at: The step that the run goes on with, 0 for a new one: points of this step and later are dropped, so that
-            no step is there twice. None keeps all.
-        with_tensorboard: False writes the file alone.
-        notice: Called with one line where TensorBoard is not installed, and where it cannot write.
+        directory: Folder of the run; it is created.
+        resume_at: The step that the run continues with, 0 for a new run. Points of this step and later are dropped, so
+            that each step is logged once. None keeps all.
+        with_tensorboard: False writes only the file.
+        notice: Called with a line if TensorBoard is not installed or cannot write.
     """
 
     def __init__(
@@ -50,17 +50,17 @@ class ScalarLog:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             _drop_from(self.path, resume_at)
             if self.path.is_symlink():
-                self.path.unlink()  # of a folder from somebody else; it could lead anywhere
-            self._file = self.path.open("ab", buffering=0)  # nothing is left to write when it is closed
+                self.path.unlink()  # a folder from another person may hold a link to any file
+            self._file = self.path.open("ab", buffering=0)  # unbuffered: close() has nothing left to write
         self._events = _event_writer(self.path.parent / EVENTS, resume_at, notice) if with_tensorboard else None
 
     def add(self, step: int, **values: float) -> None:
-        """Log numbers of a step; they are with the operating system when this returns.
+        """Log numbers of a step; when this returns, the operating system has them.
 
         Raises:
-            ValueError: The step is no whole number from 0, or the log is closed.
-            RunError: The system refuses to write, or the file was removed. TensorBoard's failures are notices: the same
-                numbers are in the file.
+            ValueError: The step is not an integer of at least 0, or the log is closed.
+            RunError: The file cannot be written, or was removed. Failures of TensorBoard are only notices, because the
+                file has the same numbers.
         """
         if type(step) is not int or step < 0:
             raise ValueError(f"step={step!r}: must be a whole number, 0 or more")
@@ -69,7 +69,7 @@ class ScalarLog:
         numbers = {name: float(value) for name, value in values.items()}
         with report_write_errors(self.path):
             left = memoryview(_line({"step": step, **numbers}).encode())
-            while left:  # a disk that fills up takes a part
+            while left:  # a disk that is nearly full accepts a part
                 left = left[self._file.write(left) :]
             is_removed = os.fstat(self._file.fileno()).st_nlink == 0
         if is_removed:
@@ -81,12 +81,12 @@ class ScalarLog:
             for name, number in numbers.items():
                 self._events.add(name, number, step)
 
-    def read(self) -> list[Point]:
-        """Return all points of the file, in the order in which they were added."""
+    def read(self) -> list[ScalarPoint]:
+        """Return all points of the file, in order."""
         return read_scalars(self.path)
 
     @staticmethod
-    def read_file(directory: Path) -> list[Point]:
+    def read_file(directory: Path) -> list[ScalarPoint]:
         """Return the points of a run's directory, without opening its log for writing; see `read_scalars`."""
         return read_scalars(Path(directory) / SCALARS)
 
@@ -96,7 +96,7 @@ class ScalarLog:
         return not self.path.exists() or self.path.stat().st_size == 0
 
     def close(self) -> None:
-        """Finish both files; may be called again."""
+        """Close both files; later calls have no effect."""
         self._file.close()
         if self._events is not None:
             self._events.close()
@@ -111,11 +111,11 @@ class ScalarLog:
         self.close()
 
 
-def read_scalars(path: Path) -> list[Point]:
-    """Return the points of a `scalars.jsonl`; a last line that a kill cut short is left out.
+def read_scalars(path: Path) -> list[ScalarPoint]:
+    """Return the points of a `scalars.jsonl`, without a last line that a kill cut short.
 
     Raises:
-        ScalarLogError: It cannot be read, or another line is no point; the message names file and line.
+        ScalarLogError: The file cannot be read, or another line is wrong; the message names file and line.
     """
     try:
         text = read_bytes(path, limit=_MOST_BYTES, raising=ScalarLogError).decode("utf-8", "replace")
@@ -125,7 +125,7 @@ def read_scalars(path: Path) -> list[Point]:
     return [_point(line, path, number) for number, line in enumerate(lines, start=1)]
 
 
-def _point(line: str, path: Path, number: int) -> Point:
+def _point(line: str, path: Path, number: int) -> ScalarPoint:
     try:
         content = parse_json(line)
         step, values = content["step"], {name: _value(x) for name, x in content.items() if name != "step"}
@@ -147,12 +147,12 @@ def _value(value: Any) -> float:
         raise ValueError("a value is a float") from error
 
 
-def _line(point: Point) -> str:
+def _line(point: ScalarPoint) -> str:
     return json.dumps({name: x if math.isfinite(x) else str(x) for name, x in point.items()}) + "\n"
 
 
 def _drop_from(path: Path, step: int | None) -> None:
-    """Rewrite a file without its points from a step on, and without a line that was cut; whole or not at all."""
+    """Rewrite a file, atomically, without its points from a step on and without a cut last line."""
     if not path.exists():
         return
     kept = [point for point in read_scalars(path) if step is None or point["step"] < step]
@@ -162,9 +162,9 @@ def _drop_from(path: Path, step: int | None) -> None:
 
 
 def _event_writer(directory: Path, resume_at: int | None, notice: Callable[[str], object]) -> EventWriter | None:
-    """Return TensorBoard's writer, or None and a notice where it is not installed."""
+    """Return TensorBoard's writer; None, after a notice, if it is not installed."""
     try:
         return EventWriter(directory, resume_at, notice)
     except ImportError:
-        notice(f"TensorBoard is not installed: scalars go to {SCALARS} alone (pip install 'mezzo[vision]')")
+        notice(f"TensorBoard is not installed: scalars go only to {SCALARS} (pip install 'mezzo[vision]')")
         return None

@@ -1,4 +1,4 @@
-"""What a network is trained for: the loss of a batch, what is logged of it, and what evaluation measures."""
+"""Classification and segmentation: the loss of a batch, its logged values, and the scores of an evaluation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Scores(Protocol):
 
     @property
     def best(self) -> float:
-        """The number that decides which checkpoint is best; more is better."""
+        """The number that decides which checkpoint is the best; larger is better."""
 
     def values(self) -> dict[str, float]:
         """Return the scalars to log."""
@@ -71,20 +71,20 @@ class NetworkTask(Protocol):
         """Return the loss, in float32."""
 
     def watch(self, outputs: Any, labels: Tensor) -> dict[str, Tensor]:
-        """Return what is logged of a training batch besides the loss, on the device."""
+        """Return the values to log for a training batch besides the loss, on the device."""
 
     def start_evaluation(self) -> None:
-        """Forget what was measured."""
+        """Reset the measurements."""
 
     def measure(self, model: nn.Module, batch: DeviceBatch) -> None:
-        """Measure a batch, without waiting for the device."""
+        """Measure a batch, without host synchronisation."""
 
     def finish_evaluation(self, images: int) -> Scores:
-        """Return the scores of all processes together, which saw so many images."""
+        """Return the scores over all processes, which evaluated `images` images."""
 
 
 class Classification:
-    """One label an image."""
+    """One label per image."""
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self._loss = recipe.create_loss().to(device)
@@ -96,22 +96,22 @@ class Classification:
         return loss
 
     def watch(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Return the share of right guesses."""
+        """Return the share of correct classes among the first 1 and 5."""
         fractions = batch_topk(outputs.detach(), labels, KS)
         return {f"top{k}": value for k, value in zip(KS, fractions, strict=True)}
 
     def start_evaluation(self) -> None:
-        """Forget what was measured."""
+        """Reset the measurements."""
         self._topk, self._mean = TopK(KS, self._device), RunningMean(self._device)
 
     def measure(self, model: nn.Module, batch: DeviceBatch) -> None:
-        """Count right guesses and sum up the loss."""
+        """Count correct classes and sum the loss."""
         logits = model(batch.images)
         self._topk.update(logits, batch.labels)
         self._mean.update(self.loss(logits, batch.labels), batch.labels.shape[0])
 
     def finish_evaluation(self, images: int) -> ClassificationScores:
-        """Return the scores of all processes together."""
+        """Return the scores over all processes."""
         self._topk.reduce()
         self._mean.reduce()
         return ClassificationScores(self._topk.scores(), self._mean.value(), images)
@@ -134,7 +134,7 @@ class Segmentation:
         return {}
 
     def start_evaluation(self) -> None:
-        """Forget what was measured."""
+        """Reset the measurements."""
         self._confusion = ConfusionMatrix(self._classes, self._device)
 
     def measure(self, model: nn.Module, batch: DeviceBatch) -> None:
@@ -145,7 +145,7 @@ class Segmentation:
         self._confusion.update(logits.argmax(dim=1), batch.labels)
 
     def finish_evaluation(self, images: int) -> MapScores:
-        """Return the scores of all processes together."""
+        """Return the scores over all processes."""
         self._confusion.reduce()
         return MapScores(self._confusion.scores(), images)
 

@@ -1,4 +1,4 @@
-"""The lines that a run prints, exactly as the documents show them, and back."""
+"""The lines that a run prints, exactly as the documents show them: format and parse."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mezzo.model.metric import SegmentationScores
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainLine:
-    """What a line of classification training says; means are over the steps since the line before."""
+    """The numbers of a line of classification training; means are over the steps since the previous line."""
 
     epoch: int
     """Counted from 1."""
@@ -22,9 +22,9 @@ class TrainLine:
     lr: float
     loss: float
     reader_cost_s: float
-    """Mean time that a step waited for its batch."""
+    """Mean time that a step waits for its batch."""
     batch_cost_s: float
-    """Mean time of a step, the wait included."""
+    """Mean time of a step, including the wait."""
     samples: float
     """Mean size of a batch."""
     images_per_s: float
@@ -32,14 +32,14 @@ class TrainLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SegmentationTrainLine:
-    """What a line of segmentation training says; means are over the steps since the line before."""
+    """The numbers of a line of segmentation training; means are over the steps since the previous line."""
 
     epoch: int
     """Counted from 1."""
     step: int
     """Of the whole run, from 1."""
     steps: int
-    """Of the whole run, together."""
+    """Number of steps of the whole run."""
     loss: float
     lr: float
     batch_cost_s: float
@@ -51,7 +51,7 @@ class SegmentationTrainLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalLine:
-    """What the line of a classification's evaluation says."""
+    """The numbers of the line of a classification's evaluation."""
 
     top1: float
     top5: float
@@ -98,7 +98,7 @@ def format_segmentation_eval_lines(images: int, scores: SegmentationScores) -> t
 
 
 def format_duration(seconds: int) -> str:
-    """Return a time as hours, minutes and seconds; days are hours too.
+    """Return a time as hours, minutes and seconds; a day is 24 hours.
 
     >>> format_duration(125), format_duration(90 * 3600)
     ('00:02:05', '90:00:00')
@@ -112,7 +112,7 @@ def _row(values: Sequence[float]) -> str:
 
 
 def parse_train_line(text: str) -> TrainLine | SegmentationTrainLine | None:
-    """Return what a line of training says, with or without a time in front of it; None for any other line."""
+    """Return the numbers of a line of training, with or without a time in front of it; None for any other line."""
     if match := _CLASSIFICATION.search(text):
         names = ("top1", "top5", "lr", "loss", "reader_cost_s", "batch_cost_s", "samples", "images_per_s")
         return TrainLine(

@@ -1,4 +1,4 @@
-"""Everything a run works with, put together once: model, optimizer, data, precision."""
+"""The objects of a run, created once: model, optimizer, data, precision."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from mezzo.vision.recipes import Recipe
 from mezzo.vision.train._ema import Ema
 from mezzo.vision.train._tasks import NetworkTask, make_task
 
-SAVE_EVERY = 1000  # of segmentation, where nothing is said
+SAVE_EVERY = 1000  # default for segmentation
 
 
 class UnusableRecipe(MezzoError):
-    """A recipe lacks what the command needs."""
+    """A recipe has no data or weights that the command needs."""
 
 
 @dataclass(slots=True)
 class Session:
-    """A run that is ready to go."""
+    """The objects of a run."""
 
     recipe: Recipe
     options: RunOptions
     world: World
     model: nn.Module
-    """The bare network: what is saved and evaluated."""
+    """The network without wrapper, which is saved and evaluated."""
     wrapped: nn.Module
-    """The same as all processes train it."""
+    """The network as all processes train it: wrapped by DDP if there are several."""
     optimizer: Optimizer
     precision: Precision
     task: NetworkTask
@@ -71,7 +71,7 @@ class Session:
         return self.options.save_every or usual
 
     def set_learning_rate(self, step: int) -> float:
-        """Put the rate of a step into every group; return that of the recipe."""
+        """Set the learning rate of a step in every group; return that of the recipe."""
         rate = self.recipe.schedule.lr(step, self.steps_per_epoch)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group.get("lr_mult", 1.0)
@@ -79,17 +79,17 @@ class Session:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether the whole step is one compiled program; in several processes the forward alone is."""
+        """Whether the whole step is one compiled program; with several processes only the forward pass is."""
         return self.options.to_static and self.world.size == 1 and not self.options.fsdp
 
     def batches(self, first_step: int) -> Prefetcher:
-        """Return the batches from a step on."""
+        """Return the batches, starting with those of a step."""
         self.stream.first_step = first_step
         return Prefetcher(self.loader, self.to_input, self.world.device)
 
 
 def open_session(recipe: Recipe, options: RunOptions, world: World) -> Session:
-    """Return everything that a training run works with.
+    """Return the objects of a training run.
 
     Raises:
         MezzoError: The recipe has no training data, the data has a fault, or an option does not fit.
@@ -147,7 +147,7 @@ def open_session(recipe: Recipe, options: RunOptions, world: World) -> Session:
 
 
 def open_precision(recipe: Recipe, options: RunOptions, device: torch.device | None = None) -> Precision:
-    """Return the precision that the options ask for; their list file is read and checked.
+    """Return the precision of the options; their list file is read and checked.
 
     Raises:
         OptionError: The file keeps layers in float32 that FSDP gathers in half, or the device has no FP8 products.
@@ -175,7 +175,7 @@ def open_precision(recipe: Recipe, options: RunOptions, device: torch.device | N
 
 
 def is_channels_last(options: RunOptions, device: torch.device) -> bool:
-    """Whether images and weights are channels-last: as asked for, else on a GPU."""
+    """Return whether images and weights are channels-last: by option, otherwise on a GPU."""
     return options.data_format == "NHWC" if options.data_format is not None else device.type == "cuda"
 
 
@@ -193,7 +193,7 @@ def _create_model(recipe: Recipe, options: RunOptions, world: World, notices: li
 
 
 def _load_pretrained(model: nn.Module, recipe: Recipe, options: RunOptions) -> list[str]:
-    """Load the weights that recipe or command line name; return what was loaded."""
+    """Load the weights that the options or the recipe name; return lines about them."""
     if options.pretrained is not None:
         return [str(load_weights(model, find_weights(options.pretrained)))]
     if recipe.pretrained is not None:
@@ -206,7 +206,7 @@ def _load_pretrained(model: nn.Module, recipe: Recipe, options: RunOptions) -> l
 
 
 def _load(model: nn.Module, given: str, setting: str, *, strict: bool) -> LoadReport:
-    """Load the weights that a recipe names. If a downloaded file cannot be read, the error says how to fetch it again."""
+    """Load the weights that a recipe names. If a downloaded file is damaged, the error tells how to fetch it again."""
     path = find_weights(given, setting)
     try:
         return load_weights(model, path, strict=strict)
@@ -217,7 +217,7 @@ def _load(model: nn.Module, given: str, setting: str, *, strict: bool) -> LoadRe
 
 
 def seed_everything(seed: int) -> None:
-    """Seed every generator a step may draw from."""
+    """Seed all random generators that a step may use."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
