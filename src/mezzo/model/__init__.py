@@ -1,17 +1,19 @@
 """The high-level API: `Model`, its callbacks and metrics, and what it shares with the training command."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mezzo.model._model import Model
+    from mezzo.model.steps import NonFiniteLoss
 
-__all__ = ["Model"]
+__all__ = ["Model", "NonFiniteLoss"]
+
+_HOMES = {"Model": "mezzo.model._model", "NonFiniteLoss": "mezzo.model.steps"}
 
 
 def __getattr__(name: str) -> Any:
-    """Load `Model` when it is asked for: metrics and callbacks do not need it."""
-    if name == "Model":
-        from mezzo.model._model import Model
-
-        return Model
+    """Load a name when it is used: metrics and callbacks need none of them."""
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'mezzo.model' has no attribute {name!r}")
