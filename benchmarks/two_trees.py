@@ -46,9 +46,10 @@ def main() -> None:
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- step ..., or -- static ...")
-    options = parser.parse_args()
-    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if "--" not in sys.argv:
+        parser.error("put the command behind --: -- step ..., or -- static ...")
+    split = sys.argv.index("--")
+    options, command = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1 :]
     times: dict[str, dict[str, list[float]]] = defaultdict(lambda: {"before": [], "after": []})
     for number in range(options.rounds):
         sides = {"before": options.before, "after": options.after}
