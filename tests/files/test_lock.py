@@ -5,11 +5,12 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
-from mezzo.files import LOCK, FolderInUse, folder_lock
+from mezzo.files import LOCK, FolderInUse, folder_lock, locked
 
 HOLD = (
     "import sys, time; from pathlib import Path; from mezzo.files import folder_lock\n"
@@ -181,3 +182,19 @@ def test_an_empty_folder_that_was_made_for_the_lock_is_removed_and_a_used_one_st
     with take(tmp_path / "old"):
         pass
     assert (tmp_path / "old").is_dir()
+
+
+def test_lock_waits_for_the_other(tmp_path):
+    held: list[str] = []
+
+    def second() -> None:
+        with locked(tmp_path / "lock"):
+            held.append("second")
+
+    thread = threading.Thread(target=second)
+    with locked(tmp_path / "lock"):
+        thread.start()
+        time.sleep(0.05)
+        held.append("first")
+    thread.join()
+    assert held == ["first", "second"]

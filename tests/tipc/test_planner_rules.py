@@ -1,5 +1,8 @@
 """Rules of the scripts that no recorded example shows."""
 
+import subprocess
+import sys
+
 from tipc_plans import CONFIG, MODE
 
 from mezzo.tipc import PROFILES, make_plan
@@ -139,3 +142,14 @@ def test_a_to_static_trainer_adds_its_argument():
     assert "--to_static" in made.steps[0].text
     made = make_plan(CONFIG.replace("trainer:amp_train", "trainer:strange"), MODE, PROFILES["det"])
     assert made.steps == ()
+
+
+def test_planning_does_not_import_torch():
+    code = (
+        "import sys; from pathlib import Path; from mezzo.tipc import choose_profile, make_plan, plan_text\n"
+        "text = sys.stdin.read(); profile, why = choose_profile(None, text, Path('/none'))\n"
+        "assert plan_text(make_plan(text, 'lite_train_lite_infer', profile), why)\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], input=CONFIG, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
