@@ -178,7 +178,7 @@ def test_matrices_with_copies_are_one_launch_and_all_else_another() -> None:
     stepped(optimizer, params, 0)
     plan: Any = engine_of(optimizer).last_plan
     # Tiles of 128 x 64: 1, 1 x 3 and 1 x 2.
-    assert [(b.launch.fp8, b.rows, len(b.update_chunks[0])) for b in plan._batches] == [
+    assert [(b.key.fp8, b.rows, len(b.update_chunks)) for b in plan._batches] == [
         (True, 3, 6),
         (False, 1, 1),
         (False, 1, 1),
