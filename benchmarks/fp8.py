@@ -31,14 +31,13 @@ from torch._C._autograd import DeviceType
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "fp8"))
 import transformer
 
-from mezzo import amp
+from mezzo import Precision
 from mezzo._torch.step_tier import step_tier, uses_triton
-from mezzo.bench import StepRecipe, read_machine, simple_net_workload
-from mezzo.bench._step import OPTIMIZERS, _Training
+from mezzo.bench import OPTIMIZERS, StepRecipe, TrainingLoop, make_training, read_machine, simple_net_workload
 from mezzo.fp8 import E4M3, E5M2, FORMATS, Fp8Recipe, fp8_linear, make_operand, multiply, recipe_to_text
 from mezzo.optim import attach_master
 from mezzo.record import release_memory, synchronize, time_calls
-from mezzo.static import capture_step, compile_step
+from mezzo.static import capture_step
 
 T = TypeVar("T")
 
@@ -175,55 +174,38 @@ class SimpleTraining:
         self.workload = simple_net_workload(size, batch_size, sizes.device)
         self.parameters = sum(p.numel() for p in self.workload.model.parameters() if p.dim() == 2)
         if way.by == "stock":
-            self.step: Callable[[], float] = _Training(
-                StepRecipe("stock", way.level, way.dtype), self.workload, SGD
-            ).step
+            training = make_training(StepRecipe("stock", way.level, way.dtype), self.workload, "SGD")
+            self.step: Callable[[], float] = lambda: training.step().item()
             return
-        fp8 = sizes.fp8(scaling=way.scaling, fast_accumulation=way.fast) if way.level == "O3" else None
-        optimizer = SGD.make(self.workload.model.parameters())
-        half_layers = () if way.level == "O3" else None
-        amp.decorate(
-            self.workload.model,
-            optimizer,
-            level=way.level,
-            dtype=way.dtype,
+        is_fp8 = way.level == "O3"
+        precision = Precision(
+            way.level,
+            way.dtype,
+            fp8=sizes.fp8(scaling=way.scaling, fast_accumulation=way.fast) if is_fp8 else None,
+            half_layers=() if is_fp8 else None,
             master_weight="compact" if way.compact else True,
-            fp8=fp8,
-            half_layers=half_layers,
         )
-        policy = amp.Policy.create(way.level, way.dtype, fp8=fp8)
-        scaler = amp.GradScaler(enable=way.dtype == "float16")
+        optimizer = SGD.make(self.workload.model.parameters())
+        precision.prepare(self.workload.model, optimizer)
         make = {"": self._eager, "captured": self._captured, "compiled": self._compiled}[way.graph]
-        self.step = make(optimizer, scaler, policy)
+        self.step = make(optimizer, precision)
 
-    def _captured(self, optimizer: Any, scaler: amp.GradScaler, policy: amp.Policy) -> Callable[[], float]:
-        workload = self.workload
-        step = capture_step(
-            workload.model,
-            workload.loss_fn,
-            optimizer,
-            (workload.inputs, workload.targets),
-            scaler=scaler,
-            policy=policy,
+    def _captured(self, optimizer: Any, precision: Precision) -> Callable[[], float]:
+        model, loss_fn, batch = (
+            self.workload.model,
+            self.workload.loss_fn,
+            (self.workload.inputs, self.workload.targets),
         )
-        return lambda: float(step(workload.inputs, workload.targets).item())
+        step = capture_step(model, loss_fn, optimizer, batch, precision=precision)
+        return lambda: float(step(*batch).item())
 
-    def _compiled(self, optimizer: Any, scaler: amp.GradScaler, policy: amp.Policy) -> Callable[[], float]:
-        workload = self.workload
-        step = compile_step(workload.model, workload.loss_fn, optimizer, scaler=scaler, policy=policy)
-        return lambda: float(step(workload.inputs, workload.targets).item())
+    def _compiled(self, optimizer: Any, precision: Precision) -> Callable[[], float]:
+        step = precision.compile(self.workload.model, self.workload.loss_fn, optimizer)
+        return lambda: float(step(self.workload.inputs, self.workload.targets).item())
 
-    def _eager(self, optimizer: Any, scaler: amp.GradScaler, policy: amp.Policy) -> Callable[[], float]:
-        def step() -> float:
-            with amp.auto_cast(policy=policy):
-                loss = self.workload.loss_fn(self.workload.model(self.workload.inputs), self.workload.targets)
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad(set_to_none=True)
-            return loss.item()
-
-        return step
+    def _eager(self, optimizer: Any, precision: Precision) -> Callable[[], float]:
+        loop = TrainingLoop(self.workload, optimizer, precision)
+        return lambda: loop.step().item()
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from torch import nn
 from mezzo import amp
 from mezzo.fp8 import _operands, keep_copies, make_operand
 from mezzo.optim import _triton_launch, engine_of
-from mezzo.proof._measure import copy_bandwidth
+from mezzo.proof import copy_bandwidth
 from mezzo.record import time_on_device
 
 TILES = [

@@ -87,7 +87,7 @@ ALLOWED = "allowed keys: channels_last, pad_channels, custom_white_list"
         ("\0", "not YAML: the character U\\+0000"),
         ("!!python/object/apply:os.getcwd []", "os.getcwd' is not used here"),
         ("pad: {}\nlayout: nhwc", rf"has \['layout', 'pad'\]; {ALLOWED}"),
-        ("1: 2", "the key '1' is no text"),
+        ("1: 2", "the key '1'"),
         ("- channels_last", f"has list; {ALLOWED}"),
         ("channels_last", f"has str; {ALLOWED}"),
         ("channels_last: 1", "channels_last is 1; must be true or false"),

@@ -5,7 +5,16 @@ from mezzo.bench._compare import CompareSettings, Comparison, ModeResult, compar
 from mezzo.bench._factories import ModelError
 from mezzo.bench._machine import MachineClocks, read_machine
 from mezzo.bench._static import StaticBench, StaticRecipe, StaticResult, StaticSettings, bench_static
-from mezzo.bench._step import StepBench, StepMeasurement, StepRecipe, StepSettings, bench_step
+from mezzo.bench._step import (
+    OPTIMIZERS,
+    StepBench,
+    StepMeasurement,
+    StepRecipe,
+    StepSettings,
+    bench_step,
+    make_training,
+)
+from mezzo.bench._training import TrainingLoop
 from mezzo.bench._workloads import find_workload, load_workload, simple_net_workload, small_net_workload
 from mezzo.record import Timing, time_calls
 
@@ -21,6 +30,9 @@ __all__ = [
     "StepSettings",
     "StepRecipe",
     "StepMeasurement",
+    "OPTIMIZERS",
+    "make_training",
+    "TrainingLoop",
     "bench_static",
     "StaticBench",
     "StaticSettings",

@@ -28,7 +28,7 @@ from mezzo.bench._frame import (
     simple_net_sizes,
 )
 from mezzo.bench._machine import read_machine
-from mezzo.bench._stock import StockPrecision
+from mezzo.bench._training import StockPrecision, TrainingLoop
 from mezzo.bench._workloads import SEED, SimpleNet, simple_net_workload
 from mezzo.devices import find_device
 from mezzo.precision import Precision
@@ -215,7 +215,9 @@ def _make_step(
     recipe: StaticRecipe, workload: Workload, optimizer: Optimizer, device: torch.device
 ) -> Callable[[], Tensor]:
     if recipe.by == "stock":
-        return _stock_step(recipe, workload, optimizer, device)
+        stock = StockPrecision(device.type, "float32" if recipe.level == "float32" else "float16")
+        options: dict[str, Any] = {"keeps_grads": recipe.keeps_grads, "compile_mode": recipe.compile_mode}
+        return TrainingLoop(workload, optimizer, stock, **options).step
     if recipe.level == "FP32":
         step = static.compile_step(workload.model, workload.loss_fn, optimizer)
     else:
@@ -227,27 +229,6 @@ def _make_step(
         precision.prepare(workload.model, optimizer)
         step = precision.compile(workload.model, workload.loss_fn, optimizer, use_fp16_guard=is_guarded)
     return lambda: step(workload.inputs, workload.targets)
-
-
-def _stock_step(
-    recipe: StaticRecipe, workload: Workload, optimizer: Optimizer, device: torch.device
-) -> Callable[[], Tensor]:
-    """Return the step as users of torch write it."""
-    is_half = recipe.level != "float32"
-    precision = StockPrecision(device.type, "float16" if is_half else "float32")
-    model: Callable[[Any], Any] = workload.model
-    if recipe.compile_mode is not None:
-        model = torch.compile(workload.model, mode=recipe.compile_mode)
-
-    def step() -> Tensor:
-        with precision.autocast():
-            loss = workload.loss_fn(model(workload.inputs), workload.targets)
-        precision.backward(loss)
-        precision.step(optimizer)
-        optimizer.zero_grad(set_to_none=not recipe.keeps_grads)
-        return loss.detach()
-
-    return step
 
 
 def bench_static(

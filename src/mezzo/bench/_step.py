@@ -21,10 +21,11 @@ from mezzo.bench._frame import (
     simple_net_sizes,
 )
 from mezzo.bench._machine import read_machine
-from mezzo.bench._stock import StockPrecision
+from mezzo.bench._training import StockPrecision, TrainingLoop
 from mezzo.bench._workloads import simple_net_workload, small_net_workload
 from mezzo.devices import find_device
 from mezzo.precision import Precision
+from mezzo.proof import copy_bandwidth
 from mezzo.record import Timing, operator_log, time_on_device
 from mezzo.trial import Workload
 
@@ -190,37 +191,20 @@ class StepBench(Bench[StepSettings, StepMeasurement]):
         }
 
 
-class _Training:
-    """A workload trained by a recipe."""
-
-    def __init__(self, recipe: StepRecipe, workload: Workload, kind: OptimizerKind) -> None:
-        self.recipe, self.workload, self.model = recipe, workload, workload.model.train()
-        self._max_norm = MAX_NORM if recipe.clips else None
-        self.precision: Precision | StockPrecision
-        if recipe.by == "mezzo":
-            self.optimizer = kind.make(self.model.parameters())
-            masters: Any = "compact" if recipe.compact else True
-            self.precision = Precision(recipe.level, recipe.dtype, master_weight=masters)
-            self.precision.prepare(self.model, self.optimizer)
-        else:
-            how = {"fused": True} if recipe.level == "fused" else {"foreach": True}
-            self.optimizer = kind.make(self.model.parameters(), **how)
-            self.precision = StockPrecision(next(self.model.parameters()).device.type, recipe.dtype)
-
-    def step(self) -> float:
-        """Train one step as users write it, and read the loss."""
-        with self.precision.autocast():
-            loss = self.workload.loss_fn(self.model(self.workload.inputs), self.workload.targets)
-        self.precision.backward(loss)
-        self.precision.step(self.optimizer, max_norm=self._max_norm)
-        self.optimizer.zero_grad(set_to_none=not self.recipe.keeps_grads)
-        return loss.item()
-
-    def make_grads(self) -> None:
-        """Leave gradients behind, unscaled, for the update alone."""
-        with self.precision.autocast():
-            loss = self.workload.loss_fn(self.model(self.workload.inputs), self.workload.targets)
-        loss.backward()
+def make_training(recipe: StepRecipe, workload: Workload, optimizer: str) -> TrainingLoop:
+    """Return a workload prepared for a recipe and an optimizer, by the optimizer's name."""
+    kind, model = OPTIMIZERS[optimizer], workload.model.train()
+    precision: Precision | StockPrecision
+    if recipe.by == "mezzo":
+        made = kind.make(model.parameters())
+        masters: Any = "compact" if recipe.compact else True
+        precision = Precision(recipe.level, recipe.dtype, master_weight=masters)
+        precision.prepare(model, made)
+    else:
+        made = kind.make(model.parameters(), **({"fused": True} if recipe.level == "fused" else {"foreach": True}))
+        precision = StockPrecision(next(model.parameters()).device.type, recipe.dtype)
+    max_norm = MAX_NORM if recipe.clips else None
+    return TrainingLoop(workload, made, precision, max_norm=max_norm, keeps_grads=recipe.keeps_grads)
 
 
 @operator_log.paused()
@@ -271,7 +255,9 @@ def bench_step(
         meter = Meter(f"{model}, {kind.name}, {recipe.name}", total, place, progress)
         return _measure(model, makers[model](), kind, recipe, settings, place, meter)
 
-    copy_bytes_per_s = _copy_bandwidth(place)  # first: after a minute of training the GPU is about 10 % slower
+    copy_bytes_per_s = copy_bandwidth(
+        place, 2**31 if place.type == "cuda" else 2**26
+    )  # first: after a minute of training the GPU is about 10 % slower
     results = measure_each(variants, measure, place)
     return StepBench(settings=settings, results=results, copy_bytes_per_s=copy_bytes_per_s, machine=read_machine(place))
 
@@ -289,21 +275,21 @@ def _measure(
     torch.backends.cuda.matmul.allow_tf32 = recipe.level == "TF32"
     losses: list[float] = []
     try:
-        training = _Training(recipe, workload, kind)
+        training = make_training(recipe, workload, kind.name)
 
         def step() -> None:
-            losses.append(training.step())
+            losses.append(training.step().item())
 
         meter.warm_up(step, settings.warmup_steps)
         meter.reset_peak()
         timing = meter.time(step, settings.steps)
         peak = meter.peak_memory_bytes()
         training.optimizer.zero_grad(set_to_none=True)
-        training.make_grads()
+        training.forward().backward()
         update = time_on_device(training.optimizer.step, calls=10, warmup_calls=2, device=device)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = tf32_before
-    parameters = sum(p.numel() for p in training.model.parameters())
+    parameters = sum(p.numel() for p in workload.model.parameters())
     return StepMeasurement(
         model=model,
         optimizer=kind.name,
@@ -314,11 +300,3 @@ def _measure(
         loss=losses[-1],
         peak_memory_bytes=peak,
     )
-
-
-def _copy_bandwidth(device: torch.device) -> float:
-    elements = 2**29 if device.type == "cuda" else 2**24
-    source = torch.ones(elements, device=device)
-    target = torch.empty_like(source)
-    timing = time_on_device(lambda: target.copy_(source), calls=10, warmup_calls=2, device=device)
-    return 2 * elements * source.element_size() / timing.median_s

@@ -208,12 +208,12 @@ def _host_time(trial: Trial, device: torch.device) -> float:
     return statistics.median(times_s)
 
 
-def copy_bandwidth(device: torch.device) -> float:
-    """Return the bytes per second that a large copy reads and writes."""
-    source = torch.zeros(_COPY_BYTES, dtype=torch.uint8, device=device)
+def copy_bandwidth(device: torch.device, num_bytes: int = _COPY_BYTES) -> float:
+    """Return the bytes per second that a copy of `num_bytes` bytes reads and writes."""
+    source = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     seconds = time_on_device(lambda: target.copy_(source), calls=10, warmup_calls=3, device=device).median_s
-    return 2 * _COPY_BYTES / seconds
+    return 2 * num_bytes / seconds
 
 
 def product_speedup(device: torch.device, dtype: torch.dtype) -> float:
