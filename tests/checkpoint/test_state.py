@@ -256,7 +256,7 @@ def test_files_of_others_and_of_later_versions_are_refused(folder):
     assert complaint(folder) == "state.json: has no foreign, tree" + DAMAGED
     (folder / "state.json").write_text('["format"]')
     write_manifest(folder)
-    assert complaint(folder) == "state.json: is no state that mezzo wrote; give the folder of a checkpoint"
+    assert complaint(folder) == "state.json: not a state written by mezzo; give the folder of a checkpoint"
 
 
 def nested(levels: int):

@@ -250,7 +250,7 @@ def test_all_groups_fall_and_it_is_said(capsys: pytest.CaptureFixture[str]) -> N
         callbacks=ReduceLROnPlateau("score", mode="max", patience=2),
     )  # fmt: skip
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.01, 0.05])
-    assert capsys.readouterr().out == "score no longer gets better: learning rate 0.01, 0.05\n"
+    assert capsys.readouterr().out == "score no longer improves: learning rate 0.01, 0.05\n"
 
 
 def test_a_rate_that_stays_is_not_announced(capsys: pytest.CaptureFixture[str]) -> None:

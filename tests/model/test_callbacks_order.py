@@ -160,9 +160,7 @@ def test_logs_that_nobody_looked_at_in_time_are_refused() -> None:
 
     late = Keeps()
     make_model(metrics=Accuracy()).fit(make_data(), batch_size=2, shuffle=False, verbose=0, callbacks=late)
-    with pytest.raises(
-        RuntimeError, match=r"^these logs are of an earlier batch, and nobody looked then: read them in"
-    ):
+    with pytest.raises(RuntimeError, match=r"earlier batch"):
         dict(late.kept[0])
 
 
@@ -382,7 +380,7 @@ def test_what_is_no_callback_is_refused_before_anything_runs(call: str, given: A
     model = make_model()
     with pytest.raises(
         TypeError,
-        match=r"^callbacks: a (str|int|type|NoneType) is no mezzo.model.callbacks.Callback; give an instance of one$",
+        match=r"^callbacks: a (str|int|type|NoneType) must be an instance of mezzo.model.callbacks.Callback",
     ):
         getattr(model, call)(make_data(), verbose=0, callbacks=given)
     assert_same_weights(model.network, make_network())

@@ -1,4 +1,4 @@
-"""Weights that are named by a URL, by a file, by the folder of a checkpoint, or by that of a run."""
+"""Finds weights by URL, file, folder of a checkpoint, or folder of a run."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ BEST = "best_model"
 
 
 def find_weights(given: str | Path, setting: str | None = None) -> Path:
-    """Return the file of weights that are given as a URL, a file, the folder of a checkpoint, or that of a run.
+    """Return the weights file for a URL, a file, the folder of a checkpoint, or the folder of a run.
 
-    A URL is fetched into the cache of `mezzo.fetch`, with a bar or lines on stderr.
+    A URL is downloaded into the cache of `mezzo.fetch`, with a progress bar or lines on stderr.
 
     Args:
         given: A URL begins with http:, https: or file:.
-        setting: The name in the recipe of a training, which may start without; for messages.
+        setting: Name of the setting in a recipe, if the training can start without weights; for messages.
 
     Raises:
-        RunError: A URL cannot be fetched; the message gives the path for a file fetched by other means.
+        RunError: A URL cannot be downloaded; the message names the path for a manual download.
         FetchError: A URL cannot be used, or its file in the cache has changed.
-        CheckpointError: There is no such file, the folder has no weights, or they are not those that its manifest lists.
+        CheckpointError: There is no such file, or the folder has no weights, or they differ from its manifest.
     """
     text = str(given)
     if isinstance(given, Path):

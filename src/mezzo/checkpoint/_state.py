@@ -1,7 +1,7 @@
-"""A state in a folder: `state.safetensors` has the tensors, `state.json` what is around them.
+"""A state in a folder: `state.safetensors` has the tensors, `state.json` the rest.
 
-Version 2 needs a manifest (`mezzo.files`), which ties all files of a checkpoint together. Version 1 has none: it ties
-its two files by a SHA-256 of the tensors in `state.json`, and nothing notices damage to the weights beside them.
+Version 2 needs a manifest (`mezzo.files`) with checksums of all files of a checkpoint. Version 1 has only a SHA-256 of
+the tensors in `state.json`, so damage to the weights files next to them is not detected.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ State: TypeAlias = dict[str, Tree]
 TENSORS, STRUCTURE = "state.safetensors", "state.json"
 _FORMAT = "mezzo.state"
 _VERSION = 2
-_WITHOUT_MANIFEST = 1  # the last version that has none
+_WITHOUT_MANIFEST = 1  # the last version without a manifest
 _MOST_STRUCTURE = 1024 * MiB  # bytes of state.json
 _DEPTH = 4 * (MOST_LEVELS + 2)  # a level of a state takes up to three of JSON
 _ADVICE = "the checkpoint is damaged; resume from another one"
 
 
 def write_state(folder: Path, state: State, *, with_manifest: bool = True) -> None:
-    """Write a state into a folder, and the manifest of the folder as it is then.
+    """Write a state into a folder, then the manifest of the folder.
 
-    Floats come back bit for bit, int keys as ints, tuples as tuples; tensors with their values, shape and dtype, on the
-    CPU, each contiguous and with its own storage.
+    Floats are bit-exact, int keys stay ints and tuples stay tuples. Tensors keep values, shape and dtype; they are read
+    on the CPU, contiguous and with separate storages.
 
     Args:
-        folder: Made if it is not there; older files of this kind in it are replaced.
-        state: A dict; see `Tree` for what it may hold.
-        with_manifest: False for `CheckpointStore.save`, which writes the manifest when all files are there.
+        folder: Created if missing; older state files in it are replaced.
+        state: A dict; see `Tree` for the allowed values.
+        with_manifest: False for `CheckpointStore.save`, which writes the manifest after all files.
 
     Raises:
-        CheckpointError: Something in it cannot be held; the message names it.
-        RunError: The system refuses to write.
+        CheckpointError: A value cannot be stored; the message names it.
+        RunError: Writing failed.
     """
     if not isinstance(state, dict):
         raise CheckpointError(f"state: is a {type(state).__name__}; give a dict")
@@ -56,29 +56,29 @@ def write_state(folder: Path, state: State, *, with_manifest: bool = True) -> No
     }
     write_file(folder / TENSORS, data)
     text = json.dumps(structure, allow_nan=False, ensure_ascii=False)
-    # Half of a surrogate pair is a str too (names of files have them); escaped, two of them would be read as one letter.
+    # File names can contain unpaired surrogates; escaped, two of them would be read as one character.
     write_file(folder / STRUCTURE, text.encode("utf-8", "surrogatepass"))
     if with_manifest:
         write_manifest(folder)
 
 
 def read_state(folder: Path) -> State:
-    """Return the state in a folder, tensors on the CPU. Nothing in the files is ever executed.
+    """Return the state in a folder, with tensors on the CPU. No code from the files is executed.
 
-    All files of the folder are compared with its manifest first.
+    First, all files of the folder are compared with its manifest.
 
     Raises:
-        CheckpointError: A file is missing, damaged or of another origin; the message names it.
+        CheckpointError: A file is missing, damaged or belongs to another checkpoint; the message names it.
     """
     path = folder / STRUCTURE
     has_manifest = check_manifest(folder, raising=CheckpointError)
     structure = _structure(path)
     data = _bytes_of(folder / TENSORS)
     if not has_manifest:
-        _refuse_untied(folder, structure, data)
+        _check_old_version(folder, structure, data)
     tensors = _tensors(folder / TENSORS, data, structure["foreign"])
     try:
-        state = unpack(structure["tree"], _taker(tensors))
+        state = unpack(structure["tree"], _take_once(tensors))
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}; {_ADVICE}") from error
     if not isinstance(state, dict):
@@ -87,10 +87,10 @@ def read_state(folder: Path) -> State:
 
 
 def verify(folder: Path) -> str | None:
-    """Check that a checkpoint is whole; return a line if an old one can be checked in part only.
+    """Check that a checkpoint is complete; return a message if an old one can only be checked in part.
 
     Raises:
-        CheckpointError: It is not whole; the message names the file.
+        CheckpointError: It is incomplete or damaged; the message names the file.
     """
     if not (folder / STRUCTURE).exists():
         raise CheckpointError(f"{folder / STRUCTURE}: no such file; {_ADVICE}")
@@ -100,7 +100,7 @@ def verify(folder: Path) -> str | None:
     return f"{folder}: was written without {MANIFEST}, by an older version: damage to its weights would go unnoticed"
 
 
-def _refuse_untied(folder: Path, structure: dict[str, Any], data: bytes) -> None:
+def _check_old_version(folder: Path, structure: dict[str, Any], data: bytes) -> None:
     """Raise unless a checkpoint without a manifest is of version 1 and its two files belong together."""
     if structure["version"] != _WITHOUT_MANIFEST:
         raise CheckpointError(f"{folder / MANIFEST}: no such file, so damage could not be noticed; {_ADVICE}")
@@ -108,11 +108,11 @@ def _refuse_untied(folder: Path, structure: dict[str, Any], data: bytes) -> None
         raise CheckpointError(f"{folder / TENSORS}: is not the file that {STRUCTURE} was written with; {_ADVICE}")
 
 
-def _taker(tensors: dict[str, Tensor]) -> Any:
+def _take_once(tensors: dict[str, Tensor]) -> Any:
     left = dict(tensors)
 
     def take(name: str) -> Tensor:
-        if name not in left:  # each name stands for one place: a file that repeats one would share its storage
+        if name not in left:  # each tensor is used once: a file that repeats a name would share its storage
             raise ValueError(f"the tensor {name[:80]!r} is not in {TENSORS}, or is used twice")
         return left.pop(name)
 
@@ -126,7 +126,7 @@ def _structure(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}; {_ADVICE}") from error
     if not isinstance(structure, dict) or structure.get("format") != _FORMAT:
-        raise CheckpointError(f"{path}: is no state that mezzo wrote; give the folder of a checkpoint")
+        raise CheckpointError(f"{path}: not a state written by mezzo; give the folder of a checkpoint")
     version = structure.get("version")
     if type(version) is not int or not 1 <= version <= _VERSION:
         raise CheckpointError(
@@ -142,7 +142,7 @@ def _tensors(path: Path, data: bytes, foreign: Any) -> dict[str, Tensor]:
         return unpack_tensors(data, foreign)
     except CheckpointError:
         raise
-    except Exception as error:  # a damaged file fails in as many ways as there are
+    except Exception as error:  # a damaged file can raise anything
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise CheckpointError(f"{path}: cannot be read: {reason}; {_ADVICE}") from error
 

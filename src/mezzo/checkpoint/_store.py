@@ -1,8 +1,8 @@
-"""The checkpoints of a run: folders in a directory, each there whole or not at all, each with a manifest of its files.
+"""The checkpoints of a run: folders that are saved atomically, each with a manifest of its files.
 
-What happens when the process is killed, step by step: a folder is filled under `.tmp-NAME-PID`, listed, flushed to the
-disk, and only then gets its name. An older one of that name is moved to `.old-NAME-PID` first and deleted last. So at
-every moment the old or the new one is there, whole; `clean` puts back an `.old-` one whose successor did not arrive.
+A folder is written as `.tmp-NAME-PID`, listed in its manifest, flushed to the disk, and then renamed. An older
+checkpoint of that name is first moved to `.old-NAME-PID` and deleted last. So a killed process always leaves the old or
+the new checkpoint complete; `clean` restores an `.old-` folder whose successor is missing.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _NAME = re.compile(r"[\w][\w.+-]{0,99}", re.ASCII)
 
 
 class CheckpointStore:
-    """The checkpoints of one run. One process writes; `save` is for one thread.
+    """The checkpoints of one run. Only one process and thread may save.
 
     Args:
-        directory: Where they lie; made when the first one is saved.
-        keep: How many `iter_N` stay when `prune` is called; 0 keeps all.
+        directory: Folder of the checkpoints; created when the first one is saved.
+        keep: Number of `iter_N` that `prune` keeps; 0 keeps all.
     """
 
     def __init__(self, directory: Path, keep: int = 5) -> None:
@@ -40,21 +40,21 @@ class CheckpointStore:
     # Writing
 
     def save(self, name: str, write: Callable[[Path], None]) -> Path:
-        """Make a checkpoint, in place of an older one of that name; return its folder.
+        """Save a checkpoint, replacing an older one of that name; return its folder.
 
         Args:
             name: `iter_500`, `best_model`, ...
-            write: Fills the empty folder that it is given. If it raises, nothing has changed.
+            write: Called with an empty folder to fill. If it raises, nothing changes.
 
         Raises:
-            CheckpointError: The name is none for a checkpoint, or a file has it.
-            RunError: The system refuses to write.
+            CheckpointError: The name is not allowed, or is that of a file.
+            RunError: Writing failed.
         """
         target = self._target(name)
         part, old = self._aside("tmp", name), self._aside("old", name)
         with report_write_errors(target):
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._put_back(name)  # where clean() was not called, the moved one may be the only one
+            self._restore(name)  # without clean(), the moved folder may be the only one
             for leftover in (part, old):
                 _delete(leftover)
             part.mkdir()
@@ -64,7 +64,7 @@ class CheckpointStore:
                 write_manifest(part)
                 flush_tree(part)
         except BaseException:
-            shutil.rmtree(part, ignore_errors=True)  # the reason is on its way; a leftover is removed by clean()
+            shutil.rmtree(part, ignore_errors=True)  # the error is raised below; clean() removes leftovers
             raise
         with report_write_errors(target):
             self._put_in_place(part, target, old)
@@ -76,17 +76,17 @@ class CheckpointStore:
         os.rename(part, target)
         flush(self.directory)
         if old.exists():
-            os.rename(old, part)  # half deleted, it must not be taken for one to put back
+            os.rename(old, part)  # a half-deleted folder must not be restored
             _delete(part)
 
-    def _put_back(self, name: str) -> None:
+    def _restore(self, name: str) -> None:
         found = self._find(name)
         if found is not None and found.name != name:
             os.rename(found, self.directory / name)
             flush(self.directory)
 
     def save_latest(self, name: str) -> None:
-        """Note that a checkpoint is the newest one.
+        """Record that a checkpoint is the newest one.
 
         Raises:
             CheckpointError: There is no such checkpoint.
@@ -97,12 +97,12 @@ class CheckpointStore:
         write_text(self.directory / LATEST, f"{name}\n")
 
     def prune(self, *, up_to: int | None = None) -> list[str]:
-        """Delete all but the newest `keep` of the `iter_N`; return the names of those deleted.
+        """Delete all except the newest `keep` of the `iter_N`; return the deleted names.
 
-        `best_model` and what else has another name stays, and so does the one that `latest` names.
+        Checkpoints with other names, such as `best_model`, and the one that `latest` names are kept.
 
         Args:
-            up_to: Later ones are not of this run: they neither count nor go.
+            up_to: Iteration of this run; later checkpoints are neither counted nor deleted.
         """
         names = [name for name in self.iterations() if up_to is None or int(name.removeprefix("iter_")) <= up_to]
         latest = self._latest_name()
@@ -111,19 +111,19 @@ class CheckpointStore:
             target, part = self.directory / name, self._aside("tmp", name)
             with report_write_errors(target):
                 _delete(part)
-                os.rename(target, part)  # gone at once; a half-deleted folder must not keep the name
+                os.rename(target, part)  # atomic: a half-deleted folder must not keep the name
                 _delete(part)
         return surplus
 
     def clean(self) -> None:
-        """Remove what killed runs left behind, and put back what they had moved away; to call when a run starts.
+        """Remove leftovers of killed runs and restore checkpoints that they had moved; call it when a run starts.
 
-        What belongs to another living process is left alone.
+        Folders of other running processes are not touched.
         """
         for path, kind, name, pid in list(self._leftovers()):
             with report_write_errors(path):
                 if kind == "old" and not (self.directory / name).exists():
-                    self._put_back(name)
+                    self._restore(name)
                 elif pid == os.getpid() or not is_alive(pid):
                     _delete(path)
 
@@ -135,12 +135,12 @@ class CheckpointStore:
         return [name for _, name in sorted(found) if (self.directory / name).is_dir()]
 
     def latest(self) -> Path | None:
-        """Return the folder of the newest whole checkpoint; None if there is none.
+        """Return the folder of the newest complete checkpoint; None if there is none.
 
-        That is the one that the file `latest` names; without the file, the `iter_N` of the highest number.
+        The file `latest` names it; without the file, it is the `iter_N` with the highest number.
 
         Raises:
-            CheckpointError: `latest` names one that is gone, or is no such file.
+            CheckpointError: `latest` names a missing checkpoint, or cannot be read.
         """
         name = self._latest_name()
         if name is None:
@@ -155,10 +155,10 @@ class CheckpointStore:
         return found
 
     def candidates(self) -> tuple[list[Path], str | None]:
-        """Return the `iter_N` to resume from, best first, and a line if the file `latest` is of no use.
+        """Return the `iter_N` to resume from, best first, and a message if the file `latest` is unusable.
 
-        The first is the one that `latest` names, then come older ones, newest first. Later ones come last: they belong
-        to a run that was given up.
+        First comes the one that `latest` names, then older ones, newest first. Later ones come last: they belong to a
+        run that was abandoned.
         """
         try:
             latest, trouble = self.latest(), None
@@ -181,8 +181,8 @@ class CheckpointStore:
         """Return the folder of the checkpoint to resume from; None for a new run.
 
         Args:
-            path: The folder of a checkpoint, or a file in it; the name of one of this run; or the directory of a run, which
-                stands for its latest. None: the latest of this run, if there is one.
+            path: The folder of a checkpoint, or a file in it; the name of a checkpoint of this run; or the folder of a run,
+                for its latest. None: the latest of this run, if there is one.
 
         Raises:
             CheckpointError: There is no such checkpoint.
@@ -218,7 +218,7 @@ class CheckpointStore:
         return name
 
     def _find(self, name: str) -> Path | None:
-        """Return a checkpoint by name, also one that a killed run had just moved away."""
+        """Return a checkpoint by name, including one that a killed run had moved."""
         if (self.directory / name).is_dir():
             return self.directory / name
         moved = [path for path, kind, of, _ in self._leftovers() if (kind, of) == ("old", name)]

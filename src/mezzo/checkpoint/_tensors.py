@@ -11,7 +11,7 @@ from torch import Tensor
 from mezzo.checkpoint._errors import CheckpointError
 from mezzo.dtypes import dtype_name
 
-# What every safetensors can hold; other dtypes travel as their bytes, with their name beside them.
+# Dtypes of every safetensors release; other dtypes are stored as bytes, with their name in state.json.
 _PLAIN = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 _PLAIN |= {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _OTHERS = {
@@ -38,7 +38,7 @@ def library() -> Any:
 
 
 def pack_tensors(tensors: Mapping[str, Tensor]) -> bytes:
-    """Return tensors as the content of a safetensors file; views, shared storages and layouts are resolved."""
+    """Return tensors as the content of a safetensors file; views and shared storages become copies."""
     data: bytes = library().save({name: _own_values(name, value) for name, value in tensors.items()})
     return data
 
@@ -53,7 +53,7 @@ def _own_values(name: str, value: Tensor) -> Tensor:
 
 
 def foreign_dtypes(tensors: Mapping[str, Tensor]) -> dict[str, list[Any]]:
-    """Return dtype and shape of those tensors that are stored as their bytes, as JSON has them."""
+    """Return dtype and shape of the tensors that are stored as bytes, as JSON data."""
     return {
         name: [dtype_name(value.dtype), list(value.shape)]
         for name, value in tensors.items()
@@ -65,11 +65,11 @@ def unpack_tensors(data: bytes, foreign: Any) -> dict[str, Tensor]:
     """Return the tensors of a file's content, on the CPU, each with its own storage.
 
     Args:
-        data: From `pack_tensors`, or any other.
-        foreign: From `foreign_dtypes`, or any other JSON.
+        data: From `pack_tensors`, or untrusted.
+        foreign: From `foreign_dtypes`, or untrusted JSON data.
 
     Raises:
-        Exception: The content is damaged; of any type, since it is decoded by others.
+        Exception: The content is damaged; the type depends on the damage.
     """
     tensors: dict[str, Tensor] = library().load(data)
     for name, (dtype, shape) in dict(foreign).items():

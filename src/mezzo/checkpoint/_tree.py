@@ -1,6 +1,6 @@
-"""The shape of a state as JSON, its tensors taken out.
+"""The structure of a state as JSON, without its tensors.
 
-Numbers, strings, truth values, None and lists are themselves. What JSON has no word for is an object with one key:
+Numbers, strings, booleans, None and lists are stored directly. Other values are objects with one key:
 `{"dict": [[key, value], ...]}`, `{"tuple": [...]}`, `{"float": bits}` (infinities and NaN), `{"tensor": name}`.
 """
 
@@ -18,25 +18,25 @@ from torch import Tensor
 from mezzo.checkpoint._errors import CheckpointError
 
 Tree: TypeAlias = Any
-"""Tensors, numbers, strings, truth values, None; lists, tuples, and dicts with str or int keys of these."""
+"""Tensors, numbers, strings, booleans, None; lists, tuples, and dicts of these with str or int keys."""
 
-MOST_LEVELS = 100  # a state nested deeper is one that holds itself, or a hostile file
+MOST_LEVELS = 100  # a deeper state contains itself, or comes from a hostile file
 _BITS = re.compile("[0-9a-fA-F]{16}")  # bytes.fromhex() would skip spaces
 MOST_INT_BITS = 4096  # Python refuses to read decimal numbers much longer than this
 
 
 class Packer:
-    """Takes a state apart.
+    """Separates a state into JSON and tensors.
 
     Attributes:
-        tensors: What was taken out, by name; a name is the path in the state.
+        tensors: The tensors by name; a name is the path in the state.
     """
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
 
     def pack(self, value: Tree, path: tuple[str, ...] = ()) -> Any:
-        """Return a value as JSON has it."""
+        """Return a value as JSON data."""
         if len(path) > MOST_LEVELS:
             raise CheckpointError(f"state: nested deeper than {MOST_LEVELS} levels at {_dotted(path[:4])}...")
         if isinstance(value, Tensor):
@@ -86,20 +86,20 @@ def _refuse_without_values(value: Tensor, name: str) -> None:
 
 
 def _dotted(path: tuple[str, ...]) -> str:
-    """Return a path as one name that every encoding can write."""
+    """Return a path as one name that can be written in any encoding."""
     return ".".join(path).encode("utf-8", "backslashreplace").decode()
 
 
 def unpack(node: Any, tensor: Callable[[str], Tensor], level: int = 0) -> Tree:
-    """Return the value that a piece of JSON stands for.
+    """Return the value that JSON data represents.
 
     Args:
-        node: As `Packer.pack` made it, or any other JSON.
-        tensor: Gives the tensor of a name.
-        level: How deep in the state it lies.
+        node: From `Packer.pack`, or any other JSON data.
+        tensor: Returns the tensor of a name.
+        level: Depth in the state.
 
     Raises:
-        ValueError: It stands for nothing; the message says where it broke.
+        ValueError: It is invalid; the message says why.
     """
     if level > MOST_LEVELS:
         raise ValueError(f"nested deeper than {MOST_LEVELS} levels")

@@ -1,4 +1,4 @@
-"""The weights of a model beside its checkpoint, in the formats that others read."""
+"""The weights of a model next to its checkpoint, in formats for other programs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def save_weights(folder: Path, model: nn.Module) -> None:
     """Write `model.safetensors` and, for a network of `mezzo.vision.models`, `model.pdparams`; `load_weights` reads both.
 
     Args:
-        folder: Made if it is not there.
+        folder: Created if missing.
         model: Not wrapped for distributed training: names are as in its `state_dict()`. Half values are written as
             float32; those of a decorated model are its masters.
 
     Raises:
-        RunError: The system refuses to write.
+        RunError: Writing failed.
     """
     write_file(folder / WEIGHTS, pack_tensors({name: _wide(value) for name, value in model.state_dict().items()}))
     if isinstance(getattr(model, "model_name", None), str):

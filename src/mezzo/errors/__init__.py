@@ -1,4 +1,4 @@
-"""The errors that mezzo raises on purpose: what came, what is allowed, what to do, in one line."""
+"""The errors of mezzo. Each message says in one line what was wrong, what is allowed and what to do."""
 
 from mezzo.errors._extras import MissingExtra
 from mezzo.errors._extras import require as require
@@ -9,5 +9,5 @@ from mezzo.errors._plain import plain as plain
 from mezzo.errors._plain import printable as printable
 from mezzo.errors._plain import short_repr as short_repr
 
-# What users catch. The names imported `as` themselves above are for other packages of mezzo.
+# For users. The names imported `as` themselves above are for other packages of mezzo.
 __all__ = ["MezzoError", "RunError", "OptionError", "DeployError", "MissingExtra"]

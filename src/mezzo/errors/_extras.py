@@ -1,4 +1,4 @@
-"""Optional dependencies: one line that names what is missing, before any work."""
+"""Checks of optional dependencies before any work starts."""
 
 import importlib.util
 

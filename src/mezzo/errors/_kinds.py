@@ -1,4 +1,4 @@
-"""The base of all errors, and the kinds that several packages raise."""
+"""The base class of all errors, and the kinds that several packages raise."""
 
 import difflib
 from collections.abc import Iterable
@@ -7,13 +7,13 @@ from mezzo.errors._plain import printable
 
 
 class MezzoError(Exception):
-    """A mistake of the user that mezzo explains in one line; subclasses name the kind."""
+    """A mistake of the user, explained in one line; subclasses name the kind."""
 
     exit_code = 2
-    """What a command returns for it: 2 is bad input, 1 a run that failed."""
+    """Exit code of a command: 2 for bad input, 1 for a failed run."""
 
     def __str__(self) -> str:
-        r"""Return the message without control characters: it may hold a name from somebody's file.
+        r"""Return the message without control characters, as it may contain names from untrusted files.
 
         >>> print(MezzoError("\x1b[2J\x1b]0;title\x07a.png: no such file"))
         a.png: no such file
@@ -22,21 +22,21 @@ class MezzoError(Exception):
 
 
 class RunError(MezzoError):
-    """The input was fine, the run was not: out of memory, a model that raised, a step that failed."""
+    """A run that failed with valid input: out of memory, a model that raised, a step that failed."""
 
     exit_code = 1
 
 
 class OptionError(MezzoError):
-    """An option has a value that it cannot have, or options contradict each other."""
+    """An option with a value that is not allowed, or options that contradict each other."""
 
 
 class DeployError(MezzoError):
-    """An exported model that cannot be used as it is."""
+    """An exported model that cannot be used."""
 
 
 def unknown_choice(what: str, came: object, allowed: Iterable[str]) -> str:
-    """Return the line that says which value came, the nearest allowed one, and all that are allowed.
+    """Return a message with a wrong value, the nearest allowed one, and all allowed ones.
 
     >>> unknown_choice("dtype", "bfloat", ["float16", "bfloat16"])
     "unknown dtype 'bfloat'; did you mean 'bfloat16'? allowed: float16, bfloat16"

@@ -1,19 +1,19 @@
-"""Foreign text made plain: no colours, no control characters, one kind of line end. At the bottom, so that errors use it."""
+"""Cleans untrusted text: removes colours and control characters, and unifies line ends."""
 
 import re
 
-# A command of a terminal: colours and cursor moves, titles and links (bounded: an open one must not hide what follows).
+# Terminal commands: colours, cursor moves, titles and links. Lengths are bounded: an open one must not hide what follows.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]|\][^\x07\x1b\n]{0,512}(?:\x07|\x1b\\)|[@-Z\\^_])")
-# What XML forbids, what a browser does not show, and what turns the direction of the text that follows.
+# Characters that XML forbids, that browsers do not show, or that change the direction of text.
 _INVISIBLE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff\ufffe\uffff]"
 )
 
 
 def plain(text: str) -> str:
-    r"""Return a text without escape sequences and control characters; every end of a line is a newline.
+    r"""Return a text without escape sequences and control characters; all line ends become newlines.
 
-    What is left may stand in XML and in UTF-8; it is not escaped.
+    The result is valid in XML and UTF-8, but not escaped.
 
     >>> plain("\x1b[33m Run successfully\x1b[0m\r\nnext\x00")
     ' Run successfully\nnext'
@@ -23,7 +23,7 @@ def plain(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Return a plain text in which characters that do not show are replaced by their codes.
+    r"""Return a plain text with invisible characters replaced by their codes.
 
     >>> printable("a\u200b.png:\tno such file\n")
     'a\\u200b.png: no such file\n'
@@ -35,7 +35,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: object) -> str:
-    r"""Return a name as one printable line: a name with a newline must not write a line of its own.
+    r"""Return a name as one printable line, without newlines.
 
     >>> one_line("a\x1b[31mb\nc.png")
     'ab c.png'

@@ -1,4 +1,4 @@
-"""The cache: files by URL, each with a record of its size and checksum, which every later use compares."""
+"""The cache of downloads: each file has a record of size and checksum, which is compared at every use."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _ADVICE = "delete it and {place} to fetch the file again"
 
 
 def cached(url: str, *, record: bool = True) -> Path | None:
-    """Return the file of a URL if it is there and unchanged.
+    """Return the file of a URL if it is in the cache and unchanged.
 
     Args:
         url: http, https or file.
-        record: Note size and checksum of a file that a person put there. False if the file is not used yet: it may
-            still be on its way.
+        record: Write the record of a file that was copied into the cache by hand. False if the file is not used
+            yet, as it may be incomplete.
 
     Raises:
         FetchError: The file is not the one that was recorded, or cannot be read.
@@ -39,15 +39,15 @@ def cached(url: str, *, record: bool = True) -> Path | None:
 
 
 def fetch(url: str, *, progress: Progress | None = None, bounds: Bounds = WEIGHTS) -> Path:
-    """Return the file of a URL from the cache, downloaded if it is not there. Processes that need the same one wait.
+    """Return the file of a URL from the cache; download it if missing. Other processes wait for the download.
 
     Args:
-        url: http, https or file; the last one is not copied.
-        progress: Called while bytes come; not at all if the file is there.
-        bounds: `archive_bytes` is the size that is accepted.
+        url: http, https or file; a local file is not copied.
+        progress: Called during a download.
+        bounds: `archive_bytes` is the maximum size.
 
     Raises:
-        RunError: It cannot be fetched or written; the message gives the path for a file fetched by other means.
+        RunError: It cannot be downloaded or written; the message names the path for a manual download.
         FetchError: The URL cannot be used, the file is too large, or the one in the cache has changed.
     """
     if (found := cached(url)) is not None:
@@ -70,7 +70,7 @@ def fetch(url: str, *, progress: Progress | None = None, bounds: Bounds = WEIGHT
 
 
 def recorded(place: Path) -> dict[str, Any] | None:
-    """Return what is known of a file in the cache, None if nothing is.
+    """Return the record of a file in the cache; None if there is none.
 
     Raises:
         FetchError: The record is damaged.

@@ -1,4 +1,4 @@
-"""Downloads that survive a broken connection: the part that came is kept, and only the rest is asked for."""
+"""Downloads that continue after a broken connection: only the missing part is requested again."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from mezzo.files import (
 )
 
 TIMEOUT_S = 15.0
-"""Of a connection, and of each wait for bytes."""
+"""Timeout of a connection, and of each read."""
 PAUSES_S: tuple[float, ...] = (0.5, 2.0)
-"""Before each further attempt."""
+"""Pauses before further attempts."""
 
 Progress = Callable[[int, int | None], None]
-"""Called with the bytes that are there and the bytes of the whole file, None if unknown."""
+"""Called with the number of bytes received and the size of the file, None if unknown."""
 
 _CHUNK = 1 << 20
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
@@ -51,7 +51,7 @@ _LASTING = (FileNotFoundError, IsADirectoryError, PermissionError, ssl.SSLCertVe
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What came, and what the server calls this version of it."""
+    """A completed download, with the version that the server reported."""
 
     size: int
     sha256: str
@@ -60,7 +60,7 @@ class Received:
 
 
 def check_request(url: str, sha256: str | None) -> None:
-    """Raise FetchError unless a URL can be fetched and its checksum is one."""
+    """Raise FetchError unless the URL and the checksum are valid."""
     split(url)
     if sha256 is None:
         raise FetchError(f"{url}: needs its checksum too; pass --sha256 SUM, as `sha256sum FILE` prints it")
@@ -69,11 +69,11 @@ def check_request(url: str, sha256: str | None) -> None:
 
 
 def download(url: str, sha256: str, target: Path, bounds: Bounds) -> None:
-    """Write what a URL holds to a file outside of the cache.
+    """Download a URL to a file outside the cache.
 
     Raises:
-        RunError: It cannot be reached, or breaks off.
-        FetchError: It has another checksum, or is too large; nothing stays.
+        RunError: It cannot be reached, or the connection breaks.
+        FetchError: The checksum differs, or it is too large; nothing is kept.
     """
     part = target.with_name(f"{target.name}{PART}")
     received = transfer(url, part, bounds)
@@ -84,7 +84,7 @@ def download(url: str, sha256: str, target: Path, bounds: Bounds) -> None:
 
 
 def finish(part: Path, target: Path) -> None:
-    """Rename a complete part to its place."""
+    """Rename a complete download to its final path."""
     with report_write_errors(target):
         os.replace(part, target)
         flush(target.parent)
@@ -92,7 +92,7 @@ def finish(part: Path, target: Path) -> None:
 
 
 def transfer(url: str, part: Path, bounds: Bounds, progress: Progress | None = None) -> Received:
-    """Fetch a URL into a file; what an earlier call left in it is continued if the server still has that version.
+    """Download a URL into a file; continue an earlier download if the server still has that version.
 
     Raises:
         Unreachable: After several attempts, or at once if waiting does not help. What came is kept.
@@ -115,7 +115,7 @@ def transfer(url: str, part: Path, bounds: Bounds, progress: Progress | None = N
 
 
 def _attempt(url: str, part: Path, bounds: Bounds, progress: Progress) -> Received:
-    offset, validator = _kept(url, part)
+    offset, validator = _received_part(url, part)
     headers = {"Range": f"bytes={offset}-", "If-Range": validator} if offset else {}
     try:
         response = _open(url, headers)
@@ -142,7 +142,7 @@ def _attempt(url: str, part: Path, bounds: Bounds, progress: Progress) -> Receiv
 
 
 def _receive(response: Any, url: str, part: Path, offset: int, bounds: Bounds, progress: Progress) -> Received:
-    """Append the body of an answer to a part; the checksum is that of the whole file."""
+    """Append the body of a response to a part; the checksum is that of the whole file."""
     total = _total(response, offset)
     size = offset
     with report_write_errors(part):
@@ -150,7 +150,7 @@ def _receive(response: Any, url: str, part: Path, offset: int, bounds: Bounds, p
     with file:
         digest = _digest(part)
         progress(size, total)
-        # read1, as read loses what came before a break; it may wait after the last byte (fixed in Python 3.11.8).
+        # read1, as read loses bytes received before a break; it may wait after the last byte (fixed in Python 3.11.8).
         while (total is None or size < total) and (chunk := response.read1(_CHUNK)):
             size += len(chunk)
             if max(size, total or 0) > bounds.archive_bytes:
@@ -172,7 +172,7 @@ def _receive(response: Any, url: str, part: Path, offset: int, bounds: Bounds, p
 
 
 def _total(response: Any, offset: int) -> int | None:
-    """Return the size of the whole file, None if the server does not give it."""
+    """Return the size of the whole file; None if the server does not report it."""
     if offset and (found := _CONTENT_RANGE.fullmatch(response.headers["Content-Range"])) and found[2]:
         return int(found[2])
     length: int | None = getattr(response, "length", None)  # None for chunks, and for local files
@@ -184,22 +184,22 @@ def _digest(path: Path) -> Any:
         return hashlib.file_digest(file, "sha256")
 
 
-# What is kept of a download that broke
+# State of an interrupted download
 
 
-def _kept(url: str, part: Path) -> tuple[int, str]:
-    """Return how many bytes are there and which version they are of; 0 if they cannot be continued."""
+def _received_part(url: str, part: Path) -> tuple[int, str]:
+    """Return the number of received bytes and their version; 0 if the download cannot be continued."""
     try:
         state = read_json(_state_of(part), limit=MiB)
         if state["url"] == url and isinstance(state["validator"], str):
             return part.stat().st_size, state["validator"]
     except (FileError, OSError, LookupError, TypeError):
-        pass  # what came is fetched again
+        pass  # start from the beginning
     return 0, ""
 
 
 def _begin(url: str, part: Path, headers: Mapping[str, str]) -> None:
-    """Remove an old part; note the version of the new one if the server names it."""
+    """Remove an old part; record the version of the new one if the server reports it."""
     _discard(part)
     if validator := _validator(headers):
         write_text(_state_of(part), json.dumps({"url": url, "validator": validator}))
@@ -216,7 +216,7 @@ def _state_of(part: Path) -> Path:
 
 
 def _validator(headers: Mapping[str, str]) -> str | None:
-    """Return what names the version exactly: If-Range does not take a weak ETag."""
+    """Return the exact version: a strong ETag or a date, as If-Range does not accept a weak ETag."""
     etag, date = headers.get("ETag"), headers.get("Last-Modified")
     given = etag if etag and not etag.startswith("W/") else date
     return given if given and given.isprintable() else None
@@ -252,10 +252,10 @@ _REMOTE: tuple[type[urllib.request.BaseHandler], ...] = (
 
 
 def _open(url: str, headers: dict[str, str]) -> Any:
-    """Return the answer to a request. A remote URL cannot lead to a local file: that opener has no handler for it."""
+    """Return the response to a request. A remote URL cannot lead to a local file: its opener has no handler for that."""
     if split(url).scheme == "file":
         try:
-            check_regular(place_of(url))  # a pipe would block, and a device would never end
+            check_regular(place_of(url))  # a pipe would block, and a device would be endless
         except FileError as error:
             raise FetchError(f"{url}: cannot be fetched: {error}") from error
     opener = urllib.request.OpenerDirector()
@@ -266,7 +266,7 @@ def _open(url: str, headers: dict[str, str]) -> Any:
 
 
 def _explain(error: Exception) -> tuple[str, bool]:
-    """Return the reason in words, and whether another attempt is pointless."""
+    """Return the reason as text, and whether another attempt is useless."""
     if isinstance(error, urllib.error.HTTPError):
         error.close()
         if error.code // 100 == 3:

@@ -1,12 +1,12 @@
-"""What goes wrong with files that come from elsewhere."""
+"""Errors of downloads."""
 
 from mezzo.errors import RunError
 from mezzo.files import FileError
 
 
 class FetchError(FileError):
-    """A URL or a file in the cache that is refused; the network is not the reason."""
+    """A URL or a cached file that is refused, independent of the network."""
 
 
 class Unreachable(RunError):
-    """A URL that cannot be fetched now."""
+    """A URL that cannot be downloaded now."""

@@ -1,4 +1,4 @@
-"""Where the file of a URL lies in the cache: a path that a person can predict, and that never leaves the cache."""
+"""The path of a URL in the cache: predictable, and always inside the cache."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mezzo.fetch._errors import FetchError
 SCHEMES = ("https", "http", "file")
 _URL = re.compile(r"(?:https?|file):/", re.IGNORECASE)
 _ODD = re.compile(r"[^\w.+=@%~,:-]", re.ASCII)
-#: The cache's own files beside a file that was fetched.
+#: Suffixes of the files of the cache itself.
 RECORD, PART = ".json", ".part"
 
 
 def is_url(text: str) -> bool:
-    """Whether a text is a URL that can be fetched: http, https or file.
+    """Return whether a text is a URL of http, https or file.
 
     >>> [is_url(text) for text in ("HTTPS://host/a.pdparams", "file:///a", "weights/a.pdparams", "s3://b/c")]
     [True, True, False, False]
@@ -28,7 +28,7 @@ def is_url(text: str) -> bool:
 
 
 def is_offline() -> bool:
-    """Whether the user forbids the network: MEZZO_OFFLINE is 1, true or yes."""
+    """Return whether the user forbids network access: MEZZO_OFFLINE is 1, true or yes."""
     return os.environ.get("MEZZO_OFFLINE", "").strip().lower() in ("1", "true", "yes")
 
 
@@ -36,13 +36,13 @@ def split(url: str) -> SplitResult:
     """Return the parts of a URL.
 
     Raises:
-        FetchError: It cannot be fetched, whatever the network.
+        FetchError: It is not a valid URL of http, https or file.
     """
     if not url.isprintable():
         raise FetchError(f"url {url!r}: has characters that cannot be printed")
     try:
         parts = urlsplit(url)
-        if parts.username is not None:  # the message must not repeat the password
+        if parts.username is not None:  # do not print the password
             raise FetchError(f"a URL of {parts.hostname} with a user name: not supported; fetch the file yourself")
         is_complete = parts.scheme == "file" or bool(parts.hostname and parts.port != 0)
     except ValueError:  # http://[ raises it, and the port of http://host:x
@@ -55,10 +55,10 @@ def split(url: str) -> SplitResult:
 
 
 def place_of(url: str) -> Path:
-    """Return where the file of a URL lies, or will lie; a `file:` URL names the file itself.
+    """Return the path of a URL in the cache; for a `file:` URL the path of the file itself.
 
-    `https://host/a/b.tar.gz` lies in `$MEZZO_HOME/weights/host/a/b.tar.gz`. A URL with a query or with names that are
-    odd in a file system gets a hash in its name. http: and https: of one path share a file.
+    `https://host/a/b.tar.gz` becomes `$MEZZO_HOME/weights/host/a/b.tar.gz`. A URL with a query, or with unusual
+    characters, gets a hash in its name. http: and https: URLs of the same path share a file.
 
     Raises:
         FetchError: The URL cannot be fetched, or names no file.
@@ -80,7 +80,7 @@ def place_of(url: str) -> Path:
 
 
 def _clean(part: str) -> str:
-    """Return a part of a URL as a name of a file: not hidden, no `..`, not too long; the suffix stays."""
+    """Return a part of a URL as a safe file name: not hidden, without `..`, not too long; the suffix is kept."""
     name = _ODD.sub("_", part)[-150:]
     return f"_{name[1:]}" if name.startswith(".") else name
 

@@ -1,4 +1,4 @@
-"""What a person sees of a download."""
+"""Progress of a download on the terminal."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from mezzo.files import plain, say
 
 @contextmanager
 def terminal_progress(url: str) -> Iterator[Progress]:
-    """Yield a callback for `fetch`: a bar if stderr is a terminal, otherwise a line; a line at the end gives the checksum.
+    """Yield a callback for `fetch`: a bar if stderr is a terminal, otherwise a line; the last line has the checksum.
 
-    Nothing is written if the callback is never called: the file was in the cache, or another process fetched it.
+    Nothing is printed if there is no download, because the file is in the cache or another process downloaded it.
     """
     from rich import progress as rich_progress
     from rich.console import Console
@@ -56,7 +56,7 @@ def terminal_progress(url: str) -> Iterator[Progress]:
 
 
 def _in_words(size: int) -> str:
-    """Return a number of bytes as a person reads it.
+    """Return a number of bytes with a unit.
 
     >>> _in_words(12_345_678), _in_words(999)
     ('12.3 MB', '999 bytes')

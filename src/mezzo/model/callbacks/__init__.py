@@ -1,4 +1,4 @@
-"""What may happen around the steps of `mezzo.Model`: bars, checkpoints, learning rates, an early end."""
+"""Callbacks of `mezzo.Model`: progress, checkpoints, learning rates, early stopping."""
 
 from mezzo.model.callbacks._bar import ProgBarLogger
 from mezzo.model.callbacks._callback import Callback, CallbackList, LateLogs, Logs

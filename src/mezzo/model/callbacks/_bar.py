@@ -1,4 +1,4 @@
-"""What a person sees of a run: lines, or a bar on a terminal."""
+"""Progress of a run on the terminal: lines, or a bar."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def format_logs(logs: Logs) -> str:
 
 
 def is_shown(name: str, value: Any) -> bool:
-    """Whether an entry of the logs is a result: counts of samples and steps are none."""
+    """Return whether an entry of the logs is a result, not a count of samples or steps."""
     return isinstance(value, Real) and name not in ("step", "batch_size", "samples")
 
 
 class ProgBarLogger(Callback):
-    """Shows loss and metrics as training goes.
+    """Shows loss and metrics during training.
 
     Args:
-        log_freq: Batches between two looks at the numbers.
-        verbose: 0: nothing; 1: a bar, on a terminal; 2: a line every `log_freq` batches.
+        log_freq: Number of batches between two updates.
+        verbose: 0: silent; 1: a bar, on a terminal; 2: a line every `log_freq` batches.
     """
 
     def __init__(self, log_freq: int = 10, verbose: int = 2) -> None:
@@ -50,32 +50,32 @@ class ProgBarLogger(Callback):
         return self._verbose > 0 and self.model.world.is_first
 
     def on_train_begin(self, logs: Logs) -> None:
-        """Say nothing yet."""
+        """Record that training has started."""
         self._is_training = True
 
     def on_train_end(self, logs: Logs) -> None:
-        """Forget that it trains."""
+        """Record that training has ended."""
         self._is_training = False
 
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
-        """Say which epoch it is."""
+        """Print the number of the epoch."""
         if self._is_on:
             say(f"Epoch {epoch + 1}/{self.params['epochs']}")
         self._start_bar("training", self.params["steps"])
 
     def on_train_batch_end(self, step: int, logs: Logs) -> None:
-        """Show loss and metrics, if it is time."""
+        """Show loss and metrics every `log_freq` batches."""
         self._advance(step, self.params["steps"], logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        """Show the numbers of the whole epoch."""
+        """Print the results of the epoch."""
         self._stop_bar()
         if self._is_on:
             took_ms = (time.perf_counter() - self._start) / max(1, logs["step"]) * 1e3
             say(f"{logs['step']} steps - {format_logs(logs)} - {took_ms:.0f} ms/step")
 
     def on_eval_begin(self, logs: Logs) -> None:
-        """Say that it begins."""
+        """Announce the evaluation."""
         if self._is_on and not self._is_training:
             say("Evaluation")
         self._start_bar("evaluating", logs.get("steps"))
@@ -86,7 +86,7 @@ class ProgBarLogger(Callback):
             self._bar.advance(self._task)
 
     def on_eval_end(self, logs: Logs) -> None:
-        """Show the result."""
+        """Print the result."""
         self._stop_bar()
         if self._is_on:
             say(" - ".join(filter(None, [f"Eval samples: {logs['samples']}", format_logs(logs)])))
@@ -101,13 +101,13 @@ class ProgBarLogger(Callback):
             self._bar.advance(self._task)
 
     def on_predict_end(self, logs: Logs) -> None:
-        """Say how many."""
+        """Print the number of samples."""
         self._stop_bar()
         if self._is_on:
             say(f"Predicted samples: {logs['samples']}")
 
     def close(self) -> None:
-        """Take the bar off the terminal."""
+        """Remove the bar from the terminal."""
         self._stop_bar()
         self._is_training = False
 

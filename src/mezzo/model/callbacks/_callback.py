@@ -1,4 +1,4 @@
-"""What a callback may hear of, and the list that tells all of them."""
+"""The base class of callbacks, and the list that calls them."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ Logs = Mapping[str, Any]
 
 
 class RunProcess(Protocol):
-    """This process among all of a run."""
+    """This process among those of a run."""
 
     @property
     def is_first(self) -> bool:
-        """Whether it writes files and prints lines."""
+        """Whether this process writes files and prints."""
 
 
 class TrainedModel(Protocol):
-    """What a callback may ask of a `mezzo.Model`."""
+    """The part of `mezzo.Model` that callbacks use."""
 
     stop_training: bool
 
     @property
     def world(self) -> RunProcess:
-        """This process among all of a run."""
+        """This process among those of a run."""
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """What trains."""
+        """The optimizer, None before `prepare`."""
 
     @property
     def scaler(self) -> GradScaler | None:
@@ -49,7 +49,7 @@ class TrainedModel(Protocol):
 
 
 class LateLogs(Mapping[str, Any]):
-    """Numbers that are read from the device when somebody looks at them: who does not look does not wait."""
+    """Logs that are read from the device on first access, so that a callback that ignores them does not wait."""
 
     def __init__(self, read: Callable[[], dict[str, Any]]) -> None:
         self._read = read
@@ -60,13 +60,13 @@ class LateLogs(Mapping[str, Any]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._is_over = True  # the metrics go on counting
+        self._is_over = True  # the metrics continue to change
 
     def _known(self) -> dict[str, Any]:
         if self._values is None:
             if self._is_over:
                 raise RuntimeError(
-                    "these logs are of an earlier batch, and nobody looked then: read them in the callback"
+                    "these logs belong to an earlier batch and were not read in time: read them in the callback"
                 )
             self._values = self._read()
         return self._values
@@ -85,22 +85,22 @@ class LateLogs(Mapping[str, Any]):
 
 
 class Callback:
-    """Hears what `Model.fit`, `evaluate` and `predict` do; override what is of interest.
+    """Called by `Model.fit`, `evaluate` and `predict`; override the methods that you need.
 
     `self.model` is the model, `self.params` has `epochs`, `steps` (None if unknown), `batch_size`, `verbose`, `metrics`,
-    `save_dir`, `evaluates`. Logs hold the loss and the metrics; those of a batch are read from the device when they are
-    looked at. Setting `self.model.stop_training` ends training after the epoch.
+    `save_dir`, `evaluates`. Logs contain the loss and the metrics; those of a batch are read from the device on first
+    access. Set `self.model.stop_training` to end training after the epoch.
     """
 
     model: TrainedModel
     params: dict[str, Any]
 
     def set_model(self, model: TrainedModel) -> None:
-        """Learn which model it is."""
+        """Set the model."""
         self.model = model
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Learn what the run is like."""
+        """Set the parameters of the run."""
         self.params = params
 
     def on_train_begin(self, logs: Logs) -> None:
@@ -110,7 +110,7 @@ class Callback:
         """After the last epoch."""
 
     def close(self) -> None:
-        """At the very end, also of a run that failed: let go of bars and files."""
+        """At the very end, also of a failed run: close bars and files."""
 
     def on_eval_begin(self, logs: Logs) -> None:
         """Before an evaluation."""
@@ -150,43 +150,43 @@ class Callback:
 
 
 class CallbackList:
-    """Tells every callback, in order."""
+    """Calls every callback, in order."""
 
     def __init__(self, callbacks: Iterable[Callback], model: TrainedModel, params: dict[str, Any]) -> None:
         self._callbacks = list(callbacks)
         for callback in self._callbacks:
             if not isinstance(callback, Callback):
                 raise TypeError(
-                    f"callbacks: a {type(callback).__name__} is no mezzo.model.callbacks.Callback; give an instance of one"
+                    f"callbacks: a {type(callback).__name__} must be an instance of mezzo.model.callbacks.Callback"
                 )
             callback.set_model(model)
             callback.set_params(params)
 
     def begin(self, mode: Mode, logs: Logs | None = None) -> None:
-        """A training, an evaluation or a prediction begins."""
+        """Call the `on_*_begin` of a mode."""
         for callback in self._callbacks:
             getattr(callback, f"on_{mode}_begin")(logs or {})
 
     def end(self, mode: Mode, logs: Logs | None = None) -> None:
-        """It is over."""
+        """Call the `on_*_end` of a mode."""
         for callback in self._callbacks:
             getattr(callback, f"on_{mode}_end")(logs or {})
 
     @contextmanager
     def closing(self) -> Iterator[None]:
-        """Close every callback at the end, whatever happens; what ended a run is not hidden by what closing raises."""
+        """Close every callback at the end; an error of the run takes precedence over errors of closing."""
         try:
             yield
         except BaseException as error:
             try:
                 self.close()
-            except Exception as failure:  # noqa: BLE001  the first one is the reason
+            except Exception as failure:  # noqa: BLE001  the first error is the reason
                 error.add_note(f"closing a callback failed too: {failure!r}")
             raise
         self.close()
 
     def close(self) -> None:
-        """Close every callback; then raise what the first that failed raised."""
+        """Close every callback, then raise the first error."""
         failures = []
         for callback in self._callbacks:
             try:
@@ -197,21 +197,21 @@ class CallbackList:
             raise failures[0]
 
     def begin_epoch(self, epoch: int) -> None:
-        """An epoch begins."""
+        """Call `on_epoch_begin`."""
         for callback in self._callbacks:
             callback.on_epoch_begin(epoch, {})
 
     def end_epoch(self, epoch: int, logs: Logs) -> None:
-        """An epoch of training is over."""
+        """Call `on_epoch_end`."""
         for callback in self._callbacks:
             callback.on_epoch_end(epoch, logs)
 
     def begin_batch(self, mode: Mode, step: int) -> None:
-        """A batch begins."""
+        """Call the `on_*_batch_begin` of a mode."""
         for callback in self._callbacks:
             getattr(callback, f"on_{mode}_batch_begin")(step, {})
 
     def end_batch(self, mode: Mode, step: int, logs: Logs) -> None:
-        """A batch is done."""
+        """Call the `on_*_batch_end` of a mode."""
         for callback in self._callbacks:
             getattr(callback, f"on_{mode}_batch_end")(step, logs)

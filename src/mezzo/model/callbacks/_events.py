@@ -1,4 +1,4 @@
-"""TensorBoard's writer, which must not end a training: a full disk or a removed folder is one notice."""
+"""Writer for TensorBoard whose errors do not end a training."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mezzo.files import say
 
 
 class EventWriter:
-    """Writes scalars for TensorBoard until the first failure; then a line says so, once, and nothing more is written.
+    """Writes scalars for TensorBoard. After the first failure, it reports that once and writes nothing more.
 
     Args:
-        directory: Made if it is not there.
-        purge_step: TensorBoard leaves out points of this step and later that an earlier run wrote.
-        notice: Called with the line.
+        directory: Created if missing.
+        purge_step: TensorBoard hides points of this step and later from earlier runs.
+        notice: Called with the message.
 
     Raises:
         ImportError: TensorBoard is not installed.
@@ -51,13 +51,13 @@ class EventWriter:
             self._writer = None
             reason = getattr(error, "strerror", None) or error
             self._notice(
-                f"{self._directory}: TensorBoard cannot write ({reason}); the training goes on without it, its numbers are "
-                "in its lines"
+                f"{self._directory}: TensorBoard cannot write ({reason}); the training continues without it, its results are "
+                "in the printed lines"
             )
 
 
 def _silence_thread() -> None:
-    """Keep the traceback of TensorBoard's thread off the screen: the same error is raised at the next point."""
+    """Hide the traceback of the thread of TensorBoard: the next point raises the same error."""
     before = threading.excepthook
     if getattr(before, "is_of_mezzo", False):
         return

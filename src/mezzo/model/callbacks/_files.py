@@ -16,8 +16,8 @@ class ModelCheckpoint(Callback):
     """Saves the model every few epochs as `SAVE_DIR/EPOCH`, and at the end as `SAVE_DIR/final`.
 
     Args:
-        save_freq: Epochs between two checkpoints.
-        save_dir: Where they go; None: the `save_dir` of `fit`, or nowhere.
+        save_freq: Number of epochs between two checkpoints.
+        save_dir: Folder of the checkpoints; None: the `save_dir` of `fit`, or no checkpoints.
     """
 
     def __init__(self, save_freq: int = 1, save_dir: str | Path | None = None) -> None:
@@ -26,7 +26,7 @@ class ModelCheckpoint(Callback):
 
     @property
     def save_dir(self) -> Path | None:
-        """Where checkpoints go, if this callback was given it."""
+        """The `save_dir` of this callback, not that of `fit`."""
         return self._directory
 
     @property
@@ -34,12 +34,12 @@ class ModelCheckpoint(Callback):
         return self._directory if self._directory is not None else self.params["save_dir"]
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        """Save, if it is time; epochs are counted from 0."""
+        """Save every `save_freq` epochs; epochs are counted from 0."""
         if self._target is not None and (epoch + 1) % self._every == 0:
             self.model.save(self._target / str(epoch))
 
     def on_train_end(self, logs: Logs) -> None:
-        """Save what came out."""
+        """Save the final model."""
         if self._target is not None:
             self.model.save(self._target / "final")
 
@@ -48,8 +48,8 @@ class TensorBoard(Callback):
     """Writes loss, metrics, learning rate and loss scale for TensorBoard. If it cannot write, it warns and stops writing.
 
     Args:
-        log_dir: Where the files go.
-        log_freq: Batches between two points of training.
+        log_dir: Folder of the files.
+        log_freq: Number of batches between two points of training.
     """
 
     def __init__(self, log_dir: str | Path, log_freq: int = 10) -> None:
@@ -60,7 +60,7 @@ class TensorBoard(Callback):
         self._steps = 0
 
     def on_train_batch_end(self, step: int, logs: Logs) -> None:
-        """Write a point, if it is time."""
+        """Write a point every `log_freq` batches."""
         self._steps += 1
         if self._steps % self._every == 0:
             optimizer, scaler = self.model.optimizer, self.model.scaler

@@ -1,4 +1,4 @@
-"""Callbacks that watch one number: stop early, or lower the learning rate on a plateau."""
+"""Callbacks that monitor one result: early stopping, and lower learning rates on a plateau."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MORE_IS_BETTER = ("acc", "auc", "iou", "precision", "recall", "dice", "f1")
 
 
 class _Monitor:
-    """The best value of a number so far."""
+    """The best value of a monitored result."""
 
     def __init__(self, monitor: str, mode: str, min_delta: float) -> None:
         if mode not in ("auto", "min", "max"):
@@ -29,8 +29,8 @@ class _Monitor:
     def restart(self, baseline: float | None) -> None:
         self.best = baseline if baseline is not None else -self._sign * math.inf
 
-    def is_better(self, value: float) -> bool:
-        """Take a value in; whether it beats the best one."""
+    def update(self, value: float) -> bool:
+        """Keep the value if it is the best so far; return whether it is."""
         if not self._sign * (value - self.best) > self._delta:
             return False
         self.best = value
@@ -48,46 +48,46 @@ def _check_patience(patience: int) -> int:
     return patience
 
 
-class _Watcher(Callback, ABC):
-    """Hears of evaluations while it trains, and of no others."""
+class _EvaluationCallback(Callback, ABC):
+    """Base class of callbacks that judge the evaluations of a training."""
 
     _is_training = False
 
     def on_train_begin(self, logs: Logs) -> None:
-        """Begin anew."""
+        """Start again."""
         if not self.params.get("evaluates", True):
             warnings.warn(
-                f"{type(self).__name__} watches evaluations, and there are none: give fit() eval_data",
+                f"{type(self).__name__} needs evaluations, and there are none: give fit() eval_data",
                 UserWarning,
                 stacklevel=5,
             )
         self._is_training = True
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Ignore later evaluations."""
         self._is_training = False
 
     def on_eval_end(self, logs: Logs) -> None:
-        """Take the result in, if it trains."""
+        """Judge the result of an evaluation during training."""
         if self._is_training:
             self._judge(logs)
 
     @abstractmethod
     def _judge(self, logs: Logs) -> None:
-        """Take the result of an evaluation in."""
+        """Judge the result of an evaluation."""
 
 
-class EarlyStopping(_Watcher):
-    """Ends training when evaluations no longer get better.
+class EarlyStopping(_EvaluationCallback):
+    """Ends training when evaluations no longer improve.
 
     Args:
-        monitor: A number of the evaluation: `loss`, or the name of a metric.
-        mode: `min`, `max`, or `auto`: accuracies and the like grow, all else falls.
-        patience: Evaluations without a gain that are still accepted.
-        verbose: 0 says nothing.
-        min_delta: What is not more than this is no gain.
-        baseline: What the first evaluation must beat.
-        save_best_model: Keep the best one as `best_model` in the `save_dir` of `fit`.
+        monitor: A result of the evaluation: `loss`, or the name of a metric.
+        mode: `min`, `max`, or `auto`: `max` for accuracies and similar scores, otherwise `min`.
+        patience: Number of evaluations without improvement before training ends.
+        verbose: 0 is silent.
+        min_delta: Smallest change that counts as an improvement.
+        baseline: Value that the first evaluation must improve on.
+        save_best_model: Save the best model as `best_model` in the `save_dir` of `fit`.
     """
 
     def __init__(
@@ -104,18 +104,18 @@ class EarlyStopping(_Watcher):
         self._verbose, self._baseline, self._saves = verbose, baseline, save_best_model
 
     def on_train_begin(self, logs: Logs) -> None:
-        """Begin anew."""
+        """Start again."""
         super().on_train_begin(logs)
         self._watch.restart(self._baseline)
         self._waited, self._epoch = 0, 0
 
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
-        """Remember which epoch it is."""
+        """Record the epoch."""
         self._epoch = epoch
 
     def _judge(self, logs: Logs) -> None:
-        """Compare, keep the best, and stop where patience ends."""
-        if self._watch.is_better(self._watch.read(logs)):
+        """Save the best model, or stop after `patience` evaluations without improvement."""
+        if self._watch.update(self._watch.read(logs)):
             self._waited = 0
             if self._saves and self.params["save_dir"] is not None:
                 self.model.save(self.params["save_dir"] / "best_model")
@@ -129,18 +129,18 @@ class EarlyStopping(_Watcher):
                 )
 
 
-class ReduceLROnPlateau(_Watcher):
-    """Lowers the learning rate when evaluations no longer get better.
+class ReduceLROnPlateau(_EvaluationCallback):
+    """Lowers the learning rate when evaluations no longer improve.
 
     Args:
-        monitor: A number of the evaluation: `loss`, or the name of a metric.
-        factor: What the rate is multiplied by.
-        patience: Evaluations without a gain before that.
-        verbose: 0 says nothing.
+        monitor: A result of the evaluation: `loss`, or the name of a metric.
+        factor: Multiplier of the learning rate.
+        patience: Number of evaluations without improvement before the rate is lowered.
+        verbose: 0 is silent.
         mode: `min`, `max`, or `auto`.
-        min_delta: What is not more than this is no gain.
-        cooldown: Evaluations after a change that do not count.
-        min_lr: The rate falls no lower.
+        min_delta: Smallest change that counts as an improvement.
+        cooldown: Number of evaluations after a change that are ignored.
+        min_lr: Lower limit of the rate.
     """
 
     def __init__(
@@ -161,14 +161,14 @@ class ReduceLROnPlateau(_Watcher):
         self._waited, self._resting = 0, 0
 
     def on_train_begin(self, logs: Logs) -> None:
-        """Begin anew."""
+        """Start again."""
         super().on_train_begin(logs)
         self._watch.restart(None)
         self._waited, self._resting = 0, 0
 
     def _judge(self, logs: Logs) -> None:
-        """Compare, and lower the rate where patience ends."""
-        is_better = self._watch.is_better(self._watch.read(logs))
+        """Lower the rate after `patience` evaluations without improvement."""
+        is_better = self._watch.update(self._watch.read(logs))
         if is_better or self._resting > 0:
             self._waited, self._resting = 0, max(0, self._resting - 1)
             return
@@ -187,4 +187,4 @@ class ReduceLROnPlateau(_Watcher):
         has_changed = before != [group["lr"] for group in optimizer.param_groups]
         if has_changed and self._verbose and self.model.world.is_first:
             rates = ", ".join(f"{group['lr']:.3g}" for group in optimizer.param_groups)
-            say(f"{self._watch.monitor} no longer gets better: learning rate {rates}")
+            say(f"{self._watch.monitor} no longer improves: learning rate {rates}")

@@ -1,4 +1,4 @@
-"""Learning rates by a scheduler of torch's."""
+"""Learning rates by a torch scheduler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class LRScheduler(Callback):
     """Steps a scheduler of `torch.optim.lr_scheduler` after every update of the weights, or after every epoch.
 
     Args:
-        scheduler: Of the optimizer that `prepare` gets.
+        scheduler: Of the optimizer that is passed to `prepare`.
         by_step: After every update.
         by_epoch: After every epoch.
     """
@@ -24,15 +24,15 @@ class LRScheduler(Callback):
         if not isinstance(scheduler, TorchScheduler) or isinstance(scheduler, ReduceLROnPlateau):
             raise TypeError(
                 f"the scheduler is a {type(scheduler).__name__}: must be one of torch.optim.lr_scheduler that steps without a "
-                "number; for plateaus there is mezzo.model.callbacks.ReduceLROnPlateau"
+                "value; for plateaus use mezzo.model.callbacks.ReduceLROnPlateau"
             )
         self._scheduler, self._by_step = scheduler, by_step
 
     def on_train_begin(self, logs: Logs) -> None:
-        """Check that the rates are those of the optimizer that trains."""
+        """Check that the scheduler belongs to the optimizer that trains."""
         if self._scheduler.optimizer is not self.model.optimizer:
-            raise ValueError("LRScheduler: the scheduler's optimizer is not the one that prepare() got")
-        # What torch looks for before it warns of a wrong order: a call of optimizer.step. A scaler's step is one too.
+            raise ValueError("LRScheduler: the scheduler belongs to another optimizer than prepare() got")
+        # torch warns about a wrong order unless optimizer.step was called; a step of the scaler counts too.
         setattr(self._scheduler.optimizer, STEP_WAS_CALLED, True)
 
     def on_train_batch_end(self, step: int, logs: Logs) -> None:
@@ -41,6 +41,6 @@ class LRScheduler(Callback):
             self._scheduler.step()
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        """Step."""
+        """Step after every epoch, if asked for."""
         if not self._by_step:
             self._scheduler.step()

@@ -20,7 +20,7 @@ class Accuracy(DeviceMetric[Counts]):
 
     Args:
         topk: The values of k, or one. With fewer than k classes, k is their number.
-        name: Of the number; `acc` if it is not given. With a k above 1 each gets `_top` and its k.
+        name: Name of the result, by default `acc`. If any k is above 1, each name ends in `_top` and its k.
 
     >>> metric = Accuracy(topk=(1, 2))
     >>> scores = torch.tensor([[0.1, 0.2, 0.7], [0.3, 0.6, 0.1]])
@@ -39,7 +39,7 @@ class Accuracy(DeviceMetric[Counts]):
         self._names = [stem] if self.maxk == 1 else [f"{stem}_top{k}" for k in ks]
 
     def name(self) -> list[str]:
-        """Return a list with a name for each k, also for a single one."""
+        """Return a list with one name per k, also for a single k."""
         return list(self._names)
 
     def compute(self, pred: Any, label: Any, *rest: Any) -> Tensor:
@@ -61,7 +61,7 @@ class Accuracy(DeviceMetric[Counts]):
         return (best == _classes(truth, scores.shape)).float()
 
     def update(self, correct: Any, *rest: Any) -> Tensor | list[Tensor]:
-        """Count a batch and return its own accuracy, on the device; the host does not wait.
+        """Count a batch and return its accuracy, without host synchronisation.
 
         Args:
             correct: What `compute` returned.
@@ -83,7 +83,7 @@ class Accuracy(DeviceMetric[Counts]):
         return shares[0] if len(shares) == 1 else shares
 
     def accumulate(self) -> float | list[float]:
-        """Return the share, or a list with one for each k; waits for the device. 0.0 where nothing was counted."""
+        """Return the share, or a list with one for each k; waits for the device. 0.0 if nothing was counted."""
         *hits, samples = [0] * (len(self.topk) + 1) if self._sums is None else self._sums.read().tolist()
         shares = [count / max(samples, 1) for count in hits]
         return shares[0] if len(shares) == 1 else shares
@@ -109,5 +109,5 @@ def _classes(labels: Tensor, shape: torch.Size) -> Tensor:
     indices = ", ".join(map(str, shape[:-1]))
     raise ValueError(
         f"label is {tuple(labels.shape)}, pred {tuple(shape)} with the classes last; label must be ({indices},) or "
-        f"({indices}, 1) with classes, or {tuple(shape)} one-hot; where the classes are second, give pred.movedim(1, -1)"
+        f"({indices}, 1) with classes, or {tuple(shape)} one-hot; if the classes are second, give pred.movedim(1, -1)"
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mezzo._arguments import check_at_least
 from mezzo.errors import unknown_choice
-from mezzo.model.metric._binary import probabilities_and_labels, refuse_strays, strays
+from mezzo.model.metric._binary import check_strays, probabilities_and_labels, strays
 from mezzo.model.metric._metric import DeviceMetric
 from mezzo.model.metric._sums import Counts
 
@@ -17,15 +17,15 @@ Curve = Literal["ROC", "PR"]
 
 
 class Auc(DeviceMetric[Counts]):
-    """The area under the ROC curve, or under the one of precision over recall, by the trapezoid rule.
+    """The area under the ROC curve or the precision-recall curve, by the trapezoid rule.
 
-    Two samples whose probabilities fall into one bin count as equal ones do: the ROC area is off by at most half the share
-    of pairs (one of each class) that share a bin. What is not a number falls into the lowest bin.
+    Samples whose probabilities fall into one bin count as equal. The error of the ROC area is at most half the share of
+    pairs (one sample of each class) in a common bin. NaN falls into the lowest bin.
 
     Args:
         curve: `ROC` or `PR`.
-        num_thresholds: Bins are one more; each is 1 / num_thresholds wide, and the last one holds 1.0 alone.
-        name: Of the number.
+        num_thresholds: Number of bins less one; each is 1 / num_thresholds wide, and the last one is only for 1.0.
+        name: Name of the result.
 
     >>> metric = Auc()
     >>> metric.update(torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3], [0.2, 0.8]]), torch.tensor([0, 0, 1, 1]))
@@ -66,12 +66,12 @@ class Auc(DeviceMetric[Counts]):
         """Return the area over all batches; waits for the device. 0.0 where a class is missing.
 
         Raises:
-            ValueError: Some predictions were no probabilities, or some labels neither 0 nor 1.
+            ValueError: Some predictions are not probabilities, or some labels are neither 0 nor 1.
         """
         if self._sums is None:
             return 0.0
         *counts, num_probabilities, num_labels = self._sums.read().split([self.num_thresholds + 1] * 2 + [1, 1])
-        refuse_strays(int(num_probabilities), int(num_labels))
+        check_strays(int(num_probabilities), int(num_labels))
         # From the highest threshold down: how many of each class are above it; none above the first.
         negatives, positives = (torch.cat([c.new_zeros(1), c.flip(0).cumsum(0)]).double() for c in counts)
         return _roc_area(negatives, positives) if self.curve == "ROC" else _pr_area(negatives, positives)
@@ -87,5 +87,5 @@ def _roc_area(negatives: Tensor, positives: Tensor) -> float:
 
 def _pr_area(negatives: Tensor, positives: Tensor) -> float:
     found = negatives + positives
-    precision = torch.where(found > 0, positives / found.clamp(min=1), 1.0)  # of nothing, nothing is wrong
+    precision = torch.where(found > 0, positives / found.clamp(min=1), 1.0)  # without predictions, precision is 1
     return float(torch.trapezoid(precision, positives)) / max(float(positives[-1]), 1.0)

@@ -13,12 +13,12 @@ from mezzo.model.metric._sums import Counts
 
 
 def probabilities_and_labels(preds: Any, labels: Any, allow_pairs: bool = False) -> tuple[Tensor, Tensor]:
-    """Return both as rows: probabilities in float64, which no region of mixed precision casts, labels as they came.
+    """Return both as 1-D tensors: probabilities in float64, which autocast does not cast, labels unchanged.
 
     Args:
         preds: (N,) or (N, 1).
         labels: (N,) or (N, 1).
-        allow_pairs: Take (N, 2) too: the probabilities of both classes, of which the second counts.
+        allow_pairs: Also accept (N, 2): the probabilities of both classes; the second is used.
     """
     probabilities, truth = as_tensor(preds), as_tensor(labels)
     came = tuple(probabilities.shape)
@@ -36,12 +36,12 @@ def probabilities_and_labels(preds: Any, labels: Any, allow_pairs: bool = False)
 
 
 def strays(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which probabilities are outside of 0 to 1 (one that is not a number is not), and which labels are neither."""
+    """Return masks of the probabilities outside 0 to 1 (NaN is not), and of the labels that are neither 0 nor 1."""
     return (probabilities < 0) | (probabilities > 1), (labels != 0) & (labels != 1)
 
 
-def refuse_strays(num_probabilities: int, num_labels: int) -> None:
-    """Raise ValueError where there were any."""
+def check_strays(num_probabilities: int, num_labels: int) -> None:
+    """Raise ValueError if there are any invalid values."""
     if num_probabilities:
         raise ValueError(
             f"{num_probabilities} predictions are outside of 0 to 1; give probabilities, such as torch.sigmoid(logits)"
@@ -51,7 +51,7 @@ def refuse_strays(num_probabilities: int, num_labels: int) -> None:
 
 
 class _Share(DeviceMetric[Counts]):
-    """The share of hits among some samples; which ones, a subclass says."""
+    """The share of hits among the samples that a subclass selects."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -76,15 +76,15 @@ class _Share(DeviceMetric[Counts]):
         self._sums_on(probabilities.device).add(torch.stack(kinds).sum(1))
 
     def accumulate(self) -> float:
-        """Return the share over all batches; waits for the device. 0.0 where there is nothing to share.
+        """Return the share over all batches; waits for the device. 0.0 if there are no samples.
 
         Raises:
-            ValueError: Some predictions were no probabilities, or some labels neither 0 nor 1.
+            ValueError: Some predictions are not probabilities, or some labels are neither 0 nor 1.
         """
         if self._sums is None:
             return 0.0
         hits, considered, *rest = self._sums.read().tolist()
-        refuse_strays(*rest)
+        check_strays(*rest)
         share: float = hits / max(considered, 1)
         return share
 
@@ -94,17 +94,17 @@ class _Share(DeviceMetric[Counts]):
     @staticmethod
     @abstractmethod
     def _considered(is_found: Tensor, is_true: Tensor) -> Tensor:
-        """Return which samples the hits are a share of."""
+        """Return a mask of the samples in the denominator."""
 
 
 class Precision(_Share):
     """The share of samples predicted as class 1 that are of class 1.
 
     A probability of exactly 0.5 is class 0, here and in `Recall`; in Paddle it is class 1 for precision and class 0 for
-    recall. What is not a number is never predicted.
+    recall. NaN is never class 1.
 
     Args:
-        name: Of the number.
+        name: Name of the result.
 
     >>> metric = Precision()
     >>> metric.update(torch.tensor([0.1, 0.6, 0.7, 0.9]), torch.tensor([1, 0, 1, 1]))
@@ -124,7 +124,7 @@ class Recall(_Share):
     """The share of samples of class 1 that are predicted as class 1.
 
     Args:
-        name: Of the number.
+        name: Name of the result.
 
     >>> metric = Recall()
     >>> metric.update(torch.tensor([0.1, 0.6, 0.7, 0.9]), torch.tensor([1, 0, 1, 1]))

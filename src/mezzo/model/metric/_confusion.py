@@ -31,7 +31,7 @@ class ConfusionMatrix(Counts):
 
     def __init__(self, num_classes: int, device: torch.device | str, ignore_index: int = 255) -> None:
         check_at_least("num_classes", num_classes)
-        # Behind the K*K counts: one bin for ignored pixels, one for pixels with a class that does not exist.
+        # After the K*K counts: one bin for ignored pixels, one for pixels with an invalid class.
         super().__init__(num_classes * num_classes + 2, device)
         self.num_classes = num_classes
         self.ignore_index = ignore_index
@@ -55,7 +55,7 @@ class ConfusionMatrix(Counts):
         self.add_ones(self._bins(predictions_NHW.reshape(-1).long(), labels_NHW.reshape(-1).long()))
 
     def scores(self, absent: Absent = "one") -> SegmentationScores:
-        """Return the scores of what was counted; the one moment in which the host waits.
+        """Return the scores of what was counted; waits for the device.
 
         Args:
             absent: See `SegmentationScores.from_counts`.

@@ -18,7 +18,7 @@ from mezzo.model.metric._scores import Absent
 
 class _Pixels(ConfusionMatrix):
     def are_none(self) -> bool:
-        """Whether every pixel had the ignored label, or there was none; waits for the device."""
+        """Return whether no pixel counted; waits for the device."""
         num_ignored = self._sums[-2]
         return bool(self._sums.sum() == num_ignored)
 
@@ -29,9 +29,9 @@ class MeanIoU(DeviceMetric[_Pixels]):
     Args:
         num_classes: K; classes are 0 to K-1.
         ignore_index: Pixels with this label do not count.
-        name: Of the number.
-        absent: What a class counts that neither labels nor predictions have: `one`, PaddleSeg's rule, or `skip`, which
-            leaves it out of the mean.
+        name: Name of the result.
+        absent: IoU of a class that neither labels nor predictions contain: `one`, as in PaddleSeg, or `skip`, which
+            leaves the class out of the mean.
 
     >>> metric = MeanIoU(2)
     >>> metric.update(torch.tensor([[[0, 1, 1, 1]]]), torch.tensor([[[0, 0, 1, 255]]]))
@@ -42,7 +42,7 @@ class MeanIoU(DeviceMetric[_Pixels]):
     def __init__(
         self, num_classes: int, ignore_index: int = 255, name: str = "miou", *, absent: Absent = "one"
     ) -> None:
-        ConfusionMatrix(num_classes, "meta")  # its check, before any work starts
+        ConfusionMatrix(num_classes, "meta")  # checks the number of classes
         if absent not in get_args(Absent):
             raise ValueError(unknown_choice("absent", absent, get_args(Absent)))
         self.num_classes, self.ignore_index, self.absent = num_classes, ignore_index, absent
@@ -90,7 +90,7 @@ class MeanIoU(DeviceMetric[_Pixels]):
         self._sums_on(classes.device).update(classes, labels)
 
     def accumulate(self) -> float:
-        """Return the mean over all batches; waits for the device. 0.0 where no pixel was counted.
+        """Return the mean over all batches; waits for the device. 0.0 if no pixel was counted.
 
         Raises:
             ValueError: Some pixels had a class that does not exist.

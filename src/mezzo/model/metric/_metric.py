@@ -14,10 +14,10 @@ from mezzo.model.metric._sums import DeviceSums
 
 
 class Metric(ABC):
-    """A measure of a network over many batches, with the methods of Paddle's class of this name.
+    """Base class of metrics over many batches, with the methods of `paddle.metric.Metric`.
 
-    For every batch `update(*compute(outputs, labels))` (a single result of `compute` is one argument), after the last
-    one `reduce()`, then `accumulate()`. `reset()` starts again.
+    Call `update(*compute(outputs, labels))` for every batch (a single result of `compute` is one argument), then
+    `reduce()` and `accumulate()`. `reset()` starts again.
 
     >>> class Largest(Metric):
     ...     def name(self) -> str:
@@ -40,34 +40,34 @@ class Metric(ABC):
 
     @abstractmethod
     def name(self) -> str | list[str]:
-        """Return the name, or a list with a name for each number."""
+        """Return the name, or a list with one name per result."""
 
     @abstractmethod
     def reset(self) -> None:
-        """Start again from nothing."""
+        """Start again."""
 
     @abstractmethod
     def update(self, *args: Any, **kwargs: Any) -> Any:
-        """Count a batch: what `compute` returned."""
+        """Add the results of `compute` for a batch."""
 
     @abstractmethod
     def accumulate(self) -> float | list[float]:
-        """Return the number, or a list of them, over all batches since `reset()`."""
+        """Return the result, or a list of results, over all batches since `reset()`."""
 
     def compute(self, pred: Any, label: Any, *rest: Any) -> Any:
-        """Return what `update` takes: here the network's output and the labels as they came."""
+        """Return the arguments of `update`; by default the outputs of the network and the labels."""
         return (pred, label, *rest)
 
     def reduce(self) -> None:
-        """Make the number that of all processes together; a further update needs `reset()` first.
+        """Combine the results of all processes; a further update needs `reset()` first.
 
-        A metric that does not define it keeps the number of its own process, and says so where there are several.
+        A metric that does not override it keeps the result of its own process, and warns if there are several.
         """
         distributed = torch.distributed
         if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
             warnings.warn(
-                f"{type(self).__name__} does not define reduce(): its value is that of this process alone; define it "
-                "to sum up what was counted over all processes",
+                f"{type(self).__name__} does not define reduce(): its value is that of this process only; define it "
+                "to add the counts of all processes",
                 stacklevel=2,
             )
 
@@ -76,18 +76,18 @@ S = TypeVar("S", bound=DeviceSums)
 
 
 class DeviceMetric(Metric, Generic[S]):
-    """Base of the metrics that count on the device: where the first tensors of a round are."""
+    """Base class of metrics that count on the device of the first batch."""
 
     _sums: S | None = None
 
     @abstractmethod
     def _new_sums(self, device: torch.device) -> S:
-        """Return zeros on a device."""
+        """Return new sums on a device."""
 
     def _sums_on(self, device: torch.device) -> S:
-        """Return what a batch on this device is added to."""
+        """Return the sums for a batch on this device."""
         if self._sums is None:
-            with torch.inference_mode(False):  # made inside, they could not be added to outside
+            with torch.inference_mode(False):  # created in inference mode, they could not be changed outside it
                 self._sums = self._new_sums(device)
         if self._sums.device != device:
             raise ValueError(
@@ -101,15 +101,15 @@ class DeviceMetric(Metric, Generic[S]):
         self._sums = None
 
     def reduce(self) -> None:
-        """Add up the counts of all processes, in every process; a further update needs `reset()` first.
+        """Add the counts of all processes, in every process; a further update needs `reset()` first.
 
-        Also a process that counted nothing has to call it: the others wait for it.
+        Every process must call it, even one without counts: the others wait for it.
         """
         (self._sums or self._sums_on(_device_of_group())).reduce()
 
 
 def _device_of_group() -> torch.device:
-    """Return where a process that has no counts takes part in the sum of those that do."""
+    """Return the device on which a process without counts joins the reduction."""
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized() and "nccl" in distributed.get_backend_config():
         return torch.device("cuda", torch.cuda.current_device())

@@ -1,4 +1,4 @@
-"""A mean over many steps that stays on the device until it is asked for."""
+"""A mean over many steps that stays on the device until it is read."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from mezzo.model.metric._sums import DeviceSums
 
 
 class RunningMean(DeviceSums):
-    """A weighted mean, in float64 so that long sums stay exact enough.
+    """A weighted mean in float64, so that long sums stay accurate.
 
     Args:
-        device: Where the values are.
+        device: Device of the values.
 
     >>> loss = RunningMean("cpu")
     >>> loss.update(torch.tensor(1.0), weight=3)
@@ -35,11 +35,11 @@ class RunningMean(DeviceSums):
         sums[1] += weight
 
     def sum(self) -> float:
-        """Return the weighted sum; the host waits."""
+        """Return the weighted sum; waits for the device."""
         return float(self._sums[0].item())
 
     def value(self) -> float:
-        """Return the mean; the one moment in which the host waits.
+        """Return the mean; waits for the device.
 
         Raises:
             ValueError: Nothing was added.

@@ -1,4 +1,4 @@
-"""What a confusion matrix says about a segmentation.
+"""Scores of a segmentation from its confusion matrix.
 
 K classes; rows of a matrix are true classes, columns predicted ones.
 """
@@ -20,14 +20,14 @@ Absent = Literal["one", "skip"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SegmentationScores:
-    """Scores of a segmentation, all between 0 and 1 but kappa, which can be negative."""
+    """Scores of a segmentation, all between 0 and 1 except kappa, which can be negative."""
 
     mean_iou: float
     """Mean of the intersection over union of the classes."""
     accuracy: float
     """Share of the pixels that have the right class."""
     kappa: float
-    """Cohen's: 0 is chance, 1 is perfect."""
+    """Cohen's kappa: 0 is chance, 1 is perfect."""
     mean_dice: float
     """Mean of the Dice coefficients of the classes."""
     class_iou: tuple[float, ...]
@@ -43,8 +43,8 @@ class SegmentationScores:
 
         Args:
             counts_KK: Counts of pixels.
-            absent: What a class counts that neither labels nor predictions have. `one`, PaddleSeg's rule: its IoU and
-                Dice are 1. `skip`: it has no scores (NaN), and the means leave it out.
+            absent: How to treat a class that neither labels nor predictions contain. `one`, as in PaddleSeg: its IoU and
+                Dice are 1. `skip`: its scores are NaN, and the means leave it out.
 
         Raises:
             ValueError: No pixel was counted.
@@ -88,7 +88,7 @@ def _kappa(counts: Tensor) -> float:
     total = counts.sum()
     agreement = float(counts.diagonal().sum() / total)
     by_chance = float((counts.sum(0) / total) @ (counts.sum(1) / total))
-    if by_chance >= 1:  # one class everywhere, in labels and predictions: chance explains all, and all is right
+    if by_chance >= 1:  # labels and predictions have a single class
         return 1.0
     return (agreement - by_chance) / (1 - by_chance)
 

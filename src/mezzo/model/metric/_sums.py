@@ -1,4 +1,4 @@
-"""Sums that stay on the device, and are added up over processes once."""
+"""Sums that stay on the device and are added over processes once."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 class DeviceSums:
-    """A row of numbers on a device; base of the metrics.
+    """A vector of sums on a device; base class of the metrics.
 
     Args:
-        size: How many numbers.
-        dtype: Of the numbers.
-        device: Where they stay.
+        size: Number of sums.
+        dtype: Dtype of the sums.
+        device: Device of the sums.
     """
 
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device | str) -> None:
@@ -21,7 +21,7 @@ class DeviceSums:
 
     @property
     def device(self) -> torch.device:
-        """Where the numbers are."""
+        """Device of the sums."""
         return self._sums.device
 
     def reset(self) -> None:
@@ -30,9 +30,9 @@ class DeviceSums:
         self._is_reduced = False
 
     def reduce(self) -> None:
-        """Add up the numbers of all processes, in every process; without torch.distributed nothing happens.
+        """Replace the sums by those of all processes, in every process; does nothing without torch.distributed.
 
-        A second call changes nothing: what was added up once is not added up again.
+        A second call does nothing.
         """
         if self._is_reduced:
             return
@@ -42,28 +42,28 @@ class DeviceSums:
             distributed.all_reduce(self._sums, op=distributed.ReduceOp.SUM)
 
     def _open_sums(self) -> Tensor:
-        """Return the numbers to add to; refused where they are those of all processes already."""
+        """Return the sums to add to; raise ValueError after `reduce`."""
         if self._is_reduced:
             raise ValueError("update after reduce: this metric holds the sums of all processes; call reset() first")
         return self._sums
 
 
 class Counts(DeviceSums):
-    """Whole numbers on a device that are only ever added to."""
+    """Integer counts on a device."""
 
     def __init__(self, size: int, device: torch.device | str) -> None:
         super().__init__(size, torch.int64, device)
 
     def add(self, numbers: Tensor) -> None:
-        """Add to all of them."""
+        """Add a vector to the counts."""
         self._open_sums().add_(numbers)
 
     def add_ones(self, places: Tensor) -> None:
-        """Add 1 at each of the places; a place may come more than once."""
+        """Add 1 at each index; an index may occur more than once."""
         sums = self._open_sums()
-        # Not bincount: on CUDA it asks the device for the largest value.
+        # Not bincount: on CUDA it reads the largest value from the device.
         sums.scatter_add_(0, places, sums.new_ones(()).expand(places.shape))
 
     def read(self) -> Tensor:
-        """Return them on the host; waits for the device."""
+        """Return the counts on the host; waits for the device."""
         return self._sums.cpu()

@@ -63,7 +63,7 @@ class TopK(DeviceSums):
         sums[-1] += labels_N.numel()
 
     def scores(self) -> dict[int, float]:
-        """Return the share for each k; the one moment in which the host waits.
+        """Return the share for each k; waits for the device.
 
         Raises:
             ValueError: No sample was counted.
