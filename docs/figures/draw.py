@@ -312,6 +312,7 @@ LAYERS = (
     ("library", (
         ("full", ("model",), "Model, callbacks, metrics; processes, checkpoints of a loop"),
         ("full", ("proof",), "doctor, bisect, accuracy comparison"),
+        ("full", ("trial",), "a copy of a model, trained for a few steps to measure it"),
         ("full", ("static",), "graph mode: a whole step captured and replayed"),
         ("half", ("precision",), "Precision: the one object of a run, and its training step"),
         ("full", ("export",), "a module as verified .pt2 or ONNX, and engines that run them"),
