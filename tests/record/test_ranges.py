@@ -303,9 +303,7 @@ def test_wrong_arguments_of_the_suggestion_are_named(arguments: dict[str, float]
 
 
 def test_without_gradients_there_is_nothing_to_suggest() -> None:
-    with pytest.raises(
-        ValueError, match=r"^no gradient other than zero was recorded; run a backward inside of collect_r"
-    ):
+    with pytest.raises(ValueError, match=r"^no gradient other than zero was recorded; run a backward inside collect_r"):
         recorded().suggest_scale()
 
 

@@ -13,14 +13,14 @@ from mezzo.record._tensor_numbers import DebugMode
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class TensorCheckerConfig:
-    """What the tensor checker looks at, and what it does with it.
+    """What the tensor checker checks, and what it does with findings.
 
     Args:
         enable: Whether to check at all.
-        debug_mode: What is looked for, and what happens then.
-        output_dir: Folder for the lines, one file a device and process, appended to; None: they are printed.
+        debug_mode: What to look for, and what to do with it.
+        output_dir: Folder for the lines, appended to one file per device and process; None: they are printed.
         checked_op_list: Only these operators; names as in operator lists, so Paddle's work too. None: all.
-        skipped_op_list: Not these.
+        skipped_op_list: Operators that are not checked.
         debug_step: `[a, b]`: steps a to b - 1, counted from 0 by the calls of `enable_tensor_checker` with this object.
         stack_height_limit: How many lines of the user's code a finding holds, from the innermost outwards.
     """
@@ -86,7 +86,7 @@ class Selection:
 
 
 def _variants_of(kernel: KernelRun) -> frozenset[str]:
-    """Return what the lists may know a kernel by: its call, the call whose gradient it computes, the kernel itself."""
+    """Return the variants of a kernel: those of its call, of the call whose gradient it computes, and its own."""
     own: str = kernel.op.name
     listed = OPS.get(own)
     if listed is not None and listed.classify is not None:
@@ -96,7 +96,7 @@ def _variants_of(kernel: KernelRun) -> frozenset[str]:
 
 @functools.cache
 def _meaning(name: str) -> frozenset[str]:
-    """Return the variants that an operator's own name means: no group, so `matmul` is `matmul` alone."""
+    """Return the variants of an operator name, not of a group: `matmul` means only `matmul`."""
     if name in VARIANTS:
         return frozenset({name})
     if name in OPS:

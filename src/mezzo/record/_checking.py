@@ -34,10 +34,10 @@ def enable_tensor_checker(config: TensorCheckerConfig) -> TensorChecker:
     """Begin a step: check the kernels of this thread and of its backward, if the step is one of `config.debug_step`.
 
     Call it at the beginning of every step, and `disable_tensor_checker` at the end of the run. Another configuration
-    takes the place of the one before, and counts its own steps.
+    replaces the previous one, and counts its own steps.
 
     Returns:
-        What the configuration has found up to now, the same object at each call.
+        The checker of the configuration, with its findings so far; the same object at each call.
     """
     disable_tensor_checker()
     checker = _checker_of(config)
@@ -57,10 +57,10 @@ def disable_tensor_checker() -> None:
 
 @contextmanager
 def tensor_checker(config: TensorCheckerConfig | None = None) -> Iterator[TensorChecker]:
-    """Check the kernels that run inside, as one step of a configuration; off afterwards, whatever happens.
+    """Check the kernels that run inside, as one step of a configuration; off afterwards, also after an exception.
 
     Args:
-        config: What to look at; None: everything, and the first NaN or inf is a `NonFiniteError`.
+        config: What to check; None: everything, and the first NaN or inf raises `NonFiniteError`.
     """
     with checking(TensorCheckerConfig() if config is None else config) as checker:
         yield checker
@@ -71,8 +71,8 @@ def checking(config: TensorCheckerConfig, inside: nn.Module | None = None) -> It
     """Check one step of a configuration.
 
     Args:
-        config: What to look at.
-        inside: The module whose forward is in progress; paths are below it.
+        config: What to check.
+        inside: The module whose forward is in progress; paths are relative to it.
     """
     checker = _checker_of(config)
     if not config.is_in_window(checker.begin_step()):

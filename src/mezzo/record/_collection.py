@@ -27,24 +27,25 @@ def collect_operator_stats(
 ) -> Iterator[OperatorStats]:
     """Record the kernels that run inside: which operator, in which dtype, where, and why; print the table at the end.
 
-    Counts what the dispatcher really runs, casts (`_to_copy`) included, in the forward, the backward and the optimizer
-    step. The dtype of a call is that of its first floating input (of a list: its first floating element), else of its
-    output. Recorded is the calling thread with the autograd threads of its backward. Recordings nest; each sees all.
-    After an exception nothing is printed and nothing stays installed; what was recorded can still be read.
+    It counts what the dispatcher really runs, including casts (`_to_copy`), in the forward, the backward and the
+    optimizer step. The dtype of a call is that of its first floating input (in a list: its first floating element),
+    otherwise of its output. It records the calling thread and the autograd threads of its backward. Recordings nest, and
+    each sees everything. After an exception nothing is printed, nothing stays installed, and the counts can be read.
 
-    Limits: a recorded operator takes 10 to 50 microseconds more, by the host. Dynamo cannot compile under a
-    dispatch mode, so code under `torch.compile` runs, and is counted, as eager code meanwhile, in all threads; the
-    compiled form is back afterwards (wrap the model before the recording starts; torch itself warns that an
-    `OptimizedModule` meets global hooks). Kernels launched without the dispatcher (a Triton kernel that is not a custom
-    operator) are not kernel. `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` leave their fused inference path
-    while any function mode is on. What runs in neither a backward nor an optimizer step counts as `forward`.
+    Limits: a recorded operator takes 10 to 50 microseconds more host time. Dynamo cannot compile under a dispatch mode,
+    so code under `torch.compile` runs and is counted as eager code, in all threads; compiled code is used again
+    afterwards (wrap the model before the recording starts; torch warns about an `OptimizedModule` with global hooks).
+    Kernels launched without the dispatcher (a Triton kernel that is not a custom operator) are not recorded.
+    `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` do not use their fused inference path while a function mode
+    is on. Everything outside a backward and an optimizer step counts as `forward`.
 
     Args:
         print_table: Print `OperatorStats.table()` when the block ends without an exception.
         include_views: Also count operators that compute nothing: views, and allocations such as `empty`.
-        kernels: Also time the kernels of each operator (`OperatorStats.kernels`, `tensor_core_share`), on a GPU by torch's
-            profiler, of which there can be one at a time; the table by module shows them.
-        leaks: Also follow float32 results of half inputs to the half operators that they feed (`OperatorStats.leaks`).
+        kernels: Also time the kernels of each operator (`OperatorStats.kernels`, `tensor_core_share`). On a GPU this uses
+            torch's profiler, which can run only once at a time. `module_table` shows the times.
+        leaks: Also find operators that return float32 from half inputs and so push later operators into float32
+            (`OperatorStats.leaks`).
     """
     stats = OperatorStats(include_views=include_views)
     times, tracker = KernelTimes() if kernels else None, LeakTracker() if leaks else None

@@ -1,4 +1,4 @@
-"""A kernel whose result is not finite: where it ran, what it got and gave, and whether the precision is the cause."""
+"""A kernel whose result is not finite: where it ran, its inputs and outputs, and whether the precision is the cause."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -22,9 +22,9 @@ before. `would overflow`: finite, but more than float16 holds. `unknown`: the ke
 """
 
 _PLAIN = (Tensor, nn.Parameter)
-# They put values that were looked at into memory that may never have been written as a whole.
+# They write checked values into memory that may be partly uninitialised.
 MOVES = frozenset("index_put_ _index_put_impl_ index_copy_ index_fill_ scatter_ masked_scatter_ put_".split())
-# Their further outputs are for their own backward: padding of them is never written, and a masked row has no logarithm.
+# Their other outputs are for their own backward: padding is uninitialised, and a masked row has no logarithm.
 _ONLY_FIRST_OUTPUT = ("_scaled_dot_product_", "_flash_attention_", "_efficient_attention_", "nll_loss")
 
 
@@ -43,12 +43,12 @@ class Finding:
     dtype: str
     """Of the result."""
     inputs: tuple[TensorNumbers, ...]
-    """Floating inputs as they were; one that the kernel wrote over is left out."""
+    """Floating inputs; those that the kernel overwrote are left out."""
     outputs: tuple[TensorNumbers, ...]
     kind: Kind
     cause: str
     step: int = 0
-    """Of the configuration's steps, from 0."""
+    """Step of the configuration, from 0."""
 
     @property
     def line(self) -> str:
@@ -56,7 +56,7 @@ class Finding:
         return self.stack[0] if self.stack else ""
 
     def __str__(self) -> str:
-        """Return all of it as one paragraph."""
+        """Return everything as one paragraph."""
         bad = [output for output in self.outputs if not output.is_finite]
         made = "more than float16 holds" if not bad else "NaN" if any(output.num_nan for output in bad) else "inf"
         call = f"`{self.api_op}`" if self.api_op else f"kernel `{self.op}`"
@@ -76,14 +76,14 @@ class Finding:
 
 
 def readable(tensor: Tensor) -> bool:
-    """Whether the values of a tensor can be looked at: dense, real memory, no subclass, no graph being captured."""
+    """Whether the values of a tensor can be read: dense, with memory, not a subclass, no CUDA graph being captured."""
     if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_meta or tensor.numel() == 0:
         return False
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def results(kernel: KernelRun) -> list[tuple[str, Tensor]]:
-    """Return the floating tensors that a kernel gave, with names; those it wrote to, where it returns none."""
+    """Return the floating outputs of a kernel, with names; the tensors it wrote to, if it returns none."""
     if kernel.op.name in MOVES:
         return []
     found = list(kernel.outputs()) or [tensor for _, tensor, is_written in _arguments(kernel) if is_written]
@@ -94,7 +94,7 @@ def results(kernel: KernelRun) -> list[tuple[str, Tensor]]:
 
 
 def kept_inputs(kernel: KernelRun) -> list[tuple[str, Tensor]]:
-    """Return the floating tensors that a kernel got and did not write to, with the names of its arguments."""
+    """Return the floating inputs that a kernel did not write to, with the names of its arguments."""
     written = [tensor for _, tensor, is_written in _arguments(kernel) if is_written]
     return [
         (name, tensor)
@@ -118,20 +118,20 @@ def _arguments(kernel: KernelRun) -> Iterator[tuple[str, Tensor, bool]]:
 
 
 def own_infinities(kernel: KernelRun) -> list[float]:
-    """Return the Python numbers among a kernel's arguments that are inf or NaN: somebody wrote them there."""
+    """Return the Python numbers among a kernel's arguments that are inf or NaN: they are deliberate."""
     leaves = tree_leaves((list(kernel.args), kernel.kwargs))
     return [leaf for leaf in leaves if isinstance(leaf, float) and not math.isfinite(leaf)]
 
 
 def is_mask(numbers: TensorNumbers) -> bool:
-    """Whether infinities of a tensor from outside are meant: a constant, or a mask of nothing but 0 and -inf."""
+    """Whether infinities of a tensor from outside are deliberate: a constant, or a mask of only 0 and -inf."""
     is_constant = not numbers.shape
     is_zero_elsewhere = numbers.num_nonzero == 0 and numbers.num_positive_inf == 0
     return numbers.num_nan == 0 and numbers.num_inf > 0 and (is_constant or is_zero_elsewhere)
 
 
 def stored_as(tensor: Tensor, modules: Sequence[nn.Module]) -> str:
-    """Return what a tensor, or the one it is a view of, is for the outermost of some modules: a parameter, a buffer or ''."""
+    """Return whether a tensor, or its base, is a parameter or a buffer of the outermost module; '' if neither."""
     where = tensor.untyped_storage().data_ptr()
     for module in modules[:1]:
         for kind, owned in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
@@ -147,7 +147,7 @@ def stored_as(tensor: Tensor, modules: Sequence[nn.Module]) -> str:
 def find_cause(
     kernel: KernelRun, inputs: Sequence[TensorNumbers], outputs: Sequence[TensorNumbers]
 ) -> tuple[Kind, str]:
-    """Return why a kernel with good inputs, or with infinities that are meant, gave a bad result."""
+    """Return why a kernel with finite inputs, or with deliberate infinities, gave a bad result."""
     bad = next(output for output in outputs if not output.is_finite)
     if any(not numbers.is_finite for numbers in inputs):
         return "formula", (
@@ -189,8 +189,8 @@ def _largest(dtype: str) -> float:
 
 
 def _in_float32(kernel: KernelRun) -> list[TensorNumbers] | None:
-    """Return the numbers of what a kernel gives on its inputs in float32; None if it cannot be repeated."""
-    if torch.Tag.nondeterministic_seeded in getattr(kernel.func, "tags", ()):  # nobody's random numbers are used up
+    """Repeat a kernel with its inputs in float32 and return the numbers; None if it cannot be repeated."""
+    if torch.Tag.nondeterministic_seeded in getattr(kernel.func, "tags", ()):  # do not use up random numbers
         return None
     args, kwargs = tree_map(_raised, (list(kernel.args), dict(kernel.kwargs)))
     try:
@@ -207,7 +207,7 @@ def _raised(value: Any) -> Any:
 
 
 def outside_cause(bad: TensorNumbers, stored: str) -> str:
-    """Return what is said of an input that was bad when it first appeared."""
+    """Return the cause for an input that was bad when it first appeared."""
     what = stored or "data, or the result of a kernel that was not checked"
     return f"input `{bad.name}` came from outside and was not finite when it first appeared: {what}"
 

@@ -1,4 +1,4 @@
-"""What FP8 does to the numbers of each layer: what is rounded to zero, what is cut off, tensor by tensor."""
+"""What FP8 does to the numbers of each layer: how many values round to zero, and how many are clipped."""
 
 import threading
 from collections.abc import Iterator
@@ -45,18 +45,18 @@ class Fp8Row:
     calls: int
     values: int
     largest: float
-    """Of the finite magnitudes, before they were scaled."""
+    """Largest finite magnitude, before scaling."""
     to_zero_share: float
-    """Of the values that are not zero: what FP8 rounds to zero."""
+    """Share of the non-zero values that FP8 rounds to zero."""
     cut_share: float
-    """Of all values: what is larger than the scale has room for, and cut off there. Only a scale that is older than the
-    values, a delayed one or a weight's, has too little room."""
+    """Share of all values that are too large for the scale and are clipped. That only happens if the scale is older than
+    the values: with delayed scaling, and for weights."""
     non_finite: int
-    """NaN and inf, which stay so."""
+    """Number of NaN and inf, which stay non-finite."""
 
 
 class Fp8Numbers:
-    """What `collect_fp8_numbers` has seen; it can be read while the recording runs, and afterwards."""
+    """The counts of `collect_fp8_numbers`; they can be read during the recording and afterwards."""
 
     wants_lines = False
     wants_times = False
@@ -85,17 +85,17 @@ class Fp8Numbers:
 
     @property
     def rows(self) -> list[Fp8Row]:
-        """One row a module and operand: where most is lost comes first."""
+        """One row per module and operand; the largest loss first."""
         with self._lock, no_dispatch_modes(), undisturbed():
             read = {key: (calls, counts.tolist()) for key, (calls, counts) in self._counts.items()}
         rows = [_row(key, calls, counts) for key, (calls, counts) in read.items()]
         return sorted(rows, key=lambda row: (-(row.to_zero_share + row.cut_share), row.module, row.role))
 
     def table(self, limit: int | None = 20) -> str:
-        """Return a table with a line a row.
+        """Return the rows as a table.
 
         Args:
-            limit: How many rows at most; None: all.
+            limit: Maximum number of rows; None: all.
         """
         rows = self.rows
         shown = rows if limit is None else rows[:limit]
@@ -117,11 +117,11 @@ class Fp8Numbers:
 
 
 def _operands(kernel: KernelRun) -> Iterator[tuple[Role, str, Tensor, Tensor]]:
-    """Yield what is converted for a product: role, format, values and scale."""
+    """Yield the operands that are converted for a product: role, format, values and scale."""
     if kernel.op.name == FP8_LINEAR:
         x, weight, _, text, is_training = kernel.args[:5]
         recipe = recipe_from_text(text)
-        by = recipe if is_training else replace(recipe, scaling="current")  # an evaluation has no delayed scale
+        by = recipe if is_training else replace(recipe, scaling="current")  # evaluation uses no delayed scale
         yield "input", "e4m3", x.reshape(-1, x.shape[-1]), _scale(x, weight, "input", by)
         yield "weight", "e4m3", weight, _scale_of_weight(weight, recipe)
         return
@@ -172,9 +172,9 @@ def _row(key: _Key, calls: int, counts: list[float]) -> Fp8Row:
 
 @contextmanager
 def collect_fp8_numbers() -> Iterator[Fp8Numbers]:
-    """Count, for each operand of each FP8 product, what is rounded to zero and what is cut off.
+    """Count, for each operand of each FP8 product, values that round to zero and values that are clipped.
 
-    Nothing waits for the device meanwhile. At other levels than O3 there is nothing to count.
+    No host synchronisation. At levels other than O3 there is nothing to count.
 
     >>> from mezzo.amp import Fp8Recipe, auto_cast
     >>> layer, x = torch.nn.Linear(16, 16), torch.ones(16, 16)

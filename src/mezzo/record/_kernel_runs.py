@@ -1,4 +1,4 @@
-"""One kernel that has run, as a recording hands it to whoever listens: what, where, why, and from which line."""
+"""One kernel that has run, as a recording passes it to listeners: what, where, why, and from which line."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from mezzo.fp8 import FP8_LINEAR, FP8_LINEAR_BACKWARD
 Phase = Literal["forward", "backward", "optimizer"]
 
 EXCLUDED = "excluded layer"
-"""The reason of whatever runs in a module that is kept in float32."""
+"""The reason of kernels in a module that is kept in float32."""
 
-# Not views by their schema, yet they compute nothing: they allocate, or give a tensor another shape or storage.
+# Not views by their schema, but they compute nothing: they allocate, or change shape or storage of a tensor.
 _ALLOCATIONS = frozenset(
     {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
     | {"_unsafe_view", "resize_", "set_"}
 )
 _RANGES = {"profiler::_record_function_enter_new": 1, "profiler::_record_function_exit": -1}
-_CASTS = {"_to_copy": 0, "copy_": 1}  # with the position of what they copy
+_CASTS = {"_to_copy": 0, "copy_": 1}  # with the position of the source
 _HOLD_NO_TENSOR = frozenset(
     {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 )
@@ -29,7 +29,7 @@ _HOLD_NO_TENSOR = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class KernelOp:
-    """What a recording needs to know of a dispatcher operator."""
+    """What a recording needs to know about a dispatcher operator."""
 
     name: str
     """Without overload: `addmm`; operators outside aten keep their namespace."""
@@ -40,14 +40,14 @@ class KernelOp:
     range: int
     """+1 opens and -1 closes a profiler range, 0 is any other operator."""
     is_fp8: bool = False
-    """Whether it converts its half operands to FP8 and multiplies those."""
+    """Whether it converts its half operands to FP8 and multiplies them."""
     cast_source: int = -1
-    """Position of the argument that it copies into another dtype, where the two differ; -1: it is no copy."""
+    """Position of the argument that it copies, perhaps into another dtype; -1 if it is not a copy."""
 
 
 @cache
 def describe_op(func: Any) -> KernelOp:
-    """Return what is to be known of a dispatcher operator, or of a higher-order one."""
+    """Return the facts about a dispatcher operator, or a higher-order one."""
     schema = getattr(func, "_schema", None)
     if schema is None:
         return KernelOp(name=func.name(), has_tensors=True, computes=True, is_in_place=False, range=0)
@@ -72,65 +72,65 @@ class KernelRun:
 
     op: KernelOp
     func: Any
-    """The dispatcher operator; called with other arguments inside of `KernelListener.see`, it is not recorded."""
+    """The dispatcher operator; calls of it inside `KernelListener.receive` are not recorded."""
     args: Sequence[Any]
     kwargs: dict[str, Any]
     out: Any
     phase: Phase
     module: str
-    """Path below the outermost module that was called, in the backward too; empty for that module itself and outside."""
+    """Path below the outermost module that was called, also in the backward; empty for that module and outside."""
     api_op: str
-    """Torch-level call under which it ran (`linear` for `addmm`); empty where the autograd engine ran it."""
+    """Torch-level call under which it ran (`linear` for `addmm`); empty if the autograd engine ran it."""
     reason: str
-    """What the policy says about `api_op` for the dtypes it was called with."""
+    """The policy's reason for `api_op` with these input dtypes."""
     line: str = ""
-    """The user's line, `net.py:12`, if a listener wants lines: of the forward, also for a kernel of the backward."""
+    """The user's line, `net.py:12`, if a listener wants lines; for kernels of the backward, the line of the forward."""
     call: int = -1
-    """Number of the torch-level call: two kernels with the same one belong together."""
+    """Number of the torch-level call; kernels with the same number belong together."""
     number: int = -1
-    """Of the range in the profile, where one is taken."""
+    """Number of the range in the profile, if there is one."""
     seconds: float = 0.0
-    """The host's time in the kernel, where it is measured."""
+    """Host time of the kernel, if it is measured."""
     variant: str = ""
-    """What the policy knows `api_op` by: its name, or which of the things it does (`sum.dim`)."""
+    """The variant of `api_op` (`sum.dim`), by which the policy decides."""
     forward_op: str = ""
-    """Torch-level call whose gradient the kernel computes; empty outside of the backward, and where it is not known."""
+    """Torch-level call whose gradient the kernel computes; empty in the forward, and if it is unknown."""
 
     @property
     def cast(self) -> tuple[Tensor, Tensor] | None:
-        """What was copied into what, where the kernel turns one floating dtype into another; else None."""
+        """Source and target, if the kernel casts one floating dtype to another; otherwise None."""
         return cast_of(self.op, self.args, self.kwargs, self.out) if self.op.cast_source >= 0 else None
 
     def inputs(self) -> Iterator[Tensor]:
-        """Yield the floating tensors that the kernel got."""
+        """Yield the floating input tensors."""
         return floating((*self.args, *self.kwargs.values()))
 
     def outputs(self) -> Iterator[Tensor]:
-        """Yield the floating tensors that it returned."""
+        """Yield the floating output tensors."""
         return floating((self.out,))
 
 
 class KernelListener(Protocol):
-    """Whoever listens to a recording. What it computes itself is not recorded."""
+    """Receives the kernels of a recording. Its own kernels are not recorded."""
 
     wants_lines: bool
-    """Whether the user's lines are to be looked for."""
+    """Whether it needs the user's lines."""
     wants_times: bool
-    """Whether kernels are to be timed and numbered."""
+    """Whether it needs kernels to be timed and numbered."""
 
     def wants(self, op: KernelOp) -> bool:
-        """Whether kernels of an operator are to be shown."""
+        """Whether it wants the kernels of an operator."""
 
     def receive(self, kernel: KernelRun) -> None:
-        """Take note of a kernel; autograd threads call it too."""
+        """Receive a kernel; autograd threads also call this."""
 
 
 def find_tensors(values: Iterable[Any]) -> list[Tensor]:
-    """Return the tensors among values, and in lists and tuples among them."""
+    """Return the tensors among values, also inside lists and tuples."""
     found: list[Tensor] = []
     for value in values:
         kind = type(value)
-        if kind in _HOLD_NO_TENSOR:  # most arguments, and told in a third of the time of `isinstance`
+        if kind in _HOLD_NO_TENSOR:  # most arguments; three times as fast as `isinstance`
             continue
         if kind is Tensor or kind is nn.Parameter or isinstance(value, Tensor):
             found.append(value)
@@ -140,8 +140,8 @@ def find_tensors(values: Iterable[Any]) -> list[Tensor]:
 
 
 def cast_of(op: KernelOp, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> tuple[Tensor, Tensor] | None:
-    """Return source and target of a kernel that copies, where it turns one floating dtype into another; else None."""
-    # a graph may give it by keyword
+    """Return source and target of a copying kernel, if it casts one floating dtype to another; otherwise None."""
+    # in a graph it may be a keyword argument
     source = args[op.cast_source] if op.cast_source < len(args) else next(reversed(find_tensors(kwargs.values())), None)
     if not isinstance(source, Tensor) or not isinstance(out, Tensor):
         return None

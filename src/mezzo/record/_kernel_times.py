@@ -21,7 +21,7 @@ FP8 = "float8"
 """The dtype of a kernel that belongs to a product in FP8: it multiplies, or converts an operand."""
 
 RANGE = "mezzo#"
-"""What a range's name in the profile begins with; its number follows."""
+"""Prefix of the name of a range in the profile; its number follows."""
 
 # Names of the libraries' kernels that multiply on Tensor Cores: the instruction's shape (884, 1688, 16816: Volta to
 # Ampere), CUTLASS' tensorop, cuDNN's and cuBLAS' xmma with a tensor shape or, on Hopper, with warp groups, cuBLAS' nvjet,
@@ -31,7 +31,7 @@ _TENSOR_CORES = re.compile(
     r"|flash_(?:fwd|bwd)|flashattn|fmha|sdpa",
     re.IGNORECASE,
 )
-# Of the same families, those on the ordinary units.
+# Kernels of the same families that run on the ordinary units.
 _ORDINARY_UNITS = re.compile(r"simt|ffma|depthwise|_sgemm|_dgemm|fmha.*_f32_.*sm(?:50|70|75)", re.IGNORECASE)
 
 
@@ -48,7 +48,7 @@ def uses_tensor_cores(kernel: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """A kernel, as often as it ran for one operator at one place."""
+    """All runs of a kernel for one operator at one place."""
 
     kernel: str
     """On a CPU the operator's name."""
@@ -75,7 +75,7 @@ _Launched = tuple[str, int, float, bool | None]
 
 
 class KernelTimes:
-    """Listens to a recording that is made under `profiled`, and joins what it saw with the profile."""
+    """A listener inside `profiled`: it matches recorded operators with the kernels of the profile."""
 
     wants_lines = False
     wants_times = True
@@ -87,11 +87,11 @@ class KernelTimes:
         self._lock = threading.Lock()
 
     def wants(self, op: KernelOp) -> bool:
-        """Whether an operator is timed: one that computes."""
+        """Whether an operator is timed: only if it computes."""
         return op.has_tensors and op.computes
 
     def receive(self, kernel: KernelRun) -> None:
-        """Remember who the range belongs to."""
+        """Remember which operator the range belongs to."""
         first = next(floating((*kernel.args, *kernel.kwargs.values(), kernel.out)), None)
         dtype = FP8 if kernel.op.is_fp8 else "" if first is None else dtype_name(first.dtype)
         with self._lock:
@@ -139,7 +139,7 @@ class KernelTimes:
 
 
 def _launched(events: Any) -> Iterator[_Launched]:
-    """Yield the kernels of a profile; range -1 is none of ours: launched without the dispatcher, as Triton does."""
+    """Yield the kernels of a profile; range -1 means launched without the dispatcher, as Triton does."""
     unclaimed: dict[str, list[float]] = {}
     for event in events:
         is_ours = getattr(event, "is_user_annotation", False) or event.name.startswith(RANGE)

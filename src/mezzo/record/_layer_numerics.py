@@ -1,4 +1,4 @@
-"""One layer checked: every kernel of its forward, every gradient of its backward."""
+"""Checks one layer: every kernel of its forward, every gradient of its backward."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -24,9 +24,9 @@ R = TypeVar("R")
 def check_layer_numerics(forward: Callable[P, R]) -> Callable[P, R]:
     """Check every kernel of a layer's forward, and every gradient of its backward: decorator for `forward`.
 
-    The first NaN or inf is a `NonFiniteError`. Module paths are below the layer. In the backward the autograd nodes are
-    looked at, and the cause is not analysed: use `tensor_checker` around the whole step for that. Arguments may be
-    anything; they and the random numbers are left alone. Checking is off after the forward, also after an exception.
+    The first NaN or inf raises `NonFiniteError`. Module paths are relative to the layer. In the backward it checks the
+    autograd nodes and does not analyse the cause: use `tensor_checker` around the whole step for that. It does not change
+    arguments or random numbers. Checking is off after the forward, also after an exception.
     """
 
     @functools.wraps(forward)
@@ -58,11 +58,11 @@ def _watch_backward(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None
         nodes.append(node)
         waiting += [following for following, _ in node.next_functions]
     for node, origin in zip(nodes, node_origins(nodes), strict=True):
-        node.register_hook(functools.partial(_look_at_node, node.name(), origin))
+        node.register_hook(functools.partial(_check_node, node.name(), origin))
 
 
-def _look_at_node(name: str, origin: tuple[str, str, str], grad_inputs: Any, grad_outputs: Any) -> None:
-    """Raise if a node has made NaN or inf: torch's names, so `grad_inputs` is what the node gives."""
+def _check_node(name: str, origin: tuple[str, str, str], grad_inputs: Any, grad_outputs: Any) -> None:
+    """Raise if a node has made NaN or inf. The names are torch's: `grad_inputs` are the outputs of the node."""
     given = [(f"out[{i}]", tensor) for i, tensor in enumerate(floating(grad_inputs)) if readable(tensor)]
     if not given:
         return

@@ -1,7 +1,7 @@
-"""float32 leaks: results in float32, made from half ones, that other operators went on with until a half one took them.
+"""float32 leaks: operators that return float32 from half inputs and so push later operators into float32.
 
-A tensor is followed from the kernel that made it float32, through whatever computes on it in float32, to the cast that
-turns it half again. On the way each operator moves twice the bytes, and the cast is one more pass.
+A tensor is followed from the kernel that made it float32, through the operators that compute on it in float32, to the
+cast back to half. On the way each operator moves twice the bytes, and the cast is one more pass.
 """
 
 import threading
@@ -17,31 +17,31 @@ from mezzo.dtypes import HALF_DTYPES
 from mezzo.record._kernel_runs import EXCLUDED, KernelOp, KernelRun, find_tensors
 
 _FULL = frozenset({torch.float32, torch.complex64})
-_HALF_BYTES = 2  # what an element takes more in float32
+_HALF_BYTES = 2  # additional bytes per element in float32
 
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """What leaked at one place; several calls from there are one leak."""
+    """All leaks of one call site."""
 
     op: str
-    """The torch-level call whose result was float32 first: `interpolate`, `add`, `to`."""
+    """The torch-level call that first returned float32: `interpolate`, `add`, `to`."""
     module: str
     line: str
     reason: str
-    """What the policy says about it, or which input promoted it."""
+    """The policy's reason, or which input promoted it."""
     followers: tuple[str, ...]
     """Operators that computed in float32 because of it, in order, each once."""
     fed: tuple[str, ...]
-    """Half operators that took the result, as `module: operator`."""
+    """Half operators that used the result, as `module: operator`."""
     calls: int
     extra_bytes: int
-    """What float32 wrote more than half would have, in the forward."""
+    """Additional bytes that float32 wrote in the forward, compared with half."""
 
 
 @dataclass(slots=True)
 class _Place:
-    """Where float32 begins, and what became of it."""
+    """Where float32 begins, and where it goes."""
 
     op: str
     module: str
@@ -60,7 +60,7 @@ class _Flow:
     place: _Place
     call: int
     own_bytes: int = 0
-    """Written by that call itself; they count once another call goes on with the result."""
+    """Bytes written by that call itself; they count as soon as another call uses the result."""
 
     def leave(self) -> None:
         self.place.calls += self.own_bytes > 0
@@ -69,7 +69,7 @@ class _Flow:
 
 
 class LeakTracker:
-    """Listens to a recording and follows float32 results of half inputs; forward only, gradients follow the forward."""
+    """A listener that follows float32 results of half inputs; only in the forward, because gradients follow it."""
 
     wants_lines = True
     wants_times = False
@@ -80,7 +80,7 @@ class LeakTracker:
         self._lock = threading.Lock()
 
     def wants(self, op: KernelOp) -> bool:
-        """Whether an operator is followed: views too."""
+        """Whether an operator is followed: also views."""
         return op.has_tensors
 
     def receive(self, kernel: KernelRun) -> None:
@@ -94,14 +94,14 @@ class LeakTracker:
             older = [flow for flow in flows if flow.call != kernel.call]
             for flow in older:
                 self._go_on(flow, kernel, is_half=bool(outputs) and not full)
-            flows = older or flows  # what the call itself casts, to meet a float32 tensor, begins nothing
+            flows = older or flows  # a cast by the call itself, to match a float32 tensor, is not a leak
             if not flows and full and any(tensor.dtype in HALF_DTYPES for tensor in inputs):
                 flows = [_Flow(self._place(kernel, inputs), kernel.call)]
             for tensor in full if flows else ():
                 self._mark(tensor, flows, kernel)
 
     def _mark(self, tensor: Tensor, flows: list[_Flow], kernel: KernelRun) -> None:
-        """Let a tensor, and what it is a view of where it was written into, belong to flows; the first counts its bytes."""
+        """Assign a tensor, and the base of a view that was written to, to flows; the first flow counts the bytes."""
         self._flows[tensor] = flows
         if kernel.op.is_in_place and tensor._base is not None:
             self._flows[tensor._base] = flows
@@ -111,7 +111,7 @@ class LeakTracker:
             flows[0].place.extra_bytes += _HALF_BYTES * tensor.numel()
 
     def _go_on(self, flow: _Flow, kernel: KernelRun, *, is_half: bool) -> None:
-        if is_half:  # somebody wanted it so
+        if is_half:  # a half operator used it
             flow.place.fed[f"{kernel.module}: {_name(kernel)}" if kernel.module else _name(kernel)] = None
             flow.leave()
         elif kernel.op.computes:
@@ -125,7 +125,7 @@ class LeakTracker:
         return self._places[key]
 
     def leaks(self) -> list[Leak]:
-        """Return what fed a half operator, the most bytes first."""
+        """Return the leaks that fed a half operator, most bytes first."""
         with self._lock:
             found = [
                 Leak(o.op, o.module, o.line, o.reason, tuple(o.followers), tuple(o.fed), o.calls, o.extra_bytes)

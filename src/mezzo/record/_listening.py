@@ -41,7 +41,7 @@ def stop_listening(listener: KernelListener) -> None:
 
 
 def abandon(listener: KernelListener) -> None:
-    """Stop listening where the recording could not end; its modes go when the next recording of this thread ends."""
+    """Remove a listener of a recording that could not end; its modes stay until the next recording of this thread ends."""
     if _active.recording is not None:
         _active.recording.remove(listener)
 
@@ -53,18 +53,18 @@ def counts_operators() -> bool:
 
 
 def has_foreign_mode() -> bool:
-    """Whether the innermost dispatch mode of this thread is not the recorder's: tracing, fake tensors, another tool."""
+    """Whether the innermost dispatch mode of this thread is foreign: tracing, fake tensors, another tool."""
     mode = current_dispatch_mode()
     return mode is not None and not isinstance(mode, RecordingMode)
 
 
 @contextmanager
 def listening(*listeners: KernelListener, inside: nn.Module | None = None) -> Iterator[None]:
-    """Show the kernels that run inside, in this thread and in the backward's, to listeners.
+    """Pass the kernels that run inside, in this thread and in its backward, to listeners.
 
     Args:
-        listeners: Whoever listens.
-        inside: The module whose forward is in progress, where the recording starts there: paths are below it.
+        listeners: Receive the kernels.
+        inside: A module whose forward is in progress when the recording starts; paths are relative to it.
     """
     with ExitStack() as stack:
         for listener in listeners:

@@ -33,13 +33,13 @@ class Place:
         self.call: Call | None = None
         self.modules: list[nn.Module] = []
         self.around: list[tuple[str | None, bool]] = []
-        """For each of them, `path` and `is_excluded` of what is around it."""
+        """For each of them, `path` and `is_excluded` from before it was entered."""
         self.path: str | None = ""
         self.is_root_named = True
         self.is_excluded = False
-        """Whether a module around is kept in float32; known once `path` is."""
+        """Whether a module on the stack is kept in float32; valid if `path` is not None."""
         self.nodes: dict[int, Origin] = {}
-        """Of the forward that this thread recomputed in a backward."""
+        """Origins of nodes of a forward that this thread recomputed in a backward."""
         self.num_ranges = 0
         self.steps: list[int] = []
         """For each optimizer step in progress, how many profiler ranges were open when it began."""
@@ -62,7 +62,7 @@ class Locator:
         """By the module's id, which cannot be reused while this holds the module."""
 
     def locate(self, place: Place, call: Call | None) -> tuple[Phase, Origin]:
-        """Return the phase of the kernel that runs now, with its module, line and call; for a gradient those of its forward."""
+        """Return phase, module, line and call of the current kernel; for a gradient, those of its forward."""
         if graph_task_id() != -1 or (call is not None and call.in_backward):
             phase: Phase = "backward"
             node = current_node()
@@ -71,22 +71,22 @@ class Locator:
                 return phase, place.nodes.get(number) or self.nodes.get(number) or _NOWHERE
             nodes = self.nodes if node is None else place.nodes
         else:
-            # a closure may run the model inside of step()
+            # a closure may run the model inside step()
             phase = "optimizer" if place.steps and not place.modules else "forward"
             nodes = self.nodes
         path = place.path
         if path is None:
             path = self._find_path(place)
         origin = (path, users_line() if self.wants_lines else "", call.name if call else "")
-        # The first kernel after a node was made is the node's own: its forward. Later ones may make none.
+        # The first kernel after a node was created is the node's forward. Later kernels may create no node.
         if nodes.setdefault(next_node_number() - 1, origin) is origin and len(nodes) > _KEPT_NODES:
             for number in list(itertools.islice(nodes, _KEPT_NODES // 2)):
                 del nodes[number]
         return phase, origin
 
     def _find_path(self, place: Place) -> str:
-        """Return the path of the innermost module that has one, and keep it."""
-        # In backward (a checkpoint recomputes) the true root is not on the stack: the names of the forward stay.
+        """Return the path of the innermost module that has one, and cache it."""
+        # In the backward (checkpointing) the true root is not on the stack: keep the names of the forward.
         if not place.is_root_named and graph_task_id() == -1:
             self._paths.update((id(named[1]), named) for named in place.modules[0].named_modules())
             place.is_root_named = True
@@ -112,7 +112,7 @@ class Locator:
     def leave_module(self, module: nn.Module, args: Any, out: Any) -> None:
         place = self.places.current
         for index in range(len(place.modules) - 1, -1, -1):
-            if place.modules[index] is module:  # whatever is above it was left by an exception that runs no hooks
+            if place.modules[index] is module:  # modules above it were left by an exception, which runs no hooks
                 place.path, place.is_excluded = place.around[index]
                 del place.modules[index:], place.around[index:]
                 break
@@ -126,7 +126,7 @@ class Locator:
             self.places.current.steps.pop()
 
     def note_range(self, change: int) -> None:
-        """Follow the profiler ranges: a step that raises runs no post hook, but it does leave the range around it."""
+        """Follow profiler ranges: a step that raises runs no post hook, but it leaves its range."""
         place = self.places.current
         place.num_ranges += change
         while place.steps and place.steps[-1] > place.num_ranges:

@@ -1,4 +1,4 @@
-"""What a recording has counted: operators and casts by dtype, module and phase; device kernels; float32 leaks."""
+"""The counts of a recording: operators and casts by dtype, module and phase; device kernels; float32 leaks."""
 
 import threading
 from collections import Counter
@@ -14,7 +14,7 @@ from mezzo.record._kernel_times import KernelRow
 from mezzo.record._leaks import Leak
 
 Counts = tuple[int, int, int, int]
-"""Calls in float16, bfloat16, float32, anything else."""
+"""Calls in float16, bfloat16, float32 and other dtypes."""
 
 COLUMNS = ("fp16", "bf16", "fp32", "other")
 _COLUMN_OF: dict[torch.dtype | None, int] = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
@@ -36,9 +36,9 @@ class OperatorRow:
     module: str
     """Path below the outermost module that was called; empty for that module itself and outside of any."""
     api_op: str
-    """Torch-level call under which the kernel ran (`linear` for `addmm`); empty where the autograd engine ran it."""
+    """Torch-level call under which the kernel ran (`linear` for `addmm`); empty if the autograd engine ran it."""
     reason: str
-    """What the policy says about `api_op` for the dtypes it was called with."""
+    """The policy's reason for `api_op` with these input dtypes."""
     fp16: int
     bf16: int
     fp32: int
@@ -60,7 +60,7 @@ class CastRow:
 
 @dataclass(frozen=True, slots=True)
 class ModuleRow:
-    """What one module and all below it did."""
+    """The counts of one module and all its submodules."""
 
     module: str
     fp16: int
@@ -69,12 +69,12 @@ class ModuleRow:
     other: int
     casts: int
     time_us: float
-    """Of its kernels; 0 where they were not timed."""
+    """Time of its kernels; 0 if they were not timed."""
     tensor_core_us: float
 
 
 class OperatorStats:
-    """What a recording has seen; it can be read while the recording runs and afterwards.
+    """The counts of a recording; they can be read during the recording and afterwards.
 
     >>> from mezzo.record import collect_operator_stats
     >>> with collect_operator_stats(print_table=False) as stats:
@@ -89,12 +89,12 @@ class OperatorStats:
     def __init__(self, *, include_views: bool = False) -> None:
         self.include_views = include_views
         self.kernels: list[KernelRow] = []
-        """Device kernels with their times, once the recording has ended; empty if it was not asked for them."""
+        """Device kernels with their times, after the recording; empty without `kernels=True`."""
         self.leaks: list[Leak] = []
-        """float32 results that fed half operators, largest first; empty if it was not asked for them."""
+        """float32 results that fed half operators, largest first; empty without `leaks=True`."""
         self._noted: list[tuple[str, Phase, str, str, str, int]] = []
         self._noted_casts: list[tuple[_CastPlace, int]] = []
-        """What is not counted yet. Backward runs in one thread a device: appending needs no lock, counting does."""
+        """Not counted yet. The backward runs in one thread per device: appending needs no lock, counting does."""
         self._lock = threading.Lock()
         self._calls: Counter[tuple[str, Phase, str, str, str, int]] = Counter()
         self._casts: dict[_CastPlace, int] = {}
@@ -113,7 +113,7 @@ class OperatorStats:
         self, op: KernelOp, args: Sequence[Any], kwargs: dict[str, Any], out: Any,
         phase: Phase, module: str, api_op: str, reason: str,
     ) -> None:  # fmt: skip
-        """Count a kernel by its row and the column of its dtype, and as a cast where it is one."""
+        """Count a kernel by its row and the column of its dtype, and as a cast if it is one."""
         column = _COLUMN_OF.get(getattr(args[0], "dtype", None)) if args else None
         if column is None or op.is_fp8:
             column = _column_of(op, args, kwargs, out)
@@ -129,9 +129,9 @@ class OperatorStats:
                 self._count_noted()
 
     def _count_noted(self) -> None:
-        """Count what was noted, all at once, which takes less time than one by one; the lock is held."""
+        """Count all noted kernels at once, which is faster than one by one. The caller holds the lock."""
         noted, casts = self._noted[:], self._noted_casts[:]
-        del self._noted[: len(noted)], self._noted_casts[: len(casts)]  # other threads may have appended to them since
+        del self._noted[: len(noted)], self._noted_casts[: len(casts)]  # other threads may have appended since
         self._calls.update(noted)
         for place, elements in casts:
             self._casts[place] = self._casts.get(place, 0) + 1
@@ -145,7 +145,7 @@ class OperatorStats:
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, *,
         phase: Phase, module: str = "", api_op: str = "", reason: str = "",
     ) -> None:  # fmt: skip
-        """Count a call of a dispatcher operator that is known otherwise than by a recording: a node of a graph."""
+        """Count a call that does not come from a recording, such as a node of a graph."""
         op = describe_op(func)
         if self.wants(op):
             self.receive(KernelRun(op, func, args, kwargs, out, phase, module, api_op, reason))
@@ -162,7 +162,7 @@ class OperatorStats:
 
     @property
     def casts(self) -> list[CastRow]:
-        """Where one floating dtype was copied into another, the most elements first."""
+        """Casts from one floating dtype to another, most elements first."""
         with self._lock:
             self._count_noted()
             counted = [(*place, calls, self._cast_elements[place]) for place, calls in self._casts.items()]
@@ -181,10 +181,10 @@ class OperatorStats:
         return totals
 
     def by_module(self, depth: int | None = None) -> list[ModuleRow]:
-        """Return one row a module with what it and everything below it did, in the order of their paths.
+        """Return one row per module, with its submodules included, in the order of their paths.
 
         Args:
-            depth: How many names of a path are told apart; None: all. The first row, with an empty path, is the whole.
+            depth: How many levels of a path to distinguish; None: all. The first row, with an empty path, is the total.
         """
         counts: dict[str, list[float]] = {}
 
@@ -210,7 +210,7 @@ class OperatorStats:
 
     @property
     def tensor_core_share(self) -> float | None:
-        """Share of the kernels' time on Tensor Cores, by the kernels' names; None where no GPU kernel was timed."""
+        """Share of kernel time on Tensor Cores, judged by kernel names; None if no GPU kernel was timed."""
         on_device = [kernel for kernel in self.kernels if kernel.on_tensor_cores is not None]
         total = sum(kernel.time_us for kernel in on_device)
         return sum(kernel.time_us for kernel in on_device if kernel.on_tensor_cores) / total if total else None
@@ -237,7 +237,7 @@ class OperatorStats:
 
     def table(self) -> str:
         """Return the operator table: every line has 122 characters, a blank line ends it."""
-        # FP32 has no blank after it, as in the table that Paddle prints: scripts match these bytes.
+        # No blank after FP32, as in Paddle's table: scripts match these bytes.
         captions = [f"{c:-^17}" for c in (" FP16 Calls ", " BF16 Calls ", " FP32 Calls", " Other Calls ")]
         totals = self.totals()
         lines = [f"<{' op list ':-^120}>", f"<{' Op Name ':-^40} | {' | '.join(captions)}>"]
@@ -247,7 +247,7 @@ class OperatorStats:
         return "\n".join(lines) + "\n\n"
 
     def module_table(self, depth: int | None = 2) -> str:
-        """Return a table with a line a module: calls by dtype, casts and, where kernels were timed, their time."""
+        """Return a table with a line per module: calls by dtype, casts and, if kernels were timed, their time."""
         rows = self.by_module(depth)
         width = max([len(row.module) for row in rows] + [len("(the whole)")])
         head = f"{'module':<{width}}  {'fp16':>7} {'bf16':>7} {'fp32':>7} {'other':>7} {'casts':>7}"
@@ -264,7 +264,7 @@ class OperatorStats:
 
 
 def _column_of(op: KernelOp, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> int:
-    """Return the column of the first floating input, else of the first floating output, else 'other', which FP8 is too."""
+    """Return the column of the first floating input, otherwise of the first floating output; FP8 is 'other'."""
     if op.is_fp8:
         return _OTHER
     for tensor in find_tensors((*args, *kwargs.values(), out)):
@@ -274,7 +274,7 @@ def _column_of(op: KernelOp, args: Sequence[Any], kwargs: dict[str, Any], out: A
 
 
 def _shorten(name: str) -> str:
-    """Fit a name into its column by leaving out its middle: attention kernels differ at both ends."""
+    """Fit a name into its column by removing its middle: names of attention kernels differ at both ends."""
     half = _NAME_WIDTH // 2 - 1
     return name if len(name) <= _NAME_WIDTH else f"{name[:half]}..{name[-half:]}"
 

@@ -1,6 +1,6 @@
-"""How near to float16's limits each layer is: the largest value of every operator, and what would underflow.
+"""How near each layer is to float16's limits: the largest value of every operator, and what would underflow.
 
-Magnitudes are counted by power of two on the device; the host reads all counts at once, when they are asked for.
+Magnitudes are counted by power of two on the device; the host reads all counts at once on request.
 """
 
 import math
@@ -29,7 +29,7 @@ _EXPONENT_OF_BIN_0, _NUM_BINS = -128, 257
 _LAST_TO_ZERO = -25  # float16 rounds magnitudes up to 2^-25 to zero
 
 TO_FLOAT16 = " -> float16"
-"""What the name of an operator ends with for values that were cast to float16 in it, as they were before."""
+"""Suffix of an operator's name for values before their cast to float16."""
 
 Order = Literal["margin", "underflow"]
 
@@ -47,11 +47,11 @@ class RangeRow:
     """False in the forward, and for what a backward computes from the forward alone: `2 * x` for the gradient of `x ** 2`,
     or a forward that is repeated. The loss scale does not change it."""
     dtype: str
-    """That the values were in."""
+    """Dtype of the values."""
     calls: int
     values: int
     largest: float
-    """Of the finite magnitudes; 0 if there is none."""
+    """Largest finite magnitude; 0 if there is none."""
     margin: float | None
     """How many times `largest` can be doubled before it is more than 65504, in powers of two; negative: it is already.
     None if all values are zero or not finite."""
@@ -100,9 +100,9 @@ class _ForwardBorn:
         return readable(tensor) and storage_id(tensor.untyped_storage()) in self._storages
 
     def is_gradient(self, kernel: KernelRun) -> bool:
-        """Whether a kernel computes a gradient; notes what the forward, or a backward from the forward alone, has."""
+        """Return whether a kernel computes a gradient; note tensors that come from the forward only."""
         inputs = list(kernel.inputs())
-        starts = kernel.op.name == "ones_like"  # the gradient of the loss by itself
+        starts = kernel.op.name == "ones_like"  # the gradient of the loss with respect to itself
         if kernel.phase == "backward" and (starts or not inputs or not all(map(self.holds, inputs))):
             return True
         self.add((*inputs, *kernel.outputs()))
@@ -111,17 +111,17 @@ class _ForwardBorn:
 
 @dataclass(slots=True)
 class _Counts:
-    """What is counted of one row, on a device or read from there."""
+    """The counts of one row, on a device or read from it."""
 
     bins: Any
-    """How many values by power of two; the last entry: how many are less than float16's smallest normal number."""
+    """Number of values by power of two; the last entry counts values below float16's smallest normal number."""
     largest: Any
     """The bits of the largest magnitude."""
     calls: int = 0
 
 
 class Ranges:
-    """What `collect_ranges` has seen; it can be read while the recording runs, and afterwards."""
+    """The counts of `collect_ranges`; they can be read during the recording and afterwards."""
 
     wants_lines = False
     wants_times = False
@@ -133,11 +133,11 @@ class Ranges:
         self._lock = threading.Lock()
 
     def wants(self, op: KernelOp) -> bool:
-        """Whether an operator is followed: views too, as the gradient of a view computes and is named by the view."""
+        """Whether an operator is followed: also views, because the gradient of a view is named after it."""
         return op.has_tensors
 
     def receive(self, kernel: KernelRun) -> None:
-        """Count the results of a kernel; infinities that a user writes are meant."""
+        """Count the results of a kernel, unless the user passed infinities to it on purpose."""
         if kernel.phase == "optimizer" or not kernel.op.computes:
             return
         with undisturbed(), self._lock:
@@ -158,7 +158,7 @@ class Ranges:
         counts.calls += 1
 
     def _totals(self) -> dict[_Key, _Counts]:
-        """Read what was counted: one transfer a device."""
+        """Read the counts: one transfer per device."""
         with self._lock, no_dispatch_modes(), undisturbed():  # reading is not recorded
             if self._read is None:
                 self._read = {}
@@ -177,16 +177,16 @@ class Ranges:
 
     @property
     def rows(self) -> list[RangeRow]:
-        """One row a module, phase, operator and dtype: first what is not finite, then by the smallest margin."""
+        """One row per module, phase, operator and dtype: non-finite values first, then the smallest margin."""
         rows = [_row(key, counts) for key, counts in self._totals().items()]
         return sorted(rows, key=_by_margin)
 
     def table(self, limit: int | None = 20, *, by: Order = "margin", phase: Phase | None = None) -> str:
-        """Return a table with a line a row.
+        """Return the rows as a table.
 
         Args:
-            limit: How many rows at most; None: all.
-            by: `margin`: what is nearest to 65504 comes first; `underflow`: where most becomes zero or subnormal.
+            limit: Maximum number of rows; None: all.
+            by: `margin`: nearest to 65504 first. `underflow`: largest share of zeros and subnormals first.
             phase: Only the forward, or only the backward.
         """
         if by not in _ORDERS:
@@ -217,15 +217,15 @@ class Ranges:
         return {"rows": [asdict(row) for row in self.rows]}
 
     def suggest_scale(self, loss_scale: float = 1.0, *, headroom: float = 4.0) -> ScaleSuggestion:
-        """Return the loss scale that suits the recorded gradients.
+        """Return a loss scale that suits the recorded gradients.
 
-        Where gradients were recorded in float16, those are looked at, else all. What was zero when it was recorded is not
-        counted: to see what underflows, record in float32, where nothing does. A gradient that is handed to `backward`
-        must be made outside of the recording, else what follows from it is taken for a part of the forward.
+        It uses float16 gradients if there are any, otherwise all. Values that were zero already are not counted: record
+        in float32 to see what would underflow. A gradient that is passed to `backward` must be made outside the
+        recording, otherwise it counts as part of the forward.
 
         Args:
-            loss_scale: The loss scale with which they were recorded. Magnitudes are counted by power of two: for a scale
-                that is none, `to_zero_then` is a lower bound.
+            loss_scale: The loss scale during the recording. Magnitudes are counted by power of two: if the scale is not
+                a power of two, `to_zero_then` is a lower bound.
             headroom: How much larger gradients may become.
         """
         if not loss_scale > 0:
@@ -237,16 +237,16 @@ class Ranges:
         chosen = in_half or list(gradients.values())
         largest = max((_as_float(counts.largest) for counts in chosen), default=0.0)
         if not largest:
-            raise ValueError("no gradient other than zero was recorded; run a backward inside of collect_ranges()")
+            raise ValueError("no gradient other than zero was recorded; run a backward inside collect_ranges()")
         factor = math.floor(math.log2(FLOAT16_MAX / headroom / largest))
-        # a power of two for any scale before: the nearest one below
+        # round down to a power of two, whatever the recorded scale was
         exponent = math.floor(math.log2(loss_scale * 2.0**factor))
         shift = exponent - math.log2(loss_scale)
         return ScaleSuggestion(2.0**exponent, largest, _to_zero_share(chosen, 0.0), _to_zero_share(chosen, shift))
 
 
 def _counted(kernel: KernelRun) -> Iterator[tuple[str, torch.dtype, Tensor]]:
-    """Yield name, dtype and values of what is counted of a kernel; of a cast, what float16 has to hold, if it is to."""
+    """Yield name, dtype and values to count; for a cast to float16, the values before the cast."""
     op = kernel.api_op or kernel.forward_op or kernel.op.name
     if kernel.cast is None:
         yield from ((op, tensor.dtype, tensor) for _, tensor in results(kernel))
@@ -257,14 +257,14 @@ def _counted(kernel: KernelRun) -> Iterator[tuple[str, torch.dtype, Tensor]]:
 
 
 def _count(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Return, on the device, the bins of a tensor's magnitudes with one count more, and the largest one's bits."""
+    """Return, on the device, the counts of `_Counts.bins` for a tensor, and the bits of its largest magnitude."""
     magnitude = tensor.float().abs()
     bits = magnitude.view(torch.int32)
     bits = torch.where(bits < _INF_BITS, bits, _BAD)
     bins = ((bits - 1) >> _MANTISSA_BITS) + 2
     if tensor.device.type == "cpu":
         counts = torch.bincount(bins.flatten(), minlength=_NUM_BINS)
-    else:  # bincount would wait for the device
+    else:  # bincount waits for the device
         counts = torch.histc(bins, bins=_NUM_BINS, min=0, max=_NUM_BINS - 1).long()
     num_small = (magnitude < FLOAT16_NORMAL_FROM).sum()
     return torch.cat((counts, num_small.reshape(1))), bits.amax().clamp(min=0).long()
@@ -285,7 +285,7 @@ def _num_nonzero(counts: _Counts) -> int:
 
 
 def _to_zero_share(chosen: Sequence[_Counts], shift: float) -> float:
-    """Return the share of non-zero magnitudes that are rounded to zero once they are multiplied by 2^shift."""
+    """Return the share of non-zero magnitudes that round to zero after multiplication by 2^shift."""
     total = sum(map(_num_nonzero, chosen))
     return sum(_up_to(counts, _LAST_TO_ZERO - shift) for counts in chosen) / total if total else 0.0
 
@@ -320,11 +320,11 @@ _ORDERS: dict[str, Callable[[RangeRow], tuple[Any, ...]]] = {"margin": _by_margi
 
 @contextmanager
 def collect_ranges() -> Iterator[Ranges]:
-    """Count, for each operator of each module, the magnitudes of its results in the forward and of gradients in the backward.
+    """Count, per operator and module, the magnitudes of results in the forward and of gradients in the backward.
 
-    In a float32 run it says what would happen in float16, in a float16 run what does. The values are as they lie in
-    memory: gradients are multiplied by the loss scale. Nothing waits for the device meanwhile. A kernel takes about a
-    dozen small ones more, and some temporary copies of its result, one result at a time.
+    In a float32 run it shows what would happen in float16, in a float16 run what does happen. Values are as stored in
+    memory: gradients are multiplied by the loss scale. No host synchronisation. Each kernel is followed by about a dozen
+    small ones, and by temporary copies of one result at a time.
 
     >>> with collect_ranges() as ranges:
     ...     _ = torch.full((4,), 2.0) * 1024

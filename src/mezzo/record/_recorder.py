@@ -1,8 +1,8 @@
-"""The one recorder of the project: which kernel ran in which dtype, where, and by whose decision.
+"""The recorder: which kernel ran in which dtype, where, and why.
 
-A dispatch mode sits below autograd and autocast, so it sees what really ran. A function mode above them knows the
-torch-level call and asks the policy for its reason. Both, and the hooks that tell the module and the optimizer
-phase, exist only while at least one recording is on: off, nothing of this file is installed anywhere.
+A dispatch mode is below autograd and autocast, so it sees what really ran. A function mode above them knows the
+torch-level call and asks the policy for its reason. Both, and the hooks on modules and optimizers, exist only while at
+least one recording is on.
 """
 
 import time
@@ -36,17 +36,17 @@ _is_inference = torch.is_inference_mode_enabled
 
 
 class Recording:
-    """The modes and hooks of one thread, shared by all its recordings: nested ones are only more listeners."""
+    """The modes and hooks of one thread; nested recordings share them and only add listeners."""
 
     def __init__(self) -> None:
         self.listeners: list[KernelListener] = []
         self._wants_times = False
         self._counter: OperatorStats | None = None
-        """The one that listens, if all it does is count."""
+        """The only listener, if it only counts."""
         self.locator = Locator()
         self._places, self._nodes, self._locate = self.locator.places, self.locator.nodes, self.locator.locate
         self._ops: dict[int, tuple[KernelOp, Callable[..., Any], list[KernelListener], Any]] = {}
-        """By the operator's id, which is held here: an operator hashes itself in Python."""
+        """By the id of the operator, which this keeps alive; hashing an operator runs Python code."""
         self._dispatch_mode = RecordingMode(self)
         self._function_mode = _FunctionMode(self._places)
         self._installed = ExitStack()
@@ -60,8 +60,8 @@ class Recording:
                 register_optimizer_step_post_hook(self.locator.leave_step),
             ):
                 stack.callback(handle.remove)
-            # Under a dispatch mode Dynamo gives up a frame for good, be it compiled already. Told to stay out, it
-            # comes back afterwards. Not loaded, it has nothing to lose.
+            # Under a dispatch mode Dynamo gives up a frame forever, even a compiled one. So it is disabled meanwhile,
+            # if it is loaded.
             stack.enter_context(kept_out())
             stack.enter_context(self._dispatch_mode)
             stack.enter_context(self._function_mode)
@@ -79,15 +79,15 @@ class Recording:
     # -- who listens
 
     def add(self, listener: KernelListener) -> None:
-        """Let one more listen."""
+        """Add a listener."""
         self._set_listeners([*self.listeners, listener])
 
     def remove(self, listener: KernelListener) -> None:
-        """Let one no longer listen."""
+        """Remove a listener."""
         self._set_listeners([each for each in self.listeners if each is not listener])
 
     def _set_listeners(self, listeners: list[KernelListener]) -> None:
-        self.listeners, self._ops = listeners, {}  # new ones: an autograd thread may be walking through the old
+        self.listeners, self._ops = listeners, {}  # new objects: an autograd thread may be iterating over the old ones
         self.locator.wants_lines = any(listener.wants_lines for listener in listeners)
         self._wants_times = any(listener.wants_times for listener in listeners)
         self._counter = listeners[0] if len(listeners) == 1 and isinstance(listeners[0], OperatorStats) else None
@@ -95,16 +95,16 @@ class Recording:
     # -- what runs
 
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run a kernel, and tell who listens. This is the hot path: what is known of an operator is kept."""
+        """Run a kernel and pass it to the listeners. This is the hot path: facts about an operator are cached."""
         op, run, listeners, _ = self._ops.get(id(func)) or self._learn(func)
-        with no_torch_function():  # neither the kernel nor reading a dtype is a torch-level call
+        with no_torch_function():  # the kernel and reading a dtype are not torch-level calls
             if not listeners:
                 out = run(*args, **kwargs)
                 if op.range:
                     self.locator.note_range(op.range)
                 elif op.has_tensors and next_node_number() - 1 not in self._nodes:
                     place = self._places.current
-                    self._locate(place, place.call)  # a view, whose gradient may be a kernel to show
+                    self._locate(place, place.call)  # a view, whose gradient may be recorded
                 return out
             if self._wants_times:
                 return self._run_timed(op, listeners, func, args, kwargs)
@@ -155,7 +155,7 @@ class Recording:
             listener.receive(kernel)
 
     def _reason(self, place: Place, call: Call | None, phase: Phase) -> str:
-        """Return why a kernel runs in its dtype: what the policy says of the call that it runs under."""
+        """Return why a kernel runs in its dtype: the policy's reason for its torch-level call."""
         if call is None or not call.name:
             return GRADIENT if phase == "backward" else NO_AUTO_CAST if current_policy() is None else UNLISTED
         if call.reason is None:
@@ -163,7 +163,7 @@ class Recording:
         return call.reason
 
     def _ask(self, call: Call) -> str:
-        """Return what the policy says of a call."""
+        """Return the policy's reason for a call."""
         if call.policy is None:
             return NO_AUTO_CAST
         variant = call.variant
@@ -172,7 +172,7 @@ class Recording:
         values = (*call.args, *call.kwargs.values()) if call.kwargs else call.args
         try:
             return call.policy.decide(variant, tuple(map(_dtype_of, find_tensors(values)))).reason
-        except ValueError:  # a name that lists may hold, but that means no operator
+        except ValueError:  # a name that lists accept, but without an operator
             return UNLISTED
 
 
@@ -182,7 +182,7 @@ class RecordingMode(UncompiledMode):
         self._run = recording.run
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _is_inference():  # composites arrive whole there, elsewhere in their parts
+        if _is_inference():  # there composites arrive undecomposed
             with self:
                 out = _in_parts(func, args, kwargs or {})
             if out is not NotImplemented:
@@ -195,7 +195,7 @@ def _are_plain(types: Iterable[type]) -> bool:
 
 
 def _in_parts(func: Any, args: Any, kwargs: Any) -> Any:
-    """Run the parts of a composite operator; NotImplemented for one that has none."""
+    """Run the parts of a composite operator; NotImplemented if it has none."""
     return func.decompose(*args, **kwargs) if isinstance(func, OpOverload) else NotImplemented
 
 
@@ -205,17 +205,17 @@ class _FunctionMode(TorchFunctionMode):
         self._places = places
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a torch-level call; Python composites of torch run with the mode on, so that their parts are kernel."""
+        """Run a torch-level call; Python composites of torch run with the mode on, so that their parts are recorded."""
         named = describe_call(func)
         if named.is_plain:
             return func(*args, **(kwargs or {}))
         kwargs = kwargs or {}
         place = self._places.current
         outer = place.call
-        # the policy of now: a kernel of ours may switch it off inside; `here` is the quicker place to look
+        # the policy now, because a kernel of mezzo may turn it off inside; `thread_state` is the faster place
         place.call = Call(func, named, args, kwargs, outer, thread_state.policy or current_policy())
         try:
-            # `outer` is the same: the composite asks once more, let it through
+            # if `outer` is the same call, the composite asks a second time: let it through
             if named.body is None or (outer is not None and outer.func is func) or not _are_plain(types):
                 return func(*args, **kwargs)
             with self:

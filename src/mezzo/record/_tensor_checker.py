@@ -1,6 +1,6 @@
-"""The tensor checker: every kernel's result is looked at as it is made, and the first NaN or inf is named.
+"""The tensor checker: it checks the result of every kernel, and names the first NaN or inf.
 
-It listens to the recorder. Nobody's random numbers are drawn or re-seeded, and no setting of torch is changed.
+It listens to the recorder. It uses and seeds no random numbers, and changes no setting of torch.
 """
 
 import math
@@ -52,7 +52,7 @@ MAX_CHECKED = 10_000
 
 @dataclass(frozen=True, slots=True)
 class CheckedTensor:
-    """A result that CHECK_ALL has looked at."""
+    """A result that CHECK_ALL has checked."""
 
     op: str
     """As in the `[PRECISION]` line: `linear`, `linear_grad` for its gradient, `_to_copy` for a cast."""
@@ -63,7 +63,7 @@ class CheckedTensor:
 
 
 class _Log:
-    """Where the lines go: standard output, or one file a device."""
+    """Writes the lines to standard output, or to one file per device."""
 
     def __init__(self, folder: str | os.PathLike[str] | None) -> None:
         self._folder = None if folder is None else Path(folder)
@@ -86,10 +86,10 @@ class _Log:
 
 
 class TensorChecker:
-    """What a configuration has found; it can be read while checking is on, and afterwards.
+    """The findings of a configuration; they can be read while checking is on, and afterwards.
 
-    `findings` are the kernels with NaN or inf (with CHECK_ALL_FOR_OVERFLOW and CHECK_ALL also those with more than
-    float16 holds), at most `MAX_FINDINGS`; `checked` are all results looked at by CHECK_ALL, at most `MAX_CHECKED`.
+    `findings` are the kernels with NaN or inf (with CHECK_ALL_FOR_OVERFLOW and CHECK_ALL also those with values that
+    float16 cannot hold), at most `MAX_FINDINGS`. `checked` are all results of CHECK_ALL, at most `MAX_CHECKED`.
     """
 
     wants_lines = True
@@ -106,14 +106,14 @@ class TensorChecker:
         self._selection, self._log = config.selection, _Log(config.output_dir)
         self._has_raised = self._has_masks = False
         self._num_in_step = 0
-        self._made_here: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-        """Bad results of kernels: used as an input, they are no mask from outside."""
+        self._made_by_kernels: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        """Bad results of recorded kernels: as an input, they are not a mask from outside."""
         self._meant: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-        """Results with infinities that are meant."""
+        """Results with deliberate infinities."""
         self._lock = threading.Lock()
 
     def begin_step(self) -> int:
-        """Count a step, and look again if an error was raised in the last one; return its number."""
+        """Count a step and return its number; check again if an error was raised in the last one."""
         self._has_raised, self._num_in_step = False, 0
         self.num_steps += 1
         return self.num_steps - 1
@@ -123,11 +123,11 @@ class TensorChecker:
         self._log.close()
 
     def wants(self, op: KernelOp) -> bool:
-        """Whether an operator is followed: views too, as the gradient of a view computes and is named by the view."""
+        """Whether an operator is followed: also views, because the gradient of a view is named after it."""
         return op.has_tensors
 
     def receive(self, kernel: KernelRun) -> None:
-        """Look at the results of a kernel that computes; memory that is only allocated holds anything."""
+        """Check the results of a kernel that computes; memory that is only allocated may hold anything."""
         if self._has_raised or not kernel.op.computes:
             return
         outputs = results(kernel)
@@ -149,10 +149,10 @@ class TensorChecker:
         numbers = measure(outputs)
         inputs = [] if is_finite else kept_inputs(kernel)
         of_inputs = measure(inputs)
-        # Masks are noticed in operators that are not reported, too: others go on with their infinities.
+        # Masks are also noticed in operators that are not reported: their infinities reach other operators.
         is_meant = not is_finite and self._is_meant(kernel, inputs, of_inputs, outputs, numbers)
         if not is_finite:
-            (self._meant if is_meant else self._made_here).update((tensor, True) for _, tensor in outputs)
+            (self._meant if is_meant else self._made_by_kernels).update((tensor, True) for _, tensor in outputs)
         if not self._selection.includes(kernel):
             return
         if not is_meant or self._mode is DebugMode.CHECK_ALL:
@@ -170,7 +170,7 @@ class TensorChecker:
         self._add(finding)
 
     def _notice_mask(self, kernel: KernelRun) -> None:
-        """Remember that infinities were put in among other values: `scores[mask] = -inf`."""
+        """Remember that deliberate infinities were written into a tensor: `scores[mask] = -inf`."""
         with undisturbed(), self._lock:
             inputs = kept_inputs(kernel)
             is_put = any(
@@ -185,7 +185,7 @@ class TensorChecker:
         if len(self.findings) < MAX_FINDINGS:
             self.findings.append(finding)
         if self._mode is DebugMode.CHECK_NAN_INF_AND_ABORT:
-            self._has_raised = True  # whoever handles the error may compute with what is bad
+            self._has_raised = True  # an error handler may compute with bad values
             raise NonFiniteError(str(finding), finding)
 
     def _is_beyond(self, numbers: TensorNumbers) -> bool:
@@ -199,7 +199,7 @@ class TensorChecker:
         outputs: Sequence[tuple[str, Tensor]],
         numbers: Sequence[TensorNumbers],
     ) -> bool:
-        """Whether what is not finite was put there on purpose, or flows on from what was."""
+        """Whether non-finite values are deliberate, or result from deliberate ones."""
         has_nan = any(each.num_nan for each in numbers)
         if own := own_infinities(kernel):
             self._has_masks = True
@@ -211,11 +211,11 @@ class TensorChecker:
             return False
         if any(not each.is_finite for each in of_inputs):
             return self._has_masks
-        # An in-place kernel has written over the input whose infinity flows on.
+        # An in-place kernel has overwritten the input that held the infinity.
         return kernel.op.is_in_place and any(tensor in self._meant for _, tensor in outputs)
 
     def _culprit(self, inputs: Sequence[tuple[str, Tensor]], of_inputs: Sequence[TensorNumbers]) -> int | None:
-        """Return which input is bad and not meant to be."""
+        """Return the index of the first input that is bad without being deliberate."""
         for index, ((_, tensor), each) in enumerate(zip(inputs, of_inputs, strict=True)):
             if each.is_finite:
                 continue
@@ -224,8 +224,8 @@ class TensorChecker:
         return None
 
     def _is_ours(self, tensor: Tensor) -> bool:
-        """Whether a kernel that was seen made it, or a module stores it as a parameter: it is no mask."""
-        return tensor in self._made_here or "parameter" in stored_as(tensor, modules_in_progress())
+        """Whether a recorded kernel made it, or a module stores it as a parameter: then it is not a mask."""
+        return tensor in self._made_by_kernels or "parameter" in stored_as(tensor, modules_in_progress())
 
     def _explain(
         self,
@@ -256,7 +256,7 @@ class TensorChecker:
 
 
 def extremes(tensors: Sequence[Tensor]) -> tuple[bool, float]:
-    """Return whether all values are finite, and the largest magnitude; one read."""
+    """Return whether all values are finite, and the largest magnitude, with one read of the device."""
     pairs = [torch.stack(torch.aminmax(tensor if tensor.itemsize > 1 else tensor.float())) for tensor in tensors]
     joined = pairs[0] if len(pairs) == 1 else torch.cat([pair.to(pairs[0].device).double() for pair in pairs])
     values = [abs(value) for value in joined.tolist()]

@@ -1,6 +1,6 @@
-"""Numbers of a tensor: how many values are NaN, inf or zero, what range they have, and what float16 would make of them.
+"""Numbers of a tensor: how many values are NaN, inf or zero, their range, and how many float16 cannot hold.
 
-Everything is computed on the tensor's device and read in one transfer, however many tensors are asked for.
+Everything is computed on the tensor's device and read in one transfer, for any number of tensors.
 """
 
 import math
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mezzo.record._findings import Finding
 
 FLOAT16_MAX = 65504.0
-# Where rounding to float16 ends in something else; ties go to the even neighbour.
+# Where rounding to float16 changes its result; ties go to the even neighbour.
 FLOAT16_INF_FROM = 65520.0
 FLOAT16_ZERO_UNTIL = 2.0**-25
 FLOAT16_NORMAL_FROM = 2.0**-14 - 2.0**-25
@@ -34,20 +34,20 @@ _SHORT_NAMES = {name: word for word, name in PRECISION_DTYPES.items()} | {"float
 
 
 class DebugMode(IntEnum):
-    """What is looked for, and what happens then."""
+    """What to look for, and what to do with it."""
 
     CHECK_NAN_INF_AND_ABORT = 0
-    """The first NaN or inf is an error."""
+    """The first NaN or inf raises an error."""
     CHECK_NAN_INF = 1
-    """NaN and inf are reported, and the program goes on."""
+    """NaN and inf are reported, and the program continues."""
     CHECK_ALL_FOR_OVERFLOW = 2
-    """Values that float16 cannot hold are reported too, whatever dtype they are in."""
+    """Values that float16 cannot hold are reported too, in any dtype."""
     CHECK_ALL = 3
     """Every tensor is reported."""
 
 
 class NonFiniteError(RunError, RuntimeError):
-    """A tensor holds NaN or inf; `finding` tells the kernel that made it, None where only a tensor was looked at."""
+    """A tensor holds NaN or inf; `finding` describes the kernel that made it, None if only a tensor was checked."""
 
     def __init__(self, message: str, finding: "Finding | None" = None) -> None:
         super().__init__(message)
@@ -56,7 +56,7 @@ class NonFiniteError(RunError, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class TensorNumbers:
-    """What a tensor holds. `max`, `min` and `mean` are of its finite values, NaN if it has none."""
+    """Counts and range of a tensor. `max`, `min` and `mean` are of its finite values, NaN if it has none."""
 
     name: str
     dtype: str
@@ -127,7 +127,7 @@ class TensorNumbers:
 
         Args:
             op: Name of the operator.
-            name: Name of the tensor, if it is not to be its own.
+            name: Another name for the tensor.
         """
         error = "" if self.is_finite else "[ERROR] "
         dtype = _SHORT_NAMES.get(self.dtype, self.dtype)
@@ -141,13 +141,13 @@ class TensorNumbers:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Compute inside without autograd, and without a policy that would change the precision."""
+    """Inside, operators run without autograd, and no policy changes their precision."""
     with no_autocast(), below_autograd(), no_torch_function():
         yield
 
 
 def measure(tensors: Sequence[tuple[str, Tensor]]) -> list[TensorNumbers]:
-    """Return the numbers of named floating tensors; call it inside of `undisturbed`."""
+    """Return the numbers of named floating tensors; call it inside `undisturbed`."""
     if not tensors:
         return []
     vectors = [_vector(tensor) for _, tensor in tensors]
@@ -163,7 +163,7 @@ def _vector(tensor: Tensor) -> Tensor:
     finite = x.isfinite()
     size = torch.where(finite, x, 0).abs_()
     num_finite, num_nonzero = finite.sum(), torch.count_nonzero(size)
-    num_to_zero = x.numel() - (size > FLOAT16_ZERO_UNTIL).sum()  # with zeros, and what is not finite
+    num_to_zero = x.numel() - (size > FLOAT16_ZERO_UNTIL).sum()  # includes zeros and non-finite values
     num_small = (size < FLOAT16_NORMAL_FROM).sum()
     parts = (
         x.isnan().sum(),
@@ -193,9 +193,9 @@ def check_numerics(
 ) -> tuple[Tensor, Tensor]:
     """Count the NaN, inf and zero values of a tensor; return int64 [num_nan, num_inf, num_zero] and float32 [max, min, mean].
 
-    Both results lie on the tensor's device. Max, min and mean are of the finite values, NaN if there are none. A tensor
-    with NaN or inf prints its `[PRECISION]` line; CHECK_ALL_FOR_OVERFLOW prints that of one that float16 cannot hold
-    too, CHECK_ALL of any.
+    Both results are on the tensor's device. Max, min and mean are of the finite values, NaN if there are none. A
+    `[PRECISION]` line is printed for a tensor with NaN or inf, with CHECK_ALL_FOR_OVERFLOW also for one that float16
+    cannot hold, with CHECK_ALL for any.
 
     Args:
         tensor: Floating, of any dtype and on any device.
@@ -211,7 +211,7 @@ def check_numerics(
         came = f"a tensor of {dtype_name(tensor.dtype)}" if isinstance(tensor, Tensor) else type(tensor).__name__
         raise TypeError(f"check_numerics: {came}; only floating tensors hold NaN or inf: pass a floating tensor")
     mode = DebugMode(debug_mode)
-    with no_dispatch_modes(), undisturbed():  # a recording has no part in it
+    with no_dispatch_modes(), undisturbed():  # it is not recorded
         vector = _vector(tensor.detach())
         numbers = _numbers(var_name, tensor, vector.tolist())
         counts = torch.stack([vector[0], vector[1] + vector[2], vector[3]]).long()

@@ -1,4 +1,4 @@
-"""Torch-level calls: what a function mode sees, by the names that users and lists know."""
+"""Torch-level calls, as a function mode sees them, under the names that users and lists know."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ _PLAIN_METHODS = frozenset(
     "numel nelement dim ndimension size stride storage_offset element_size data_ptr get_device is_contiguous "
     "is_floating_point is_complex untyped_storage register_hook register_post_accumulate_grad_hook".split()
 )
-# Python functions around one operator of the same name: there is nothing more to see inside of them.
+# Python functions around one operator of the same name: there is nothing more to record inside them.
 _ONE_KERNEL = frozenset(
     "relu batch_norm layer_norm group_norm instance_norm hardswish hardsigmoid hardtanh silu mish elu selu celu leaky_relu "
     "dropout adaptive_avg_pool2d embedding softmax log_softmax".split()
@@ -34,17 +34,17 @@ _API_NAMES = {"cross_entropy_loss": "cross_entropy", "rsub": "sub"}
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What is to be known of a torch-level function."""
+    """Facts about a torch-level function."""
 
     name: str
-    """As users write it: `linear`, `add`, `sub` for `1 - x`; empty for backward, which is no operator."""
+    """As users write it: `linear`, `add`, `sub` for `1 - x`; empty for backward, which is not an operator."""
     is_plain: bool
-    """Whether it only reads or sets what a tensor is, so that no kernel runs under it: the most frequent ones."""
+    """Whether it only reads or sets properties of a tensor and runs no kernel: the most frequent calls."""
     is_backward: bool
     body: Callable[..., Any] | None
     """To run with the mode on, so that its parts are recorded; None if it has none to record."""
     classify: Classifier | None
-    """How one call of it is told from another."""
+    """Returns the variant of a call."""
 
 
 class Call:
@@ -72,27 +72,27 @@ class Call:
 
     @property
     def number(self) -> int:
-        """What tells it from all others."""
+        """A number that no other call has."""
         if self._number is None:
             self._number = next(numbers)
         return self._number
 
     @property
     def variant(self) -> str:
-        """What the policy knows the call by: its name, or which of the two things it does (`sum.dim`)."""
+        """The name by which the policy decides: the operator, or its variant (`sum.dim`)."""
         if self.named.classify is None:
             return self.name
         if self._variant is None:
             try:
                 self._variant = self.named.classify(self.args, self.kwargs)
-            except IndexError:  # written for the arguments of a kernel; a user may give all of them by keyword
+            except IndexError:  # it expects the arguments of a kernel; a user may give all of them by keyword
                 self._variant = self.name
         return self._variant
 
 
 @cache
 def describe_call(func: Any) -> Named:
-    """Return what is to be known of a torch-level function."""
+    """Return the facts about a torch-level function."""
     name = _name_of_call(func)
     op = OPS.get(name)
     return Named(
@@ -128,10 +128,10 @@ def _is_plain(func: Any) -> bool:
 
 
 def _visible_body(func: Any) -> Callable[..., Any] | None:
-    """Return a copy of a Python function of torch that asks for no overrides of itself; None if nothing is to be kernel in it.
+    """Return a copy of a Python function of torch that does not check for overrides; None if it has no parts to record.
 
-    `F.cross_entropy` and its like first ask whether a mode is on and, if so, hand over to it. Called again from the
-    mode, the original would ask for ever with the mode on, and hide its parts with the mode off.
+    Functions such as `F.cross_entropy` first check whether a mode is on and, if so, call it. Called from the mode, the
+    original would recurse forever with the mode on, and hide its parts with the mode off.
     """
     if not isinstance(func, FunctionType) or not func.__module__.startswith("torch.") or _name_of(func) in _ONE_KERNEL:
         return None

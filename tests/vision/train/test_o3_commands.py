@@ -186,8 +186,7 @@ def test_damaged_scales_are_refused_with_the_folder(tmp_path: Path, monkeypatch:
     model.prepare(torch.optim.SGD(model.parameters(), lr=0.01), nn.MSELoss(), amp_configs=configs)
     monkeypatch.setattr("mezzo.precision.fp8_scales", lambda network: {"1.weight": {"input": torch.ones(2, 2)}})
     model.save(tmp_path / "net")
-    message = "net: the state of its precision does not fit (FP8 scales: what is there of '1.weight' is not what fp8_scales() "
-    with pytest.raises(CheckpointError, match=re.escape(message)):
+    with pytest.raises(CheckpointError, match=r"net: .*FP8 scales: .*'1\.weight'"):
         model.load(tmp_path / "net")
 
 
@@ -224,7 +223,7 @@ def test_amp_configs_takes_a_recipe_or_its_settings() -> None:
 @pytest.mark.parametrize(
     ("amp_configs", "error", "message"),
     [
-        ("O3", RuntimeError, "level O3: a CPU has no FP8 products; fp8={'emulate': True} computes the same numbers"),
+        ("O3", RuntimeError, "level O3: a CPU has no FP8 products"),
         ({"level": "O2", "fp8": SETTINGS}, ValueError, "amp_configs: fp8 with level='O2'"),
         ({"level": "O3", "fp8": {"emulat": 1}}, ValueError, "amp_configs: fp8: unknown setting 'emulat'; did you mean"),
         (
