@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# What the scripts of this folder share; they source it, it does nothing by itself.
+# Functions for the scripts of this folder.
 
-# Print the interpreter: MEZZO_PYTHON where it is set, else that of ./.venv, else python3.
+# Print the interpreter: MEZZO_PYTHON if it is set, otherwise that of ./.venv, otherwise python3.
 find_python() {
     if [ -n "${MEZZO_PYTHON:-}" ]; then
         printf '%s\n' "$MEZZO_PYTHON"
@@ -12,7 +12,7 @@ find_python() {
     fi
 }
 
-# Become `mezzo tipc ...`: its exit status is that of the script.
+# Replace the script by `mezzo tipc ...`.
 exec_tipc() {
     local python
     python=$(find_python)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Put data in place for a certification: bash test_tipc/prepare.sh CONFIG MODE [options of `mezzo tipc prepare`]
+# Prepare the data of a certification: bash test_tipc/prepare.sh CONFIG MODE [options of `mezzo tipc prepare`]
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 # shellcheck source=test_tipc/common_func.sh
