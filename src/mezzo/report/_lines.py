@@ -1,4 +1,4 @@
-"""Lines as the documents show them."""
+"""Log lines in the format of the Paddle documents."""
 
 from datetime import datetime
 

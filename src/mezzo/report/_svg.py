@@ -1,4 +1,4 @@
-"""Line charts as inline SVG: colours come from the page's style sheet, so that light and dark work."""
+"""Line charts as inline SVG; the style sheet of the page sets the colours, for light and dark mode."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -20,11 +20,11 @@ class Series:
 
     label: str
     points: Sequence[Point]
-    """In order; finite, and no larger than a float32 can be."""
+    """In order; finite, and within the range of float32."""
     style: str
     """Class of the page's style sheet."""
     names: Sequence[str] = ()
-    """One a point: each point then is a dot of its own with its name."""
+    """One name per point: each point is then drawn as a dot with its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,14 @@ def line_chart(
     counts_x: bool = False,
     marks: Sequence[Mark] = (),
 ) -> str:
-    """Return an SVG element with lines, axes and a name to each line; all texts are escaped.
+    """Return an SVG element with lines, axes and labels; all text is escaped.
 
     Args:
-        series: Lines; those without points are left out.
-        title: Read aloud instead of the picture.
-        x_label: Below the axis.
-        log_y: Powers of ten at the side; all y are positive then.
-        counts_x: Only whole numbers below.
+        series: Lines; lines without points are left out.
+        title: Text for screen readers.
+        x_label: Label of the x axis.
+        log_y: Logarithmic y axis; all y must be positive.
+        counts_x: Label only whole numbers on the x axis.
         marks: Vertical lines.
     """
     drawn = [each for each in series if each.points]
@@ -108,7 +108,7 @@ def _nice_step(rough: float) -> float:
 
 
 class _Scale:
-    """Where a value lies on the picture."""
+    """Maps values to positions in the picture."""
 
     def __init__(self, x_ticks: Sequence[float], y_ticks: Sequence[float], *, log_y: bool = False) -> None:
         self.x_ticks, self.y_ticks = x_ticks, y_ticks
