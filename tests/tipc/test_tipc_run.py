@@ -292,7 +292,7 @@ def test_whatever_happens_to_a_step_leaves_a_record(error, reason, tmp_path, mon
     def broken(*arguments, **options):
         raise error
 
-    monkeypatch.setattr("mezzo.tipc._runner.run_command", broken)
+    monkeypatch.setattr("mezzo.tipc._step_run.run_command", broken)
     result, records, _ = run_here(tmp_path, plan_of(step("train-1", "true")))
     assert result == 1
     assert records["train-1"].reason == reason

@@ -1,9 +1,7 @@
 """Run an adapted plan: a step starts when its devices are free, and its end is recorded at once."""
 
-import datetime
 import os
 import queue
-import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -12,17 +10,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mezzo.errors import MezzoError, RunError
-from mezzo.files import FolderInUse, folder_lock, plain, write_text
+from mezzo.files import FolderInUse, folder_lock, write_text
 from mezzo.tipc._device_pool import DevicePool
-from mezzo.tipc._logs import NOTICE, failure_line, read_log
 from mezzo.tipc._machine import MachineInfo, code_hash, text_hash
 from mezzo.tipc._plan import Plan, PlanStep
-from mezzo.tipc._process import Ended, end_all_of, environment, run_command, training_logs
+from mezzo.tipc._process import end_all_of
 from mezzo.tipc._profiles import PROFILES
 from mezzo.tipc._progress import Progress
-from mezzo.tipc._record import RECORDS, RUN, Record, RunInfo, Status, append_line
+from mezzo.tipc._record import RECORDS, RUN, Record, RunInfo, append_line
 from mezzo.tipc._run_folder import load_run
 from mezzo.tipc._shell import export_folders
+from mezzo.tipc._step_run import StepRunner, now
 from mezzo.tipc._stop_request import StopRequest
 
 PASSED, FAILED, NOTHING = 0, 1, 3
@@ -90,7 +88,7 @@ def run_plan(
             profile=plan.profile,
             model=plan.model,
             command_line=tuple(sys.argv),
-            start=_now(),
+            start=now(),
             end="",
             result=None,
             machine=machine.facts,
@@ -104,15 +102,15 @@ def run_plan(
         if plan.banner:
             append_line(root / plan.status_file, plan.banner_line)
         stop = StopRequest(options.total_limit)
-        runner = _Runner(plan, root, folder, hashes, options, progress, stop, earlier, machine)
+        scheduler = _Scheduler(plan, root, folder, hashes, options, progress, stop, earlier, machine)
         with stop.on_signals():
-            runner.run()
-        records = [runner.state.records[step.name] for step in plan.steps]
+            scheduler.run()
+        records = [scheduler.state.records[step.name] for step in plan.steps]
         bad = any(record.status in ("failed", "timeout", "interrupted") for record in records)
         result = FAILED if bad else PASSED if any(record.status == "passed" for record in records) else NOTHING
         if stop.signal is not None:
             result = 128 + stop.signal
-        write_text(folder / RUN, replace(info, end=_now(), result=result).text())
+        write_text(folder / RUN, replace(info, end=now(), result=result).text())
         if stop.signal is None:
             (folder / _EARLIER).unlink(missing_ok=True)
         return result
@@ -128,10 +126,6 @@ def _lock(folder: Path) -> Iterator[None]:
         raise RunError(str(error)) from error
 
 
-def _now() -> str:
-    return datetime.datetime.now().astimezone().isoformat(timespec="milliseconds")
-
-
 def _earlier_records(folder: Path) -> dict[str, Record]:
     """Return the records of steps that passed in earlier runs, by the hash of the command."""
     before: list[Record] = []
@@ -142,7 +136,9 @@ def _earlier_records(folder: Path) -> dict[str, Record]:
     return {record.hashes.get("command", ""): record for record in before if record.status == "passed"}
 
 
-class _Runner:
+class _Scheduler:
+    """Starts the steps of a plan when their devices are free, and writes records and status lines."""
+
     def __init__(
         self,
         plan: Plan,
@@ -155,12 +151,13 @@ class _Runner:
         earlier: Mapping[str, Record],
         machine: MachineInfo,
     ) -> None:
-        self.plan, self.root, self.folder, self.hashes = plan, root, folder, hashes
+        self.plan, self.root, self.folder = plan, root, folder
         self.options, self.progress, self.stop, self.earlier = options, progress, stop, earlier
+        self.step_runner = StepRunner(plan, root, str(folder), hashes, options.step_limit, stop)
         self.steps = {step.name: step for step in plan.steps}
         self.state = _State()
         self.ended: queue.Queue[Record] = queue.Queue()
-        self.slots = DevicePool(machine.gpus, machine.cores, options.jobs)
+        self.devices = DevicePool(machine.gpus, machine.cores, options.jobs)
 
     def run(self) -> None:
         """Run all steps in the order of the plan; steps with free devices run at the same time."""
@@ -172,13 +169,13 @@ class _Runner:
                 if record is not None:
                     waiting.remove(step)
                     self._finish(record)
-                elif self._is_ready(step) and self.slots.take(step):
+                elif self._is_ready(step) and self.devices.take(step):
                     waiting.remove(step)
                     running[step.name] = step
                     self._start(self._renamed(step))
             if running:
                 record = self.ended.get()
-                self.slots.give_back(running.pop(record.step))
+                self.devices.give_back(running.pop(record.step))
                 self._finish(record)
 
     def _is_ready(self, step: PlanStep) -> bool:
@@ -190,71 +187,36 @@ class _Runner:
     def _without_running(self, step: PlanStep) -> Record | None:
         """Return the record of a step that is skipped or was done before; None: it has to run, or to wait."""
         if reason := self.stop():
-            return self._record(step, "skipped", reason)
+            return self.step_runner.record(step, "skipped", reason)
         if step.skip:
-            return self._record(step, "skipped", step.skip)
+            return self.step_runner.record(step, "skipped", step.skip)
         if not self._is_ready(step):
             return None
         for name in self._needs(step):
             before = self.state.records[name]
             if before.status != "passed" and not self.options.keep_going:
-                return self._record(step, "skipped", f"{name} {before.status}")
+                return self.step_runner.record(step, "skipped", f"{name} {before.status}")
         step = self._renamed(step)
-        known = self.earlier.get(self._hash(step))
+        known = self.earlier.get(self.step_runner.hash_of(step))
         unchanged = all(self.state.records[name].resumed for name in self._needs(step))
         if known is not None and unchanged and self._results_exist(step, known):
             if step.kind == "train":
                 self._note_other_weights(step)
             # Only the outcome is taken from the file; command and directory come from the plan.
-            own = replace(known, command=step.text, argv=step.words, cwd=str(self._folder(step)))
+            own = replace(known, command=step.text, argv=step.words, cwd=str(self.step_runner.directory(step)))
             return replace(own, step=step.name, resumed=True)
         return None
 
     def _results_exist(self, step: PlanStep, known: Record) -> bool:
         """Return whether the results of a step still exist: its log, the weights, the exported model."""
-        there = [self._folder(step) / known.log] if known.log else []
+        there = [self.step_runner.directory(step) / known.log] if known.log else []
         if step.kind == "train" and step.checkpoint:
             other = self._other_weights(step)
             there.append(self.root / step.checkpoint if other is None else other)
         # The files that exports of other repositories write are not known.
         if step.kind == "export" and PROFILES[self.plan.profile].runs_mezzo:
-            there += [self._folder(step) / name / "deploy.yaml" for name in export_folders(step.bare)]
+            there += [self.step_runner.directory(step) / name / "deploy.yaml" for name in export_folders(step.bare)]
         return all(path.exists() or (path.parent.is_dir() and "*" in path.name) for path in there)
-
-    def _hash(self, step: PlanStep) -> str:
-        env = sorted((name, value or "") for name, value in step.env.items())
-        return text_hash(repr((step.bare, env, step.enter, self.hashes["config"], self.hashes["code"])))
-
-    def _record(
-        self, step: PlanStep, status: Status, reason: str = "", ended: Ended | None = None, start: str = ""
-    ) -> Record:
-        return Record(
-            step=step.name,
-            kind=step.kind,
-            model=self.plan.model,
-            mode=self.plan.mode,
-            labels=dict(step.labels),
-            command=step.text,
-            status=status,
-            reason=reason,
-            argv=step.words if ended else (),
-            env={name: value for name, value in step.env.items() if value is not None},
-            cwd=str(self._folder(step)),
-            start=start,
-            end=_now() if ended else "",
-            seconds=round(ended.seconds, 3) if ended else 0.0,
-            code=ended.code if ended else None,
-            log=self._log_name(step) if ended else "",
-            needs=step.needs,
-            notices=step.notices,
-            hashes={**self.hashes, "command": self._hash(step)},
-        )
-
-    def _folder(self, step: PlanStep) -> Path:
-        return self.root / step.enter[0] if step.enter else self.root
-
-    def _log_name(self, step: PlanStep) -> str:
-        return os.path.relpath(self.root / step.log, self._folder(step)) if not step.log.startswith("/") else step.log
 
     def _start(self, step: PlanStep) -> None:
         self.progress.started(step, self.root / step.log)
@@ -262,44 +224,11 @@ class _Runner:
 
     def _work(self, step: PlanStep) -> None:
         """Run one step in its own thread; a record is made whatever happens."""
-        record = self._record(step, "failed", "the runner itself failed, see its error output")
+        record = self.step_runner.record(step, "failed", "the runner itself failed, see its error output")
         try:
-            record = self._execute(step)
-        except (OSError, ValueError) as error:
-            record = self._record(step, "failed", f"could not be run: {getattr(error, 'strerror', None) or error}")
+            record = self.step_runner.run(step)
         finally:  # without a record the run would wait for ever
             self.ended.put(record)
-
-    def _execute(self, step: PlanStep) -> Record:
-        start, folder = _now(), self._folder(step)
-        if not folder.is_dir():
-            return self._record(step, "failed", f"there is no folder {folder}")
-        log = self.root / step.log
-        limit, owner = self.options.step_limit, str(self.folder)
-        ended = run_command(
-            step.bare,
-            env=environment(step),
-            cwd=folder,
-            log=log,
-            head="".join(f"{NOTICE}{plain(notice)}\n" for notice in step.notices),
-            limit=limit,
-            stop=self.stop,
-            owner=owner,
-        )
-        for name in step.known_as:
-            _link(self.root / name, log)
-        status, reason = _verdict(ended)
-        if status == "failed" and (line := failure_line(read_log(log) or "")):
-            reason = f"{reason}: {line}"
-        record = self._record(step, status, reason, ended, start)
-        if (logs := training_logs(step, folder)) is not None:
-            record = replace(record, old_verdict=bool(logs) and all(path.is_file() for path in logs))
-        if ended.left_behind:
-            notice = (
-                f"left {ended.left_behind} process{'es' if ended.left_behind > 1 else ''} running, which were ended"
-            )
-            record = replace(record, notices=(*record.notices, notice))
-        return record
 
     def _other_weights(self, step: PlanStep) -> Path | None:
         """Return the weights that the scripts fall back to; None if the expected file exists."""
@@ -343,28 +272,3 @@ class _Runner:
                 line = self._renamed(step).status_line(record.status == "passed")
                 append_line(self.root / self.plan.status_file, line)
                 self.progress.say(line)
-
-
-def _link(known_as: Path, log: Path) -> None:
-    """Link a documented path to a log; runs of other configurations may share that path."""
-    if not log.is_file():
-        return
-    known_as.parent.mkdir(parents=True, exist_ok=True)
-    part = known_as.with_name(f".{known_as.name}.{os.getpid()}.{threading.get_ident()}")
-    part.symlink_to(os.path.relpath(log, known_as.parent))
-    os.replace(part, known_as)
-
-
-def _verdict(ended: Ended) -> tuple[Status, str]:
-    if ended.stopped.startswith("longer"):
-        return "timeout", ended.stopped
-    if ended.stopped:
-        return "interrupted", ended.stopped
-    if ended.log_error:
-        return "failed", f"its log could not be written: {ended.log_error}"
-    if ended.code == 0:
-        return "passed", ""
-    number = -ended.code if ended.code is not None and ended.code < 0 else (ended.code or 0) - 128
-    if number in {each.value for each in signal.Signals}:
-        return "failed", f"ended by {signal.Signals(number).name}"
-    return "failed", f"exit status {ended.code}"
