@@ -1,4 +1,4 @@
-"""Heavy operators on a CPU, forward and backward: float32 against mezzo's auto_cast and torch.autocast in both half dtypes.
+"""Heavy operators on a CPU, forward and backward: float32, mezzo's auto_cast and torch.autocast in both half dtypes.
 
 PYTHONPATH=src python benchmarks/cpu_half.py [--rounds 15]
 """
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from mezzo import amp
-from mezzo.amp._cpu import has_half_units
+from mezzo.amp import has_half_units
 
 CASES = {
     "conv 3x3 64->64, 56x56, batch 8": (lambda: nn.Conv2d(64, 64, 3, padding=1), lambda: torch.randn(8, 64, 56, 56)),

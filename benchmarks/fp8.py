@@ -52,7 +52,7 @@ SUM_ERROR = 2.0**-8
 products of an instruction by the largest and keeps some 13 bits, and with fast accumulation the running sum too; float32 keeps
 24. Rounding the two factors of a product to e4m3 moves it by up to 2**-3 of itself, to e4m3 and e5m2 by 2**-4 + 2**-3."""
 BUDGET_S = {"checks": 30, "emulation": 30, "simple": 150, "shapes": 60, "transformer": 200}
-"""In this order: what is short and says whether the rest means anything comes first."""
+"""In this order: short parts that validate the others come first."""
 
 KERNELS = {
     "quantise": ("quantise_kernel", "float8_copy", "to_fp8"),
@@ -66,7 +66,7 @@ KERNELS = {
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What is measured where."""
+    """Sizes and device of the measurements."""
 
     device: torch.device
     is_small: bool
@@ -78,7 +78,7 @@ class Sizes:
 
 
 class Report:
-    """One part: what it found, what it had no time for, and whether its goals are met."""
+    """The results of one part, what was left out for lack of time, and whether its goals are met."""
 
     def __init__(self, name: str, budget_s: float) -> None:
         self.name, self._until = name, time.monotonic() + budget_s
@@ -89,7 +89,7 @@ class Report:
         self.goals: dict[str, bool] = {}
 
     def attempt(self, what: str, call: Callable[[], T]) -> T | None:
-        """Return the result of a call; None where no time was left for it, or where it failed, which is noted."""
+        """Return the result of a call, or None if no time was left or it failed; both are noted."""
         if time.monotonic() >= self._until:
             self.left_out.append(what)
             return None
@@ -109,7 +109,7 @@ class Report:
             print("  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
     def goal(self, text: str, answers: Iterable[bool]) -> None:
-        """Print whether a goal is met, by all of what was measured and by something, and remember it."""
+        """Print and keep whether a goal is met, by all measurements and by at least one."""
         found = list(answers)
         is_met = self.goals[text] = bool(found) and all(found)
         print(f"  {'met   ' if is_met else 'MISSED'} {text}")
@@ -137,14 +137,14 @@ class Way:
     level: str
     dtype: str
     graph: str = ""
-    """captured, compiled, or as it is written."""
+    """captured, compiled, or empty for eager."""
     scaling: str = "current"
     fast: str = "forward"
     compact: bool = False
 
     @property
     def name(self) -> str:
-        """A line for people."""
+        """The name in tables."""
         more = f", {self.scaling}, fast {self.fast}" if self.level == "O3" else ""
         masters = ", compact masters" if self.compact else ""
         return f"{self.by} {self.dtype} {self.level}{more}{masters}{self.graph and f', {self.graph}'}"
@@ -210,13 +210,13 @@ class SimpleTraining:
 
 @dataclass(slots=True)
 class Measured:
-    """What a way took and reached, over all rounds."""
+    """Times and losses of one way, over all rounds."""
 
     name: str
     times_s: list[float]
     losses: list[float]
     peak_bytes: int | None = None
-    """Of a step; not of a captured one, whose memory the allocator does not see while it is replayed."""
+    """Peak of a step; unknown for a captured one, whose replay does not call the allocator."""
     parameters: int = 0
     """Of the layers that are FP8 at O3."""
 
@@ -227,7 +227,7 @@ class Measured:
 
 
 def measure_simple(way: Way, sizes: Sizes, into: Measured) -> None:
-    """Train STEPS steps from the start, the loss read in each; times without the first three."""
+    """Train STEPS steps and read every loss; the first three steps are not timed."""
     training = SimpleTraining(way, sizes)
     losses: list[float] = []
 
@@ -422,7 +422,7 @@ def run_transformer(report: Report, sizes: Sizes) -> None:
 
 
 def tokens_per_s(report: Report, sizes: Sizes) -> None:
-    """Time steps of every way in turns, so that a change of the clocks meets all of them."""
+    """Time the steps of all ways in turns, so that a change of the clocks affects all of them."""
     makers: dict[str, Callable[[], Callable[[], object]]] = {
         "O2 captured": lambda: our_steps(sizes, "O2", "capture"),
         "O3 captured": lambda: our_steps(sizes, "O3", "capture"),
@@ -572,7 +572,7 @@ def time_shape(sizes: Sizes, rows: int, inputs: int, outputs: int) -> dict[str, 
 
 @contextmanager
 def _as_graph(call: Callable[[], None], device: torch.device) -> Iterator[Callable[[], None]]:
-    """Give a function that replays a call's kernels; on a CPU the call itself."""
+    """Return a function that replays the kernels of a call; on a CPU the call itself."""
     if device.type != "cuda":
         yield call
         return

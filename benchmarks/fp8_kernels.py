@@ -1,7 +1,7 @@
 """Bandwidth of the kernels that make FP8 operands and copies, against a copy in the same run; block sizes are tried.
 
 PYTHONPATH=src python benchmarks/fp8_kernels.py [--json FILE]      # a GPU with FP8, half a minute
-TRITON_INTERPRET=1 python benchmarks/fp8_kernels.py --small        # to see that it runs
+TRITON_INTERPRET=1 python benchmarks/fp8_kernels.py --small        # a smoke test
 """
 
 import argparse
@@ -117,7 +117,7 @@ def updates(size: int, device: torch.device, calls: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--small", action="store_true", help="tiny matrices: to see that it runs")
+    parser.add_argument("--small", action="store_true", help="tiny matrices, as a smoke test")
     options = parser.parse_args()
     device = torch.device("cpu" if options.small else "cuda")
     calls = 2 if options.small else 30

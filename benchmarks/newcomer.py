@@ -1,4 +1,4 @@
-"""How long a newcomer waits: the code of docs/quickstart.md, section by section, in fresh processes and empty folders.
+"""Time the code of docs/quickstart.md, section by section, in fresh processes and empty folders.
 
 python benchmarks/newcomer.py --repeats 5
 """

@@ -1,4 +1,4 @@
-"""The documents' own TIPC texts and YAML files, unmodified, over a fresh copy of the repository: prepared and run to the end.
+"""Run the unmodified TIPC texts and YAML files of the documents in a fresh copy of the repository.
 
 python benchmarks/originals.py FOLDER...            # FOLDER/test_tipc/configs/NETWORK/train_*.txt
 python benchmarks/originals.py FOLDER --lanes 4     # four at a time, each with a quarter of the cores

@@ -1,4 +1,4 @@
-"""Models that other people wrote, trained for 50 steps: how far each recipe's loss is from float32's, its time and memory.
+"""Models of other libraries, trained for 50 steps: the distance of each recipe's loss from float32, time and memory.
 
 The recipes are float32 (TF32 off), stock `torch.autocast` (with torch's GradScaler in float16), and mezzo at O1 and O2; the
 last also under the rule of lists version 1 (`use_promote=False`). All start from the same weights and see the same batches.
@@ -29,7 +29,7 @@ Batch = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Case:
-    """A model, and how a loss is made from a batch of it."""
+    """A model, its batches and its loss."""
 
     build: Callable[[], nn.Module]
     batch: Callable[[torch.Generator], Batch]
@@ -38,7 +38,7 @@ class Case:
 
 
 def _tokens(vocabulary: int, batch: int, length: int) -> Callable[[torch.Generator], Batch]:
-    """Return a maker of sequences that a model learns within a few steps: words of unequal frequency, often repeated."""
+    """Return a maker of sequences that a model learns within a few steps: words of unequal frequency, with repeats."""
 
     def make(generator: torch.Generator) -> Batch:
         words = (torch.rand(batch, length, generator=generator) ** 4 * vocabulary).long()
@@ -104,7 +104,7 @@ def _timm(name: str, **options: Any) -> Callable[[], nn.Module]:
 
 
 def cases(large: bool) -> dict[str, Case]:
-    """Return the models by name; `large`: of the size that the speed of is of interest."""
+    """Return the models by name; `large` selects sizes for measuring speed."""
     vocabulary, batch, length = (32000, 8, 1024) if large else (1024, 8, 512)
     words = _tokens(vocabulary, batch, length)
     images = _images(64, 224, 10) if large else _images(16, 224, 10)
@@ -154,7 +154,7 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """A line for people."""
+        """The name in tables."""
         half = str(self.dtype).removeprefix("torch.")
         rule = "" if self.use_promote else ", use_promote=False"
         return " ".join(part for part in (self.by, half, self.level) if part) + rule
@@ -196,7 +196,7 @@ class Training:
         return torch.autocast(self.device, dtype=half, enabled=recipe.dtype is not torch.float32)
 
     def step(self) -> Tensor:
-        """Take a step; return its loss."""
+        """Train one step and return its loss."""
         batch = self.batches[self.count % len(self.batches)]
         self.count += 1
         with self.region():
@@ -209,7 +209,7 @@ class Training:
 
 
 def distances(case: Case, seeds: int, steps: int, device: str) -> Iterator[tuple[Recipe, float, float, float]]:
-    """Yield, per recipe, the mean last loss, and its mean distance from float32's: at the last step, and over all."""
+    """Yield, per recipe, the mean last loss and its mean distance from float32, at the last step and over all steps."""
     reference: dict[int, Tensor] = {}
     for recipe in recipes():
         curves = []
@@ -225,7 +225,7 @@ def distances(case: Case, seeds: int, steps: int, device: str) -> Iterator[tuple
 
 
 def release() -> None:
-    """Free what the last model took."""
+    """Free the memory of the last model."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -1,8 +1,8 @@
-"""Trains on the real packs in fp32, O1, O2 and bf16 with three seeds each: metric and time, as a table and a plot.
+"""Train on the real packs in fp32, O1, O2 and bf16 with three seeds each: metric and time, as a table and a plot.
 
 cifar10 with mobilenet_v3_small, camvid11 with pp_liteseg_stdc1 (benchmarks/camvid11.yml), from scratch, by the documented
-command lines. The seeds of a task run side by side to save time, so their times are not measured; a run of its own, alone
-on the machine, gives the time of a step.
+command lines. The seeds of a task run side by side to save time, so their times are not measured; a separate run
+on the idle machine gives the time of a step.
 
     PYTHONPATH=src python benchmarks/packs.py DATA_FOLDER OUT_FOLDER [cifar10] [camvid11] [timing]
 """

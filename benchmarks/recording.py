@@ -1,9 +1,9 @@
-"""What recording costs: a training step as it is, recorded, recorded with leaks, recorded with kernels' times.
+"""The overhead of recording: a plain training step, and one recorded with operators, leaks or kernel times.
 
     python benchmarks/recording.py [--device cuda] [--json FILE]
 
-Off must cost nothing: the first and the last row are the same step, before any recording and after the recordings. Times of
-kernels come last, after all networks: torch's profiler stays attached to the GPU's driver, and every later launch takes longer.
+Without a recording there must be no overhead: the first and the last row are the same step, before and after all
+recordings. Kernel times come last: torch's profiler stays attached to the driver, and later launches take longer.
 """
 
 import argparse
@@ -33,7 +33,7 @@ WAYS: dict[str, dict[str, bool] | None] = {
 }
 PROFILED: dict[str, dict[str, bool] | None] = {"operators, kernels": {"kernels": True}, "off, after a profile": None}
 ROUNDS = 3
-"""How often all ways of a network are timed, one after the other; the median counts."""
+"""Rounds over all ways of a network; the median counts."""
 
 
 def step_ms(trial: Trial, options: dict[str, bool] | None, device: torch.device) -> float:
@@ -49,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--small", action="store_true", help="small batches: to see that it runs")
+    parser.add_argument("--small", action="store_true", help="small batches, as a smoke test")
     options = parser.parse_args()
     device = torch.device(options.device)
     found: dict[str, dict[str, float]] = {}

@@ -1,4 +1,4 @@
-"""Times the backward of a bilinear enlargement on CUDA: torch's own, and ours as two matrix products.
+"""Time the backward pass of bilinear upsampling on CUDA: torch's kernel, and mezzo's two matrix products.
 
 PYTHONPATH=src python benchmarks/resize.py
 """
