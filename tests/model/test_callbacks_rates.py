@@ -118,7 +118,7 @@ def test_exactly_one_of_both_is_chosen(value: bool) -> None:
 def test_a_scheduler_of_another_optimizer_is_refused_before_training() -> None:
     model = make_model()
     other = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match=r"^LRScheduler: the scheduler belongs to another optimizer$"):
+    with pytest.raises(ValueError, match=r"^LRScheduler: the scheduler belongs to another optimizer"):
         model.fit(make_data(), verbose=0, callbacks=LRScheduler(lr_scheduler.StepLR(other, 1)))
     assert_same_weights(model.network, make_network())
 

@@ -190,7 +190,7 @@ def test_a_loss_without_gradient_is_left_out_of_a_mixture_and_that_is_said_once(
         ),
         (
             {"types": [{"type": "RMILoss", "num_classes": 19}], "coef": [1]},
-            "RMILoss: num_classes=19: the data have 4; leave it away here",
+            "RMILoss: num_classes=19: the data have 4; remove it here",
         ),
         (
             {"types": [{"type": "RMILoss", "rmi_radius": 11}], "coef": [1]},

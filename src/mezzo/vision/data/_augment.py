@@ -1,4 +1,4 @@
-"""Transforms for classification: part, size, and a patch that is taken away."""
+"""Transforms for classification: cropping, resizing and random erasing."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ TRIES = 10
 
 @dataclass(slots=True)
 class RandomResizedCrop:
-    """Cuts out a part of drawn area and shape and brings it to a square of a size.
+    """Crops a part of random area and aspect ratio, and resizes it to a square.
 
     Args:
-        size: Side of the result.
-        scale: The part of the area is drawn from this range.
-        ratio: Width over height is drawn from this range, evenly in its logarithm.
+        size: Side of the result in pixels.
+        scale: Range of the share of the area.
+        ratio: Range of width over height; its logarithm is uniform.
     """
 
     size: int
@@ -46,7 +46,7 @@ class RandomResizedCrop:
         return _resize(crop_both(sample, left, top, width, height), self.size, self.size)
 
     def _part(self, width: int, height: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
-        """Return left, top, width, height of a drawn part; of the middle when none of ten fits."""
+        """Return left, top, width, height of a random part, or of the middle if none of ten fits."""
         for _ in range(TRIES):
             w, h = _draw_sides(width * height, self.scale, self.ratio, rng)
             if 0 < w <= width and 0 < h <= height:
@@ -58,7 +58,7 @@ class RandomResizedCrop:
 
 @dataclass(slots=True)
 class ResizeShort:
-    """Resizes so that the short side has a length."""
+    """Resizes so that the short side has length `size`."""
 
     size: int
 
@@ -74,7 +74,7 @@ class ResizeShort:
 
 @dataclass(slots=True)
 class CenterCrop:
-    """Cuts a square out of the middle; what a smaller image lacks is black."""
+    """Crops a square from the middle; a smaller image gets a black border."""
 
     size: int
 
@@ -91,11 +91,11 @@ class CenterCrop:
 
 @dataclass(slots=True)
 class RandomCrop:
-    """Cuts a square out of anywhere, after a black border has been put around the image.
+    """Crops a square at a random position, after adding a black border.
 
     Args:
-        size: Side of the result.
-        padding: Width of the border; it grows where the image would be too small.
+        size: Side of the result in pixels.
+        padding: Minimum width of the border; it grows if the image is too small.
     """
 
     size: int
@@ -117,12 +117,12 @@ class RandomCrop:
 
 @dataclass(slots=True)
 class RandomErase:
-    """Covers a rectangle of drawn place, area and shape with a probability.
+    """Covers a random rectangle with a probability.
 
     Args:
         probability: The probability.
-        scale: The part of the area is drawn from this range.
-        ratio: Height over width is drawn from this range, evenly in its logarithm.
+        scale: Range of the share of the area.
+        ratio: Range of height over width; its logarithm is uniform.
         fill: `mean` covers with the mean colour of the image, `noise` with random grey levels.
     """
 
@@ -143,7 +143,7 @@ class RandomErase:
             raise ValueError("RandomErase: " + unknown_choice("fill", self.fill, ("mean", "noise")))
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
-        """Return the sample, its image perhaps with a rectangle covered; as it is when none of ten fits."""
+        """Return the sample, perhaps with a covered rectangle; unchanged if none of ten fits."""
         height, width = sample.image.shape[:2]
         if rng.random() >= self.probability:
             return sample
@@ -164,14 +164,14 @@ class RandomErase:
 
 
 def _draw_sides(area: int, scale: Sequence[float], ratio: Sequence[float], rng: np.random.Generator) -> tuple[int, int]:
-    """Return the sides of a rectangle: a drawn part of the area, and a drawn ratio of the first to the second."""
+    """Return random sides of a rectangle, by its share of the area and the ratio of the first to the second."""
     part = area * rng.uniform(scale[0], scale[1])
     first_by_second = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
     return round(math.sqrt(part * first_by_second)), round(math.sqrt(part / first_by_second))
 
 
 def _resize(sample: Sample, width: int, height: int) -> Sample:
-    """Return the sample at a size; where it shrinks, by means over areas, so that fine texture does not alias."""
+    """Return the resized sample; shrinking averages areas to avoid aliasing."""
     shrinks = width <= sample.image.shape[1] and height <= sample.image.shape[0]
     return resize_both(sample, width, height, cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
 

@@ -41,19 +41,18 @@ class ClassDataset:
 
 
 class ImageFolder(ClassDataset):
-    """`ROOT/SPLIT/CLASS/x.jpg`; the class index is the place of the folder name in sorted order.
+    """`ROOT/SPLIT/CLASS/x.jpg`; the class index is the position of the folder name in sorted order.
 
-    The names are those of train for every split, where train is there: a class has one index, even if val lacks some.
-    Empty folders count: they keep the indices of the others. Folders that begin with a dot do not. Images lie directly
-    in the folder of their class.
+    If there is a train split, its folders define the classes of every split, so indices agree even if val lacks some.
+    Empty folders count; folders that start with a dot do not. Images lie directly in the folder of their class.
 
     Args:
         root: Folder that holds the splits.
         split: train or val.
-        num_classes: Number of classes, if more than there are folders.
+        num_classes: Number of classes, if there are more than folders.
 
     Raises:
-        DataError: There is no such split, no class or no image in it, or a class that train does not have.
+        DataError: The split is missing, has no class or no image, or has a class that train does not have.
     """
 
     def __init__(self, root: str | Path, split: str = "train", num_classes: int | None = None) -> None:
@@ -77,12 +76,12 @@ class ImageFolder(ClassDataset):
 
 
 class ImageList(ClassDataset):
-    """What a list file names: `path label` a line, the path relative to the root or absolute, the label from 0.
+    """The samples of a list file: one `path label` per line, the path relative to the root or absolute, labels from 0.
 
     Args:
         root: Folder that the paths are relative to.
         list_path: The list file.
-        num_classes: Number of classes; without it, one more than the largest label.
+        num_classes: Number of classes; by default the largest label plus one.
     """
 
     def __init__(self, root: str | Path, list_path: str | Path, num_classes: int | None = None) -> None:
@@ -94,15 +93,15 @@ class ImageList(ClassDataset):
 
 
 def open_classification(root: str | Path, split: str, num_classes: int | None = None) -> ImageFolder | ImageList:
-    """Return the data of a split: by `SPLIT_list.txt` or `SPLIT.txt` if there is one, else the folder SPLIT.
+    """Return the data of a split: by `SPLIT_list.txt` or `SPLIT.txt` if there is one, otherwise by the folder SPLIT.
 
     Args:
         root: Folder with the data.
         split: train or val.
-        num_classes: Number of classes; without it, what the data of both splits show.
+        num_classes: Number of classes; by default that of the data of both splits.
 
     Raises:
-        DataError: There is neither, or what there is cannot be used.
+        DataError: There is neither, or the data cannot be used.
     """
     base = Path(existing_folder(root, "data folder"))
     if found := _list_of(base, split):
@@ -115,7 +114,7 @@ def open_classification(root: str | Path, split: str, num_classes: int | None = 
 
 
 def has_split(root: str | Path, split: str) -> bool:
-    """Return whether there is data of a split to open: a list file or a folder; what is in it is not looked at."""
+    """Return whether a split has a list file or a folder; their content is not checked."""
     base = Path(root)
     return _list_of(base, split) is not None or (base / split).is_dir()
 
@@ -126,7 +125,7 @@ def _list_of(base: Path, split: str) -> Path | None:
 
 
 def _classes_in_lists(base: Path) -> int:
-    """Return the number of classes that the lists of all splits name together: a small val may lack some."""
+    """Return the number of classes in the lists of all splits together, as a small val may lack some."""
     lists = [found for split in SPLITS if (found := _list_of(base, split))]
     return max(ImageList(base, path).num_classes for path in lists)
 
@@ -148,7 +147,7 @@ def _images(folder: Path) -> list[str]:
 
 
 def _entry(root: str, line: str, where: str, num_classes: int | None) -> tuple[str, int]:
-    """Return image file and class index of a line; the last column is the label, so paths may hold spaces."""
+    """Return image file and class index of a line; the last column is the label, so paths may contain spaces."""
     columns = line.rsplit(None, 1)
     if len(columns) < 2:
         raise DataError(f"{where}: one column in {line!r}; a line is 'path label'")

@@ -1,4 +1,4 @@
-"""Segmentation data sets by the types that a PaddleSeg file names: list files, Cityscapes and public ones."""
+"""Segmentation data sets by their PaddleSeg type: list files, Cityscapes and other public sets."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ MODES = ("train", "val", "test")
 
 
 class ListDataset(PairDataset):
-    """What the list file of a mode names: `image label` a line, paths relative to the root or absolute.
+    """The samples of a list file: one `image label` per line, paths relative to the root or absolute.
 
     Args:
         dataset_root: Folder that the lines are relative to.
-        num_classes: Labels are 0 to this less one.
+        num_classes: Labels are 0 to num_classes - 1.
         mode: Which list is read: train, val or test. Only a test list may lack the labels.
         train_path: List for training, relative to the current folder or else to the root; so are the next two.
         val_path: List for evaluation.
         test_path: List for testing.
-        separator: What stands between the columns.
-        ignore_index: The value in the files of pixels to ignore.
-        edge: Not offered: must stay false.
+        separator: Separator of the columns.
+        ignore_index: Label value of ignored pixels in the files.
+        edge: Not supported: must be false.
         img_channels: Only 3.
 
     Raises:
-        DataError: A folder, a list or a file of the list is missing, or a line is wrong; the line is named.
+        DataError: A folder, a list or a listed file is missing, or a line is wrong; the message names the line.
     """
 
     MODES: tuple[str, ...] = MODES
@@ -70,7 +70,7 @@ class Cityscapes(PairDataset):
     Args:
         dataset_root: Folder that holds both trees.
         mode: train, val or test; test may lack the labels.
-        edge: Not offered: must stay false.
+        edge: Not supported: must be false.
     """
 
     NUM_CLASSES = 19
@@ -95,7 +95,7 @@ class ADE20K(PairDataset):
     Args:
         dataset_root: Folder that holds `images` and `annotations`.
         mode: train or val (`training`, `validation` in the paths).
-        edge: Not offered: must stay false.
+        edge: Not supported: must be false.
     """
 
     NUM_CLASSES = 150
@@ -120,10 +120,10 @@ class PascalVOC(PairDataset):
     """Pascal VOC 2012, 21 classes, by the names in `VOC2012/ImageSets/Segmentation/MODE.txt`.
 
     Args:
-        dataset_root: Folder that holds `VOC2012`, or is it.
-        mode: train, val, trainval or trainaug. The last is train, and then what `aug.txt` names, with labels from
+        dataset_root: Folder that holds `VOC2012`, or that folder itself.
+        mode: train, val, trainval or trainaug. trainaug is train plus the images of `aug.txt`, with labels from
             `SegmentationClassAug`.
-        edge: Not offered: must stay false.
+        edge: Not supported: must be false.
     """
 
     NUM_CLASSES = 21
@@ -142,7 +142,7 @@ class PascalVOC(PairDataset):
 
     @staticmethod
     def _pairs(base: str, name: str, labels: str = "SegmentationClass") -> list[Pair]:
-        """Return the pairs that one of the lists names, in its order."""
+        """Return the pairs of a list, in its order."""
         return [
             (listed_path(base, f"JPEGImages/{stem}.jpg", where), listed_path(base, f"{labels}/{stem}.png", where))
             for where, stem in read_list_file(Path(base, "ImageSets", "Segmentation", f"{name}.txt"))
@@ -155,7 +155,7 @@ class _TwoClasses(ListDataset):
     Args:
         dataset_root: Folder that holds the lists.
         mode: One of `MODES`.
-        edge: Not offered: must stay false.
+        edge: Not supported: must be false.
     """
 
     NUM_CLASSES = 2
@@ -219,7 +219,7 @@ def _check_unsupported(edge: bool, img_channels: int = 3) -> None:
 
 
 def _list_file(given: str, root: str) -> Path:
-    """Return a list file as given, or else under the root."""
+    """Return the path of a list file: as given, or otherwise below the root."""
     inside_root = Path(root, given)
     return inside_root if os.path.isfile(inside_root) and not os.path.isfile(given) else Path(given)
 

@@ -1,4 +1,4 @@
-"""Batches on their device: uint8 travels, the device normalises, while it computes the step before."""
+"""Batches on the device: images are copied as uint8 and normalised there, while the previous step runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mezzo.vision.data.transforms import Normalize
 
 @dataclass(slots=True)
 class DeviceBatch:
-    """What a network takes: `images` (n, 3, h, w) float32, labels, and where they came from."""
+    """The input of a network: `images` (n, 3, h, w) float32, labels, and the paths of the files."""
 
     images: Tensor
     labels: Tensor
@@ -24,12 +24,12 @@ class DeviceBatch:
 
 
 class ToInput:
-    """Makes network inputs of images as they travel.
+    """Converts uint8 images into network inputs.
 
     Args:
         normalize: Mean and standard deviation; None leaves values at 0..255.
-        device: Where inputs are wanted.
-        channels_last: Keep the memory layout that images have anyway.
+        device: Device of the inputs.
+        channels_last: Keep the memory layout of the images.
     """
 
     def __init__(self, normalize: Normalize | None, device: torch.device, *, channels_last: bool = True) -> None:
@@ -52,8 +52,7 @@ class ToInput:
 class Prefetcher:
     """Iterates over batches on a device.
 
-    On CUDA copies and normalisation run on a stream of their own: the host is ahead of the device, so they happen while
-    the device computes the step before.
+    On CUDA, copies and normalisation run on a separate stream, while the device computes the previous step.
     """
 
     def __init__(self, batches: Iterable[HostBatch], to_input: ToInput, device: torch.device) -> None:
@@ -77,5 +76,5 @@ class Prefetcher:
         for tensor in (moved.images, moved.labels):
             tensor.record_stream(
                 current
-            )  # its memory is the side stream's: not to be used again before this one is done
+            )  # its memory belongs to the side stream, which must not reuse it before this stream is done
         return moved

@@ -1,4 +1,4 @@
-"""The size that a JPEG or PNG file claims to have, before anything is decoded; Pillow takes far longer to say it."""
+"""Reads the image size from the header of a JPEG or PNG file, without decoding; much faster than Pillow."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _STARTS = {
 
 
 def kind_of(data: bytes) -> str | None:
-    """Return the format that the first bytes of a file stand for; None if it is none of those known here."""
+    """Return the format of a file by its first bytes; None if it is unknown."""
     if data.startswith(_RIFF) and data[8:12] == b"WEBP":
         return "WEBP"
     return next((kind for start, kind in _STARTS.items() if data.startswith(start)), None)
 
 
 def read_header(data: bytes) -> tuple[int, int] | None:
-    """Return width and height of a JPEG or PNG; None for anything else, or where they are not found."""
+    """Return width and height of a JPEG or PNG file; None for other formats, or if they are not found."""
     if data.startswith(b"\xff\xd8"):
         return _read_jpeg(data)
     if data.startswith(_PNG) and data[12:16] == b"IHDR" and len(data) >= 24:
@@ -56,7 +56,7 @@ def _read_jpeg(data: bytes) -> tuple[int, int] | None:
 
 
 def without_profile(data: bytes) -> bytes:
-    """Return a PNG file without its colour profiles, which OpenCV ignores: libpng prints the name of a damaged one raw."""
+    """Return a PNG file without its colour profiles, which OpenCV ignores: libpng prints the name of a damaged one."""
     end = data.find(b"IDAT")
     while (at := data.find(b"iCCP", 0, end) - 4) >= 0:
         size = 12 + int.from_bytes(data[at : at + 4])

@@ -1,4 +1,4 @@
-"""Image and label files into arrays; a file that cannot be used is one line that names it."""
+"""Reads image and label files; an error is one line that names the file."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from mezzo.vision.data._errors import DataError
 from mezzo.vision.data._headers import kind_of, read_header, without_profile
 
 MAX_PIXELS = 1 << 26
-"""More than 8192 x 8192 is taken for a decompression bomb."""
+"""8192 x 8192; larger images are treated as decompression bombs."""
 
 MAX_BYTES = 1 << 30
-"""Of an image file; 8192 x 8192 pixels of 16 bits and four channels take 512 MiB."""
+"""Maximum size of an image file; 8192 x 8192 pixels of 16 bits and four channels take 512 MiB."""
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
-"""Files of an image folder that are images, in lower case."""
+"""Suffixes of image files, in lower case."""
 
 IMAGE_FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF")
-"""What images may be, by their content. OpenCV and Pillow know dozens more, and Pillow starts Ghostscript for EPS."""
+"""Allowed image formats, detected by content. Pillow has dozens more, and starts Ghostscript for EPS."""
 
 LABEL_FORMATS = (*IMAGE_FORMATS, "GIF")
-"""What labels may be: those of DRIVE, a set of retinas, are GIF files."""
+"""Allowed label formats; the labels of the DRIVE data set are GIF files."""
 
 MAX_SCANS = 100
-"""Of a progressive JPEG. Encoders write about 10; each takes as long as an image, and thousands fit into 30 kB."""
+"""Maximum number of scans of a progressive JPEG. Encoders write about 10; thousands fit into 30 kB."""
 
 _SCAN = b"\xff\xda"
 _set_log_level = cv2.utils.logging.setLogLevel  # returns the level before
@@ -48,14 +48,14 @@ _REFUSED = (
     Image.DecompressionBombError,
     Warning,
 )
-"""What Pillow raises for a damaged file."""
+"""Errors of Pillow for a damaged file."""
 
 
 def read_image(path: str | Path) -> NDArray[np.uint8]:
     """Return an image file as (H, W, 3) RGB; grey, 16-bit and transparent ones are converted.
 
     Raises:
-        DataError: The file is missing, empty, cut off, too large or no image.
+        DataError: The file is missing, empty, truncated, too large or not an image.
     """
     return decode_image(read_bytes(path, limit=MAX_BYTES, raising=DataError), shown_path(path))
 
@@ -67,7 +67,7 @@ def decode_image(data: bytes, name: str) -> NDArray[np.uint8]:
         raise DataError(f"{name}: the image is cut off; copy or download the file again")
     if kind == "PNG":
         data = without_profile(data)
-    level = _set_log_level(0)  # OpenCV prints lines of its own for a damaged file; ours names the file
+    level = _set_log_level(0)  # OpenCV prints messages for a damaged file; ours name the file
     try:
         image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
     except cv2.error as error:
@@ -140,8 +140,8 @@ def _check_size(width: int, height: int, name: str) -> None:
 
 
 def _is_cut_off(data: bytes, kind: str) -> bool:
-    """Return whether a JPEG or PNG file ends early; OpenCV would fill the rest with grey and say nothing."""
-    if kind == "JPEG":  # inside a scan FF is never followed by D9, so the last end mark lies behind the last scan
+    """Return whether a JPEG or PNG file is truncated; OpenCV would silently fill the rest with grey."""
+    if kind == "JPEG":  # inside a scan FF is never followed by D9, so the last end marker follows the last scan
         return data.find(_SCAN, max(data.rfind(b"\xff\xd9"), 0)) >= 0
     return kind == "PNG" and b"IEND" not in data[-1 << 16 :]
 

@@ -1,4 +1,4 @@
-"""List files: one sample a line, paths relative to a root or absolute, columns between separators."""
+"""List files: one sample per line, paths relative to a root or absolute."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from mezzo.files import check_regular, read_text, shown_path
 from mezzo.vision.data._errors import DataError
 
 MAX_LIST = 1 << 30
-"""Bytes of a list file; 10 million images have some 600 MB."""
+"""Maximum bytes of a list file; 10 million images take about 600 MB."""
 
 
 def read_list_file(path: Path) -> Iterator[tuple[str, str]]:
     """Yield `file:line` and the text of every line of a list file that is not blank.
 
     Raises:
-        DataError: It cannot be read, is not UTF-8, or is no regular file.
+        DataError: It cannot be read, is not UTF-8, or is not a regular file.
     """
     if not os.path.lexists(path):
         raise DataError(f"{shown_path(path)}: no such list file")
@@ -28,12 +28,12 @@ def read_list_file(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def listed_path(root: str, name: str, where: str) -> str:
-    """Return the path of a file that a list names: relative to the root, or absolute; `where` is the line.
+    """Return the path of a listed file, relative to the root or absolute; `where` names the line in errors.
 
-    The file may lie outside of the root, by `..` or by its absolute path: lists that share images do that.
+    The file may lie outside the root, by `..` or an absolute path, as in lists that share images.
 
     Raises:
-        DataError: The name is no file name.
+        DataError: The name is not a valid file name.
     """
     if not name or "\0" in name:
         raise DataError(f"{where}: {name!r} is no file name")
@@ -41,7 +41,7 @@ def listed_path(root: str, name: str, where: str) -> str:
 
 
 def check_listed(path: str, where: str) -> None:
-    """Raise unless a file that a list names is there and regular; `where` is the line."""
+    """Raise DataError unless a listed file exists and is regular; `where` names the line."""
     try:
         check_regular(path, raising=DataError)
     except DataError as error:
@@ -49,7 +49,7 @@ def check_listed(path: str, where: str) -> None:
 
 
 def existing_folder(path: str | Path, what: str) -> str:
-    """Return the path of a folder, which must be there."""
+    """Return the path of a folder; raise DataError if it does not exist."""
     if not os.path.isdir(path):
         raise DataError(f"{what} {str(path)!r}: no such folder")
     return str(path)

@@ -1,4 +1,4 @@
-"""Decoded and transformed samples as batches of uint8 tensors, by worker processes that live as long as the loader."""
+"""Loads batches of decoded and transformed samples with persistent worker processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mezzo.vision.data.transforms import Compose
 
 @dataclass(slots=True)
 class HostBatch:
-    """Samples as they travel; `images` is (n, h, w, 3) uint8, or float32 where a transform made it so."""
+    """A batch on the host; `images` is (n, h, w, 3) uint8, or float32 after a Normalize on the host."""
 
     images: Tensor
     labels: Tensor
@@ -32,14 +32,14 @@ class HostBatch:
     """See `Sample.undo`; the same for all images of a batch."""
 
     def pin_memory(self) -> HostBatch:
-        """Return the batch in memory from which copies to a GPU do not wait; the `DataLoader` calls it."""
+        """Return the batch in page-locked memory; called by the `DataLoader`."""
         return HostBatch(self.images.pin_memory(), self.labels.pin_memory(), self.paths, self.undo)
 
 
-class _Reader(data.Dataset[Any]):
-    """Reads and transforms one sample; all that is random follows from seed, epoch and index.
+class _SampleReader(data.Dataset[Any]):
+    """Reads and transforms one sample; seed, epoch and index determine all random choices.
 
-    A mistake in the data comes back as a value: raised in a worker it would arrive wrapped in the worker's traceback.
+    Errors in the data are returned: raised in a worker, they would be wrapped in its traceback.
     """
 
     def __init__(self, dataset: Dataset, transforms: Compose, seed: int) -> None:
@@ -58,7 +58,7 @@ def _collate(samples: Sequence[Sample | MezzoError]) -> HostBatch | MezzoError:
     for sample in samples:
         if isinstance(sample, MezzoError):
             return sample
-    good = cast(Sequence[Any], samples)  # of samples
+    good = cast(Sequence[Any], samples)  # no errors among them
     for sample in good:
         if sample.label is None:
             return DataError(f"{sample.path}: has no label, and training and evaluation need one")
@@ -83,13 +83,13 @@ def _two_sizes(what: str, path: str, array: Any, other_path: str, other: Any) ->
 
 
 def _start_worker(_number: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that trains; it ends its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training process handles Ctrl-C and ends its workers
     cv2.setNumThreads(0)  # the workers are the parallelism
     torch.set_num_threads(1)
 
 
 class _Gated:
-    """A batch sampler that has no batches until it is opened."""
+    """A batch sampler that is empty while it is closed."""
 
     def __init__(self, batches: Stream | Shard) -> None:
         self._batches, self.is_open = batches, True
@@ -102,11 +102,11 @@ class Loader:
     """Batches of a data set, read ahead by workers.
 
     Args:
-        dataset: What to read.
-        transforms: What happens to each sample on the host.
+        dataset: The data set.
+        transforms: Applied to each sample on the host.
         batches: A `Stream` to train on, a `Shard` to evaluate.
-        seed: Of everything random in the transforms.
-        workers: Processes that read; 0 reads in this one.
+        seed: Seed of the random transforms.
+        workers: Number of worker processes; 0 reads in this process.
         pinned: Deliver in page-locked memory, for copies to a GPU.
     """
 
@@ -123,7 +123,7 @@ class Loader:
         self.dataset, self.batches, self._workers = dataset, batches, workers
         self._gate = _Gated(batches)
         self._loader: data.DataLoader[Any] = data.DataLoader(
-            _Reader(dataset, transforms, seed),
+            _SampleReader(dataset, transforms, seed),
             batch_sampler=cast(Any, self._gate),
             num_workers=workers,
             collate_fn=_collate,
@@ -131,11 +131,11 @@ class Loader:
             persistent_workers=workers > 0,
             prefetch_factor=4 if workers else None,
             worker_init_fn=_start_worker,
-            generator=torch.Generator(),  # of its own: a loader that starts must not move the generator of dropout
+            generator=torch.Generator(),  # separate, so that starting a loader does not change the global generator
         )
 
     def start(self) -> None:
-        """Start the workers now; they read nothing before the first iteration.
+        """Start the workers now; they start reading with the first iteration.
 
         Workers are forked. Once other threads run (of a second loader, of a writer), a fork may hang: in Python below
         3.11.8 and 3.12.1 the child waits for a lock that a thread of its parent held (CPython gh-112275).
@@ -146,7 +146,7 @@ class Loader:
             self._gate.is_open = True
 
     def close(self) -> None:
-        """End the workers now, not when the interpreter goes down."""
+        """End the workers."""
         end_workers(self._loader)
 
     def __iter__(self) -> Iterator[HostBatch]:

@@ -1,4 +1,4 @@
-"""Segmentation data as pairs of files: read, checked against each other, labels brought to one meaning."""
+"""Segmentation data as pairs of image and label files."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class PairDataset:
 
     Args:
         pairs: Image and label file of each sample.
-        num_classes: Labels are 0 to this less one.
-        ignore_index: The value in the files of pixels to ignore; `read` turns it into 255.
+        num_classes: Labels are 0 to num_classes - 1.
+        ignore_index: Label value of ignored pixels in the files; `read` converts it to 255.
     """
 
     def __init__(self, pairs: Sequence[Pair], num_classes: int, ignore_index: int = IGNORE) -> None:
@@ -38,10 +38,10 @@ class PairDataset:
         return self.pairs[index][0]
 
     def read(self, index: int) -> Sample:
-        """Return a sample, its label checked.
+        """Return a sample with a checked label.
 
         Raises:
-            DataError: A file cannot be read, the two differ in size, or the label holds a value that is no class.
+            DataError: A file cannot be read, the two differ in size, or the label contains a value that is not a class.
         """
         image_path, label_path = self.pairs[index]
         image = read_image(image_path)
@@ -57,14 +57,14 @@ class PairDataset:
         return Sample(image, label, image_path)
 
     def _meaning(self, label: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Return class ids, 255 ignored, from what stands in the file."""
+        """Return the label with ignored pixels as 255."""
         if self.ignore_index != IGNORE:
             label[label == self.ignore_index] = IGNORE
         return label
 
 
 def check_range(label: NDArray[np.uint8], num_classes: int, path: str) -> None:
-    """Raise a DataError that names the file and the first value that is neither a class nor 255."""
+    """Raise a DataError if a label is neither a class nor 255."""
     wrong = label[(label >= num_classes) & (label != IGNORE)]
     if wrong.size:
         raise DataError(

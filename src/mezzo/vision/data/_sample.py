@@ -1,4 +1,4 @@
-"""What travels from a data set through the transforms: one image, its label, and where it came from."""
+"""Samples, data sets and transforms: the types of the data pipeline."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 IGNORE = 255
-"""The label of pixels that count for nothing; data sets that use another value are translated when read."""
+"""The label of ignored pixels; data sets convert other values when reading."""
 
 
 @dataclass(slots=True)
@@ -19,28 +19,28 @@ class Sample:
     image: NDArray[Any]
     """(H, W, 3) uint8, RGB; float32 after a Normalize that ran on the host."""
     label: NDArray[np.uint8] | int | None
-    """(H, W) class ids, 255 ignored; or a class index; or nothing, where a test list has no labels."""
+    """(H, W) class ids with 255 for ignored pixels, or a class index, or None in a test list without labels."""
     path: str
-    """Of the image, for messages."""
+    """Path of the image, for messages."""
     undo: tuple[tuple[str, int, int], ...] = ()
-    """In evaluation: what changed the image's size (`resize` or `pad`) and the height and width before it, in order."""
+    """In evaluation: the changes of the image size (`resize` or `pad`), with height and width before each."""
 
 
 class Transform(Protocol):
-    """Changes a sample; everything random in it comes from the generator that it is given."""
+    """Changes a sample; all random choices come from the given generator."""
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
-        """Return the changed sample; the one that came may share arrays with it."""
+        """Return the changed sample; it may share arrays with the input."""
         ...
 
 
 class Dataset(Protocol):
-    """Samples by number, decoded and not transformed."""
+    """Decoded samples by index, before transforms."""
 
     num_classes: int
 
     def __len__(self) -> int:
-        """Return how many samples there are."""
+        """Return the number of samples."""
         ...
 
     def path(self, index: int) -> str:
@@ -48,5 +48,5 @@ class Dataset(Protocol):
         ...
 
     def read(self, index: int) -> Sample:
-        """Return a sample in arrays of its own."""
+        """Return a sample with new arrays."""
         ...

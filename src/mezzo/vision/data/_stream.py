@@ -1,4 +1,4 @@
-"""Which samples make up which batch: a function of the seed and the step, so that a run can go on at any step."""
+"""The samples of each batch as a function of seed and step, so that a run can resume at any step."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from mezzo._arguments import check_at_least
 from mezzo.vision.data._errors import DataError
 
 Key = tuple[int, int]
-"""Epoch and index of a sample: with the seed it decides everything random that happens to the sample."""
+"""Epoch and index of a sample; with the seed they determine all random choices for it."""
 
 
 class Stream:
-    """The batches of one process, in their order, without end; a batch sampler for a `DataLoader`.
+    """The endless sequence of batches of one process; a batch sampler for a `DataLoader`.
 
-    Every epoch has another order. A global batch is a run of that order, each process has its own part of it, and no sample
-    comes twice in an epoch; the rest that does not fill a global batch is left out. A set that is smaller than one global
-    batch makes one short batch an epoch: every process takes an equal part of it.
+    Every epoch has a new order. A global batch is a slice of that order; each process gets its part of it. No sample
+    occurs twice in an epoch, and the remainder that does not fill a global batch is dropped. A data set smaller than one
+    global batch gives one short batch per epoch, divided equally among the processes.
 
     Args:
-        length: Samples in the data set, at least one per process.
-        batch_size: Samples in a batch of one process; the attribute of that name is smaller for a small set.
-        seed: Decides the orders.
-        rank: This process, from 0.
-        world_size: Processes.
-        first_step: Where to go on.
-        name: Of the data set, for messages.
+        length: Number of samples, at least one per process.
+        batch_size: Batch size of one process; the attribute is smaller for a small data set.
+        seed: Determines the orders.
+        rank: Rank of this process.
+        world_size: Number of processes.
+        first_step: Step to resume at.
+        name: Name of the data set in messages.
 
     >>> [index for _, index in Stream(5, 2, seed=0).batch(0)] != [index for _, index in Stream(5, 2, seed=1).batch(0)]
     True
@@ -79,9 +79,9 @@ class Stream:
 
 
 class Shard:
-    """Batches of every sample once, in order, shared among processes: what evaluation reads.
+    """Batches for evaluation: every sample once, in order, divided among the processes.
 
-    The parts of two processes differ by a sample at most, and none comes twice.
+    The numbers of samples of two processes differ by at most one.
     """
 
     def __init__(self, length: int, batch_size: int, *, rank: int = 0, world_size: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""Blocks with a `type`: the class is looked up, the other entries are its arguments, and faults get a line."""
+"""Creates objects from blocks with a `type`: the other entries are arguments; errors get a line number."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")
 
-#: What a constructor may raise when it is given nonsense. It becomes a fault with a line, so nothing is lost.
+#: Errors of constructors for bad arguments; they become faults with a line number.
 REFUSALS = (MezzoError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError)
 
 
 def find_type(node: YamlNode, what: str, table: Mapping[str, T], faults: FaultLog) -> T | None:
-    """Return what the `type` of a block stands for, or None after noting the fault."""
+    """Return the table entry for the `type` of a block, or None after adding a fault."""
     if not isinstance(node.value, dict):
         faults.add(node.mark, f"{what}: {short_repr(node.plain())}: must be a block with a type")
         return None
@@ -37,13 +37,13 @@ def find_type(node: YamlNode, what: str, table: Mapping[str, T], faults: FaultLo
 def check_arguments(
     node: YamlNode, factory: Callable[..., object], faults: FaultLog, *, given: tuple[str, ...] = ()
 ) -> bool:
-    """Note entries that a callable does not take and those that it needs; return whether all is well.
+    """Add faults for unknown and missing arguments of a callable; return whether there are none.
 
     Args:
-        node: A block; its `type` is no argument.
-        factory: What takes the entries as keyword arguments.
-        faults: Where to note.
-        given: Arguments that come from elsewhere: allowed, and never missing.
+        node: A block; its `type` is not an argument.
+        factory: Called with the entries as keyword arguments.
+        faults: Collects the faults.
+        given: Arguments that are passed separately: allowed, and never missing.
     """
     before = len(faults)
     name = str(node.get("type"))
@@ -66,14 +66,14 @@ def _keywords(factory: Callable[..., object]) -> dict[str, bool] | None:
 
 
 def check_names(node: YamlNode, what: str, allowed: Sequence[str], faults: FaultLog) -> None:
-    """Note every entry of a block that is not allowed, with the nearest name that is."""
+    """Add a fault for every unknown entry of a block, with the nearest allowed name."""
     for key, item in node.block.items():
         if key not in allowed:
             faults.add(item.mark, unknown_key(f"key of {what}", key, allowed))
 
 
 def check_block(node: YamlNode, what: str, allowed: Sequence[str], required: Sequence[str], faults: FaultLog) -> bool:
-    """Return whether a node is a block with these keys; what is not is noted."""
+    """Return whether a node is a block with these keys; add faults otherwise."""
     if not isinstance(node.value, dict):
         faults.add(node.mark, f"{what}: {short_repr(node.plain())}: must be a block with {', '.join(allowed)}")
         return False
@@ -88,13 +88,13 @@ def check_block(node: YamlNode, what: str, allowed: Sequence[str], required: Seq
 def create(
     node: YamlNode, what: str, table: Mapping[str, Callable[..., R]], faults: FaultLog, **given: Any
 ) -> R | None:
-    """Return the object that a block describes, or None after noting what is wrong.
+    """Return the object that a block describes, or None after adding faults.
 
     Args:
         node: A block with a `type`.
-        what: What the type is called in faults.
+        what: Name of the kind in faults.
         table: From type names to classes.
-        faults: Where to note.
+        faults: Collects the faults.
         given: Further arguments; the block need not have them.
     """
     factory = find_type(node, what, table, faults)
@@ -105,7 +105,7 @@ def create(
 
 
 def attempt(node: YamlNode, faults: FaultLog, make: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
-    """Return what a call makes of a block; if it refuses, note that at the line of the entry it names, and return None."""
+    """Return the result of a call; if it fails, add a fault at the line of the entry that the error names, and return None."""
     try:
         return make(*args, **kwargs)
     except REFUSALS as error:
@@ -115,7 +115,7 @@ def attempt(node: YamlNode, faults: FaultLog, make: Callable[P, R], *args: P.arg
 
 
 def find_line(node: YamlNode, message: str) -> SourceMark:
-    """Return the place of the entry that a message names; of the block's type if it names none."""
+    """Return the position of the entry that a message names, or that of the type of the block."""
     path = find_entry(node, message)
     for key in path[:-1]:
         node = node.block[key]
@@ -124,12 +124,12 @@ def find_line(node: YamlNode, message: str) -> SourceMark:
 
 def find_entry(node: YamlNode, message: str) -> tuple[str, ...]:
     """Return the keys that lead to the entry that a message names, the longest name if it names several; or none."""
-    # What is allowed stands behind the first semicolon, so only what is in front of it names the culprit.
+    # Messages list allowed names after the first semicolon; only the text before it names the wrong entry.
     words = set(re.findall(r"\w+", message.partition(";")[0]))
     named = [path for path in _paths(node) if path[-1] in words and path[-1] != "type"]
     return max(named, key=lambda path: len(path[-1]), default=())
 
 
 def _paths(node: YamlNode) -> list[tuple[str, ...]]:
-    """Return the way to every entry of a block and of the blocks inside it."""
+    """Return the paths of all entries of a block, including nested blocks."""
     return [(key, *rest) for key, item in node.block.items() for rest in ((), *_paths(item))]

@@ -1,4 +1,4 @@
-"""The documented command line for classification as a recipe."""
+"""The recipe of the classification command line."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _data(root: str | Path, split: str, classes: int, transforms: list[Transform
 
 
 def _plain(value: Any) -> Any:
-    """Return an argument as YAML can hold it."""
+    """Return an argument as YAML data."""
     if isinstance(value, Path):
         return str(value)
     return list(value) if isinstance(value, tuple) else value

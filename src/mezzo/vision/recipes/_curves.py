@@ -12,11 +12,11 @@ from mezzo._arguments import check_flag, check_increasing, check_integer, check_
 
 
 class Curve(Protocol):
-    """A rate at each position: steps or epochs since the end of the warm-up."""
+    """The learning rate at each position: steps or epochs since the end of the warm-up."""
 
     @property
     def peak(self) -> float:
-        """The nominal rate, with which it begins."""
+        """The nominal (first) rate."""
         ...
 
     def at(self, position: int) -> float:
@@ -26,7 +26,7 @@ class Curve(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class _Scaled:
-    """A curve that begins with a given rate."""
+    """A curve that starts with a given rate."""
 
     learning_rate: float
 
@@ -39,7 +39,7 @@ class _Scaled:
 
     @property
     def peak(self) -> float:
-        """The rate it begins with."""
+        """The first rate."""
         return float(self.learning_rate)
 
 
@@ -72,7 +72,7 @@ class PolynomialDecay(_Scaled):
 
 @dataclass(frozen=True, kw_only=True)
 class LinearDecay(_Scaled):
-    """In a straight line of `decay_steps` from the first rate to `end_lr`."""
+    """Linear over `decay_steps` from the first rate to `end_lr`."""
 
     decay_steps: int
     end_lr: float = 0.0
@@ -88,7 +88,7 @@ class LinearDecay(_Scaled):
 
 @dataclass(frozen=True, kw_only=True)
 class LinearWarmup(_Scaled):
-    """In a straight line of `warmup_steps` from `start_lr` to `end_lr`, then `learning_rate`."""
+    """Linear over `warmup_steps` from `start_lr` to `end_lr`, then `learning_rate`."""
 
     warmup_steps: int
     start_lr: float
@@ -108,7 +108,7 @@ class LinearWarmup(_Scaled):
 
 @dataclass(frozen=True, kw_only=True)
 class LinearLR(_Scaled):
-    """From `start_factor` to `end_factor` times the rate, in a straight line of `total_steps`."""
+    """The rate times a factor that is linear over `total_steps` from `start_factor` to `end_factor`."""
 
     total_steps: int
     start_factor: float = 1 / 3
@@ -126,7 +126,7 @@ class LinearLR(_Scaled):
 
 @dataclass(frozen=True, kw_only=True)
 class StepDecay(_Scaled):
-    """Times `gamma` every `step_size` positions."""
+    """Multiplied by `gamma` every `step_size` positions."""
 
     step_size: int
     gamma: float = 0.1
@@ -142,7 +142,7 @@ class StepDecay(_Scaled):
 
 @dataclass(frozen=True, kw_only=True)
 class MultiStepDecay(_Scaled):
-    """Times `gamma` at every milestone."""
+    """Multiplied by `gamma` at every milestone."""
 
     milestones: tuple[int, ...]
     gamma: float = 0.1
@@ -158,7 +158,7 @@ class MultiStepDecay(_Scaled):
 
 @dataclass(frozen=True, kw_only=True)
 class CosineAnnealingDecay(_Scaled):
-    """Half a cosine from the first rate to `eta_min` in `T_max`, and back up again if it goes on."""
+    """Half a cosine from the first rate to `eta_min` over `T_max`, then back up."""
 
     T_max: int
     eta_min: float = 0.0
@@ -174,7 +174,7 @@ class CosineAnnealingDecay(_Scaled):
 
 @dataclass(frozen=True, kw_only=True)
 class CosineAnnealingWarmRestarts(_Scaled):
-    """Half a cosine in `T_0`, then from the top again, each time `T_mult` times as long."""
+    """Half a cosine over `T_0`, then restarts, each `T_mult` times as long as the one before."""
 
     T_0: int
     T_mult: int = 1
@@ -197,7 +197,7 @@ class CosineAnnealingWarmRestarts(_Scaled):
 
 @dataclass(frozen=True, kw_only=True)
 class ExponentialDecay(_Scaled):
-    """Times `gamma` at every position."""
+    """Multiplied by `gamma` at every position."""
 
     gamma: float
 
@@ -225,7 +225,7 @@ class NaturalExpDecay(_Scaled):
 
 @dataclass(frozen=True, kw_only=True)
 class InverseTimeDecay(_Scaled):
-    """The rate over (1 + gamma * position)."""
+    """The rate divided by (1 + gamma * position)."""
 
     gamma: float
 
@@ -239,7 +239,7 @@ class InverseTimeDecay(_Scaled):
 
 @dataclass(frozen=True, kw_only=True)
 class PiecewiseDecay:
-    """`values[i]` up to `boundaries[i]`, the last one from there on."""
+    """`values[i]` before `boundaries[i]`, then the last value."""
 
     boundaries: tuple[int, ...]
     values: tuple[float, ...]
@@ -255,7 +255,7 @@ class PiecewiseDecay:
 
     @property
     def peak(self) -> float:
-        """The rate it begins with."""
+        """The first rate."""
         return float(self.values[0])
 
     def at(self, position: int) -> float:

@@ -1,4 +1,4 @@
-"""The data of a configuration: a data set that is opened when asked, and its transforms."""
+"""The data of a recipe: a data set, opened on request, and its transforms."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mezzo.vision.recipes._check import attempt, check_arguments, create, find_t
 from mezzo.vision.recipes._errors import FaultLog, unknown_key
 
 PADDING = "label_padding_value"
-MAX_CLASSES = 255  # labels are bytes, and one value is for pixels that do not count
+MAX_CLASSES = 255  # labels are bytes, and one value means ignored
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataRecipe:
-    """A data set that is not opened yet, and what happens to its samples."""
+    """A data set that is not opened yet, and the transforms of its samples."""
 
     factory: Callable[..., Dataset]
     options: Mapping[str, Any]
@@ -29,7 +29,7 @@ class DataRecipe:
         """Return the data set.
 
         Raises:
-            DataError: Its files are not as they should be; the message names the first.
+            DataError: A file is missing or wrong; the message names the first.
         """
         return self.factory(**self.options)
 
@@ -37,13 +37,13 @@ class DataRecipe:
 def read_data(
     tree: YamlNode, key: Literal["train_dataset", "val_dataset"], num_classes: int | None, faults: FaultLog
 ) -> DataRecipe | None:
-    """Return the data of a block; None if there is none, or after noting what is wrong. Nothing is opened.
+    """Return the data of a block without opening it; None if there is no block, or after adding faults.
 
     Args:
         tree: The configuration.
         key: The block.
-        num_classes: How many classes there are; None if that is not known.
-        faults: Where to note.
+        num_classes: Number of classes; None if unknown.
+        faults: Collects the faults.
     """
     if key not in tree.block:
         return None
@@ -65,25 +65,25 @@ def _transforms(node: YamlNode, key: str, faults: FaultLog) -> Compose | None:
         return None
     # Evaluation compares with the labels as they are in the files, so only the image is changed.
     image_only = key == "val_dataset"
-    made = [_transform(item, image_only, faults) for item in node.block["transforms"].items]
-    good = [transform for transform in made if transform is not None]
-    if len(good) < len(made):
+    transforms = [_transform(item, image_only, faults) for item in node.block["transforms"].items]
+    good = [transform for transform in transforms if transform is not None]
+    if len(good) < len(transforms):
         return None
     return attempt(node.block["transforms"], faults, Compose, good, image_only=image_only)
 
 
 def _transform(node: YamlNode, image_only: bool, faults: FaultLog) -> Transform | None:
-    """Return the transform of a block, or None after noting at its line why there is none, or none for evaluation."""
-    made = create(node, "transform", TRANSFORMS, faults)
-    if made is None or attempt(node, faults, Compose, [made], image_only=image_only) is None:
+    """Return the transform of a block, or None after adding a fault, also if it is not allowed in evaluation."""
+    transform = create(node, "transform", TRANSFORMS, faults)
+    if transform is None or attempt(node, faults, Compose, [transform], image_only=image_only) is None:
         return None
-    return made
+    return transform
 
 
 def _with_padding(node: YamlNode, ignored: int, num_classes: int | None, faults: FaultLog) -> YamlNode:
-    """Return a data set's block whose transforms pad labels with the value that does not count: see `Sample.label`.
+    """Return the block of a data set whose transforms pad labels with 255, the ignored value of `Sample.label`.
 
-    Files say `ignored` for such pixels; data sets turn that into 255 as they read, so transforms have to pad with 255.
+    In the files the value is `ignored`; data sets convert it to 255, so transforms must pad with 255 too.
     """
     written = node.block.get("transforms")
     if written is None or not written.items:
@@ -105,7 +105,7 @@ def _padding(node: YamlNode, ignored: int, num_classes: int | None, faults: Faul
 
 
 def _check_types(node: YamlNode, factory: Callable[..., object], faults: FaultLog) -> None:
-    """Note arguments that are not of the plain kind that the data set asks for: it is made much later."""
+    """Add faults for arguments of wrong types, as the data set is created much later."""
     hints = _hints(factory)
     for key, item in node.block.items():
         hint = hints.get(key)
@@ -124,7 +124,7 @@ def _hints(factory: Callable[..., object]) -> dict[str, Any]:
 
 
 def _check_list(node: YamlNode, factory: Callable[..., object], faults: FaultLog) -> None:
-    """Note a mode that the data set does not have, and a list file that the mode needs and that is not named."""
+    """Add faults for an unknown mode, and for a missing list file of the mode."""
     mode = node.get("mode")
     modes = getattr(factory, "MODES", (mode,))
     if isinstance(mode, str) and mode not in modes:
@@ -136,7 +136,7 @@ def _check_list(node: YamlNode, factory: Callable[..., object], faults: FaultLog
 
 
 def classes_of(tree: YamlNode, key: str) -> int | None:
-    """Return how many classes a data set has by what is written or by its type; None if that does not say."""
+    """Return the number of classes of a data set by its `num_classes` or its type; None if unknown."""
     node = tree.block.get(key, YamlNode(None, tree.mark))
     written = node.get("num_classes")
     name = node.get("type")
@@ -145,6 +145,6 @@ def classes_of(tree: YamlNode, key: str) -> int | None:
 
 
 def ignored_of(tree: YamlNode, key: str = "train_dataset") -> int:
-    """Return the label that does not count in the files of a data set."""
+    """Return the ignored label in the files of a data set."""
     written = tree.block.get(key, YamlNode(None, tree.mark)).get("ignore_index")
     return written if type(written) is int else IGNORE

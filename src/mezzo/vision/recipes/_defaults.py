@@ -1,4 +1,4 @@
-"""What a configuration does not say, filled in: what runs is what is written beside its results."""
+"""Fills in the defaults of PaddleSeg, so that the recorded recipe is complete."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mezzo.vision.recipes._errors import FaultLog, unknown_key
 #: Old files have `learning_rate: {value: 0.01, decay: {type: poly}}`; the names of those types today.
 _OLD_DECAYS = {"poly": "PolynomialDecay", "piecewise": "PiecewiseDecay", "stepdecay": "StepDecay"}
 _OPTIMIZER = {"type": "sgd", "momentum": 0.9, "weight_decay": 4.0e-5}
-#: What the length of a schedule is called; it lasts to the end of the run unless it is written.
+#: Names of the length of a schedule; its default is the length of the run.
 _LENGTH = {
     "PolynomialDecay": "decay_steps",
     "LinearDecay": "decay_steps",
@@ -38,7 +38,7 @@ def translate_old(tree: YamlNode, faults: FaultLog) -> YamlNode:
 
 
 def fill_defaults(tree: YamlNode) -> YamlNode:
-    """Return a tree with everything that PaddleSeg takes for granted; nothing that is written is changed."""
+    """Return a tree with the defaults of PaddleSeg for missing entries."""
     tree = tree.with_defaults(batch_size=1, optimizer=_OPTIMIZER)
     entries = {
         "optimizer": _optimizer(tree.block["optimizer"]),

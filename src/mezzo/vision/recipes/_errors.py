@@ -9,11 +9,11 @@ from mezzo.errors import MezzoError, unknown_choice
 from mezzo.files import SourceMark
 
 T = TypeVar("T")
-SHOWN = 50  # faults; a file that is no configuration at all has thousands
+SHOWN = 50  # maximum number of faults in a message; a wrong file has thousands
 
 
 class RecipeError(MezzoError):
-    """A configuration that cannot be used; the message has one line a fault, each with its place.
+    """A recipe that cannot be used; the message has one line per fault, with file and line number.
 
     Args:
         faults: The lines.
@@ -26,18 +26,18 @@ class RecipeError(MezzoError):
 
 
 class FaultLog:
-    """What is wrong with a configuration so far."""
+    """The faults of a recipe so far."""
 
     def __init__(self) -> None:
         self._found: set[tuple[str, int, str]] = set()
         self._count = 0
 
     def __len__(self) -> int:
-        """Return how often a fault was noted: it grows even if the same one comes again."""
+        """Return the number of calls of `add`, including repeated faults."""
         return self._count
 
     def add(self, mark: SourceMark, text: str) -> None:
-        """Note a fault; a text of several lines becomes one."""
+        """Add a fault; newlines are removed."""
         self._found.add((mark.file, mark.line or 0, " ".join(text.split())))
         self._count += 1
 
@@ -54,5 +54,5 @@ def parsed(value: T | None) -> T:
 
 
 def unknown_key(what: str, key: str, allowed: Iterable[str]) -> str:
-    """Return the line about a key that nobody knows: what it is near to, and what there is."""
+    """Return the message for an unknown key, with the nearest and all allowed ones."""
     return unknown_choice(what, key if len(key) <= 60 else key[:57] + "...", allowed)

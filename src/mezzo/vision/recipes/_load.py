@@ -1,4 +1,4 @@
-"""A PaddleSeg file as a recipe; all its faults in one error."""
+"""Loads a PaddleSeg file as a recipe; one error reports all faults."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ def load_recipe(
     """Return the recipe of a PaddleSeg YAML file.
 
     Args:
-        path: The file; `_base_` in it leads to others.
-        opts: Settings over those of the file, as `model.num_classes=3` or `train_dataset.transforms.0.prob=0.1`.
-        batch_size: Over that of the file and of `opts`; so are the next two.
-        iters: Steps of the run; also the length of the decay of the learning rate, even where the file has its own.
-        learning_rate: The first rate.
+        path: The file; `_base_` names files that it is based on.
+        opts: Overrides of settings, such as `model.num_classes=3` or `train_dataset.transforms.0.prob=0.1`.
+        batch_size: Overrides the file and `opts`, like the next two.
+        iters: Number of steps; also the length of the learning-rate decay, even if the file sets one.
+        learning_rate: The first learning rate.
 
     Raises:
-        RecipeError: Something is wrong; the message has a line for each fault, with file and line.
+        RecipeError: The message has one line per fault, with file and line number.
     """
     faults = FaultLog()
     tree = read_tree(Path(path), faults)
-    faults.raise_if_any()  # what a broken file lacks would only be told twice
+    faults.raise_if_any()  # missing entries of a broken file would be reported twice
     tree = translate_old(apply_options(tree, opts, faults), faults)
     tree = apply_direct(tree, faults, batch_size=batch_size, iters=iters, learning_rate=learning_rate)
     return _read(fill_defaults(tree), faults)
@@ -110,7 +110,7 @@ def _count(tree: YamlNode, key: str, faults: FaultLog) -> int | None:
 
 
 def _count_classes(tree: YamlNode, faults: FaultLog) -> int | None:
-    """Return how many classes there are; note where the parts of the configuration disagree."""
+    """Return the number of classes; add faults if parts of the recipe disagree."""
     found: dict[str, int] = {}
     before = len(faults)
     for key in ("train_dataset", "val_dataset", "model"):
@@ -132,7 +132,7 @@ def _count_classes(tree: YamlNode, faults: FaultLog) -> int | None:
 
 
 def _check_heads(tree: YamlNode, outline: nn.Module, loss: LossRecipe, faults: FaultLog) -> None:
-    """Note a loss that has not one term for each output of the network."""
+    """Add a fault if the loss does not have one coefficient per output of the network."""
     outputs, terms = count_outputs(outline), len(loss.coefs)
     if outputs != terms:
         name = tree.block["model"].get("type")

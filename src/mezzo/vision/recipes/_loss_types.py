@@ -1,4 +1,4 @@
-"""Types of losses under PaddleSeg's names: their arguments are checked, and the loss is made later."""
+"""Loss types with the names of PaddleSeg: arguments are checked now, the loss is created later."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mezzo.vision.models import losses
 Maker = Callable[[], nn.Module]
 
 
-# Data sets give ignored pixels one label, whatever it is in the files, so the losses need not be told.
+# Data sets convert the ignored label to 255, so the losses need no argument for it.
 def _cross_entropy(
     weight: Any = None,
     top_k_percent_pixels: Any = 1.0,
@@ -43,7 +43,7 @@ def _lovasz_hinge() -> Maker:
 
 
 def _rmi(
-    num_classes: Any = None,  # that it is the number of the data is checked beside them
+    num_classes: Any = None,  # compared with the data elsewhere
     rmi_radius: Any = 3,
     rmi_pool_way: Any = 0,
     rmi_pool_size: Any = 3,
@@ -54,7 +54,7 @@ def _rmi(
     _fixed("rmi_pool_way", rmi_pool_way, 0, "maxima of squares are taken")
     pool = check_integer("rmi_pool_size", rmi_pool_size, at_least=1)
     _fixed("rmi_pool_stride", rmi_pool_stride, pool, "it is the rmi_pool_size")
-    check_number("loss_weight_lambda", loss_weight_lambda)  # PaddleSeg takes it and does not use it
+    check_number("loss_weight_lambda", loss_weight_lambda)  # PaddleSeg accepts and ignores it
     return lambda: losses.RMILoss(radius, pool)
 
 
@@ -65,7 +65,7 @@ def _connectivity(max_pred_num_conn: Any = 10, use_argmax: Any = True) -> Maker:
 
 
 def without_gradient() -> nn.Module:
-    """Stand for a loss that cannot change a network: whoever reads the configuration leaves it out and says so."""
+    """Placeholder for a loss without gradient, which is left out and reported."""
     raise AssertionError("a loss without gradient is never made")
 
 

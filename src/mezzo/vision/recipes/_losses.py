@@ -1,4 +1,4 @@
-"""Losses of a configuration: one term a head, each with its coefficient."""
+"""Losses of a recipe: one loss and one coefficient per head."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from mezzo.vision.recipes._loss_types import SINGLE, Maker, without_gradient
 
 @dataclass(frozen=True, slots=True)
 class LossRecipe:
-    """How the loss of a segmentation network is made."""
+    """Creates the loss of a segmentation network."""
 
     makers: tuple[Maker, ...]
     coefs: tuple[float, ...]
     ignored: tuple[str, ...] = ()
-    """Losses that are left out because they have no effect, each as `place: name: why`."""
+    """Losses that are left out because they have no effect, each as `position: name: reason`."""
 
     def create(self) -> nn.Module:
         """Return a new module that takes a list of logits and the labels."""
@@ -42,13 +42,13 @@ class ClassLoss(nn.Module):
 
 
 def read_loss(tree: YamlNode, ignore_index: int, num_classes: int | None, faults: FaultLog) -> LossRecipe | None:
-    """Return the loss of the `loss` block of a configuration, or None after noting what is wrong.
+    """Return the loss of the `loss` block of a configuration, or None after adding faults.
 
     Args:
         tree: The configuration.
-        ignore_index: Label that does not count in the files of the data; a loss may repeat it, not change it.
-        num_classes: How many weights a weighted loss must have; None if it is not known.
-        faults: Where to note.
+        ignore_index: Ignored label in the files; a loss may repeat it, but not change it.
+        num_classes: Number of weights of a weighted loss; None if unknown.
+        faults: Collects the faults.
     """
     if "loss" not in tree.block:
         faults.add(SourceMark(tree.mark.file), "loss is missing, as in {types: [{type: CrossEntropyLoss}], coef: [1]}")
@@ -57,14 +57,14 @@ def read_loss(tree: YamlNode, ignore_index: int, num_classes: int | None, faults
 
 
 class _Losses:
-    """Reads blocks of losses that share what the data say."""
+    """Reads loss blocks for given data."""
 
     def __init__(self, ignore_index: int, num_classes: int | None, faults: FaultLog) -> None:
         self._ignore_index, self._num_classes, self._faults = ignore_index, num_classes, faults
         self._ignored: dict[str, None] = {}
 
     def heads(self, node: YamlNode) -> LossRecipe | None:
-        """Return the losses of all heads; one type serves them all."""
+        """Return the losses of all heads; a single type is used for all."""
         found = self._terms(node, "loss", "types")
         if found is None:
             return None
@@ -111,9 +111,9 @@ class _Losses:
             "MixedLoss": lambda: without_gradient,
         }  # by name only, see above
         before = len(self._faults)
-        made = create(node.without("ignore_index"), "loss", table, self._faults)
+        maker = create(node.without("ignore_index"), "loss", table, self._faults)
         self._check_data(node)
-        return made if len(self._faults) == before else None
+        return maker if len(self._faults) == before else None
 
     def _mixed(self, node: YamlNode) -> Maker | None:
         found = self._terms(node, "MixedLoss", "losses")
@@ -130,13 +130,11 @@ class _Losses:
         return lambda: losses.MixedLoss([make() for make, _ in kept], [coef for _, coef in kept])
 
     def _check_data(self, node: YamlNode) -> None:
-        """Note what disagrees with the data."""
+        """Add faults for entries that contradict the data."""
         name, classes = node.get("type"), self._num_classes
         ignored, weight, written = (node.get(key) for key in ("ignore_index", "weight", "num_classes"))
         if ignored is not None and ignored != self._ignore_index:
-            text = (
-                f"ignore_index={short_repr(ignored)}: the data set leaves out {self._ignore_index}; leave it away here"
-            )
+            text = f"ignore_index={short_repr(ignored)}: the data set leaves out {self._ignore_index}; remove it here"
             self._faults.add(node.mark_of("ignore_index"), text)
         if classes is None:
             return
@@ -144,7 +142,7 @@ class _Losses:
             text = f"weight: {len(weight)} numbers for {classes} classes; must be one a class"
             self._faults.add(node.mark_of("weight"), text)
         if written is not None and written != classes:
-            text = f"{name}: num_classes={short_repr(written)}: the data have {classes}; leave it away here"
+            text = f"{name}: num_classes={short_repr(written)}: the data have {classes}; remove it here"
             self._faults.add(node.mark_of("num_classes"), text)
         if name == "LovaszHingeLoss" and classes > 2:
             text = f"LovaszHingeLoss: {classes} classes; it is for two, LovaszSoftmaxLoss for more"

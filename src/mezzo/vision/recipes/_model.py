@@ -1,4 +1,4 @@
-"""The network of a configuration."""
+"""The network of a recipe."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mezzo.vision.recipes._errors import FaultLog
 _WIDEST = 2**16
 _channels = functools.partial(check_integer, at_least=1, at_most=_WIDEST)
 _three_channels = functools.partial(check_integers, count=3, at_most=_WIDEST)
-#: Options of networks and backbones whose values the networks themselves take as they come.
+#: Checks of options that the networks themselves do not check.
 _VALUES: dict[str, Callable[[str, object], object]] = {
     "arm_out_chs": _three_channels,
     "seg_head_inter_chs": _three_channels,
@@ -38,15 +38,15 @@ _COMMON = ("type", "num_classes", "backbone", "pretrained")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelRecipe:
-    """How a network is made, and which weights it begins with."""
+    """Creates a network, and names its initial weights."""
 
     name: str
     """A type of PaddleSeg's or a name of `mezzo.vision.models.list_models()`."""
     options: Mapping[str, Any]
     pretrained: str | None = None
-    """File or address of weights of the whole network; whoever trains loads them."""
+    """File or URL of weights of the whole network; the training loads them."""
     backbone_pretrained: str | None = None
-    """File or address of weights of the backbone alone."""
+    """File or URL of weights of only the backbone."""
 
     def create(self) -> nn.Module:
         """Return a new network, without the pretrained weights."""
@@ -54,7 +54,7 @@ class ModelRecipe:
 
 
 def read_model(tree: YamlNode, faults: FaultLog) -> tuple[ModelRecipe | None, nn.Module | None]:
-    """Return the network of the `model` block of a configuration, and its outline; or None after noting what is wrong."""
+    """Return the network of the `model` block of a configuration, and its outline; or None after adding faults."""
     if "model" not in tree.block:
         faults.add(SourceMark(tree.mark.file), "model is missing, as in {type: PPLiteSeg, backbone: {type: STDC1}}")
         return None, None
@@ -77,9 +77,9 @@ def read_model(tree: YamlNode, faults: FaultLog) -> tuple[ModelRecipe | None, nn
 
 
 def _outline(node: YamlNode, faults: FaultLog) -> nn.Module | None:
-    """Return a network with shapes and names only.
+    """Return a network on the meta device.
 
-    Options that are refused are noted and left out, and the rest is tried again: all that is wrong is told at once.
+    Wrong options are added to the faults and removed, and creation is tried again, so that all faults are found.
     """
     node = _check_values(node, faults)
     while True:
@@ -96,7 +96,7 @@ def _outline(node: YamlNode, faults: FaultLog) -> nn.Module | None:
 
 
 def _check_values(node: YamlNode, faults: FaultLog) -> YamlNode:
-    """Return a block, and the blocks in it, without the options whose values are noted as wrong."""
+    """Return a block, and the blocks in it, without the options that have wrong values."""
     good: dict[str, YamlNode] = {}
     for key, item in node.block.items():
         kept = _check_values(item, faults) if isinstance(item.value, dict) else item
@@ -113,7 +113,7 @@ def _without(node: YamlNode, path: tuple[str, ...]) -> YamlNode:
 
 
 def _check_common(node: YamlNode, faults: FaultLog) -> None:
-    """Note keys that are nearly one that every network has; networks know only the options of their own."""
+    """Add faults for misspelled common keys, as a network knows only its own options."""
     for key, item in node.block.items():
         close = difflib.get_close_matches(key[:60], _COMMON, n=1, cutoff=0.8)
         if close and key not in _COMMON:
@@ -132,5 +132,5 @@ def _weights(node: YamlNode, faults: FaultLog) -> str | None:
 
 
 def count_outputs(model: nn.Module) -> int:
-    """Return how many logits a network gives in training."""
+    """Return the number of logits tensors of a network in training."""
     return model_info(str(model.model_name)).train_outputs

@@ -1,4 +1,4 @@
-"""Optimizers of a configuration: what kind, with which numbers, and which parts of a network learn at their own rate."""
+"""Optimizers of a recipe, with parameter groups that have their own learning rate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OTHER_CLIPS = ("ClipGradByNorm", "ClipGradByValue")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterGroup:
-    """Parameters with this text in their names have their own rate and decay."""
+    """Learning rate and decay of the parameters whose names contain a text."""
 
     name: str
     lr_mult: float = 1.0
@@ -37,7 +37,7 @@ class ParameterGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerRecipe:
-    """How an optimizer is made; the numbers that a kind does not use are left alone."""
+    """Creates an optimizer; arguments that its kind does not use are ignored."""
 
     kind: Kind
     lr: float
@@ -49,9 +49,9 @@ class OptimizerRecipe:
     """Of adam and adamw."""
     eps: float = 1e-8
     parts: tuple[ParameterGroup, ...] = ()
-    """The first one whose name fits a parameter has it; a parameter that fits none has the plain rate."""
+    """A parameter belongs to the first group whose name it contains; others have the plain rate."""
     clip_norm: float | None = None
-    """Largest norm of all gradients together; whoever runs the steps applies it."""
+    """Maximum norm of all gradients together; the training applies it."""
 
     def __post_init__(self) -> None:
         check_number("weight_decay", self.weight_decay, at_least=0)
@@ -102,7 +102,7 @@ def _adamw(recipe: OptimizerRecipe, groups: list[dict[str, Any]]) -> Optimizer:
 
 
 def _rmsprop(recipe: OptimizerRecipe, groups: list[dict[str, Any]]) -> Optimizer:
-    # The numbers with which MobileNetV3 was published, as torchvision's training has them.
+    # The values of the MobileNetV3 paper, as in torchvision.
     return torch.optim.RMSprop(groups, lr=recipe.lr, momentum=recipe.momentum, alpha=0.9, eps=0.0316)
 
 
@@ -126,7 +126,7 @@ def _from_adamw(beta1: Any = 0.9, beta2: Any = 0.999, epsilon: Any = 1e-8, weigh
     return {"kind": "adamw", "betas": (beta1, beta2), "eps": epsilon, "weight_decay": weight_decay}
 
 
-#: PaddleSeg's types, in small letters; `momentum` is what its SGD with a momentum becomes.
+#: Types of PaddleSeg in lower case; `momentum` is SGD with momentum.
 KINDS: dict[str, Callable[..., dict[str, Any]]] = {
     "sgd": _from_sgd,
     "momentum": _from_sgd,
@@ -137,7 +137,7 @@ _ELSEWHERE = ("custom_cfg", "backbone_lr_mult", "grad_clip_cfg")
 
 
 def read_optimizer(tree: YamlNode, lr: float, faults: FaultLog) -> OptimizerRecipe | None:
-    """Return the optimizer of the `optimizer` block of a configuration, or None after noting what is wrong."""
+    """Return the optimizer of the `optimizer` block of a configuration, or None after adding faults."""
     node = tree.block["optimizer"]
     name = node.get("type")
     lower = node.with_entries({"type": YamlNode(name.lower(), node.mark_of("type"))}) if isinstance(name, str) else node
@@ -157,12 +157,12 @@ def _read_parts(node: YamlNode, faults: FaultLog) -> tuple[ParameterGroup, ...]:
         faults.add(listed.mark, "custom_cfg: must be a list of blocks, as [{name: backbone, lr_mult: 0.1}]")
     for item in listed.items:
         if check_block(item, "custom_cfg", ("name", "lr_mult", "weight_decay_mult"), ("name",), faults):
-            made = attempt(item, faults, ParameterGroup, **item.plain())
-            parts += [made] if made else []
+            group = attempt(item, faults, ParameterGroup, **item.plain())
+            parts += [group] if group else []
     if "backbone_lr_mult" in node.block:
         own = node.block["backbone_lr_mult"]
-        made = attempt(own, faults, ParameterGroup, name="backbone", lr_mult=own.plain())
-        parts += [made] if made else []
+        group = attempt(own, faults, ParameterGroup, name="backbone", lr_mult=own.plain())
+        parts += [group] if group else []
     return tuple(parts)
 
 
@@ -182,7 +182,7 @@ def _read_clip(node: YamlNode, faults: FaultLog) -> float | None:
 
 
 def check_parts(recipe: OptimizerRecipe, model: nn.Module, mark: SourceMark, faults: FaultLog) -> None:
-    """Note parts that fit no parameter of a network."""
+    """Add faults for groups that match no parameter of a network."""
     try:
         list(recipe.groups(model))
     except ValueError as error:

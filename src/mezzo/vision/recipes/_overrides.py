@@ -1,4 +1,4 @@
-"""Settings of the command line over those of a file."""
+"""Overrides of a recipe by options of the command line."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from mezzo.files import SourceMark, YamlNode, parse_yaml, short_repr
 from mezzo.vision.recipes._errors import FaultLog
 
 MAX_PARTS = 32
-#: What says how long a schedule decays; without it a schedule takes the run's iterations.
+#: Names of the length of a schedule; its default is the number of iterations.
 DECAY_LENGTHS = ("decay_steps", "T_max", "total_steps")
 
 
 def apply_options(tree: YamlNode, options: Iterable[str], faults: FaultLog) -> YamlNode:
-    """Return a tree with options like `a.b=c` or `a.0.b=c` applied, from first to last; values are YAML."""
+    """Return a tree with options like `a.b=c` or `a.0.b=c` applied in order; values are YAML."""
     for option in options:
         tree = _apply(tree, option, faults)
     return tree
@@ -37,7 +37,7 @@ def _apply(tree: YamlNode, option: str, faults: FaultLog) -> YamlNode:
 
 
 def _replace(node: YamlNode, parts: Sequence[str], value: YamlNode, faults: FaultLog) -> YamlNode:
-    """Return a node with the value at the path `parts`; blocks that are missing on the way are made."""
+    """Return a node with the value at the path `parts`; missing blocks on the way are created."""
     if not parts:
         return value
     part, rest = parts[0], parts[1:]
@@ -65,7 +65,7 @@ def _replace_item(node: YamlNode, part: str, rest: Sequence[str], value: YamlNod
 def apply_direct(
     tree: YamlNode, faults: FaultLog, *, batch_size: int | None, iters: int | None, learning_rate: float | None
 ) -> YamlNode:
-    """Return a tree with the options that have a name of their own; `iters` also becomes the length of the decay."""
+    """Return a tree with the named options applied; `iters` also sets the length of the decay."""
     if batch_size is not None:
         tree = tree.with_entries({"batch_size": YamlNode(batch_size, SourceMark("--batch_size"))})
     if iters is not None:
@@ -80,7 +80,7 @@ def apply_direct(
 def _with_rate(tree: YamlNode, rate: YamlNode, faults: FaultLog) -> YamlNode:
     schedule = tree.block.get("lr_scheduler")
     if schedule is None:
-        return tree  # that it is missing is noted where it is read
+        return tree  # the fault is added where it is read
     if schedule.get("type") == "PiecewiseDecay":
         faults.add(rate.mark, "PiecewiseDecay has a list of rates; use --opts lr_scheduler.values=[...]")
         return tree

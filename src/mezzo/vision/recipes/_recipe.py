@@ -1,4 +1,4 @@
-"""A run as a whole: network, data, loss, optimizer and schedule, checked and frozen."""
+"""A complete recipe: network, data, loss, optimizer and schedule, checked and frozen."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mezzo.vision.recipes._schedules import Schedule
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """What is trained, on what, and how."""
+    """A training run: network, data, loss, optimizer and schedule."""
 
     task: TaskName
     model: ModelRecipe
@@ -25,28 +25,28 @@ class Recipe:
     train_data: DataRecipe | None
     val_data: DataRecipe | None
     batch_size: int
-    """Of each process."""
+    """Batch size of each process."""
     iters: int | None
-    """Length of a segmentation run in steps; None if it is counted in epochs."""
+    """Length of a segmentation run in steps; None for classification."""
     epochs: int | None
-    """Length of a classification run; None if it is counted in steps."""
+    """Length of a classification run in epochs; None for segmentation."""
     optimizer: OptimizerRecipe
     schedule: Schedule
     loss: LossRecipe | None
-    """The terms of a segmentation loss; None for classification, which has one."""
+    """The loss of a segmentation run; None for classification, which uses cross entropy."""
     resolved: dict[str, Any]
-    """Everything that was set, with all defaults, as plain data: what a run writes beside its results."""
+    """All settings with defaults as plain data, which a run writes next to its results."""
     ignored: tuple[str, ...] = ()
-    """Settings that have no effect, each as `place: name: why`; whoever runs the recipe shows them."""
+    """Settings without effect, each as `position: name: reason`; the training prints them."""
 
     @property
     def pretrained(self) -> str | None:
-        """File or address of weights for the whole network."""
+        """File or URL of weights of the whole network."""
         return self.model.pretrained
 
     @property
     def backbone_pretrained(self) -> str | None:
-        """File or address of weights for the backbone."""
+        """File or URL of weights of the backbone."""
         return self.model.backbone_pretrained
 
     def create_model(self) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: a curve, and a warm-up in front of it."""
+"""Learning-rate schedules: a warm-up followed by a curve."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WARMUP = ("warmup_iters", "warmup_start_lr")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """The learning rate of every step: a function without a state, so a resumed run needs the step only.
+    """The learning rate of every step, without state: a resumed run needs only the step.
 
     >>> from mezzo.vision.recipes._curves import StepDecay
     >>> schedule = Schedule(curve=StepDecay(learning_rate=0.1, step_size=30), unit="epoch")
@@ -26,11 +26,11 @@ class Schedule:
 
     curve: Curve
     unit: Literal["step", "epoch"] = "step"
-    """What the curve counts."""
+    """Unit of the positions of the curve."""
     warmup_steps: int = 0
-    """Steps in which the rate grows in a straight line to that of the curve; the curve begins behind them."""
+    """Number of steps of the linear warm-up; the curve starts after them."""
     warmup_start: float = 0.0
-    """Rate of the first of those steps."""
+    """Rate of the first warm-up step."""
 
     def __post_init__(self) -> None:
         check_integer("warmup_iters", self.warmup_steps)
@@ -38,7 +38,7 @@ class Schedule:
 
     @property
     def peak(self) -> float:
-        """The nominal rate: what an optimizer is made with."""
+        """The nominal rate, with which the optimizer is created."""
         return self.curve.peak
 
     def lr(self, step: int, steps_per_epoch: int | None = None) -> float:
@@ -57,7 +57,7 @@ class Schedule:
 
 
 def read_schedule(tree: YamlNode, faults: FaultLog) -> Schedule | None:
-    """Return the schedule of the `lr_scheduler` block of a configuration, or None after noting what is wrong."""
+    """Return the schedule of the `lr_scheduler` block of a configuration, or None after adding faults."""
     if "lr_scheduler" not in tree.block:
         text = "lr_scheduler is missing, as in {type: PolynomialDecay, learning_rate: 0.01}"
         faults.add(SourceMark(tree.mark.file), text)
@@ -75,7 +75,7 @@ def read_schedule(tree: YamlNode, faults: FaultLog) -> Schedule | None:
 
 
 def _has_both(node: YamlNode, faults: FaultLog) -> bool:
-    """Return whether warm-up has its length and its first rate, or neither; a length of 0 needs no rate."""
+    """Return whether the warm-up has both length and first rate, or neither; a length of 0 needs no rate."""
     given = [key for key in _WARMUP if key in node.block]
     if given == ["warmup_iters"] and _is_zero(node.get("warmup_iters")):
         return True

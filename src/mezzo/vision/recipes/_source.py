@@ -1,4 +1,4 @@
-"""A configuration file with the files that it is based on, as one tree."""
+"""Merges a recipe file with its base files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BASE, INHERITED = "_base_", "_inherited_"
 
 
 def read_tree(path: Path, faults: FaultLog) -> YamlNode:
-    """Return what a file and its bases say together; what cannot be read is noted and left out.
+    """Return the merged tree of a file and its bases; unreadable files are added to the faults.
 
     `_base_` names a file, relative to the one it stands in, or a list of them of which later ones win. Blocks are merged
     entry by entry, lists and values are replaced; a block with `_inherited_: False` replaces that of the base.
@@ -24,7 +24,7 @@ def read_tree(path: Path, faults: FaultLog) -> YamlNode:
 
 
 class _Files:
-    """Reads files that name other files, and counts them."""
+    """Reads files and their bases, and limits their number."""
 
     def __init__(self, faults: FaultLog) -> None:
         self._faults, self._count = faults, 0
@@ -91,7 +91,7 @@ class _Files:
 
 
 def _is_file_name(text: str) -> bool:
-    """Return whether the operating system takes a text as a name; it takes neither zero bytes nor half characters."""
+    """Return whether a text can be a file name: without zero bytes and unpaired surrogates."""
     try:
         return bool(text) and b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
@@ -99,7 +99,7 @@ def _is_file_name(text: str) -> bool:
 
 
 def merge(base: YamlNode, over: YamlNode) -> YamlNode:
-    """Return a block with the entries of another over it; see `read_tree`."""
+    """Return a block with the entries of another merged over it; see `read_tree`."""
     if not isinstance(base.value, dict) or not isinstance(over.value, dict):
         return over
     if over.get(INHERITED) is False:
@@ -109,7 +109,7 @@ def merge(base: YamlNode, over: YamlNode) -> YamlNode:
 
 
 def _clean(node: YamlNode, faults: FaultLog) -> YamlNode:
-    """Return the tree without the entries that only say how to merge."""
+    """Return the tree without the entries that control merging."""
     if isinstance(node.value, list):
         return YamlNode([_clean(item, faults) for item in node.value], node.mark)
     if INHERITED in node.block and not isinstance(node.get(INHERITED), bool):

@@ -1,4 +1,4 @@
-"""Blur and noise; the label stays."""
+"""Blur and noise; labels do not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Image and label changed alike: the image smoothly, a label map by nearest values, a class index not at all."""
+"""Changes image and label together: images smoothly, label maps by nearest values, class indices not at all."""
 
 from __future__ import annotations
 

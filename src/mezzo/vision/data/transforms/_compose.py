@@ -1,4 +1,4 @@
-"""A chain of transforms: what workers do, and what is left to the device."""
+"""A chain of transforms, divided into a host part and a device part."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from mezzo.vision.data.transforms._undo import apply_noted, check_undo
 
 
 class Compose:
-    """Transforms one after the other.
+    """Applies transforms in sequence.
 
     Args:
-        transforms: In order. After a Normalize that is not the last one only those may follow that work on floats too.
-        image_only: Leave label maps as they are in the file; evaluation compares with those. The sample's `undo` then
-            says how the size of its image changed.
+        transforms: In order. After a Normalize, only transforms that accept floats may follow.
+        image_only: Do not change label maps: evaluation compares with the labels of the files. The sample's `undo` then
+            records how the size of its image changed.
 
     Raises:
-        ValueError: A transform works on grey levels and would be given floats; or, with `image_only`, it moves pixels
-            in a way that cannot be undone.
+        ValueError: A transform needs uint8 images but would get floats; or, with `image_only`, it cannot be undone.
 
     Attributes:
-        on_host: What a call applies.
-        normalize: The Normalize from the end, left to the device: images travel as uint8.
+        on_host: The transforms that a call applies.
+        normalize: A final Normalize, which runs on the device, so that images are copied as uint8.
     """
 
     def __init__(self, transforms: Sequence[Transform], *, image_only: bool = False) -> None:
@@ -40,7 +39,7 @@ class Compose:
             check_undo(chain)
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
-        """Return the sample after everything but the last Normalize."""
+        """Return the sample after all transforms except a final Normalize."""
         if self.image_only:
             return self._apply_to_image(sample, rng)
         for transform in self.on_host:
@@ -56,7 +55,7 @@ class Compose:
 
 
 def _check_order(chain: tuple[Transform, ...]) -> None:
-    """Raise a ValueError if a transform that works on grey levels would be given floats."""
+    """Raise a ValueError if a transform that needs uint8 images would get floats."""
     normalized = False
     for transform in chain:
         if normalized and getattr(transform, "needs_uint8", False):

@@ -1,4 +1,4 @@
-"""Padding and cutting to a size."""
+"""Padding and cropping to a size."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Padding:
     Args:
         target_size: Width and height.
         im_padding_value: A grey or RGB value.
-        label_padding_value: What the label gets there.
+        label_padding_value: Label of the padding.
     """
 
     undone_by: ClassVar[Undo] = "pad"
@@ -75,14 +75,14 @@ class PaddingByAspectRatio:
 
 @dataclass(slots=True)
 class RandomPaddingCrop:
-    """Pads at the right and the bottom to at least [width, height], then cuts out that size anywhere.
+    """Pads at the right and the bottom to at least [width, height], then crops that size at a random position.
 
     Args:
         crop_size: Width and height.
         im_padding_value: A grey or RGB value.
-        label_padding_value: What the label gets there.
-        category_max_ratio: Below 1: other parts are drawn, ten at most, until one shows two classes or more and none
-            of them in a larger share of the pixels that count. Needs a label map.
+        label_padding_value: Label of the padding.
+        category_max_ratio: Below 1: draw up to ten parts until one has at least two classes, none with a larger share of
+            the pixels that are not ignored. Needs a label map.
     """
 
     undone_by: ClassVar[Undo] = "never"
@@ -108,7 +108,7 @@ class RandomPaddingCrop:
         return padded if (now_width, now_height) == (width, height) else crop_both(padded, left, top, width, height)
 
     def _place(self, padded: Sample, rng: np.random.Generator) -> tuple[int, int]:
-        """Return left and top of a drawn part: of the first with a good mix of classes, or of the last tried."""
+        """Return left and top of the first random part with a good mix of classes, or of the last one."""
         width, height = self.crop_size
         rows, columns = padded.image.shape[0] - height + 1, padded.image.shape[1] - width + 1
         label = padded.label if self.category_max_ratio < 1 and rows * columns > 1 else None
@@ -123,10 +123,10 @@ class RandomPaddingCrop:
 
 @dataclass(slots=True)
 class RandomCenterCrop:
-    """Cuts off a drawn part of the sides; at least `retain_ratio` of width and height stays.
+    """Crops a random part of the sides; at least `retain_ratio` of width and height is kept.
 
     Args:
-        retain_ratio: Smallest parts of width and height that stay, 0 to 1.
+        retain_ratio: Smallest kept shares of width and height, 0 to 1.
     """
 
     undone_by: ClassVar[Undo] = "never"
@@ -139,20 +139,20 @@ class RandomCenterCrop:
             raise check.fault(self, "retain_ratio", "must be two numbers from 0 to 1, [width, height]")
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
-        """Return the part that stays."""
+        """Return the kept part."""
         left, width = _stays(sample.image.shape[1], self.retain_ratio[0], rng)
         top, height = _stays(sample.image.shape[0], self.retain_ratio[1], rng)
         return crop_both(sample, left, top, width, height)
 
 
 def _stays(length: int, retain: float, rng: np.random.Generator) -> tuple[int, int]:
-    """Return start and length of what stays of a side."""
+    """Return start and length of the kept part of a side."""
     cut = min(int(length * rng.random() * (1 - retain)), length - 1)
     return int(rng.integers(cut + 1)), length - cut
 
 
 def _is_mixed(label: NDArray[np.uint8], most: float) -> bool:
-    """Return whether a label has two classes or more, and none in more than a share of the pixels that count."""
+    """Return whether a label has two classes or more, and none with more than a share of the pixels that are not ignored."""
     counts = np.bincount(label.ravel(), minlength=IGNORE + 1)[:IGNORE]
     return bool(np.count_nonzero(counts) > 1 and counts.max() <= most * counts.sum())
 

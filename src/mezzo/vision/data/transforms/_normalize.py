@@ -1,4 +1,4 @@
-"""From grey levels to what the network is given."""
+"""Normalisation of pixel values."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from mezzo.vision.data.transforms import _checks as check
 
 @dataclass(slots=True)
 class Normalize:
-    """Gives (x / 255 - mean) / std, channel by channel.
+    """Computes (x / 255 - mean) / std per channel.
 
-    At the end of a `Compose` it is left to the device, and images travel as uint8.
+    At the end of a `Compose` it runs on the device, and images are copied as uint8.
 
     Args:
         mean: One number, or three for RGB.

@@ -1,4 +1,4 @@
-"""Sizes that are said: to a width and height, by the long or the short side."""
+"""Resizing to a width and height, or by the long or the short side."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Resize:
 
 @dataclass(slots=True)
 class ResizeByLong:
-    """Resizes so that the long side has a length."""
+    """Resizes so that the long side has length `long_size`."""
 
     undone_by: ClassVar[Undo] = "resize"
 
@@ -84,7 +84,7 @@ class ResizeByLong:
 
 @dataclass(slots=True)
 class ResizeByShort:
-    """Resizes so that the short side has a length."""
+    """Resizes so that the short side has length `short_size`."""
 
     undone_by: ClassVar[Undo] = "resize"
 

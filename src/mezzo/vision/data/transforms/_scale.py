@@ -1,4 +1,4 @@
-"""Sizes that are drawn: a factor, a long side, a part of the image."""
+"""Random sizes: by a factor, by the long side, or by a part of the image."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ResizeStepScaling:
     Args:
         min_scale_factor: The smallest factor.
         max_scale_factor: The largest factor.
-        scale_step_size: Distance of the factors; 0 draws from the whole range.
+        scale_step_size: Step between the factors; 0 draws from the whole range.
     """
 
     undone_by: ClassVar[Undo] = "never"
@@ -67,14 +67,14 @@ class ResizeStepScaling:
         low, high = self.min_scale_factor, self.max_scale_factor
         if not self.scale_step_size:
             return float(rng.uniform(low, high))
-        # a hair more, so that 0.4 to 0.7 in steps of 0.1 are four
+        # slightly more, so that 0.4 to 0.7 in steps of 0.1 gives four factors
         factors = np.linspace(low, high, int((high - low) / self.scale_step_size + 1 + 1e-9))
         return float(factors[rng.integers(len(factors))])
 
 
 @dataclass(slots=True)
 class RandomScaleAspect:
-    """Cuts out a part of drawn area and shape and brings it to the size of the whole image.
+    """Crops a part of random area and aspect ratio, and resizes it to the size of the image.
 
     Args:
         min_scale: Smallest part of the area, 0 to 1; 0 switches the transform off.
@@ -91,7 +91,7 @@ class RandomScaleAspect:
         check.probability(self, "aspect_ratio")
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
-        """Return the enlarged part, or the sample as it is when no part of ten drawn ones fits."""
+        """Return the enlarged part, or the unchanged sample if none of ten parts fits."""
         height, width = sample.image.shape[:2]
         if not self.min_scale or not self.aspect_ratio:
             return sample

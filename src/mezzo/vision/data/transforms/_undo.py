@@ -1,4 +1,4 @@
-"""Evaluation compares with labels as they are in the files: what happened to an image is noted, to be undone later."""
+"""Records changes of the image size, so that evaluation can undo them and compare with the labels of the files."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 from mezzo.vision.data._sample import Sample, Transform
 
 Undo = Literal["resize", "pad", "never"]
-"""How a class says, as `undone_by`, what takes its change back: another resize, cutting off what was padded at the
-right and the bottom, or nothing. A class that does not say leaves every pixel where it is."""
+"""Value of the attribute `undone_by` of a transform: how to undo it, by a resize, by cropping the padding at the right
+and the bottom, or never. A transform without the attribute does not move pixels."""
 
 
 def check_undo(transforms: Iterable[Transform]) -> None:
-    """Raise a ValueError that names the first transform that moves pixels in a way that cannot be taken back."""
+    """Raise a ValueError that names the first transform that cannot be undone."""
     for transform in transforms:
         if _undone_by(transform) == "never":
             raise ValueError(
@@ -26,10 +26,10 @@ def check_undo(transforms: Iterable[Transform]) -> None:
 
 
 def apply_noted(transform: Transform, sample: Sample, rng: np.random.Generator) -> Sample:
-    """Return the changed sample; if its image has another size now, `undo` has one entry more.
+    """Return the changed sample; if the size of its image changed, `undo` gets an entry.
 
     Raises:
-        ValueError: The size is another one, and the transform does not say what takes that back.
+        ValueError: The size changed, and the transform has no `undone_by`.
     """
     after = transform(sample, rng)
     height, width = sample.image.shape[:2]

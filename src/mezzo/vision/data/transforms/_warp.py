@@ -1,4 +1,4 @@
-"""Mirrored, rotated, moved."""
+"""Flips, rotations and affine transforms."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class RandomVerticalFlip:
 
 @dataclass(slots=True)
 class RandomRotation:
-    """Rotates by an angle drawn from -`max_rotation` to `max_rotation` degrees; the canvas grows to hold all.
+    """Rotates by a random angle from -`max_rotation` to `max_rotation` degrees; the canvas grows to fit.
 
     Args:
         max_rotation: Degrees, 0 to 180.
         im_padding_value: A grey or RGB value for the corners.
-        label_padding_value: What the label gets there.
+        label_padding_value: Label of the padding.
     """
 
     undone_by: ClassVar[Undo] = "never"
@@ -82,7 +82,7 @@ class RandomRotation:
 
 @dataclass(slots=True)
 class RandomAffine:
-    """Brings the image to a size, rotated, scaled and moved around the centre by drawn amounts.
+    """Resizes the image, with random rotation, scaling and translation.
 
     Args:
         size: Width and height of the result.
@@ -91,7 +91,7 @@ class RandomAffine:
         min_scale_factor: Smallest factor, beside the one that brings the image to the size.
         max_scale_factor: Largest factor.
         im_padding_value: A grey or RGB value for what lies outside.
-        label_padding_value: What the label gets there.
+        label_padding_value: Label of the padding.
     """
 
     undone_by: ClassVar[Undo] = "never"
