@@ -49,18 +49,18 @@ def _mezzo(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
     ] = False,
 ) -> None:
-    """Mixed-precision training on PyTorch, with the proof of what ran in which dtype."""
+    """Mixed-precision training on PyTorch, and reports of what ran in which dtype."""
     if context.invoked_subcommand is None:
         say(context.get_help())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command and leave the process: 0 fine, 1 a failed run, 2 bad input, 130 interrupted."""
+    """Run the command and exit: 0 success, 1 a failed run, 2 bad input, 130 interrupted."""
     sys.exit(run(arguments))
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command on `arguments` (None: the process's own) and return its exit code."""
+    """Run the command with `arguments` (None: those of the process) and return its exit code."""
     try:
         result = app(
             args=list(sys.argv[1:] if arguments is None else arguments), prog_name="mezzo", standalone_mode=False

@@ -1,4 +1,4 @@
-"""`mezzo bisect`: what of a model must stay in float32, or out of FP8."""
+"""`mezzo bisect`: find the parts of a model that must stay in float32, or out of FP8."""
 
 import json
 from pathlib import Path

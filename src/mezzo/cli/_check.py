@@ -1,4 +1,4 @@
-"""`mezzo check`: what the hardware here can do, and whether AMP is usable on it."""
+"""`mezzo check`: the abilities of this machine's hardware, and whether AMP is usable."""
 
 import json
 

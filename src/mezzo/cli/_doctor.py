@@ -1,4 +1,4 @@
-"""`mezzo doctor`: what keeps a model's training step from being faster, and what to do about it."""
+"""`mezzo doctor`: find why a training step is slow, and what to change."""
 
 import json
 from pathlib import Path

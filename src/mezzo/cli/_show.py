@@ -1,4 +1,4 @@
-"""What commands show while they work and when they are done."""
+"""The progress display of commands."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,12 +10,12 @@ from rich.progress import Progress
 from mezzo.files import plain, say
 
 ReportProgress = Callable[[str, int, int], None]
-"""Told what is being done, the steps done in it and the steps it has."""
+"""Called with the name of the work, the finished steps and the total steps."""
 
 
 @contextmanager
 def progress_bar() -> Iterator[ReportProgress]:
-    """Yield what to call after each step: a bar on a terminal, else a line a mode; stdout is for the result."""
+    """Yield a function to call after each step. It draws a bar on a terminal, otherwise prints a line when all are done."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda mode, done, total: say(f"{mode}: {total} steps done", err=True) if done == total else None

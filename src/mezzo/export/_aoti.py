@@ -55,13 +55,13 @@ class AotiEngine:
 
 
 def cache_folder() -> Path:
-    """Return where compiled programs lie."""
+    """Return the folder of compiled programs."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "mezzo" / "aoti"
 
 
 def _built(program: Path) -> Path:
-    """Return the package of a program, compiled if that was not done before."""
+    """Return the package of a program; compile it at first use."""
     key = f"{sha256(program)} {torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
     package = cache_folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.pt2"
     if not package.exists():
@@ -70,7 +70,7 @@ def _built(program: Path) -> Path:
         try:
             compile_package(load_program(program, keep_sizes=True), str(part))
             os.replace(part, package)
-        except Exception as error:  # a compiler fails in many ways; all mean: not here
+        except Exception as error:  # a compiler can raise anything
             reason = " ".join(str(error).split())[:300]
             raise EngineError(f"{program}: AOTInductor cannot compile it: {reason}") from error
         finally:

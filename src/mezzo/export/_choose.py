@@ -29,15 +29,15 @@ AGREEMENT = {"fp32": 1e-3, "fp16": 0.05, "bf16": 0.1, "int8": 0.1}
 
 @dataclass(frozen=True, slots=True)
 class EngineKind:
-    """How an engine is found."""
+    """Where the class of an engine is defined, and its devices."""
 
     module: str
     name: str
     package: str
-    """Whose version counts."""
+    """The package whose version a stored choice depends on."""
     devices: tuple[str, ...]
     is_brief: bool = True
-    """Whether loading it takes no compilation: such engines are tried by themselves."""
+    """Whether it loads without compilation; only such engines are tried automatically."""
 
     def make(self, model: Deployed, options: EngineOptions) -> Engine:
         """Return the engine, loaded."""
@@ -63,24 +63,24 @@ def brief_engines(device: str) -> list[str]:
 
 
 def default_engine(options: EngineOptions) -> str:
-    """Return what is used where nothing is said."""
+    """Return the default engine of a device."""
     return "torch-graph" if options.on_gpu else "onnxruntime"
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What was tried, and what was chosen."""
+    """The chosen engine, and the results of all that were tried."""
 
     engine: str
     tried: Mapping[str, str]
-    """By engine: its time, or why it is not used."""
+    """Per engine: its time, or why it is not used."""
     is_remembered: bool = False
 
 
 def load_engine(
     model: Deployed, options: EngineOptions, engine: str | None = None, shape: tuple[int, ...] | None = None
 ) -> tuple[Engine, Choice]:
-    """Return an engine and why it is this one.
+    """Return a loaded engine and how it was chosen.
 
     Args:
         model: The exported model.
@@ -103,13 +103,13 @@ def load_engine(
 
 
 def usual_shape(model: Deployed) -> tuple[int, ...]:
-    """Return a shape to try a model with: its own, 1 and 224 where it is free."""
+    """Return a shape to try a model with: its own, with 1 and 224 for free sizes."""
     batch, channels, height, width = model.input_shape
     return (max(batch, 1), channels, 224 if height < 0 else height, 224 if width < 0 else width)
 
 
 def choose(model: Deployed, options: EngineOptions, shape: tuple[int, ...]) -> Choice:
-    """Return the fastest engine whose outputs agree with torch's; remembered beside the model.
+    """Return the fastest engine whose outputs agree with torch's; the choice is stored beside the model.
 
     Raises:
         RunError: No engine works.
@@ -141,7 +141,7 @@ def choose(model: Deployed, options: EngineOptions, shape: tuple[int, ...]) -> C
 
 
 def difference(output: EngineOutput, right: EngineOutput) -> float:
-    """Return the share of other labels, or the largest difference over the standard deviation of what is right."""
+    """Return the share of different labels, or the largest difference over the standard deviation of `right`."""
     if np.issubdtype(right.dtype, np.integer):
         return float(np.mean(output != right))
     scale = float(right.std()) or 1.0
@@ -170,14 +170,14 @@ def _timed(engine: Engine, images: Images) -> tuple[float, EngineOutput]:
 
 
 def _key(model: Deployed, options: EngineOptions, shape: tuple[int, ...]) -> str:
-    """Return what a choice depends on: the files, the machine, the versions."""
+    """Return the key of a stored choice: files, machine, versions."""
     versions = {kind.package: version_of(kind.package) for kind in ENGINES.values()}
     machine = (platform.node(), platform.processor(), platform.machine(), os.cpu_count())
     return json.dumps((sorted(model.files.items()), asdict(options), shape, versions, machine))
 
 
 def _recall(path: Path, key: str) -> Choice | None:
-    """Return what was chosen for the same key; anything else in the file counts as nothing."""
+    """Return the stored choice of the same key; None if there is none or the file is damaged."""
     try:
         found = read_json(path, limit=MiB)[key]
         engine, tried = found["engine"], dict(found["tried"])
@@ -188,7 +188,7 @@ def _recall(path: Path, key: str) -> Choice | None:
 
 
 def _remember(path: Path, key: str, choice: Choice) -> None:
-    if path.is_symlink():  # in somebody else's model it may lead to any file of this machine
+    if path.is_symlink():  # a model from others may hold a link to any file of this machine
         return
     try:
         stored = read_json(path, limit=MiB)
@@ -199,4 +199,4 @@ def _remember(path: Path, key: str, choice: Choice) -> None:
     try:
         write_text(path, json.dumps(kept, indent=1))
     except RunError:
-        return  # a folder that cannot be written to: the next load tries again
+        return  # a read-only folder: the next load tries again

@@ -26,22 +26,22 @@ TaskName = Literal["classification", "segmentation"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Deployed:
-    """An exported model: what it takes, what it gives, and where its files are."""
+    """An exported model: inputs, outputs and files."""
 
     folder: Path
     task: TaskName
     model_name: str
     num_classes: int
     class_names: tuple[str, ...] = ()
-    """Empty if they are not known."""
+    """Empty if unknown."""
     input_shape: tuple[int, ...] = (-1, 3, -1, -1)
     """Batch, channels, height, width; -1 is free."""
     output_op: OutputOp
-    """What stands at the end of the network: labels (int32), probabilities or logits (float32)."""
+    """The last operator: labels (int32), probabilities or logits (float32)."""
     transforms: tuple[Mapping[str, Any], ...]
-    """From an image to the input, as in the files that configure training: `type` and its arguments."""
+    """From an image to the input, as in training files: `type` and its arguments."""
     variants: Mapping[str, Mapping[str, str]]
-    """By precision: `program` (torch.export) and `onnx`, each a file of the folder."""
+    """Per precision: `program` (torch.export) and `onnx`, each a file of the folder."""
     files: Mapping[str, str]
     """SHA-256 of each file."""
     made_by: Mapping[str, str] = field(default_factory=dict)
@@ -80,11 +80,11 @@ class Deployed:
 
     @property
     def is_person_model(self) -> bool:
-        """Whether it parts persons from the background."""
+        """Whether it has two classes, person and background."""
         return self.task == "segmentation" and self.num_classes == 2
 
     def write(self) -> Path:
-        """Write deploy.yaml; a reader of PaddleSeg's form finds its entries there too."""
+        """Write deploy.yaml; it also has the entries of PaddleSeg's format."""
         first = self.variants[next(iter(self.variants))]
         entries = {
             "model": first.get("onnx", first.get("program")),
@@ -142,7 +142,7 @@ def read_deployed(place: Path) -> Deployed:
 
 
 class _Wrong(Exception):
-    """What is wrong with an entry."""
+    """An entry has a wrong value."""
 
 
 def _entries(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What an engine is: something that turns a batch of images into the network's output."""
+"""The interface of engines: a batch of images in, the output of the network out."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Images = NDArray[np.float32]
 EngineOutput = NDArray[Any]
 
 KEPT_SHAPES = 8
-"""How many input shapes an engine stays prepared for."""
+"""Number of input shapes that an engine keeps prepared."""
 
 
 class Engine(Protocol):
-    """A network that is loaded and ready."""
+    """A loaded network."""
 
     def run(self, images: Images) -> EngineOutput:
         """Return the output (labels, probabilities or logits) for images (n, 3, h, w)."""
@@ -31,7 +31,7 @@ class Engine(Protocol):
 
 
 class Guarded:
-    """An engine that takes any float32 array, and whose failures are one line.
+    """An engine that accepts any float32 array and raises only RunError.
 
     Args:
         engine: What does the work.
@@ -52,20 +52,20 @@ class Guarded:
             return self._engine.run(whole)
         except MezzoError:
             raise
-        except Exception as error:  # every engine has exceptions of its own
+        except Exception as error:  # every engine has its own exceptions
             reason = " ".join(str(error).split())[:300]
             raise RunError(f"{self._name} cannot run images of {images.shape}: {reason}") from error
 
 
 class PerShape(Generic[T]):
-    """What was prepared for each of the last few input shapes."""
+    """A cache of prepared objects for the last input shapes."""
 
     def __init__(self, prepare: Callable[..., T], most: int = KEPT_SHAPES) -> None:
         self._prepare, self._most = prepare, most
         self._kept: OrderedDict[Hashable, T] = OrderedDict()
 
     def get(self, shape: tuple[int, ...]) -> T:
-        """Return what belongs to a shape; the shape that was not used for the longest time is forgotten."""
+        """Return the object of a shape; the least recently used shape is dropped."""
         if shape not in self._kept:
             while len(self._kept) >= self._most:
                 self._kept.popitem(last=False)
@@ -75,6 +75,6 @@ class PerShape(Generic[T]):
 
 
 def need(module: str, package: str) -> None:
-    """Raise an EngineError that says what to install, if a module is not there."""
+    """Raise an EngineError with the package to install if a module is missing."""
     if importlib.util.find_spec(module) is None:
         raise EngineError(f"this engine needs {module}, which is not installed: pip install {package}")

@@ -1,4 +1,4 @@
-"""What goes wrong between an exported model and its predictions."""
+"""Errors of exported models and engines."""
 
 from mezzo.errors import DeployError, MezzoError
 
@@ -6,4 +6,4 @@ __all__ = ["DeployError", "EngineError"]
 
 
 class EngineError(MezzoError):
-    """An engine that is not there, or not for this."""
+    """An engine that is not installed, or cannot run this model."""

@@ -22,7 +22,7 @@ from mezzo.files import write_file
 
 INPUT, OUTPUT = "images", "output"
 _REMAINDER = re.compile(r"% \d+\)* [!=]= 0\)*$")
-_SAMPLE = (2, 192, 256)  # batch, height, width: unequal, and neither 0 nor 1, which torch would take for fixed
+_SAMPLE = (2, 192, 256)  # batch, height, width: all different, and not 0 or 1, which torch treats as fixed
 
 
 def trace(network: nn.Module, shape: tuple[int, ...], *, takes_any_size: bool = False) -> ExportedProgram:
@@ -43,7 +43,7 @@ def trace(network: nn.Module, shape: tuple[int, ...], *, takes_any_size: bool = 
     try:
         with quietly(), torch.no_grad():
             program = torch.export.export(network, (sample,), dynamic_shapes=(free,), strict=False)
-    except Exception as error:  # whatever a user's network raises is a network that is not exported
+    except Exception as error:  # a user's network can raise anything
         first = " ".join(str(error).split())[:400]
         raise RunError(f"the network cannot be exported for input {list(shape)}: {first}") from error
     _drop_dtype_checks(program)
@@ -54,7 +54,7 @@ def trace(network: nn.Module, shape: tuple[int, ...], *, takes_any_size: bool = 
 
 
 def _drop_dtype_checks(program: ExportedProgram) -> None:
-    """Take out the assertions that a cast met the dtype of the sample: under `auto_cast` it meets another one."""
+    """Remove the assertions about the dtype of casts: under `auto_cast` it differs from the sample's."""
     graph = program.graph_module.graph
     for node in list(graph.nodes):
         if node.target is ASSERT_TENSOR_METADATA:
@@ -63,7 +63,7 @@ def _drop_dtype_checks(program: ExportedProgram) -> None:
 
 
 def _drop_remainder_guards(program: ExportedProgram) -> None:
-    """Take out guards such as `(size // 2) % 2 != 0`.
+    """Remove guards such as `(size // 2) % 2 != 0`.
 
     torch 2.11 rounds the output size of pooling with a branch on the remainder, and then insists on the sample's remainder
     although both branches give the same size.
@@ -73,7 +73,7 @@ def _drop_remainder_guards(program: ExportedProgram) -> None:
 
 
 def write_onnx(program: ExportedProgram, path: Path) -> None:
-    """Write a program as ONNX, whole or not at all.
+    """Write a program as ONNX, atomically.
 
     Raises:
         RunError: torch's exporter refuses.
@@ -99,14 +99,14 @@ def to_onnx(program: ExportedProgram) -> Any:
     assert made is not None
     model = made.model_proto
     _name_free_sizes(model.graph)
-    for node in model.graph.node:  # source lines and file names of the machine that exported
+    for node in model.graph.node:  # remove source lines and file names of this machine
         del node.metadata_props[:]
     return rewrite(model)
 
 
 @contextlib.contextmanager
 def _without_guards(program: ExportedProgram) -> Iterator[None]:
-    """Leave guards out while ONNX is written, which has none: for an HRNet they were half of the time."""
+    """Disable guards while ONNX is written, which has none: for an HRNet they took half of the time."""
     guards = guards_of(program)
     kept = guards[:]
     guards.clear()
@@ -117,7 +117,7 @@ def _without_guards(program: ExportedProgram) -> Iterator[None]:
 
 
 def _name_free_sizes(graph: Any) -> None:
-    """Call the free sizes batch, height and width: torch's symbols say nothing to the users of the file."""
+    """Name the free sizes batch, height and width instead of torch's symbols."""
     dims = graph.input[0].type.tensor_type.shape.dim
     names = {
         dim.dim_param: name

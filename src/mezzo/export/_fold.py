@@ -1,4 +1,4 @@
-"""Batch norms inside the convolutions before them: a third of the launches of a network less, the same result."""
+"""Fold batch norms into the convolutions before them: a third fewer launches, the same result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CONV_TARGETS = frozenset(
 
 
 def fold_batch_norms(network: nn.Module, program: ExportedProgram) -> nn.Module:
-    """Return a copy of a network in evaluation in which convolutions do the work of the batch norms behind them.
+    """Return a copy of a network in eval mode with its batch norms folded into convolutions.
 
     Args:
         network: What was traced; it is not changed.
@@ -35,7 +35,7 @@ def fold_batch_norms(network: nn.Module, program: ExportedProgram) -> nn.Module:
 
 
 def _pairs(program: ExportedProgram) -> list[tuple[str, str]]:
-    """Return the modules of convolutions and of the norms that alone use their results, each used once."""
+    """Return pairs of a convolution and the norm that is the only user of its result; both are used once."""
     owner = _owners(program)
     found = []
     for node in program.graph.nodes:
@@ -65,7 +65,7 @@ def _target(node: Node) -> str:
 
 
 def _fold(conv: nn.Conv1d | nn.Conv2d | nn.Conv3d, norm: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) -> None:
-    """Put a norm into a convolution; computed in float64."""
+    """Fold a norm into a convolution, computed in float64."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
     scale = (norm.running_var.double() + norm.eps).rsqrt()

@@ -1,4 +1,4 @@
-"""Eight-bit variants: static quantisation after training, by ONNX Runtime, with images of the user's."""
+"""int8 variants: static post-training quantisation by ONNX Runtime, calibrated with images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mezzo.files import write_file
 
 
 def write_int8(source: Path, target: Path, batches: Iterable[Images]) -> None:
-    """Write the eight-bit form of an ONNX file: weights by channel, activations by the ranges that the images show.
+    """Write the int8 form of an ONNX file: weights per channel, activations by their ranges on the images.
 
     Activations are unsigned and weights signed with seven bits: products of eight bits overflow 16-bit sums on CPUs without
     VNNI, silently.
@@ -45,7 +45,7 @@ def write_int8(source: Path, target: Path, batches: Iterable[Images]) -> None:
                 reduce_range=True,
                 calibrate_method=quantization.CalibrationMethod.MinMax,
             )
-        except Exception as error:  # it raises what its parts raise
+        except Exception as error:  # it can raise anything
             raise RunError(
                 f"{source}: ONNX Runtime cannot quantise it: {' '.join(str(error).split())[:300]}"
             ) from error

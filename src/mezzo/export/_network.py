@@ -1,4 +1,4 @@
-"""The network as it is exported: one input, one output, the end that users want, in one precision."""
+"""The exported form of a network: one input, one output, a chosen last operator, one precision."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Deployable(nn.Module):
 
 
 def finish(logits: Tensor, output_op: OutputOp) -> Tensor:
-    """Return what an operation makes of logits (n, classes, ...)."""
+    """Return the output of an operation on logits (n, classes, ...)."""
     if output_op == "argmax":
         return logits.argmax(dim=1).to(torch.int32)
     return logits.softmax(dim=1) if output_op == "softmax" else logits
@@ -64,7 +64,7 @@ class PlainAdaptivePool(nn.Module):
 
 
 def _means(size: int, parts: int, like: Tensor) -> Tensor:
-    """Return the matrix (parts, size) whose rows take the means of `parts` ranges, as torch's pooling draws their limits."""
+    """Return the matrix (parts, size) whose rows average `parts` ranges with the limits of torch's pooling."""
     place = torch.arange(size, device=like.device).unsqueeze(0)
     part = torch.arange(parts, device=like.device).unsqueeze(1)
     begin = part * size // parts

@@ -30,7 +30,7 @@ class OnnxRuntimeEngine:
             self._session: Any = onnxruntime.InferenceSession(
                 str(path), session_options(options.threads), providers=_providers(onnxruntime, options)
             )
-        except Exception as error:  # its exceptions have no common base but this
+        except Exception as error:  # its exceptions have no other common base
             reason = " ".join(str(error).split())[:300]
             raise EngineError(f"{path}: ONNX Runtime cannot load it: {reason}") from error
         self._input = self._session.get_inputs()[0].name
@@ -42,7 +42,7 @@ class OnnxRuntimeEngine:
 
 
 def session_options(threads: int) -> Any:
-    """Return the options of a session: all optimisations, so many threads (0: one a core), warnings off."""
+    """Return the options of a session: all optimisations, `threads` threads (0: one per core), no warnings."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

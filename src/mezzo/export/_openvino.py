@@ -12,7 +12,7 @@ from mezzo.export._engine_options import EngineOptions
 from mezzo.export._errors import EngineError
 
 LABELS_LAST = "mezzo_last"
-"""How an export's node is called that puts the classes of a pixel side by side."""
+"""The name of the exported node that puts the classes of a pixel side by side."""
 
 
 class OpenVinoEngine:
@@ -56,7 +56,7 @@ class OpenVinoEngine:
 
 
 def with_classes_first(path: Path) -> str | bytes:
-    """Return a model with logits enlarged plane by plane, as OpenVINO is fast at.
+    """Return a model that enlarges logits plane by plane, which is fast in OpenVINO.
 
     Exports have the classes of a pixel side by side there, which is faster in ONNX Runtime and half as fast again in OpenVINO.
     Without the package `onnx` the file is taken as it is.

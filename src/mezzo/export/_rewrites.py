@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mezzo.export import LABELS_LAST
 
 ALIGNED = 4
-"""ONNX Runtime reorders channels into blocks, for its fast convolutions, only where their number is a multiple of this."""
+"""ONNX Runtime uses its fast convolutions only if the number of channels is a multiple of this."""
 
 #: Operators of one input that treat every channel alike.
 _CHANNELWISE = frozenset({"Relu", "HardSwish", "HardSigmoid", "Sigmoid", "Clip", "Resize", "MaxPool", "AveragePool"})
@@ -30,14 +30,14 @@ Slots = tuple[int, ...]
 def rewrite(model: Any) -> Any:
     """Return an ONNX model after all rewrites; it is changed in place."""
     for change in (put_labels_last, mean_by_convolution, pad_channels):
-        graph = _Graph(model.graph)  # who uses what has changed
+        graph = _Graph(model.graph)  # the users of values have changed
         change(graph)
         graph.drop_unused()
     return model
 
 
 class _Graph:
-    """An ONNX graph with what rewriting asks of it: constants, producers, users, shapes."""
+    """An ONNX graph with lookups of constants, producers, users and shapes."""
 
     def __init__(self, graph: Any) -> None:
         import onnx
@@ -66,11 +66,11 @@ class _Graph:
         return bool(self._types.get(name) == self._onnx.TensorProto.FLOAT)
 
     def shape(self, name: str) -> Sequence[int]:
-        """Return the sizes of a value, 0 where they are free; nothing if they are not known."""
+        """Return the sizes of a value, 0 for free ones; () if unknown."""
         return self._shapes.get(name, ())
 
     def set_channels(self, name: str, count: int) -> None:
-        """Note that a value has another number of channels, here and in the file."""
+        """Set the number of channels of a value, here and in the file."""
         shape = self._shapes.get(name)
         if shape is not None and len(shape) > 1:
             self._shapes[name] = [shape[0], count, *shape[2:]]
@@ -79,7 +79,7 @@ class _Graph:
                 value.type.tensor_type.shape.dim[1].dim_value = count
 
     def is_output(self, name: str) -> bool:
-        """Whether users of the model are given a value."""
+        """Return whether a value is an output of the model."""
         return any(value.name == name for value in self.proto.output)
 
     def attribute(self, node: Any, name: str, default: Any) -> Any:
@@ -117,7 +117,7 @@ class _Graph:
         return name
 
     def drop_unused(self) -> None:
-        """Take out constants that nothing uses any more."""
+        """Remove unused constants."""
         used = {name for node in self.proto.node for name in node.input}
         kept = [tensor for tensor in self.proto.initializer if tensor.name in used]
         del self.proto.initializer[:]
@@ -129,7 +129,7 @@ class _Graph:
 
 
 def put_labels_last(graph: _Graph) -> None:
-    """Enlarge logits, and take their best class, with the classes of a pixel side by side.
+    """Enlarge logits and take their arg-max with the classes of a pixel side by side.
 
     Arg-max over planes reads memory in strides; with the classes last it reads it in order, and the enlargement writes it so.
     """
@@ -149,7 +149,7 @@ def put_labels_last(graph: _Graph) -> None:
 
 
 def mean_by_convolution(graph: _Graph) -> None:
-    """Take means over channels by a convolution, which reads the blocks that convolutions write."""
+    """Compute means over channels by a convolution, which reads the blocked layout of convolutions."""
     for node in graph.nodes("ReduceMean"):
         axes = graph.constants.get(node.input[1]) if len(node.input) > 1 else None
         shape = graph.shape(node.input[0])
@@ -163,7 +163,7 @@ def mean_by_convolution(graph: _Graph) -> None:
 
 
 def pad_channels(graph: _Graph) -> None:
-    """Give convolutions whose channels are no multiple of ALIGNED some more that are zero, where no one sees them."""
+    """Pad the channels of convolutions with zeros to a multiple of ALIGNED, where no output shows them."""
     for node in graph.nodes("Conv"):
         weight = graph.constants.get(node.input[1])
         if weight is None or graph.attribute(node, "group", 1) != 1 or weight.shape[0] % ALIGNED == 0:
@@ -184,7 +184,7 @@ def _has_known_bias(graph: _Graph, node: Any) -> bool:
 
 
 def _followers(graph: _Graph, first: str, slots: Slots) -> list[Callable[[], None]] | None:
-    """Return what has to change behind a padded value; None if someone would see the padding, or no one gains by it."""
+    """Return the changes that a padded value requires; None if the padding would be visible or useless."""
     waiting = [(first, slots)]
     changes: list[Callable[[], None]] = []
     reached: set[str] = set()
@@ -198,11 +198,11 @@ def _followers(graph: _Graph, first: str, slots: Slots) -> list[Callable[[], Non
             if following is None:
                 return None
             if user.output[0] in reached:
-                return None  # joined with itself: what one way pads, the other does not know of
+                return None  # a value joined with itself: only one path would be padded
             reached.add(user.output[0])
             passed, change = following
             changes += [change] if change is not None else []
-            gains = gains or (change is not None and passed is not None)  # a convolution by channel
+            gains = gains or (change is not None and passed is not None)  # a depthwise convolution
             if passed is not None:
                 waiting.append((user.output[0], passed))
         changes.append(functools.partial(graph.set_channels, name, len(now)))
@@ -210,8 +210,8 @@ def _followers(graph: _Graph, first: str, slots: Slots) -> list[Callable[[], Non
 
 
 def _behind(graph: _Graph, user: Any, name: str, slots: Slots) -> tuple[Slots | None, Callable[[], None] | None] | None:
-    """Return the channels that a node passes on, and what has to change in it; None if it cannot be given padding."""
-    if len(user.output) != 1:  # places of maxima count channels
+    """Return the channels that a node passes on and its changes; None if it cannot take padding."""
+    if len(user.output) != 1:  # indices of maxima depend on the channels
         return None
     if user.op_type == "Concat":
         if graph.attribute(user, "axis", 0) != 1 or list(user.input).count(name) != 1:
@@ -219,7 +219,7 @@ def _behind(graph: _Graph, user: Any, name: str, slots: Slots) -> tuple[Slots | 
         return _joined(graph, user, name, slots)
     if user.op_type in _CHANNELWISE and user.input[0] == name:
         if user.op_type == "Resize" and len(user.input) == 4 and user.input[3]:
-            return None  # its sizes count the channels
+            return None  # its sizes depend on the channels
         return slots, None
     if user.op_type != "Conv" or user.input[0] != name or user.input[1] not in graph.constants:
         return None
@@ -232,7 +232,7 @@ def _behind(graph: _Graph, user: Any, name: str, slots: Slots) -> tuple[Slots | 
 
 
 def _joined(graph: _Graph, user: Any, name: str, slots: Slots) -> tuple[Slots, None] | None:
-    """Return the channels of values put behind each other."""
+    """Return the channels of concatenated values."""
     joined: list[int] = []
     seen = 0
     for each in user.input:
@@ -246,7 +246,7 @@ def _joined(graph: _Graph, user: Any, name: str, slots: Slots) -> tuple[Slots, N
 
 
 def _padded(values: NDArray[Any], slots: Slots, axis: int) -> NDArray[Any]:
-    """Return values by slot, zero where there was nothing."""
+    """Return values by slot, zero for new slots."""
     taken = np.take(values, [max(slot, 0) for slot in slots], axis=axis)
     empty = [number for number, slot in enumerate(slots) if slot < 0]
     if empty:
@@ -272,7 +272,7 @@ def _pad_depthwise(graph: _Graph, node: Any, slots: Slots) -> None:
 
 
 def _forget_shape(graph: _Graph, name: str) -> None:
-    """Take out what the file says about the shape of a value, which is no longer true."""
+    """Remove the outdated shape of a value from the file."""
     kept = [value for value in graph.proto.value_info if value.name != name]
     del graph.proto.value_info[:]
     graph.proto.value_info.extend(kept)

@@ -1,4 +1,4 @@
-"""From a network to a folder that can be deployed: written aside, verified, then put in place."""
+"""Export a network: write into a temporary folder, verify, then move into place."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ReadImages = Callable[[Sequence[Path], Deployed], Iterable[NDArray[Any]]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Description:
-    """What a network is, beside its weights."""
+    """The facts about a network that its weights do not hold."""
 
     task: TaskName
     model_name: str
@@ -46,7 +46,7 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """What was written, and how far it is from the network."""
+    """The exported model and its checks."""
 
     model: Deployed
     checks: tuple[Check, ...]
@@ -122,7 +122,7 @@ def _described(description: Description, options: ExportOptions, output_op: Outp
 
 @dataclass(frozen=True, slots=True)
 class _Images:
-    """Real images: to verify with, and to take the ranges of int8 from."""
+    """Real images for verification and for the calibration of int8."""
 
     verification: Sequence[Path]
     calibration: Sequence[Path]
@@ -156,7 +156,7 @@ def _write_all(
         hashes = {name: sha256(model.folder / name) for name in written.values()}
         variants = {**model.variants, precision: written}
         model = replace(model, variants=variants, files={**model.files, **hashes})
-        # Noise says nothing about a variant that is calibrated on images.
+        # Random images are no test of a variant that is calibrated on real ones.
         used = inputs[-1:] if precision == "int8" else inputs
         for check in verify(right, model, precision, used, min_agreement=options.min_agreement):
             say(str(check))
@@ -165,14 +165,14 @@ def _write_all(
 
 
 def _spread(paths: Sequence[Path], most: int) -> Sequence[Path]:
-    """Return at most so many paths, from all over: the first ones of a folder may all be of one class."""
+    """Return at most `most` paths, evenly spread: the first files of a folder may all be of one class."""
     return paths[:: max(1, len(paths) // most)][:most]
 
 
 def _accepted(
     network: Deployable, model: Deployed, inputs: list[tuple[str, list[NDArray[Any]]]], say: PrintLine
 ) -> list[tuple[str, list[NDArray[Any]]]]:
-    """Return the inputs that the network itself takes.
+    """Return the inputs that the network accepts.
 
     Raises:
         RunError: It takes none.
@@ -194,7 +194,7 @@ def _accepted(
 
 
 def _check_fit(model: Deployed, logits: torch.Tensor) -> None:
-    """Refuse a description that is not of this network: no one could use the export.
+    """Raise an error if the description does not fit the network.
 
     Raises:
         ExportError: It has another number of classes, or is of another kind.
@@ -239,7 +239,7 @@ def _write_variant(
 
 
 def _put_in_place(model: Deployed, folder: Path) -> Deployed:
-    """Move the files out of the stage, deploy.yaml last: without it, or with other hashes, nothing is loaded."""
+    """Move the files into place, deploy.yaml last: without it, or with other hashes, they are not loaded."""
     for name in model.files:
         os.replace(model.folder / name, folder / name)
     placed = replace(model, folder=folder)

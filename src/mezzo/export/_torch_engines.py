@@ -77,7 +77,7 @@ class CompiledEngine(TorchEngine):
 
 
 class GraphEngine(TorchEngine):
-    """The program captured in a CUDA graph for each input shape: one launch a batch, whatever the number of layers."""
+    """The program captured in a CUDA graph for each input shape: one launch per batch, for any number of layers."""
 
     def __init__(self, model: Deployed, options: EngineOptions) -> None:
         if not options.on_gpu:
@@ -98,14 +98,14 @@ class GraphEngine(TorchEngine):
 
 
 class _Captured:
-    """A CUDA graph of the network at one shape, with pinned memory at both ends."""
+    """A CUDA graph of the network for one shape, with pinned host memory."""
 
     def __init__(self, network: Callable[[Tensor], Tensor], shape: tuple[int, ...], device: torch.device) -> None:
         self._staged = torch.empty(shape, pin_memory=True)
         self._input = torch.zeros(shape, device=device).to(memory_format=torch.channels_last)
         side = torch.cuda.Stream(device)
         side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):  # cuDNN chooses its algorithms, and libraries take their memory
+        with torch.cuda.stream(side):  # warm up: cuDNN chooses algorithms, libraries allocate memory
             for _ in range(3):
                 network(self._input)
         torch.cuda.current_stream(device).wait_stream(side)
@@ -121,19 +121,19 @@ class _Captured:
             self._graph.replay()
             self._received.copy_(self._output, non_blocking=True)
         torch.cuda.current_stream().synchronize()
-        result: EngineOutput = self._received.numpy().copy()  # the next batch is received in the same place
+        result: EngineOutput = self._received.numpy().copy()  # the next batch overwrites it
         return result
 
 
 def use_threads(count: int) -> None:
-    """Set the threads of torch, which all engines of a process share, to those of the engine that runs."""
+    """Set the number of torch threads, which all engines of a process share."""
     if torch.get_num_threads() != count:
         torch.set_num_threads(count)
 
 
 @contextlib.contextmanager
 def _best_algorithms() -> Iterator[None]:
-    """Let cuDNN try its algorithms: a graph is captured once and replayed for long."""
+    """Let cuDNN benchmark its algorithms, because a graph is replayed many times."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:
@@ -143,7 +143,7 @@ def _best_algorithms() -> Iterator[None]:
 
 
 def _module(program: ExportedProgram, device: torch.device) -> Any:
-    """Return a program as a module on a device; tensors that it makes inside are made there too."""
+    """Return a program as a module on a device; tensors that it creates are on this device too."""
     from torch.export.passes import move_to_device_pass
 
     if device.type == "cpu":

@@ -1,4 +1,4 @@
-"""Is what was written what was there? Exported files against the network itself, on random and on real images."""
+"""Verification: compare exported files with the network, on random and on real images."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ MIN_AGREEMENT = {"fp16": 0.98, "bf16": 0.95, "int8": 0.9}
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One file, run by one engine, against the network in float32."""
+    """The comparison of one file, run by one engine, with the float32 network."""
 
     precision: str
     engine: str
     inputs: str
-    """Which images: random ones of a size, or real ones."""
+    """The images: random ones of a size, or real ones."""
     error: float
     """Largest difference: of logits over their standard deviation, of probabilities over the largest one; for labels how much
     the logit of the exported label lies below the best one, over the standard deviation."""
@@ -42,7 +42,7 @@ class Check:
     """Share of equal classes."""
     is_fine: bool
     own_rounding: float = 0.0
-    """How far the network in float32 is from itself in float64; measured where the error is above MAX_ERROR."""
+    """Difference of the network in float32 and float64; measured if the error is above MAX_ERROR."""
 
     def __str__(self) -> str:
         own = f" (the network's own rounding: {self.own_rounding:.2e})" if self.own_rounding else ""
@@ -61,7 +61,7 @@ def verify(
     *,
     min_agreement: float | None = None,
 ) -> list[Check]:
-    """Return how far each file of a precision is from the network in float32.
+    """Return the difference of each file of a precision from the float32 network.
 
     Args:
         network: In float32, the same as was exported.
@@ -90,7 +90,7 @@ def verify(
                     own = max(own, own_rounding(network, images, logits))
                     is_fine = is_fine and off <= OWN_ROUNDINGS * own
             agreement = float(np.mean(same))
-            # In float32 the error decides: classes whose logits are all but equal may change places.
+            # In float32 the error decides: nearly equal logits may change the order of classes.
             if precision != "fp32":
                 is_fine = agreement >= needed and math.isfinite(error)
             checks.append(Check(precision, name, what, error, agreement, is_fine, own))
@@ -98,7 +98,7 @@ def verify(
 
 
 def _runner(model: Deployed, precision: str, kind: str, name: str) -> Callable[[Images], NDArray[Any]]:
-    """Return what runs a file; a program that engines refuse was written here, with a warning, so torch runs it."""
+    """Return an engine for a file. torch runs a program that mezzo wrote with a warning and engines refuse."""
     try:
         engine, _ = load_engine(model, EngineOptions(precision=precision, device=_device(precision, kind)), name)
     except DeployError:
@@ -116,7 +116,7 @@ def _runner(model: Deployed, precision: str, kind: str, name: str) -> Callable[[
 
 
 def own_rounding(network: Deployable, images: Images, logits: torch.Tensor) -> float:
-    """Return how far the network's logits in float32 are from those in float64, over their standard deviation.
+    """Return the difference of the float32 and float64 logits over their standard deviation.
 
     Not finite logits have no rounding: nothing is excused by them.
     """
@@ -129,13 +129,13 @@ def own_rounding(network: Deployable, images: Images, logits: torch.Tensor) -> f
 
 
 def _device(precision: str, kind: str) -> str:
-    """Return where a file is run: half programs on a GPU if there is one, which computes half faster than a CPU."""
+    """Return the device for a file: half programs run on the GPU if there is one, which is faster."""
     is_half_program = kind == "program" and precision in ("fp16", "bf16")
     return "cuda:0" if is_half_program and torch.cuda.is_available() else "cpu"
 
 
 def distance(output: torch.Tensor, logits: torch.Tensor, output_op: OutputOp) -> float:
-    """Return how far an output is from what the logits say it should be; see `Check.error`."""
+    """Return the difference of an output from the one that the logits imply; see `Check.error`."""
     if output_op != "argmax":
         right = finish(logits, output_op)
         return _over((output - right).abs().max(), right.std() if output_op == "none" else right.max())
@@ -144,7 +144,7 @@ def distance(output: torch.Tensor, logits: torch.Tensor, output_op: OutputOp) ->
 
 
 def _over(difference: torch.Tensor, scale: torch.Tensor) -> float:
-    """Return a difference over a scale, or as it is where there is none; what is not finite counts as infinite."""
+    """Return a difference over a scale (0: not scaled); a non-finite difference is infinite."""
     size = scale.item()
     ratio = difference.item() / (size if math.isfinite(size) and size > 0 else 1.0)
     return ratio if math.isfinite(ratio) else math.inf
@@ -161,7 +161,7 @@ def _logits(network: Deployable, images: Images) -> torch.Tensor:
 
 
 def random_inputs(shape: tuple[int, ...]) -> list[tuple[str, list[Images]]]:
-    """Return random images of three sizes: what is free differs, also from the sample that the network was traced with."""
+    """Return random images of three sizes; free sizes differ from those that the network was traced with."""
     rng = np.random.default_rng(0)
     free = [(1, 96, 128), (2, 64, 160), (1, 97, 131)]
     sizes = dict.fromkeys(

@@ -1,4 +1,4 @@
-"""Exports of what a recipe describes: a PaddleSeg file, or a classifier by name."""
+"""Export the network of a PaddleSeg file, or a classifier by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mezzo.vision.recipes import Recipe
 
 
 def describe_recipe(recipe: Recipe, class_names: Sequence[str] = ()) -> Description:
-    """Return what deploy.yaml says about the network of a PaddleSeg file: images go through the validation's transforms."""
+    """Return the description of a PaddleSeg file's network, with the transforms of its validation data."""
     block = recipe.resolved.get("val_dataset") or recipe.resolved.get("train_dataset") or {}
     transforms = tuple(block.get("transforms") or ({"type": "Normalize"},))
     return Description(
@@ -35,7 +35,7 @@ def describe_classifier(
     resize_size: int = 256,
     class_names: Sequence[str] = (),
 ) -> Description:
-    """Return what deploy.yaml says about a classifier: short side, middle, ImageNet's mean and deviation."""
+    """Return the description of a classifier: resize, centre crop, ImageNet's mean and deviation."""
     return Description(
         task="classification",
         model_name=name,
@@ -83,7 +83,7 @@ def export_recipe(
 
 
 def _images(recipe: Recipe, split: str, say: PrintLine) -> list[Path]:
-    """Return the images of a split, spread over it; none, said with the reason, if its data is not there."""
+    """Return images spread over a split; none, with a printed reason, if the data are missing."""
     data = recipe.val_data if split == "val" else recipe.train_data
     if data is None:
         return []

@@ -1,4 +1,4 @@
-"""Predictions of exported models: engines, images in, results out, the benchmark report."""
+"""Predictions with exported models: reading images, writing results, the benchmark report."""
 
 from mezzo.vision.infer._report import BenchmarkEnvironment, BenchmarkReport
 from mezzo.vision.infer._report_parser import parse_reports

@@ -29,7 +29,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchmarkEnvironment:
-    """Where a benchmark ran: system, drivers, torch, and the engine that executed the model; None is not known."""
+    """The machine of a benchmark: system, drivers, torch and the engine; None means unknown."""
 
     os_version: str | None
     cuda_version: str | None
@@ -42,7 +42,7 @@ class BenchmarkEnvironment:
 
     @classmethod
     def query(cls, *, engine: str, engine_version: str | None = None) -> BenchmarkEnvironment:
-        """Return what this machine and the installed torch say of themselves."""
+        """Return the environment of this process."""
         import torch
 
         return cls(
@@ -59,7 +59,7 @@ class BenchmarkEnvironment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchmarkReport:
-    """All that a report says. None prints as `None`; texts are one line each."""
+    """The content of a report. None prints as `None`; each text is one line."""
 
     model_name: str
     """May be empty."""
@@ -201,7 +201,7 @@ def _check_one_line(label: str, text: str) -> None:
 def _os_version() -> str:
     try:
         release = platform.freedesktop_os_release()
-    except OSError:  # not Linux, or one without that file
+    except OSError:  # not Linux, or a Linux without that file
         is_mac = platform.system() == "Darwin"
         return f"macOs {platform.mac_ver()[0]}" if is_mac else f"{platform.system()} {platform.release()}"
     return f"{release['NAME']} {release.get('VERSION_ID', '')}".strip()  # a rolling distribution has no version

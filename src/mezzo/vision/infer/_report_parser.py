@@ -1,4 +1,4 @@
-"""Benchmark reports out of a program's log: ours, and those of AutoLog."""
+"""Parse the benchmark reports of mezzo and of AutoLog in a program's log."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FIELD = re.compile(rf"(?:\[(?P<identifier>[^\[\]]*)\] |(?:^|(?<=\s)))(?P<label>
 _NUMBER = re.compile(r"[+-]?[0-9]{1,300}(?P<fraction>\.[0-9]*)?(?P<exponent>e[+-]?[0-9]{1,4})?", re.I)
 
 _WORDS: dict[str, bool | None] = {"None": None, "True": True, "False": False}
-_TOLERANCE = 0.02  # what the format's description allows between the total and its parts
+_TOLERANCE = 0.02  # the format allows this much between the total and its parts
 
 
 def parse_reports(text: str, *, warmup: int = 0) -> list[dict[str, object]]:

@@ -1,4 +1,4 @@
-"""Images through an exported model: read, run, written; a file that cannot be read does not stop the others."""
+"""Predict images: read, run, write. A file that cannot be read does not stop the others."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from mezzo.vision.options import InferOptions
 
 PREDICTIONS, REPORT, SHEET = "predictions.jsonl", "benchmark.json", "sheet.png"
 DEMO_IMAGES = (Path("images/demo.jpg"), Path("data/test/demo.jpg"), Path("lite_data/test/demo.jpg"))
-"""Where the documents have an image."""
+"""The demo images of the documents."""
 
 CountImages = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class InferResult:
-    """What came of it."""
+    """The result of a prediction."""
 
     images: int
-    """Predicted."""
+    """Number of predicted images."""
     refused: tuple[Refused, ...]
     files: tuple[Path, ...]
     choice: Choice
@@ -51,7 +51,7 @@ def infer(
     say: PrintLine = lambda line: None,
     progress: CountImages = lambda done, total: None,
 ) -> InferResult:
-    """Run a model over images; classes are said, label maps are written.
+    """Predict images: print classes, or write label maps.
 
     Args:
         model: The exported model.
@@ -85,14 +85,14 @@ def infer(
                     spent = timer.now() - begun
                     engine, choice = _ready(model, options, batch)
                     watch.enter_context(sampler)
-                    begun = timer.now() - spent  # loading and warm-up are no part of the first batch
+                    begun = timer.now() - spent  # do not count loading and warm-up in the first batch
                 try:
                     with timer.cycle(samples=len(batch.paths), begun=begun):
                         timer.stamp()
                         output = _run(engine, batch, model)
                         timer.stamp()
                         done = results.read(output, batch)
-                except RunError as error:  # of this batch: the network takes no image of this size
+                except RunError as error:  # the network does not accept images of this size
                     failed = [Refused(path, str(error)) for path in batch.paths]
                     refused += failed
                     for each in failed:
@@ -107,7 +107,7 @@ def infer(
 
 
 def _demo_image(say: PrintLine) -> Path:
-    """Return the image of the documents, whose certification names none."""
+    """Return the demo image that the documents use without naming it."""
     found = next((path for path in DEMO_IMAGES if path.is_file()), None)
     if found is None:
         raise OptionError(f"no images: give --image-path FILE, FOLDER or LIST (there is no ./{DEMO_IMAGES[0]} either)")
@@ -116,7 +116,7 @@ def _demo_image(say: PrintLine) -> Path:
 
 
 def _with_sizes(model: Deployed, options: InferOptions) -> Deployed:
-    """Return the model with other sizes in its transforms, if such are given."""
+    """Return the model with the sizes of the options in its transforms."""
     wanted = {"ResizeShort": options.resize_size, "CenterCrop": options.crop_size}
     if all(size is None for size in wanted.values()):
         return model
@@ -165,7 +165,7 @@ def _run(engine: Engine, batch: InputBatch, model: Deployed) -> EngineOutput:
 
 
 class _Results:
-    """Outputs as users want them: said, written, drawn."""
+    """Prints, writes and draws the outputs."""
 
     def __init__(self, model: Deployed, options: InferOptions, names: Mapping[Path, Path], say: PrintLine) -> None:
         self._model, self._options, self._say = model, options, say
@@ -176,7 +176,7 @@ class _Results:
         self._files: list[Path] = []
 
     def read(self, output: EngineOutput, batch: InputBatch) -> list[Any]:
-        """Return what the output says about each image of a batch: its best classes, or its label map."""
+        """Return the best classes or the label map of each image of a batch."""
         model = self._model
         if model.task == "classification":
             return list(top_classes(output, self._options.top_k, model.class_names or None))
@@ -187,7 +187,7 @@ class _Results:
         ]
 
     def keep(self, done: Sequence[Any], batch: InputBatch) -> None:
-        """Say or write what there is about the images of a batch."""
+        """Print or write the results of a batch."""
         for one, path, image in zip(done, batch.paths, batch.originals, strict=True):
             self.names_done.append(path)
             if self._model.task == "classification":
@@ -209,7 +209,7 @@ class _Results:
             self._rows.append((str(name), image, labels))
 
     def finish(self, report: BenchmarkReport | None) -> list[Path]:
-        """Write what is about all images; return all files that were written."""
+        """Write the files about all images; return all written files."""
         folder, model = self._options.save_dir, self._model
         if folder is None:
             return []

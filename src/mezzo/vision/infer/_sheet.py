@@ -1,4 +1,4 @@
-"""One picture of many results: each image beside its overlay, and what the colours mean."""
+"""A contact sheet: each image beside its overlay, with a legend of the colours."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from mezzo.files import one_line, write_file
 from mezzo.vision.infer.maps import Labels, colors_of, overlay
 
 SHOWN = 12
-"""Results on a sheet at most."""
+"""Maximum number of results on a sheet."""
 
 LEGEND = 200
-"""Classes in the legend at most."""
+"""Maximum number of classes in the legend."""
 
 CELL = 240
 """Longest side of a picture on the sheet, in pixels."""
@@ -29,7 +29,7 @@ SheetRow = tuple[str, NDArray[np.uint8], Labels]
 
 _GAP = 12
 _LINE = 20
-_ACROSS = 2  # results side by side, where there are more than a few
+_ACROSS = 2  # columns, if there are more than a few results
 _INK = (32, 32, 32)
 
 
@@ -72,7 +72,7 @@ def _cell(row: SheetRow, num_classes: int) -> Image.Image:
 
 
 def _fitted(picture: NDArray[np.uint8]) -> Image.Image:
-    """Return a picture with its long side at the length of a cell."""
+    """Return a picture, resized so that its long side fits a cell."""
     height, width = picture.shape[:2]
     factor = CELL / max(height, width)
     size = (max(1, round(width * factor)), max(1, round(height * factor)))
@@ -109,7 +109,7 @@ def _occurring(rows: Sequence[SheetRow]) -> list[int]:
 
 
 def _legend(classes: Sequence[int], num_classes: int, names: Sequence[str], width: int) -> Image.Image:
-    """Return a square of the colour and the name of each class, in as many lines as they need."""
+    """Return the legend: a coloured square and the name of each class, in several lines if needed."""
     left_out, classes = len(classes) - LEGEND, classes[:LEGEND]
     texts = [_class_text(index, num_classes, names) for index in classes]
     if left_out > 0:
@@ -127,7 +127,7 @@ def _legend(classes: Sequence[int], num_classes: int, names: Sequence[str], widt
 
 
 def _places(widths: Sequence[int], width: int) -> Iterator[tuple[int, int]]:
-    """Yield the left edge and the line of entries that are set one after the other."""
+    """Yield the left edge and the line number of each entry."""
     left, line = 0, 0
     for wide in widths:
         if left and left + wide > width:
@@ -142,15 +142,15 @@ def _class_text(index: int, num_classes: int, names: Sequence[str]) -> str:
 
 
 def _is_untouched(index: int, num_classes: int) -> bool:
-    """Return whether `overlay` leaves a class as it is."""
+    """Return whether `overlay` does not colour a class."""
     return num_classes == 2 and index == 0
 
 
 def _shortened(text: str, width: int) -> str:
-    """Return a text that fits; of one that does not the end, which tells files apart."""
+    """Return a text that fits the width; a longer one loses its start, because the end of a path is more specific."""
     if len(text) <= width and _text_width(text) <= width:
         return text
-    text = text[-width:]  # measuring takes time: a name may have a million characters
+    text = text[-width:]  # measuring is slow, and a name may have a million characters
     while text and _text_width(f"...{text}") > width:
         text = text[1:]
     return f"...{text}"

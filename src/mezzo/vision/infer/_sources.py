@@ -1,4 +1,4 @@
-"""What a network is to look at: images of a file, a folder or a list, decoded and normalised batch by batch.
+"""Input images of a file, a folder or a list, decoded and normalised batch by batch.
 
 N batch, H height, W width.
 """
@@ -36,7 +36,7 @@ from mezzo.vision.data import (
 )
 
 LISTS = frozenset({".txt", ".list"})
-"""Files that name images, one a line, in lower case."""
+"""Suffixes of files that name one image per line, in lower case."""
 
 UndoSizes = tuple[tuple[str, int, int], ...]
 """See `Sample.undo`."""
@@ -47,7 +47,7 @@ _SEPARATOR = re.compile(r"[\s,]+")
 
 @dataclass(slots=True)
 class InputBatch:
-    """Images of one size, ready for the network, and what is needed to show its answer on them."""
+    """Images of one size, ready for the network, with their originals."""
 
     images: NDArray[np.float32]
     """(N, 3, H, W), contiguous."""
@@ -55,12 +55,12 @@ class InputBatch:
     originals: list[NDArray[np.uint8]]
     """As in the files: RGB, each of its own size."""
     undo: list[UndoSizes]
-    """How each image came from its original's size to this one; `to_labels` takes it back."""
+    """How each image was resized; `to_labels` undoes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An image that cannot be used; the others go on."""
+    """An image that cannot be used; the others are still processed."""
 
     path: Path
     reason: str
@@ -70,7 +70,7 @@ class Refused:
 
 
 def find_images(source: Path) -> list[Path]:
-    """Return the images that a path stands for.
+    """Return the image files of a path.
 
     Args:
         source: One image; a folder, for all images below it in sorted order, without names that begin with a dot and
@@ -122,7 +122,7 @@ def read_batches(paths: Sequence[Path], model: Deployed) -> Iterator[NDArray[np.
         if isinstance(batch, Refused):
             raise RunError(f"{batch}; verification and calibration need images that can be read")
         if wanted[0] > 0 and len(batch.images) != wanted[0]:
-            continue  # the last few of a batch that is fixed
+            continue  # an incomplete last batch of a fixed size
         for size, free in zip(batch.images.shape[2:], wanted[2:], strict=True):
             if free not in (-1, size):
                 raise RunError(
@@ -133,7 +133,7 @@ def read_batches(paths: Sequence[Path], model: Deployed) -> Iterator[NDArray[np.
 
 
 def read_inputs(paths: Iterable[Path], transforms: Compose, batch_size: int) -> Iterator[InputBatch | Refused]:
-    """Yield the images in their order, decoded when they are asked for.
+    """Yield the images in order; each is decoded when it is needed.
 
     Args:
         paths: Image files.
@@ -160,14 +160,14 @@ def to_planes(images: Sequence[NDArray[Any]], normalize: Normalize | None) -> ND
     for image, target in zip(images, planes, strict=True):
         for channel, table, plane in zip(cv2.split(image), tables, target, strict=True):
             if image.dtype == np.uint8:
-                cv2.LUT(channel, table, dst=plane)  # 256 results, looked up: twice as fast as NumPy's arithmetic
+                cv2.LUT(channel, table, dst=plane)  # a table of 256 results: twice as fast as NumPy's arithmetic
             else:
                 plane[...] = channel
     return planes
 
 
 def _tables(normalize: Normalize | None) -> NDArray[np.float32]:
-    """Return what becomes of each grey level, (3, 256)."""
+    """Return the normalised value of each grey level, (3, 256)."""
     mean, std = (normalize.mean, normalize.std) if normalize is not None else ((0.0,) * 3, (1 / 255,) * 3)
     levels = np.arange(256) / 255
     tables: NDArray[np.float64] = (levels - np.array(mean)[:, None]) / np.array(std)[:, None]
@@ -175,7 +175,7 @@ def _tables(normalize: Normalize | None) -> NDArray[np.float32]:
 
 
 def _batches(paths: Iterable[Path], transforms: Compose, batch_size: int) -> Iterator[InputBatch | Refused]:
-    rng = np.random.default_rng(0)  # transforms ask for one; those of evaluation draw nothing
+    rng = np.random.default_rng(0)  # transforms take one; those of an evaluation do not use it
     waiting: list[tuple[NDArray[np.uint8], Sample]] = []
     for path in paths:
         read = _read(path, transforms, rng)
@@ -201,7 +201,7 @@ def _read(path: Path, transforms: Compose, rng: np.random.Generator) -> tuple[ND
         return original, transforms(Sample(original, None, str(path)), rng)
     except DataError as error:
         return Refused(path, str(error).removeprefix(f"{path}: "))
-    except (cv2.error, MemoryError) as error:  # sizes from a deploy.yaml that OpenCV cannot make
+    except (cv2.error, MemoryError) as error:  # OpenCV cannot allocate the sizes of a deploy.yaml
         return Refused(path, f"the transforms fail: {' '.join(str(error).split())[:200]}")
 
 
@@ -237,7 +237,7 @@ def _listed_images(path: Path) -> list[Path]:
 
 
 def _listed_image(root: str, line: str, where: str) -> Path:
-    """Return the first column's file, or of more columns together: a path may hold blanks."""
+    """Return the file of the first column, or of several columns together: a path may contain spaces."""
     ends = [*(gap.start() for gap in _SEPARATOR.finditer(line)), len(line)]
     files = [listed_path(root, line[:end], where) for end in ends]
     there = next((name for name in files if is_regular(name)), None)

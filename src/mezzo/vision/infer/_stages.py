@@ -16,7 +16,7 @@ STAGES = ("preprocess", "inference", "postprocess")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Percentiles:
-    """Times that 50, 95 and 99 of 100 batches stay within, in milliseconds; between two batches, interpolated."""
+    """The 50th, 95th and 99th percentile of the batch time in milliseconds, interpolated."""
 
     p50_ms: float
     p95_ms: float
@@ -25,13 +25,13 @@ class Percentiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageTimes:
-    """What a `StageTimer` measured; warm-up cycles count in `cycles` alone."""
+    """The statistics of a `StageTimer`; warm-up cycles count only in `cycles`."""
 
     cycles: int
-    """Completed ones, warm-up included."""
+    """Completed cycles, including warm-up."""
 
     warmup: int
-    """How many of them were left out of everything below."""
+    """Cycles that all fields below leave out."""
 
     total_s: float
     """Sum of the whole cycles."""
@@ -46,7 +46,7 @@ class StageTimes:
     cycle: Percentiles
 
     samples_per_s: float | None
-    """Samples of the cycles over their total; None if the clock never moved."""
+    """Samples per second; None if no time passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class _Cycle:
 
 
 class StageTimer:
-    """Times the three stages of every batch, on a clock that never goes back.
+    """Times the three stages of every batch with a monotonic clock.
 
     A device works behind the program's back: copy its results to the host before the stamp that ends a stage.
 
@@ -117,7 +117,7 @@ class StageTimer:
         self._stamps_s.append(self._clock())
 
     def times(self) -> StageTimes:
-        """Return the statistics of all cycles but the warm-up; MezzoError if there is no other."""
+        """Return the statistics of all cycles after warm-up; raise MezzoError if there are none."""
         cycles = self._cycles[self._warmup :]
         if not cycles:
             raise MezzoError(_too_few(len(self._cycles), self._warmup))
@@ -148,7 +148,7 @@ def percentiles(times_ms: Sequence[float]) -> Percentiles:
 
 
 def _at(ordered: Sequence[float], percent: int) -> float:
-    whole, part = divmod((len(ordered) - 1) * percent, 100)  # in whole numbers: the last place is never overrun
+    whole, part = divmod((len(ordered) - 1) * percent, 100)  # integers, so that rounding cannot exceed the last index
     low, high = ordered[whole], ordered[min(whole + 1, len(ordered) - 1)]
     return low + (high - low) * part / 100
 

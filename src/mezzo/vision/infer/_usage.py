@@ -1,4 +1,4 @@
-"""Memory and GPU load of a stretch of the program, sampled by a thread beside it.
+"""Memory and GPU load of a block of code, sampled by a thread.
 
 What cannot be measured is None, never an error: no psutil and no /proc, no pynvml, no driver, a card that does not say.
 """
@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 INTERVAL_S = 0.2
-START_TIMEOUT_S = 2.0  # a driver that sleeps takes its time to wake
+START_TIMEOUT_S = 2.0  # a sleeping driver needs time to start
 STOP_TIMEOUT_S = 1.0
 
 _STATM = Path("/proc/self/statm")
@@ -25,7 +25,7 @@ _MIB = 2**20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Usage:
-    """What a stretch of the program used; None where it was not measured, or a sample of it failed."""
+    """Resources that a block of code used; None if a figure was not measured or a sample failed."""
 
     mean_rss_mb: float | None = None
     """Resident memory of this process, in MiB."""
@@ -33,19 +33,19 @@ class Usage:
     peak_rss_mb: float | None = None
 
     gpu_memory_mb: float | None = None
-    """The most that was in use on the whole card, by anyone, in MiB."""
+    """Peak memory of the whole GPU, over all processes, in MiB."""
 
     gpu_util: float | None = None
-    """Mean utilisation of the whole card, in percent."""
+    """Mean utilisation of the whole GPU, in percent."""
 
 
 class _Series:
-    """Mean and peak of one figure; it keeps no samples, so that a long run costs no memory."""
+    """Mean and peak of one figure, without storing samples."""
 
     def __init__(self, read: Callable[[], float] | None = None) -> None:
         self._read = read
         self._is_reading = False
-        self._so_far = (0, 0.0, 0.0)  # count, sum, peak: replaced as one, so that a reader sees all three of one moment
+        self._so_far = (0, 0.0, 0.0)  # count, sum, peak: one tuple, so that a reader gets consistent values
 
     def sample(self) -> None:
         if self._read is None:
@@ -61,7 +61,7 @@ class _Series:
         self._is_reading = False
 
     def give_up(self) -> None:
-        """Forget the figure if a sample of it failed, or has not come back."""
+        """Drop the figure if a sample failed or did not return."""
         if self._is_reading:
             self._read = None
 
@@ -98,12 +98,12 @@ class UsageSampler:
         self._interval_s = interval_s
         self._rss, self._gpu_memory, self._gpu_util = _Series(), _Series(), _Series()
         self._has_begun, self._is_over = threading.Event(), threading.Event()
-        # A daemon: neither a driver that hangs nor a block that raises keeps the program from ending.
+        # A daemon thread, so that a hanging driver does not keep the program from ending.
         self._thread = threading.Thread(target=self._run, name="mezzo-usage", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._has_begun.wait(START_TIMEOUT_S)  # loading the driver's library is not part of what is measured
+        self._has_begun.wait(START_TIMEOUT_S)  # do not measure the loading of the driver's library
         return self
 
     def __exit__(
@@ -116,7 +116,7 @@ class UsageSampler:
 
     @property
     def usage(self) -> Usage:
-        """What was used so far; after the block, in all of it."""
+        """The usage so far; after the block, that of the whole block."""
         return Usage(
             mean_rss_mb=self._rss.mean,
             peak_rss_mb=self._rss.peak,
@@ -152,7 +152,7 @@ class UsageSampler:
 
 @contextmanager
 def nvml_session() -> Iterator[Any]:
-    """Give the pynvml module, ready for questions; None where it is not installed or finds no driver."""
+    """Yield the initialised pynvml module; None if it is not installed or finds no driver."""
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:
@@ -166,12 +166,12 @@ def nvml_session() -> Iterator[Any]:
     try:
         yield nvml
     finally:
-        with suppress(nvml.NVMLError):  # all answers are in; there is nothing left to lose
+        with suppress(nvml.NVMLError):  # all values have been read
             nvml.nvmlShutdown()
 
 
 def _find_card(nvml: Any, gpu: int) -> Any:
-    """Return NVML's handle of a visible GPU, or None; NVML counts all cards, CUDA those that it is shown."""
+    """Return NVML's handle of a visible GPU, or None. NVML counts all GPUs, CUDA only the visible ones."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [str(gpu)] if visible is None else [name.strip() for name in visible.split(",")][gpu : gpu + 1]
     for name in names:
@@ -189,7 +189,7 @@ def _card_by_name(nvml: Any, name: str) -> Any:
 
 
 def _rss_reader() -> Callable[[], float] | None:
-    """Return a function that tells this process's resident memory in MiB; None where nothing here can tell."""
+    """Return a function that returns this process's resident memory in MiB; None if it cannot be measured."""
     try:
         psutil: Any = importlib.import_module("psutil")
     except ImportError:

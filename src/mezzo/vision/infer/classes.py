@@ -1,4 +1,4 @@
-"""What a classifier says of an image: the classes with the best scores, in lines that people and scripts read.
+"""The classes of an image with the best scores, and the lines that print them.
 
 N batch, K classes.
 """
@@ -20,7 +20,7 @@ from mezzo.files import one_line
 
 @dataclass(frozen=True, slots=True)
 class ClassScore:
-    """A class, its name where that is known, and the network's number for it."""
+    """A class, its name if known, and its score."""
 
     index: int
     name: str | None
@@ -28,7 +28,7 @@ class ClassScore:
 
 
 def top_classes(scores_NK: NDArray[Any], k: int, names: Sequence[str] | None = None) -> list[list[ClassScore]]:
-    """Return the best classes of each image, the best first; of equal scores that with the smaller index.
+    """Return the best classes of each image, best first; equal scores are ordered by index.
 
     Args:
         scores_NK: As the network gives them: probabilities or logits.
@@ -55,7 +55,7 @@ def top_classes(scores_NK: NDArray[Any], k: int, names: Sequence[str] | None = N
 
 
 def format_classes(path: Path | str, scores: Sequence[ClassScore]) -> str:
-    """Return a line for the best class of an image, and an indented one for each other.
+    """Return a line for the best class of an image and an indented line for each further class.
 
     >>> print(format_classes("a.jpg", [ClassScore(7, "cat", 0.93121), ClassScore(2, None, 0.05)]))
     image_name: a.jpg, class_id: 7, class_name: cat, score: 0.9312

@@ -1,4 +1,4 @@
-"""What a segmentation network says of an image: class ids at the image's own size, and pictures of them.
+"""Label maps of a segmentation network at the size of the image file, and pictures of them.
 
 K classes, H height, W width of the image; h, w of the network's output.
 """
@@ -23,12 +23,12 @@ from mezzo.export import DeployError
 from mezzo.files import write_file
 
 Labels = NDArray[np.uint8] | NDArray[np.int32]
-"""(H, W) class ids: uint8, where there are more than 256 classes int32."""
+"""(H, W) class ids: uint8, or int32 for more than 256 classes."""
 
 _Resize = Callable[[NDArray[Any], int, int], NDArray[Any]]
 _JPEG_QUALITY = 92
-_PALETTE = 256  # colours of a PNG file at most
-_HIGHEST_ID = 2**16 - 1  # of a grey PNG file
+_PALETTE = 256  # maximum number of colours of a PNG file
+_HIGHEST_ID = 2**16 - 1  # maximum of a grey PNG file
 
 
 def to_labels(
@@ -68,7 +68,7 @@ def to_labels(
 
 
 def class_colors(count: int) -> NDArray[np.uint8]:
-    """Return an RGB colour for each class, (K, 3): those of Pascal VOC, class 0 black, no two alike.
+    """Return a different RGB colour for each class, (K, 3): those of Pascal VOC; class 0 is black.
 
     Three bits of the class id at a time become one bit of red, green and blue each, the highest first: small ids, which
     occur most, are far apart.
@@ -110,14 +110,14 @@ def overlay(image: NDArray[np.uint8], labels: Labels, *, num_classes: int, alpha
 
 
 def cut_out(image: NDArray[np.uint8], labels: Labels, person: int = 1) -> NDArray[np.uint8]:
-    """Return the pixels of one class, (H, W, 4) RGBA; the rest is transparent, and black underneath."""
+    """Return the pixels of one class, (H, W, 4) RGBA; all others are transparent black."""
     cut = np.dstack([image, np.full(labels.shape, 255, np.uint8)])
     cut[labels != person] = 0
     return cut
 
 
 def result_names(images: Sequence[Path], source: Path) -> list[Path]:
-    """Return under which name, without suffix, the results of each image are kept: different ones for different images.
+    """Return a unique file name without suffix for the results of each image.
 
     Folders below the source stay. Where a list names images outside of its folder, those below the folder that they
     have in common. A suffix stays where the name would be that of another image without it,
@@ -145,14 +145,14 @@ def result_names(images: Sequence[Path], source: Path) -> list[Path]:
 
 
 def _is_dots(name: Path) -> bool:
-    """Whether a name without its suffix is no name: that of the image `...png` is `..`."""
+    """Return whether a name is not a file name without its suffix: `...png` becomes `..`."""
     return not name.name.strip(".")
 
 
 def save_maps(
     folder: Path, relative: Path, image: NDArray[np.uint8], labels: Labels, *, num_classes: int, with_cut_out: bool
 ) -> list[Path]:
-    """Write what there is to see of an image's labels; return the files.
+    """Write the pictures of an image's labels; return the files.
 
     `labels/NAME.png` holds class ids, which show as colours (more than 256 classes: 16 bits, grey);
     `overlays/NAME.jpg` the image under them; `cutouts/NAME.png` class 1 alone.
@@ -186,14 +186,14 @@ def save_maps(
 
 
 def _undone(output: NDArray[Any], undo: Sequence[tuple[str, int, int]], resize: _Resize) -> NDArray[Any]:
-    """Return the output without what changed the image's size, the last change first."""
+    """Return the output with the changes of the image's size undone, last change first."""
     for kind, height, width in reversed(undo):
         output = output[..., :height, :width] if kind == "pad" else resize(output, height, width)
     return output
 
 
 def _resized_scores(scores: NDArray[Any], height: int, width: int) -> NDArray[Any]:
-    """Return scores at a size, bilinearly; PyTorch's own numbers, OpenCV's are off by 1e-4."""
+    """Return scores resized bilinearly by PyTorch; OpenCV's result differs by 1e-4."""
     if scores.shape[1:] == (height, width):
         return scores
     planes = torch.from_numpy(np.require(scores, np.float32, ["C", "W"]))[None]
@@ -203,7 +203,7 @@ def _resized_scores(scores: NDArray[Any], height: int, width: int) -> NDArray[An
 
 
 def _resized_ids(ids: NDArray[Any], height: int, width: int) -> NDArray[Any]:
-    """Return class ids at a size: that of the pixel in which the new one's centre lies."""
+    """Return class ids resized by nearest neighbour."""
     if ids.shape == (height, width):
         return ids
     rows, columns = (
@@ -214,7 +214,7 @@ def _resized_ids(ids: NDArray[Any], height: int, width: int) -> NDArray[Any]:
 
 
 def _best_class(scores: NDArray[Any]) -> Labels:
-    """Return the arg-max over classes: plane by plane, ten times as fast as NumPy's over the first axis."""
+    """Return the arg-max over classes, plane by plane: ten times as fast as NumPy's."""
     best = scores[0].copy()
     labels: Labels = np.zeros(best.shape, _id_type(len(scores)))
     for index, plane in enumerate(scores[1:], start=1):
