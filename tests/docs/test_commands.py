@@ -40,6 +40,7 @@ CHEAP = (
 #: Commands that take seconds or minutes; they run as a reader runs them, page by page.
 SLOW = (
     r"mezzo (build|compare.*|bisect .*|doctor .*|prepare .*|bench .*)",
+    r"mezzo train --recipe .*",
     r"mezzo tipc (prepare|run|matrix|report) .*",
     r"bash test_tipc/\w+\.sh .*",
     r"python train\.py .*",
