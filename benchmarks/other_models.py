@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from mezzo import amp
+from mezzo.dtypes import dtype_name
 
 Batch = tuple[Tensor, ...]
 
@@ -155,7 +156,7 @@ class Recipe:
     @property
     def name(self) -> str:
         """The name in tables."""
-        half = str(self.dtype).removeprefix("torch.")
+        half = dtype_name(self.dtype)
         rule = "" if self.use_promote else ", use_promote=False"
         return " ".join(part for part in (self.by, half, self.level) if part) + rule
 
