@@ -23,7 +23,7 @@ from PIL import Image
 
 from mezzo.amp import load_lists
 from mezzo.export import read_deployed
-from mezzo.fetch._cache import recorded
+from mezzo.fetch import recorded
 from mezzo.files import read_text
 from mezzo.proof import Changes, read_changes
 from mezzo.tipc import (

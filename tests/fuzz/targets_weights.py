@@ -23,7 +23,7 @@ from mezzo.checkpoint import read_pdparams, read_torch_state
 from mezzo.errors import MezzoError
 from mezzo.export import load_program
 from mezzo.files import FileError
-from mezzo.proof._accuracy_run import FORMAT, VERSION, load_run
+from mezzo.proof import load_run
 
 _PROGRAM = Path(__file__).parent / "seeds" / "program.pt2"
 _EXPRESSIONS = (
@@ -293,7 +293,7 @@ def make_archive(rng: random.Random, folder: Path) -> Path:
 
 def make_run(rng: random.Random, folder: Path) -> Path:
     payload = {
-        "format": FORMAT, "version": VERSION, "name": "x", "loss": 1.0, "loss_scale": 1.0, "max_elements": 10,
+        "format": "mezzo accuracy run", "version": 1, "name": "x", "loss": 1.0, "loss_scale": 1.0, "max_elements": 10,
         "modules": {"a": "Linear"}, "parameters": [], "records": [[[2], "float32", 0, 0, 1.0]], "values": torch.ones(2),
         "calls": [{"path": "a", "kind": "Linear", "occurrence": 1, "rounding": "float32", "inputs": [0], "outputs": [],
                    "inner": []}],

@@ -1,6 +1,6 @@
 """Files by URL: downloads into a cache."""
 
-from mezzo.fetch._cache import cached, fetch
+from mezzo.fetch._cache import cached, fetch, recorded
 from mezzo.fetch._download import Progress, check_request, download
 from mezzo.fetch._errors import FetchError, Unreachable
 from mezzo.fetch._place import is_offline, is_url, place_of
@@ -10,6 +10,7 @@ __all__ = [
     # The cache
     "fetch",
     "cached",
+    "recorded",
     "place_of",
     "is_url",
     "is_offline",
