@@ -16,14 +16,14 @@ from mezzo import amp
 
 
 def read_options() -> argparse.Namespace:
-    """Return the options; exit with 2 where `torchrun` did not start this process."""
+    """Return the options; exit with 2 unless `torchrun` started this process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--level", default="O2", choices=["O1", "O2"])
     parser.add_argument("--dtype", default="float16", choices=["float16", "bfloat16"])
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--size", type=int, default=64, help="width of the network")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cuda", "cpu"])
-    parser.add_argument("--wrap-first", action="store_true", help="show what the wrong order is answered")
+    parser.add_argument("--wrap-first", action="store_true", help="wrap before decorating, to show the error")
     options = parser.parse_args()
     if "RANK" not in os.environ:
         parser.error("no torchrun: start it with torchrun --nproc_per_node=2 examples/distributed.py")
@@ -31,7 +31,7 @@ def read_options() -> argparse.Namespace:
 
 
 def enter_group(name: str) -> torch.device:
-    """Connect this process to the others, GPUs by NCCL and CPUs by gloo; return its device."""
+    """Join the process group (NCCL on GPUs, gloo on CPUs); return the device of this process."""
     if name == "cpu":
         dist.init_process_group("gloo")
         return torch.device("cpu")
@@ -42,7 +42,7 @@ def enter_group(name: str) -> torch.device:
 
 
 def make_batch(size: int, seed: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return data and what the network is to learn of them."""
+    """Return inputs and targets."""
     generator = torch.Generator().manual_seed(seed)
     data = torch.randn(128, size, generator=generator).to(device)
     return data, data.roll(1, dims=1).tanh()
@@ -51,7 +51,7 @@ def make_batch(size: int, seed: int, device: torch.device) -> tuple[torch.Tensor
 def train(
     model: nn.Module, optimizer: torch.optim.Optimizer, options: argparse.Namespace, device: torch.device
 ) -> None:
-    """Train; gradients become the mean over the processes, each of which has data of its own."""
+    """Train; each process has its own data, and DDP averages the gradients."""
     scaler = amp.GradScaler(enable=options.dtype == "float16")
     rank, processes = dist.get_rank(), dist.get_world_size()
     for step in range(options.steps):
@@ -82,7 +82,7 @@ def compare(model: nn.Module, options: argparse.Namespace, device: torch.device)
 
 
 def show_refusal(model: nn.Module, options: argparse.Namespace) -> None:
-    """Wrap first, and print what is said to that."""
+    """Wrap first, and print the error."""
     try:
         amp.decorate(DistributedDataParallel(model), level=options.level, dtype=options.dtype)
     except RuntimeError as error:
@@ -90,10 +90,10 @@ def show_refusal(model: nn.Module, options: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Make, decorate, wrap, train, compare; return the exit code."""
+    """Build, decorate, wrap, train, compare; return the exit code."""
     options = read_options()
     device = enter_group(options.device)
-    torch.manual_seed(dist.get_rank())  # other weights in every process: the wrapper sends round those of the first
+    torch.manual_seed(dist.get_rank())  # different weights per process: DDP broadcasts those of rank 0
     size = options.size
     model: nn.Module = nn.Sequential(nn.Linear(size, 4 * size), nn.ReLU(), nn.Linear(4 * size, size)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

@@ -1,4 +1,4 @@
-"""Bring a model of another library to O2: a small GPT-2 of transformers, random weights, learns a text by heart.
+"""Train a model of another library at O2: a small GPT-2 of transformers learns a text by heart.
 
 python examples/hf_text.py --steps 40
 """
@@ -21,7 +21,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--size", type=int, default=64, help="width of the model")
     parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--length", type=int, default=64, help="characters of a sample")
+    parser.add_argument("--length", type=int, default=64, help="characters per sample")
     parser.add_argument("--dtype", default="bfloat16", choices=["float16", "bfloat16"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
@@ -32,14 +32,14 @@ def read_options() -> argparse.Namespace:
 
 def read_text(length: int, device: str) -> torch.Tensor:
     """Return the text of Python's module `this`, as rows of bytes."""
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints itself
+    with contextlib.redirect_stdout(io.StringIO()):  # importing `this` prints the text
         import this
     text = torch.tensor(list(codecs.decode(this.s, "rot13").encode()), device=device)
     return text[: len(text) // length * length].view(-1, length)
 
 
 def make_model(options: argparse.Namespace) -> nn.Module:
-    """Return a GPT-2 over bytes; nothing is downloaded. Exit with 2 where transformers is not installed."""
+    """Return a GPT-2 over bytes with random weights; exit with 2 if transformers is not installed."""
     try:
         from transformers import GPT2Config, GPT2LMHeadModel
     except ImportError:
@@ -57,7 +57,7 @@ def main() -> None:
     options = read_options()
     model, text = make_model(options), read_text(options.length, options.device)
 
-    # A model, an optimizer and data are there already; these ten lines are all of mixed precision and training.
+    # The whole training in mixed precision: ten lines.
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     model, optimizer = amp.decorate(model, optimizer, level="O2", dtype=options.dtype)
     scaler = amp.GradScaler(enable=options.dtype == "float16")

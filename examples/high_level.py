@@ -1,4 +1,4 @@
-"""The high-level API in mixed precision: handwritten digits by a small network (the guide's 2.2).
+"""Train a small network on handwritten digits with the high-level API (section 2.2 of the Paddle guide).
 
 python examples/high_level.py --level O2
 """
@@ -14,7 +14,7 @@ from mezzo.model.metric import Accuracy
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
-    """Return scikit-learn's 1,797 images of 8x8, the last 297 of them for evaluation."""
+    """Return scikit-learn's 1,797 images of 8x8 pixels; the last 297 are for evaluation."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--level", default="O1", choices=["O0", "O1", "O2"])
     parser.add_argument("--dtype", default="float16", choices=["float16", "bfloat16"])
     parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--save", help="where to write the trained model, and beside it the exported one")
+    parser.add_argument("--save", help="where to write the trained model and the exported one")
     options = parser.parse_args()
 
     torch.manual_seed(100)

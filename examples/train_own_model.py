@@ -1,4 +1,4 @@
-"""Train a small model of your own in O1 or O2, resume it, and show what ran in which dtype.
+"""Train a small model in mixed precision, save it, and show what ran in which dtype.
 
 python examples/train_own_model.py --level O2 --dtype float16
 """
@@ -60,7 +60,7 @@ def main() -> None:
             skipped = precision.scaler.skipped_steps if precision.scaler else 0
             print(f"step {step:3d}  loss {loss.item():.4f}  skipped {skipped}")
 
-    if options.save is not None:  # float32 under the usual names, whatever the level
+    if options.save is not None:  # state dicts are float32 under the usual names at every level
         parts = {"model": model, "optimizer": optimizer, "precision": precision}
         torch.save({name: part.state_dict() for name, part in parts.items()}, options.save)
     with precision.autocast(), precision.record() as stats:

@@ -1,4 +1,4 @@
-"""Training in float32, to compare with.
+"""Train in float32, as a reference.
 
 python examples/dynamic/fp32.py
 """

@@ -1,4 +1,4 @@
-"""The same training at O1: lists decide which operators run in float16.
+"""Train at O1: operator lists decide which operators run in float16.
 
 python examples/dynamic/o1.py
 """
@@ -16,17 +16,17 @@ mse_loss = nn.MSELoss()
 
 
 def region() -> amp.auto_cast:
-    """Return the region of mixed precision; `elementwise_add` is the documents' name of `add`."""
+    """Return a region of mixed precision; `elementwise_add` is Paddle's name for `add`."""
     return amp.auto_cast(custom_white_list={"elementwise_add"}, level="O1", cpu_compute=options.cpu_compute)
 
 
-# 2) small gradients would vanish in float16: the loss is scaled up, and the step divides by the same number
+# 2) scale the loss, so that small float16 gradients do not become zero; the step divides them again
 scaler = amp.GradScaler(init_loss_scaling=1024)
 
 steps = Steps()
 for data, label in batches(options):
     with steps.timed():
-        # 1) the forward and the loss run inside the region
+        # 1) run the forward pass and the loss inside the region
         with region():
             loss = mse_loss(model(data), label)
         scaler.scale(loss).backward()

@@ -1,4 +1,4 @@
-"""The same training at O2: half weights with float32 masters.
+"""Train at O2: half weights with float32 master weights.
 
 python examples/dynamic/o2.py
 """
@@ -14,7 +14,7 @@ model = make_model(options)
 optimizer = torch.optim.SGD(model.parameters(), lr=options.lr)
 mse_loss = nn.MSELoss()
 
-# 1) weights become float16; the optimizer keeps float32 masters of them, and its step writes both
+# 1) make the weights float16; the optimizer keeps float32 masters, and its step writes both
 model, optimizer = amp.decorate(models=model, optimizers=optimizer, level="O2")
 # 3) the loss scale, as at O1
 scaler = amp.GradScaler(init_loss_scaling=1024)
@@ -22,7 +22,7 @@ scaler = amp.GradScaler(init_loss_scaling=1024)
 steps = Steps()
 for data, label in batches(options):
     with steps.timed():
-        # 2) everything but losses and normalisation runs in float16
+        # 2) run all operators except losses and normalisation in float16
         with amp.auto_cast(level="O2", cpu_compute=options.cpu_compute):
             loss = mse_loss(model(data), label)
         scaler.scale(loss).backward()

@@ -1,4 +1,4 @@
-"""What the four programs of this folder share: the nine-layer network, its data, and how steps are timed and shown."""
+"""Shared by the four programs of this folder: the nine-layer network, its data, and timed steps."""
 
 import argparse
 import statistics
@@ -31,25 +31,25 @@ class SimpleNet(nn.Module):
 
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
-    """Return the options of all four programs: large on a GPU, small on a CPU."""
+    """Return the parser of all four programs; the default sizes are large on a GPU and small on a CPU."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     on_gpu = torch.cuda.is_available()
     parser.add_argument("--size", type=int, default=8192 if on_gpu else 256, help="width of each layer")
     parser.add_argument(
-        "--batch-size", type=int, default=2048 if on_gpu else 64, help="samples; multiples of 8 are fast"
+        "--batch-size", type=int, default=2048 if on_gpu else 64, help="samples per batch; multiples of 8 are fast"
     )
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--batches", type=int, default=10, help="batches of an epoch")
+    parser.add_argument("--batches", type=int, default=10, help="batches per epoch")
     parser.add_argument("--lr", type=float, default=0.0001)
     parser.add_argument("--device", default="cuda" if on_gpu else "cpu")
     parser.add_argument(
-        "--cpu-compute", default="auto", choices=["auto", "native", "float32"], help="how a CPU computes in half"
+        "--cpu-compute", default="auto", choices=["auto", "native", "float32"], help="how a CPU computes half operators"
     )
     return parser
 
 
 def make_model(options: argparse.Namespace) -> SimpleNet:
-    """Return the network on the device; the same weights at every call."""
+    """Return the network on the device, with the same weights at every call."""
     torch.manual_seed(100)
     return SimpleNet(options.size).to(options.device)
 
@@ -75,15 +75,15 @@ class Steps:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Time a step; it ends by reading its loss, so the device is done too."""
+        """Time a step. The step reads its loss at the end, so the device has finished too."""
         start = time.perf_counter()
         yield
         self.times.append(time.perf_counter() - start)
 
     def show(self, forward: Callable[[], torch.Tensor]) -> None:
-        """Print losses and times, the dtype that a forward returns, and in which one its matrix products ran.
+        """Print losses, times, the dtype of the output, and the dtype of the matrix products.
 
-        A CPU without half arithmetic computes them in float32 between half borders, unless told otherwise.
+        A CPU without half arithmetic computes products in float32 on half inputs, unless --cpu-compute is native.
         """
         print(f"loss: {self.losses[0]:.6f} at first, {self.losses[-1]:.6f} at last")
         print(f"time of a step: {statistics.median(self.times) * 1e3:.3f} ms (median of {len(self.times)})")

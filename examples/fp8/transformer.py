@@ -1,7 +1,7 @@
-"""Train a decoder-only transformer on the sources of Python's standard library, byte by byte, with FP8 products or without.
+"""Train a decoder-only transformer on the bytes of Python's standard library, with or without FP8 products.
 
-python examples/fp8/transformer.py --level O3            # a GPU of compute capability 8.9 or above: 100 M parameters
-python examples/fp8/transformer.py --level O3 --emulate  # anywhere: the same numbers, to see whether FP8 would hurt
+python examples/fp8/transformer.py --level O3            # GPU of compute capability 8.9 or above; 100 M parameters
+python examples/fp8/transformer.py --level O3 --emulate  # any device; shows whether FP8 costs accuracy
 """
 
 import argparse
@@ -26,7 +26,7 @@ MAX_NORM = 1.0
 
 
 class Block(nn.Module):
-    """Causal attention and an MLP, each on what is normalised, each added to what came."""
+    """Pre-norm block: causal attention and an MLP, each with a layer norm before it and a residual around it."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -45,12 +45,12 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Predicts the next byte; 12 * layers * width**2 parameters, and few besides."""
+    """Predicts the next byte; about 12 * layers * width**2 parameters."""
 
     def __init__(self, width: int, layers: int, context: int) -> None:
         super().__init__()
         self.bytes = nn.Embedding(NUM_BYTES, width)
-        self.places = nn.Parameter(torch.zeros(context, width))
+        self.positions = nn.Parameter(torch.zeros(context, width))
         self.blocks = nn.Sequential(*(Block(width) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, NUM_BYTES)
         for weight in self.parameters():
@@ -59,12 +59,12 @@ class Transformer(nn.Module):
 
     def forward(self, text: Tensor) -> Tensor:
         """Return logits [batch, context, 256] for bytes [batch, context]."""
-        x = self.bytes(text) + self.places
+        x = self.bytes(text) + self.positions
         return self.head(self.norm(self.blocks(x)))
 
 
 def loss_of(logits: Tensor, following: Tensor) -> Tensor:
-    """Return the mean cross entropy of the bytes that follow."""
+    """Return the mean cross entropy of the next bytes."""
     return cross_entropy(logits.flatten(0, 1), following.flatten())
 
 
@@ -77,7 +77,7 @@ def read_text(device: str) -> Tensor:
 
 
 def batches(text: Tensor, batch_size: int, context: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield passages from random places, and the same passages a byte later."""
+    """Yield passages from random positions, and the same passages shifted by one byte."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         starts = torch.randint(len(text) - context, (batch_size, 1), generator=generator)
@@ -86,11 +86,11 @@ def batches(text: Tensor, batch_size: int, context: int, seed: int) -> Iterator[
 
 
 def make_step(model: nn.Module, optimizer: torch.optim.Optimizer, options: argparse.Namespace) -> Callable[..., Tensor]:
-    """Decorate model and optimizer; return the function of a batch that trains one step and returns the loss."""
+    """Decorate model and optimizer; return a function that trains one step on a batch and returns the loss."""
     if options.level == "fp32":
         policy = amp.Policy.create("O0")
     elif options.level == "O3":
-        # Emulated, no time is gained by leaving out small layers: all take part.
+        # Emulation saves no time, so small layers are FP8 as well.
         small: dict[str, Any] = {"min_width": 0, "min_size": 0} if options.emulate else {}
         recipe = amp.Fp8Recipe(
             scaling=options.scaling, granularity=options.granularity, emulate=options.emulate, **small
@@ -123,20 +123,20 @@ def make_step(model: nn.Module, optimizer: torch.optim.Optimizer, options: argpa
 
 
 def make_model(options: argparse.Namespace) -> tuple[Transformer, torch.optim.Optimizer]:
-    """Return the network, its weights drawn by the seed, and its optimizer."""
+    """Return the network, initialised from the seed, and its optimizer."""
     torch.manual_seed(options.seed)
     model = Transformer(options.width, options.layers, options.context).to(options.device)
     return model, torch.optim.AdamW(model.parameters(), lr=options.lr, betas=(0.9, 0.95), weight_decay=0.1)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, options: argparse.Namespace, number: int) -> None:
-    """Let the learning rate rise over the first steps."""
+    """Set the learning rate of a step: it rises linearly over the first WARMUP_STEPS."""
     for group in optimizer.param_groups:
         group["lr"] = options.lr * min(1.0, (number + 1) / WARMUP_STEPS)
 
 
 def train(options: argparse.Namespace, say: Callable[[str], object] = print) -> dict[str, Any]:
-    """Train, telling of progress; return every loss, and the median of the tokens a second."""
+    """Train and print progress; return all losses, the median tokens per second, and the number of parameters."""
     model, optimizer = make_model(options)
     step = make_step(model, optimizer, options)
     data = batches(read_text(options.device), options.batch_size, options.context, options.seed)
@@ -148,13 +148,13 @@ def train(options: argparse.Namespace, say: Callable[[str], object] = print) -> 
         set_rate(optimizer, options, number)
         losses.append(step(*next(data)))
         if (number + 1) % every == 0:
-            loss, now = losses[-1].item(), time.perf_counter()  # the one place that waits for the device
+            loss, now = losses[-1].item(), time.perf_counter()  # the only place that waits for the device
             rates.append(every * options.batch_size * options.context / (now - begun))
             say(f"step {number + 1:5d}  loss {loss:.4f}  {rates[-1]:,.0f} tokens/s")
             begun = time.perf_counter()
     return {
         "losses": torch.stack(losses).tolist(),
-        "tokens_per_s": statistics.median(rates[1:] or rates),  # the first steps set things up
+        "tokens_per_s": statistics.median(rates[1:] or rates),  # the first rate includes set-up
         "parameters": sum(weight.numel() for weight in model.parameters()),
     }
 
@@ -166,25 +166,25 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--level", default="O3", choices=["fp32", "O1", "O2", "O3"])
     parser.add_argument("--dtype", default="bfloat16", choices=["float16", "bfloat16"])
     parser.add_argument(
-        "--emulate", action="store_true", help="O3 without FP8 units: the same numbers, no gain of time"
+        "--emulate", action="store_true", help="compute O3 without FP8 units: the same numbers, no speed-up"
     )
     parser.add_argument("--scaling", default="current", choices=["current", "delayed"])
     parser.add_argument("--granularity", default="tensor", choices=["tensor", "row"])
     parser.add_argument("--graph", default="none", choices=["none", "capture", "compile"])
     parser.add_argument("--steps", type=int, default=500 if on_gpu else 30)
-    parser.add_argument("--batch-size", type=int, default=32 if on_gpu else 8, help="passages")
-    parser.add_argument("--context", type=int, default=512 if on_gpu else 64, help="bytes of a passage")
+    parser.add_argument("--batch-size", type=int, default=32 if on_gpu else 8, help="passages per step")
+    parser.add_argument("--context", type=int, default=512 if on_gpu else 64, help="bytes per passage")
     parser.add_argument("--width", type=int, default=1024 if on_gpu else 64, help="a multiple of 64")
     parser.add_argument("--layers", type=int, default=8 if on_gpu else 2)
     parser.add_argument("--lr", type=float, default=6e-4 if on_gpu else 6e-3)
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and of the order of the text")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights and of the order of passages")
     parser.add_argument("--device", default="cuda" if on_gpu else "cpu")
     parser.add_argument("--json", type=Path, help="where to write losses and speed")
     return parser.parse_args(arguments)
 
 
 def main() -> None:
-    """Train, print the last line, write the file."""
+    """Train, print a summary, write the JSON file."""
     options = parse()
     result = train(options)
     last = result["losses"][-20:]

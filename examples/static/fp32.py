@@ -1,4 +1,4 @@
-"""A static program in float32.
+"""Train a static program in float32, as a reference.
 
 python examples/static/fp32.py
 """

@@ -1,4 +1,4 @@
-"""The same program at O1: lists decide.
+"""Train the static program at O1: operator lists decide which operators run in float16.
 
 python examples/static/o1.py
 """
@@ -20,7 +20,7 @@ predict = model(data)
 loss = mse_loss(predict, label)
 
 optimizer = torch.optim.SGD(model.parameters(), lr=options.lr)
-# 1) the lists: `elementwise_add` is the documents' name of `add`
+# 1) the lists: `elementwise_add` is Paddle's name for `add`
 amp_list = static.amp.CustomOpLists(custom_white_list=["elementwise_add"])
 # 2) the optimizer
 optimizer = static.amp.decorate(

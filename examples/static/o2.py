@@ -1,4 +1,4 @@
-"""The same program at O2: half weights with float32 masters.
+"""Train the static program at O2: half weights with float32 master weights.
 
 python examples/static/o2.py
 """
@@ -33,7 +33,7 @@ optimizer.minimize(loss)
 
 exe = static.Executor(options.device)
 exe.run(static.default_startup_program())
-# 2) half weights, with float32 masters behind them
+# 2) make the weights half and keep float32 masters
 optimizer.amp_init(exe.device)
 
 run(options, exe, data, label, loss)

@@ -1,4 +1,4 @@
-"""The same program at O2 with a guard: only what is inside it is half, here all but the first layer.
+"""Train the static program at O2 with a guard: only code inside it is half, here all layers except the first.
 
 python examples/static/o2_guard.py
 """
@@ -33,7 +33,7 @@ optimizer.minimize(loss)
 
 exe = static.Executor(options.device)
 exe.run(static.default_startup_program())
-# 2) half weights, with float32 masters behind them
+# 2) make the weights half and keep float32 masters
 optimizer.amp_init(exe.device)
 
 run(options, exe, data, label, loss)

@@ -1,4 +1,4 @@
-"""What the four programs of this folder share: the nine-layer network, its data, and how a program is timed."""
+"""Shared by the four programs of this folder: the nine-layer network, its data and the timed run."""
 
 import argparse
 import time
@@ -11,7 +11,7 @@ from mezzo import static
 
 
 class SimpleNet(nn.Module):
-    """Nine linear layers of equal width; with `is_guarded` all but the first are inside `fp16_guard`."""
+    """Nine linear layers of equal width; with `is_guarded`, all except the first run inside `fp16_guard`."""
 
     def __init__(self, size: int, is_guarded: bool = False) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class SimpleNet(nn.Module):
 
 
 def read_options(description: str | None) -> argparse.Namespace:
-    """Return sizes, steps, device: large on a GPU, small on a CPU."""
+    """Return the options; the default sizes are large on a GPU and small on a CPU."""
     parser = argparse.ArgumentParser(description=description)
     on_gpu = torch.cuda.is_available()
     parser.add_argument("--size", type=int, default=8192 if on_gpu else 256)
@@ -43,7 +43,7 @@ def read_options(description: str | None) -> argparse.Namespace:
     parser.add_argument("--device", default="gpu" if on_gpu else "cpu")
     parser.add_argument("--backend", default="inductor", choices=["inductor", "aot_eager", "eager"])
     parser.add_argument(
-        "--cpu-compute", default="auto", choices=["auto", "native", "float32"], help="how a CPU computes in half"
+        "--cpu-compute", default="auto", choices=["auto", "native", "float32"], help="how a CPU computes half operators"
     )
     options = parser.parse_args()
     torch.manual_seed(100)
@@ -52,7 +52,7 @@ def read_options(description: str | None) -> argparse.Namespace:
 
 
 def batches(options: argparse.Namespace) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield one batch of uniform data and labels, on the device, as often as there are steps."""
+    """Yield the same batch of uniform data and labels, on the device, once per step."""
     device = static.Executor(options.device).device
     generator = torch.Generator(device).manual_seed(100)
     data, label = (torch.rand(options.batch_size, options.size, device=device, generator=generator) for _ in range(2))
@@ -67,7 +67,7 @@ def run(
     label: static.Variable,
     loss: static.Variable,
 ) -> None:
-    """Train the default program; print the loss, the time of a step, and which dtype the products were computed in."""
+    """Train the default program; print the loss, the time per step, and the dtype of the matrix products."""
     program = static.default_main_program()
     times = []
     for train_data, train_label in batches(options):
