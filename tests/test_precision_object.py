@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from pathlib import Path
 
 import pytest
@@ -180,6 +181,21 @@ def test_a_second_step_after_one_backward_is_refused() -> None:
         precision.step(second)
 
 
+def test_losses_may_be_scaled_by_hand() -> None:
+    precision, model = mezzo.Precision("O2"), make_net()
+    model, optimizer = precision.prepare(model, adam(model))
+    assert precision.scaler is not None
+    losses = []
+    for _ in range(4):
+        with precision.autocast():
+            loss = mse_loss(model(X), Y)
+        precision.scaler.scale(loss).backward()
+        precision.step(optimizer)
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses == train(mezzo.Precision("O2"), make_net())
+
+
 def test_without_a_loss_scale_optimizers_may_step_one_by_one() -> None:
     precision = mezzo.Precision("O2", "bfloat16")
     nets, optimizers = two_nets(precision)
@@ -233,6 +249,40 @@ def test_contradictions_are_refused_by_name(options: dict[str, object], word: st
         mezzo.Precision(**options)
 
 
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"custom_white_list": "softmax"}, r"\['softmax'\]"),
+        ({"policy": "O2"}, "policy='O2'"),
+        ({"scaler": 1024.0}, "scaler.*float"),
+        ({"scaler": torch.amp.GradScaler("cpu")}, r"mezzo\.amp\.GradScaler, not torch"),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_named(options: dict[str, object], word: str) -> None:
+    with pytest.raises(TypeError, match=word):
+        mezzo.Precision(**options)
+
+
+@pytest.mark.parametrize("level", ["O0", "O2"])
+def test_prepare_refuses_what_is_no_model_or_optimizer(level: str) -> None:
+    precision, model = mezzo.Precision(level), make_net()
+    for other in ([model, model], adam(model), 3):
+        with pytest.raises(TypeError, match=rf"ModuleList.*{type(other).__name__}"):
+            precision.prepare(other)
+    for other, word in ((3, "int"), ("adam", "str"), (torch.optim.Adam, "class Adam"), ([adam(model), model], "Seq")):
+        with pytest.raises(TypeError, match=f"optimizer.*{word}"):
+            precision.prepare(model, other)
+    with pytest.raises(TypeError, match=r"excluded_layers.*int"):
+        mezzo.Precision("O2", excluded_layers=3).prepare(model)
+    assert model[0].weight.dtype is torch.float32
+
+
+def test_train_step_refuses_a_forward_that_returns_the_loss_alone() -> None:
+    precision, model = mezzo.Precision("O0"), make_net()
+    with pytest.raises(TypeError, match="outputs and the loss"):
+        precision.train_step(lambda: mse_loss(model(X), Y), adam(model))  # type: ignore[arg-type, return-value]
+
+
 def test_step_without_an_optimizer_says_what_to_write() -> None:
     with pytest.raises(TypeError, match=r"precision\.step\(optimizer\)"):
         mezzo.Precision("O2").step()
@@ -249,6 +299,35 @@ def test_a_state_continues_with_the_scale() -> None:
     mezzo.Precision("O0").load_state_dict(precision.state_dict())  # of another precision: no effect
     with pytest.raises(ValueError, match="scale"):
         other.load_state_dict({**precision.state_dict(), "scale": -1.0})
+
+
+def test_a_state_with_delayed_fp8_scales_needs_the_model() -> None:
+    """Without a model there is no place for the scales: training would continue with other numbers."""
+    fp8 = {"emulate": True, "scaling": "delayed", "min_width": 1, "min_size": 1}
+    make = lambda: mezzo.Precision("O3", fp8=fp8, half_layers=())  # noqa: E731
+    first, model = make(), nn.Linear(16, 16)
+    model, optimizer = first.prepare(model, adam(model))
+    for _ in range(2):
+        first.train_step(lambda: (None, model(torch.ones(16, 16)).square().mean()), optimizer)
+    state = first.state_dict()
+    assert list(state["fp8_scales"]) == ["weight"]
+    other = make()
+    with pytest.raises(RuntimeError, match="prepare"):
+        other.load_state_dict(state)
+    other.prepare(nn.Linear(16, 16))
+    other.load_state_dict(state)
+    for role, amaxes in state["fp8_scales"]["weight"].items():
+        assert torch.equal(other.state_dict()["fp8_scales"]["weight"][role], amaxes)
+
+
+def test_a_copy_or_a_pickle_has_the_scale_but_not_the_weights() -> None:
+    precision = mezzo.Precision("O2", scaler=GradScaler(init_loss_scaling=8.0, incr_every_n_steps=1))
+    train(precision, make_net())
+    data = pickle.dumps(precision)
+    assert len(data) < len(pickle.dumps(make_net()))
+    for other in (copy.deepcopy(precision), pickle.loads(data)):  # noqa: S301
+        assert other.state_dict() == precision.state_dict()
+        train(other, make_net())
 
 
 def test_record_and_explain_tell_the_dtypes() -> None:

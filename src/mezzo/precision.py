@@ -77,6 +77,7 @@ class Precision:
     Raises:
         ValueError: A value is unknown, a list names an unknown operator, or two arguments contradict
             each other.
+        TypeError: `policy`, `scaler` or a list is of another type.
 
     >>> precision = Precision("O2", dtype="bfloat16")
     >>> model = nn.Linear(4, 2)
@@ -107,6 +108,7 @@ class Precision:
         master_weight: bool | Literal["compact"] | None = None,
         scaler: GradScaler | None = None,
     ) -> None:
+        _check_types(custom_white_list, custom_black_list, policy, scaler)
         self._lists = None if lists is None else Path(lists)
         named = {} if lists is None else load_lists(lists)
         white, black = _merge(named, custom_white_list, custom_black_list)
@@ -130,7 +132,9 @@ class Precision:
         """The loss scaler; None if the loss is not scaled."""
         self._region = auto_cast(enable=False) if self.policy is None else auto_cast(policy=policy)
         self._model: nn.Module | None = None
-        self._stepped_since_backward = False
+        """The model whose delayed FP8 scales belong to the state; None without such scales."""
+        self._awaits_step: bool | None = None
+        """True after `backward`, False after its step; None while the user scales losses by hand."""
 
     def _check_levels(self, half_layers: Layers | None, half_weights: bool | None) -> bool:
         """Refuse options of other levels; return whether the weights become half."""
@@ -177,12 +181,17 @@ class Precision:
         `nn.ModuleList`, and their optimizers as a list.
 
         Raises:
+            TypeError: `model` is no module, or `optimizer` no optimizer.
             ValueError: `excluded_layers` or `half_layers` match no module.
             RuntimeError: The model is wrapped already, or its device cannot compute what O3 asks for.
         """
+        if not isinstance(model, nn.Module):
+            kind = type(model).__name__
+            raise TypeError(f"prepare(): model must be an nn.Module (several: one nn.ModuleList), not {kind}")
+        _check_optimizers(optimizer)
         if self.policy is not None:
             self._convert(model, optimizer)
-        self._model = model
+        self._model = model if self._is_delayed else None
         self._scaler.name_parameters(model)
         if self.scaler is not None:
             self.scaler.protect_batch_norm(model)
@@ -248,13 +257,14 @@ class Precision:
             options: Passed on to `Tensor.backward`, such as `retain_graph`.
         """
         self._scaler.scale(loss).backward(**options)
-        self._stepped_since_backward = False
+        self._awaits_step = True
 
     def step(self, *optimizers: Optimizer, max_norm: float | None = None) -> Tensor | None:
         """Check the gradients, unscale and clip them, update the weights, and adapt the loss scale.
 
-        A step whose gradients are not finite changes nothing but the scale. The device decides; the
-        host does not wait for it.
+        With a loss scale, an optimizer whose gradients are not finite changes nothing, and the scale
+        may fall. The device decides; the host does not wait for it. Without one (bfloat16, float32)
+        gradients are not checked, as with a plain `optimizer.step()`.
 
         Args:
             optimizers: One optimizer, or all whose gradients come from the same backward passes.
@@ -269,7 +279,7 @@ class Precision:
         """
         if not optimizers:
             raise TypeError("step() needs the optimizer: precision.step(optimizer)")
-        if self._stepped_since_backward and self.scaler is not None:
+        if self._awaits_step is False and self.scaler is not None:
             self._refuse_old_scale(optimizers)
         norms = []
         if max_norm is not None:
@@ -277,7 +287,7 @@ class Precision:
         for optimizer in optimizers:
             self._scaler.step(optimizer)
         self._scaler.update()
-        self._stepped_since_backward = True
+        self._awaits_step = None if self._awaits_step is None else False
         if len(norms) > 1:
             total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
             return total
@@ -309,7 +319,10 @@ class Precision:
             update: False only accumulates gradients; the next step adds to them.
         """
         with self._region:
-            outputs, loss = forward()
+            result = forward()
+        if isinstance(result, Tensor):
+            raise TypeError("train_step(): forward() must return the outputs and the loss, not one tensor")
+        outputs, loss = result
         self.backward(loss)
         if update:
             self.step(optimizer, max_norm=max_norm)
@@ -342,16 +355,14 @@ class Precision:
         return collect_operator_stats(print_table=False)
 
     @property
-    def _delayed_model(self) -> nn.Module | None:
-        """The model whose delayed FP8 scales belong to the state; None if there are none."""
-        is_delayed = self.policy is not None and self.policy.fp8 is not None and self.policy.fp8.scaling == "delayed"
-        return self._model if is_delayed else None
+    def _is_delayed(self) -> bool:
+        return self.policy is not None and self.policy.fp8 is not None and self.policy.fp8.scaling == "delayed"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loss scale with its counters, and the history of delayed FP8 scales."""
         state = self._scaler.state_dict()
-        if self._delayed_model is not None:
-            state[_FP8_SCALES] = fp8_scales(self._delayed_model)
+        if self._model is not None:
+            state[_FP8_SCALES] = fp8_scales(self._model)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -360,22 +371,47 @@ class Precision:
         Raises:
             ValueError: The loss scale is not valid, or the FP8 scales belong to another model.
                 Nothing has changed then.
+            RuntimeError: There are FP8 scales, but `prepare` has not been called yet.
         """
         state = dict(state)
         scales = state.pop(_FP8_SCALES, {})
+        if scales and self._is_delayed and self._model is None:
+            raise RuntimeError("load_state_dict() before prepare(): the FP8 scales belong to a model; prepare it first")
         loads_scale = bool(state) and self.scaler is not None
         if loads_scale:
             GradScaler().load_state_dict(state)  # finds errors before the FP8 scales change
-        if self._delayed_model is not None:
-            load_fp8_scales(self._delayed_model, scales)
+        if self._model is not None:
+            load_fp8_scales(self._model, scales)
         if loads_scale:
             self._scaler.load_state_dict(state)
+
+
+def _check_types(white: object, black: object, policy: object, scaler: object) -> None:
+    """Raise TypeError for an argument that would fail later, or in words that do not name it."""
+    for argument, names in (("custom_white_list", white), ("custom_black_list", black)):
+        if isinstance(names, str):
+            raise TypeError(f"{argument}={names!r}: must be a list of operator names; use [{names!r}]")
+    if policy is not None and not isinstance(policy, Policy):
+        raise TypeError(f"policy={policy!r}: must be a mezzo.amp.Policy")
+    if scaler is not None and not isinstance(scaler, GradScaler):
+        kind = type(scaler)
+        raise TypeError(f"scaler: must be a mezzo.amp.GradScaler, not {kind.__module__}.{kind.__qualname__}")
+
+
+def _check_optimizers(optimizers: object) -> None:
+    """Raise TypeError if something is no optimizer; one like apex's LARC only looks like one."""
+    for each in optimizers if isinstance(optimizers, Sequence) and not isinstance(optimizers, str) else [optimizers]:
+        if each is not None and (isinstance(each, type) or not hasattr(each, "param_groups")):
+            name = f"the class {each.__name__}" if isinstance(each, type) else type(each).__name__
+            raise TypeError(f"prepare(): optimizer must be an optimizer or a list of them, not {name}")
 
 
 def _as_sequence(layers: Layers | None) -> tuple[Excluded, ...]:
     if isinstance(layers, (nn.Module, type, str)):
         return (layers,)
-    return () if layers is None else tuple(layers)
+    if layers is None:
+        return ()
+    return tuple(layers) if isinstance(layers, Iterable) else (layers,)  # find_excluded() refuses the latter
 
 
 def _merge(
