@@ -4,11 +4,18 @@ import json
 
 import pytest
 
-from mezzo.bench import MachineClocks, StaticBench, StaticRecipe, StaticResult, StaticSettings, bench_static
-from mezzo.bench import _static as bench
+from graph_backends import skip_without_compiler, use_backend
+from mezzo.bench import (
+    STATIC_RECIPES,
+    MachineClocks,
+    StaticBench,
+    StaticRecipe,
+    StaticResult,
+    StaticSettings,
+    bench_static,
+)
 from mezzo.cli import run
 from mezzo.record import Timing
-from mezzo.static import _graph
 
 
 def made(recipe: StaticRecipe, read_s: float, queued_s: float) -> StaticResult:
@@ -66,9 +73,9 @@ def test_wrong_options_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_each_of_our_recipes_trains_to_the_loss_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without compilers: torch.compile is left out, graphs run as they are."""
-    recipes = tuple(recipe for recipe in bench._RECIPES["SimpleNet"] if recipe.compile_mode is None)
-    monkeypatch.setitem(bench._RECIPES, "SimpleNet", recipes)
-    monkeypatch.setattr(_graph, "_usable", lambda _: "aot_eager")
+    recipes = tuple(recipe for recipe in STATIC_RECIPES["SimpleNet"] if recipe.compile_mode is None)
+    monkeypatch.setitem(STATIC_RECIPES, "SimpleNet", recipes)
+    use_backend(monkeypatch, "aot_eager")
     result = bench_static(size=16, batch_size=8, steps=2, device="cpu")
     losses = {r.recipe.name: r.loss for r in result.results}
     assert list(losses) == [
@@ -88,8 +95,8 @@ def test_each_of_our_recipes_trains_to_the_loss_of_float32(monkeypatch: pytest.M
 
 def test_mobilenet_is_trained_too(monkeypatch: pytest.MonkeyPatch) -> None:
     recipes = (StaticRecipe("stock", "autocast"), StaticRecipe("mezzo", "O2", channels_last=True))
-    monkeypatch.setitem(bench._RECIPES, "mobilenet_v3_small", recipes)
-    monkeypatch.setattr(_graph, "_usable", lambda _: "eager")
+    monkeypatch.setitem(STATIC_RECIPES, "mobilenet_v3_small", recipes)
+    use_backend(monkeypatch, "eager")
     result = bench_static(image_size=32, images=2, steps=1, models=("mobilenet_v3_small",), device="cpu")
     assert [r.samples for r in result.results] == [2, 2]
     assert all(r.loss > 0 for r in result.results)
@@ -98,8 +105,7 @@ def test_mobilenet_is_trained_too(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of Inductor's own imports
 def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    if _graph.missing_compiler() is not None:
-        pytest.skip(f"no C++ compiler: {_graph.missing_compiler()}")
+    skip_without_compiler()
     assert run(["bench", "static", "--size", "16", "--batch-size", "8", "--steps", "2", "--device", "cpu"]) == 0
     text = capsys.readouterr().out
     assert "mezzo O2 guard graph" in text

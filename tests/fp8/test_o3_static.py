@@ -12,11 +12,11 @@ from o3_nets import FP8, RECIPE, are_equal, batch, calls, decorated, layers, reg
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
+from graph_backends import skip_without_compiler
 from mezzo import static
 from mezzo.amp import GradScaler, Policy, explain, float32_copy
 from mezzo.precision import Precision
 from mezzo.static import Executor, Program, data, program_guard
-from mezzo.static._graph import missing_compiler
 from mezzo.static._region import CastRules
 from mezzo.static._step import TrainingStep, forward_and_loss
 
@@ -121,10 +121,10 @@ def test_an_exported_network_has_nothing_of_o3() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(missing_compiler() is not None, reason="no C++ compiler")
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of Inductor's own imports
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_step_compiled_by_inductor_agrees_with_the_graph_as_it_is(dtype: str) -> None:
+    skip_without_compiler()
     found = {}
     for backend in ("aot_eager", "inductor"):
         net, optimizer = decorated(dtype=dtype)

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +15,11 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim import SGD, AdamW, Optimizer, RMSprop
 
+from graph_backends import find_missing_compiler, make_compilation_fail, remove_compiler, skip_without_compiler
 from mezzo.amp import GradScaler, Policy, auto_cast, decorate
 from mezzo.errors import MezzoError, RunError
 from mezzo.optim import master_of
-from mezzo.static import CaptureError, CompiledStep, _graph, capture_step, compile_step
+from mezzo.static import CaptureError, CompiledStep, capture_step, compile_step
 from mezzo.static.amp import NoGuardError, fp16_guard
 
 
@@ -110,9 +112,7 @@ def test_other_optimizers_are_stepped_as_they_are() -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of Inductor's own imports
 def test_compiled_code_is_the_step_as_written_but_for_rounding() -> None:
     """Inductor keeps in float32 what eager rounds to half in between: a few units of float16 in a loss of one."""
-    reason = _graph.missing_compiler()
-    if reason is not None:
-        pytest.skip(f"no C++ compiler: {reason}")
+    skip_without_compiler()
     seen, expected = (train(backend, SGD, "O2", None, lr=0.1, momentum=0.9) for backend in ("inductor", "eager"))
     good = [number for number in range(8) if number != 3]  # the fourth overflows
     assert [seen[1][n] for n in good] == pytest.approx([expected[1][n] for n in good], rel=2e-3)
@@ -385,8 +385,7 @@ def test_a_batch_without_a_target_is_refused() -> None:
 
 
 def test_without_a_compiler_the_graph_runs_as_it_is_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_graph, "missing_compiler", lambda: "g++ was not found")
-    _graph._notice_missing_compiler.cache_clear()
+    remove_compiler(monkeypatch, "g++ was not found")
     model = nn.Linear(3, 4)
     with pytest.warns(
         UserWarning, match=r"no C\+\+ compiler \(g\+\+ was not found\): captured graphs run operator by op"
@@ -398,19 +397,12 @@ def test_without_a_compiler_the_graph_runs_as_it_is_and_says_so(monkeypatch: pyt
 
 
 def test_a_missing_compiler_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    _graph.missing_compiler.cache_clear()
-    monkeypatch.setattr(_graph.shutil, "which", lambda _: None)
-    try:
-        assert "was not found" in str(_graph.missing_compiler())
-    finally:
-        _graph.missing_compiler.cache_clear()
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    assert "was not found" in str(find_missing_compiler())
 
 
 def test_a_compiler_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise OSError("the disk\nis full")
-
-    monkeypatch.setattr(_graph, "_aot", fail)
+    make_compilation_fail(monkeypatch, OSError("the disk\nis full"))
     with pytest.raises(RunError, match=r"the compiler failed on the captured graph: .*the disk is full.*aot_eager"):
         step_of(nn.Linear(3, 4))(torch.ones(2, 3), torch.ones(2, 4))
 
@@ -459,8 +451,7 @@ print(*losses, hits > 0)
 
 @pytest.mark.slow
 def test_a_second_process_with_a_warm_cache_and_other_lists_gives_other_results(tmp_path: Path) -> None:
-    if _graph.missing_compiler() is not None:
-        pytest.skip(f"no C++ compiler: {_graph.missing_compiler()}")
+    skip_without_compiler()
     script = tmp_path / "run.py"
     script.write_text(SCRIPT)
     environment = {

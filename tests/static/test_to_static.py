@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from graph_backends import skip_without_compiler, use_backend
 from mezzo import static
 from mezzo.amp import Policy, auto_cast
 from mezzo.static import (
@@ -25,7 +26,6 @@ from mezzo.static import (
     static_forward,
     to_static,
 )
-from mezzo.static._graph import missing_compiler
 from mezzo.static._traced_regions import regions_traced
 
 
@@ -198,8 +198,7 @@ def test_a_function_is_captured_and_keeps_its_name(how: str, monkeypatch: pytest
     if how == "call":
         function = to_static(add, backend="aot_eager")
     elif how == "decorator":
-        monkeypatch.setattr("mezzo.static._graph.missing_compiler", lambda: "none is wanted here")
-        monkeypatch.setattr("mezzo.static._graph._notice_missing_compiler", lambda reason: None)
+        use_backend(monkeypatch, "aot_eager")
 
         @to_static
         def function(x: Tensor, y: Tensor, *, times: float = 1.0) -> Tensor:
@@ -404,8 +403,8 @@ def test_a_region_of_another_dtype_is_captured_anew() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of Inductor's own imports
-@pytest.mark.skipif(missing_compiler() is not None, reason="Inductor needs a C++ compiler")
 def test_regions_in_a_forward_are_compiled_by_inductor() -> None:
+    skip_without_compiler()
     net = WithRegions(dtype="bfloat16")
     twin = copy.deepcopy(net)
     to_static(net)

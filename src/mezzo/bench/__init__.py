@@ -4,7 +4,7 @@ from mezzo.bench._commands import bisect_model, examine_model
 from mezzo.bench._compare import CompareSettings, Comparison, ModeResult, compare
 from mezzo.bench._factories import ModelError
 from mezzo.bench._machine import MachineClocks, read_machine
-from mezzo.bench._static import StaticBench, StaticRecipe, StaticResult, StaticSettings, bench_static
+from mezzo.bench._static import STATIC_RECIPES, StaticBench, StaticRecipe, StaticResult, StaticSettings, bench_static
 from mezzo.bench._step import (
     OPTIMIZERS,
     StepBench,
@@ -38,6 +38,7 @@ __all__ = [
     "StaticSettings",
     "StaticRecipe",
     "StaticResult",
+    "STATIC_RECIPES",
     "find_workload",
     "load_workload",
     "simple_net_workload",

@@ -73,7 +73,7 @@ class StaticRecipe:
         return name_with_switches(f"{self.by} {self.level}{graph}{compiled}", switches)
 
 
-_RECIPES: dict[str, tuple[StaticRecipe, ...]] = {
+STATIC_RECIPES: dict[str, tuple[StaticRecipe, ...]] = {
     "SimpleNet": (
         StaticRecipe("stock", "float32"),
         StaticRecipe("stock", "autocast"),
@@ -261,7 +261,7 @@ def bench_static(
         image_size=image_size,
         images=images,
         steps=steps,
-        models=choose("--model", models if models or place.type == "cuda" else ("SimpleNet",), tuple(_RECIPES)),
+        models=choose("--model", models if models or place.type == "cuda" else ("SimpleNet",), tuple(STATIC_RECIPES)),
     )
 
     def measure(variant: tuple[str, StaticRecipe]) -> StaticResult:
@@ -273,7 +273,7 @@ def bench_static(
         finally:
             torch.compiler.reset()
 
-    variants = [(model, recipe) for model in settings.models for recipe in _RECIPES[model]]
+    variants = [(model, recipe) for model in settings.models for recipe in STATIC_RECIPES[model]]
     benchmark_before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:

@@ -8,12 +8,12 @@ import torch
 from small_runs import losses_of, person_config, train
 from torch import Tensor, nn
 
+from graph_backends import use_backend
 from mezzo.amp import Policy
 from mezzo.cli import run
 from mezzo.model.parallel import World
 from mezzo.model.precision import make_precision
 from mezzo.proof import bisect
-from mezzo.static import _graph
 from mezzo.vision.recipes import ClassifierOptions, Recipe, classification_recipe, load_recipe
 from mezzo.vision.train import OptionError, RunOptions
 from mezzo.vision.train.session import open_precision, open_session
@@ -159,7 +159,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_list_that_bisect_writes_makes_a_failing_training_pass(
     captured: list[str], persons: Path, tmp_path: Path, planted: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_graph, "_usable", lambda _: "aot_eager")
+    use_backend(monkeypatch, "aot_eager")
     config = person_config(tmp_path, persons, iters=3)
     model = load_recipe(config).create_model()
     torch.manual_seed(0)

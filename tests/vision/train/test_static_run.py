@@ -6,7 +6,7 @@ import pytest
 from small_runs import SCRIPT, losses_of, person_config, train, train_in_process
 from test_distributed_run import launch
 
-from mezzo.static import _graph
+from graph_backends import skip_without_compiler, use_backend
 from mezzo.vision.train import ScalarLog
 
 pytestmark = pytest.mark.slow
@@ -18,7 +18,7 @@ def test_a_captured_run_is_the_run_as_written(persons: Path, tmp_path: Path, mon
     In float32 alone: at 64x64 this network normalises over four values, and what is one rounding in half becomes several
     per cent of the loss in two steps, with or without a graph.
     """
-    monkeypatch.setattr(_graph, "_usable", lambda _: "aot_eager")
+    use_backend(monkeypatch, "aot_eager")
     config = person_config(tmp_path, persons, iters=3)
     for name, more in (("written", []), ("captured", ["--to_static_training"])):
         options = ["--log_iters", 1, "--learning_rate", 0.001, "--save_dir", tmp_path / name]
@@ -33,7 +33,7 @@ def test_what_is_watched_comes_out_of_the_captured_step(
     precision: list[str], shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Losses and right guesses of a classifier, bit for bit."""
-    monkeypatch.setattr(_graph, "_usable", lambda _: "aot_eager")
+    use_backend(monkeypatch, "aot_eager")
     points = []
     for name, more in (("written", []), ("captured", ["--to_static_training"])):
         options = ["--data-path", shapes, "--model", "mobilenet_v3_small", "--epochs", 1, "--batch-size", 4]
@@ -46,9 +46,7 @@ def test_what_is_watched_comes_out_of_the_captured_step(
 
 
 def test_a_compiled_run_is_the_run_as_written_but_for_the_order_of_sums(persons: Path, tmp_path: Path) -> None:
-    reason = _graph.missing_compiler()
-    if reason is not None:
-        pytest.skip(f"no C++ compiler: {reason}")
+    skip_without_compiler()
     config = person_config(tmp_path, persons, iters=3)
     options = ["--config", config, "--log_iters", 1, "--learning_rate", 0.001]
     for name, more in (("written", []), ("compiled", ["--to_static_training"])):
@@ -60,9 +58,7 @@ def test_a_compiled_run_is_the_run_as_written_but_for_the_order_of_sums(persons:
 
 
 def test_in_two_processes_the_forward_is_compiled(persons: Path, tmp_path: Path) -> None:
-    reason = _graph.missing_compiler()
-    if reason is not None:
-        pytest.skip(f"no C++ compiler: {reason}")
+    skip_without_compiler()
     config = person_config(
         tmp_path, persons, iters=2, batch_size=2
     )  # at a third step two values a mean make 1 % of a rounding
