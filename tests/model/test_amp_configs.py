@@ -9,7 +9,6 @@ from torch import nn
 
 from mezzo import Model
 from mezzo.amp import Policy
-from mezzo.model._amp_configs import make_precision_of
 
 SCALER_DEFAULTS = {
     "scale": 2.0**15, "incr_ratio": 2.0, "decr_ratio": 0.5, "incr_every_n_steps": 1000, "decr_every_n_nan_or_inf": 2,
@@ -46,8 +45,8 @@ def prepared(amp_configs: Any, optimizer: bool = True) -> Model:
     ],
 )
 def test_a_form_gives_a_precision(amp_configs: Any, name: str) -> None:
-    assert make_precision_of(amp_configs).name == name
     model = prepared(amp_configs)
+    assert model.precision.name == name
     assert (model.scaler is not None) == name.startswith("fp16")
     expected = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[name[:4]]
     assert model.network.weight.dtype is expected
@@ -117,21 +116,22 @@ def test_the_scaler_has_its_own_defaults_and_takes_what_is_said() -> None:
 
 
 def test_lists_reach_the_policy() -> None:
-    policy = make_precision_of({"custom_white_list": ["softmax"], "custom_black_list": ("linear",)}).policy
+    policy = prepared({"custom_white_list": ["softmax"], "custom_black_list": ("linear",)}).precision.policy
     assert policy.decide("softmax", [torch.float32])[0] is torch.float16
     assert policy.decide("linear", [torch.float32])[0] is torch.float32
 
 
 @pytest.mark.parametrize("use_promote", [True, False])
 def test_use_promote_reaches_the_policy(use_promote: bool) -> None:
-    policy = make_precision_of({"level": "O2", "use_promote": use_promote}).policy
+    policy = prepared({"level": "O2", "use_promote": use_promote}).precision.policy
     assert policy == Policy.create("O2", use_promote=use_promote)
-    assert make_precision_of("O2").policy == Policy.create("O2")
+    assert prepared("O2").precision.policy == Policy.create("O2")
 
 
 def test_settings_at_o0_warn_that_they_have_no_effect() -> None:
     with pytest.warns(UserWarning, match="at level 'O0' incr_ratio, custom_black_list has no effect"):
-        assert make_precision_of({"level": "O0", "incr_ratio": 9.0, "custom_black_list": ["exp"]}).name == "fp32"
+        model = prepared({"level": "O0", "incr_ratio": 9.0, "custom_black_list": ["exp"]})
+    assert model.precision.name == "fp32"
 
 
 def test_o2_without_an_optimizer_evaluates_in_half() -> None:

@@ -91,6 +91,11 @@ class Model:
         return self._prepared.has_updated
 
     @property
+    def precision(self) -> Precision:
+        """The precision of `amp_configs`."""
+        return self._prepared.precision
+
+    @property
     def scaler(self) -> GradScaler | None:
         """The loss scaler; None without float16."""
         return self._prepared.precision.scaler

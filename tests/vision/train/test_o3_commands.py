@@ -14,7 +14,6 @@ from mezzo import Model
 from mezzo.amp import Fp8Recipe, explain, fp8_scales
 from mezzo.checkpoint import CheckpointError, read_state
 from mezzo.cli import run
-from mezzo.model._amp_configs import make_precision_of
 from mezzo.model.parallel import World
 from mezzo.model.precision import make_precision
 from mezzo.vision.recipes import ClassifierOptions, classification_recipe
@@ -154,7 +153,7 @@ def test_a_model_trains_at_o3(dtype: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model.prepare(optimizer, nn.MSELoss(), amp_configs={"level": "O3", "dtype": dtype, "fp8": SETTINGS})
     assert model.network[0].weight.dtype is getattr(torch, dtype)
-    assert fp8_layers(model.network, make_precision_of({"level": "O3", "fp8": SETTINGS})) == ["1", "2"]
+    assert fp8_layers(model.network, model.precision) == ["1", "2"]
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((32, 16), dtype=np.float32), rng.standard_normal((32, 16), dtype=np.float32)
     losses = [model.train_batch(x, y)[0] for _ in range(5)]
@@ -214,10 +213,12 @@ def test_a_resumed_run_at_o3_repeats_the_unbroken_one(shapes: Path, tmp_path: Pa
 
 def test_amp_configs_takes_a_recipe_or_its_settings() -> None:
     for fp8 in (SETTINGS, Fp8Recipe(**SETTINGS)):
-        precision = make_precision_of({"level": "O3", "dtype": "bfloat16", "fp8": fp8})
-        assert precision.name == "bf16 O3"
-        assert precision.policy is not None
-        assert precision.policy.fp8 == Fp8Recipe(**SETTINGS)
+        model = Model(four_layers(), device="cpu")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model.prepare(optimizer, nn.MSELoss(), amp_configs={"level": "O3", "dtype": "bfloat16", "fp8": fp8})
+        assert model.precision.name == "bf16 O3"
+        assert model.precision.policy is not None
+        assert model.precision.policy.fp8 == Fp8Recipe(**SETTINGS)
 
 
 @pytest.mark.parametrize(
