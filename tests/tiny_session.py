@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from mezzo.checkpoint import CheckpointStore
 from mezzo.model.parallel import World
 from mezzo.model.precision import make_precision
+from mezzo.vision import train
 from mezzo.vision.options import RunOptions
-from mezzo.vision.train._checkpoints import RunProgress, save
-from mezzo.vision.train._ema import Ema
+from mezzo.vision.train import Ema, RunProgress
 from mezzo.vision.train.session import Session
 
 STEPS = 14
@@ -63,7 +63,7 @@ def save_checkpoint(directory: Path, kind: str = "adamw", precision: str = "fp16
     session = make_session(kind, precision)
     for _ in range(3):
         step(session)
-    return save(session, CheckpointStore(directory), RunProgress(3, 0.5, 2, 1))
+    return train.save_checkpoint(session, CheckpointStore(directory), RunProgress(3, 0.5, 2, 1))
 
 
 def fingerprint(session: Session) -> list[Any]:

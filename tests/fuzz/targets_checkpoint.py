@@ -21,8 +21,7 @@ from mezzo import Model
 from mezzo.checkpoint import CheckpointStore, find_weights
 from mezzo.errors import MezzoError
 from mezzo.files import write_manifest
-from mezzo.vision.train._resume import find_checkpoint, resume
-from mezzo.vision.train._scalars import ScalarLog, read_scalars
+from mezzo.vision.train import ScalarLog, find_checkpoint, read_scalars, resume
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tiny_session import OPTIMIZERS, fingerprint, frozen, make_session, save_checkpoint, step

@@ -16,7 +16,7 @@ from mezzo._torch.foreach import foreach_copy_
 from mezzo.amp import GradScaler, auto_cast, decorate, exclude_layers
 from mezzo.optim import attach, attach_master, master_of, publish, refresh_master, step_tier, stored_master
 from mezzo.optim._compact import join, split
-from mezzo.vision.train._ema import Ema
+from mezzo.vision.train import Ema
 
 HALVES = [torch.float16, torch.bfloat16]
 

@@ -14,7 +14,7 @@ from mezzo.errors import RunError
 from mezzo.export import DeployError
 from mezzo.vision.data import read_label
 from mezzo.vision.infer.maps import class_colors, colored, cut_out, overlay, result_names, save_maps, to_labels
-from mezzo.vision.train._tasks import undo_sizes
+from mezzo.vision.train import undo_sizes
 
 SIDE = st.integers(1, 40)
 CHANGES = st.lists(st.tuples(st.just("resize"), SIDE, SIDE), max_size=3)

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from small_runs import person_config, train, train_in_process
 
-from mezzo._torch.data_loaders import translate_worker_errors
 from mezzo.errors import RunError
 from mezzo.model.callbacks import EventWriter
-from mezzo.vision.train import ScalarLog, ScalarLogError, _engine, read_scalars
+from mezzo.precision import Precision
+from mezzo.vision.data import translate_worker_errors
+from mezzo.vision.train import ScalarLog, ScalarLogError, read_scalars
 
 
 @pytest.mark.parametrize(
@@ -38,13 +39,14 @@ def test_a_killed_worker_ends_the_training_in_one_line(persons: Path, tmp_path: 
     killing = tmp_path / "killing.py"
     killing.write_text(
         "import os, signal, sys\n"
-        "from mezzo.cli import run\nfrom mezzo.vision.train import _engine\nfrom mezzo.vision.data import Loader\n"
-        "loaders, start, step = [], Loader.start, _engine.TrainingEngine._end\n"
+        "from mezzo.cli import run\nfrom mezzo.precision import Precision\nfrom mezzo.vision.data import Loader\n"
+        "loaders, steps, start, step = [], [], Loader.start, Precision.train_step\n"
         "def remember(self):\n    start(self)\n    loaders.append(self)\n"
-        "def kill(self, number, progress):\n"
-        "    if number == 3:\n        os.kill(loaders[0]._loader._iterator._workers[0].pid, signal.SIGKILL)\n"
-        "    return step(self, number, progress)\n"
-        "Loader.start, _engine.TrainingEngine._end = remember, kill\n"
+        "def kill(*arguments, **options):\n"
+        "    steps.append(1)\n"
+        "    if len(steps) == 3:\n        os.kill(loaders[0]._loader._iterator._workers[0].pid, signal.SIGKILL)\n"
+        "    return step(*arguments, **options)\n"
+        "Loader.start, Precision.train_step = remember, kill\n"
         "sys.exit(run(sys.argv[1:]))\n"
     )
     options = [
@@ -121,13 +123,13 @@ def test_a_log_that_was_removed_is_one_line(tmp_path: Path) -> None:
 def test_a_removed_folder_ends_a_training_in_one_line(
     persons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    step = _engine.train_step
+    step = Precision.train_step
 
-    def removing(*arguments):
+    def removing(*arguments, **options):
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
-        return step(*arguments)
+        return step(*arguments, **options)
 
-    monkeypatch.setattr(_engine, "train_step", removing)
+    monkeypatch.setattr(Precision, "train_step", removing)
     assert train("--config", person_config(tmp_path, persons, iters=2), "--save_dir", tmp_path / "out") == 1
     err = capsys.readouterr().err
     assert err.count("\n") == 1

@@ -7,8 +7,7 @@ import pytest
 from small_runs import losses_of, person_config, train
 
 from mezzo.checkpoint import CheckpointError, CheckpointStore
-from mezzo.vision.train._checkpoints import put_aside
-from mezzo.vision.train._resume import find_checkpoint
+from mezzo.vision.train import find_checkpoint, put_aside
 
 
 @pytest.fixture(scope="module")

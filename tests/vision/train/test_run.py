@@ -13,10 +13,10 @@ from small_runs import losses_of, person_config, train
 
 from mezzo.checkpoint import load_weights
 from mezzo.cli import run
+from mezzo.precision import Precision
 from mezzo.record import operator_log
 from mezzo.vision.models import create_model
-from mezzo.vision.train import _engine
-from mezzo.vision.train._tasks import undo_sizes
+from mezzo.vision.train import undo_sizes
 from mezzo.vision.train.log_lines import SegmentationTrainLine, TrainLine, parse_train_line
 
 
@@ -100,15 +100,15 @@ class Killed(Exception):
 
 def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the next run die in the middle of a step."""
-    original, seen = _engine.train_step, []
+    original, seen = Precision.train_step, []
 
-    def dying(*args: Any) -> Any:
+    def dying(*args: Any, **options: Any) -> Any:
         seen.append(1)
         if len(seen) > step:
             raise Killed
-        return original(*args)
+        return original(*args, **options)
 
-    monkeypatch.setattr(_engine, "train_step", dying)
+    monkeypatch.setattr(Precision, "train_step", dying)
 
 
 @pytest.mark.parametrize("precision", [["fp32"], ["fp16", "--amp_level", "O2", "--use_ema"]])

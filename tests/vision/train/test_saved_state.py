@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from mezzo.checkpoint import CheckpointError, read_state, write_state
 from mezzo.files import write_manifest
-from mezzo.vision.train._resume import resume
+from mezzo.vision.train import resume
 from tiny_session import OPTIMIZERS, STEPS, fingerprint, make_session, save_checkpoint, step
 
 

@@ -37,7 +37,7 @@ class RunProgress:
     evaluations_without_gain: int = 0
 
 
-def save(session: Session, store: CheckpointStore, progress: RunProgress) -> Path:
+def save_checkpoint(session: Session, store: CheckpointStore, progress: RunProgress) -> Path:
     """Write `iter_N`, point `latest` to it, return the folder. All processes must call it; the first one writes."""
     enter(SAVING)
     model, optimizer_state = _whole(session)

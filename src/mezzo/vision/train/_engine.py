@@ -17,7 +17,7 @@ from mezzo.model.watchdog import FORWARD_DONE, begin_step, enter
 from mezzo.record import collect_operator_stats
 from mezzo.static import CaptureError
 from mezzo.vision.data import DeviceBatch
-from mezzo.vision.train._checkpoints import RunProgress, save, save_best
+from mezzo.vision.train._checkpoints import RunProgress, save_best, save_checkpoint
 from mezzo.vision.train._evaluate import Evaluator
 from mezzo.vision.train._reporter import Reporter
 from mezzo.vision.train._tasks import Scores
@@ -162,11 +162,11 @@ class TrainingEngine:
             scores = self._evaluate_now(progress)
         except Exception:
             if session.world.size == 1:  # keep the progress; with several processes the others would not join the save
-                save(session, self._store, progress)
+                save_checkpoint(session, self._store, progress)
             raise
         if scores is not None:
             self._reporter.eval_lines(progress, scores)
-        self._reporter.saved(save(session, self._store, progress))
+        self._reporter.saved(save_checkpoint(session, self._store, progress))
 
     def _evaluate_now(self, progress: RunProgress) -> Scores | None:
         session = self._session
