@@ -84,12 +84,12 @@ def test_on_cuda_the_gradient_is_torchs_and_the_same_every_time(layout: torch.me
     if is_graph:  # the first use of this size: nothing made inside a graph may stay for later
         from mezzo.vision.models import _resize
 
-        _resize._kept_weights.cache_clear()
+        _resize._cached_weights.cache_clear()
         stream = torch.cuda.Stream()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             kept = found()
-        assert _resize._kept_weights.cache_info().currsize == 0
+        assert _resize._cached_weights.cache_info().currsize == 0
         graph.replay()
     else:
         kept = found()
