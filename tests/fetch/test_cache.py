@@ -1,14 +1,15 @@
 """The cache: what is there is used only if it is what was recorded, and processes share one download."""
 
+import errno
 import hashlib
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
-from mezzo.errors import RunError
-from mezzo.fetch import FetchError, _cache, cached, fetch, place_of, terminal_progress
+from mezzo.fetch import FetchError, cached, fetch, place_of, terminal_progress
 
 DATA = b"weights" * 1000
 SHA256 = hashlib.sha256(DATA).hexdigest()
@@ -64,12 +65,12 @@ def test_damaged_record_is_named(server, text):
 
 
 def test_cache_that_cannot_be_written_serves_what_it_holds(server, monkeypatch):
-    def refuse(path, text):
-        raise RunError("read-only")
+    def refuse(source, target):
+        raise OSError(errno.EROFS, "Read-only file system")
 
     url = server.serve("/a.pt", DATA)
     put_by_hand(url)
-    monkeypatch.setattr(_cache, "write_text", refuse)
+    monkeypatch.setattr(os, "replace", refuse)
     assert fetch(url) == place_of(url)
     assert not record_of(url).exists()
 

@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from mezzo.errors import RunError
-from mezzo.fetch import FetchError, Unreachable, _download, download, fetch, place_of
+from mezzo.fetch import FetchError, Unreachable, download, fetch, place_of
 from mezzo.files import Bounds
 
 DATA = bytes(range(256)) * 4000
@@ -184,9 +184,9 @@ def test_missing_file_is_not_asked_for_again(server):
     assert len(server.requests) == 1
 
 
-def test_server_that_is_busy_is_asked_again(server, monkeypatch):
+def test_server_that_is_busy_is_asked_again(server, patience, monkeypatch):
     pauses = []
-    monkeypatch.setattr(_download, "PAUSES_S", (1, 2, 4))
+    patience.set_pauses(1, 2, 4)
     monkeypatch.setattr("time.sleep", pauses.append)
     url = server.serve("/a.pt", DATA, statuses=[503, 429])
     assert fetch(url).read_bytes() == DATA
@@ -225,8 +225,8 @@ def test_server_that_is_not_there_is_one_line():
         fetch("http://127.0.0.1:1/x")
 
 
-def test_server_that_does_not_answer_is_given_up(monkeypatch):
-    monkeypatch.setattr(_download, "TIMEOUT_S", 0.05)
+def test_server_that_does_not_answer_is_given_up(patience):
+    patience.set_timeout(0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(Unreachable, match="timed out"):
         fetch(f"http://127.0.0.1:{silent.getsockname()[1]}/x")
 
@@ -253,10 +253,14 @@ def test_file_where_a_folder_belongs_is_named(home, server):
 
 
 def test_full_disk_is_named_and_not_taken_for_a_broken_connection(server, monkeypatch):
-    def full(path):
-        raise OSError(28, "No space left on device")
+    flush = os.fsync
 
-    monkeypatch.setattr(_download, "flush", full)
+    def full(number):
+        if os.fstat(number).st_size == len(DATA):  # the notes beside the part still fit
+            raise OSError(28, "No space left on device")
+        flush(number)
+
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(RunError, match=r"a\.pt\.part: cannot be written: No space left on device"):
         fetch(server.serve("/a.pt", DATA))
     assert len(server.requests) == 1
