@@ -8,8 +8,7 @@ import pytest
 import torch
 from doc_pages import DOCS
 
-from mezzo.amp import Policy, black_list, white_list
-from mezzo.amp._ops import VARIANTS
+from mezzo.amp import VARIANTS, Policy, black_list, white_list
 
 
 @pytest.fixture(scope="module")

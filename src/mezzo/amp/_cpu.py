@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mezzo.amp.hardware import CPU_HALF_SLOWDOWN
+
 if TYPE_CHECKING:
     from mezzo.amp._policy import Policy
 
-_SIZE, _REPEATS, _ROUNDS, _SLOWER = 192, 2, 12, 2.0
+_SIZE, _REPEATS, _ROUNDS = 192, 2, 12
 _PAUSE_S = 0.003
 
 
@@ -44,10 +46,10 @@ def _keeps_up(dtype: torch.dtype) -> bool:
     for _ in range(_ROUNDS):
         full = min(full, _best_time_s(torch.float32))
         half = min(half, _best_time_s(dtype))
-        if half > 2 * _SLOWER * full:
+        if half > 2 * CPU_HALF_SLOWDOWN * full:
             break
         time.sleep(_PAUSE_S)
-    return half < _SLOWER * full
+    return half < CPU_HALF_SLOWDOWN * full
 
 
 @cache

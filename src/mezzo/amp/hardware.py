@@ -31,6 +31,9 @@ BACKEND_DTYPES: dict[str, tuple[str, ...]] = {"npu": ("float16",), "xpu": ("floa
 CPU_HALF_INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "avx512_fp16", "amx_fp16", "bf16", "fphp", "asimdhp")
 """Flags of /proc/cpuinfo for half arithmetic."""
 
+CPU_HALF_SLOWDOWN = 2.0
+"""A CPU computes in half if a product in half takes less than this many times as long as in float32."""
+
 _amp_runs: dict[tuple[int, torch.dtype], bool] = {}
 
 

@@ -70,7 +70,7 @@ class Watch:
     def who_is_behind(self) -> str | None:
         """Return who has not reached what others have, as words; None if all are equally far or nobody knows."""
         try:
-            return _behind(self._positions())
+            return describe_ranks_behind(self._positions())
         except RuntimeError:  # the store ended with its process
             return None
 
@@ -98,7 +98,7 @@ class Watch:
         if positions != self._seen:
             self._seen, self._since, self._lines = positions, now, 0
             return
-        waited_s, behind = now - self._since, _behind(positions)
+        waited_s, behind = now - self._since, describe_ranks_behind(positions)
         if behind is None:
             return
         if waited_s >= LINE_S * (self._lines + 1):
@@ -113,7 +113,8 @@ def _key(rank: int) -> str:
     return f"mezzo/position/{rank}"
 
 
-def _behind(positions: list[int]) -> str | None:
+def describe_ranks_behind(positions: list[int]) -> str | None:
+    """Return which ranks have not reached what others have; None if all are equally far."""
     furthest = max(positions)
     ranks = [rank for rank, position in enumerate(positions) if position < furthest]
     if not ranks:

@@ -8,7 +8,7 @@ import torch
 from small_runs import person_config, train
 
 import mezzo
-from mezzo.amp import Policy, _policy
+from mezzo.amp import Policy
 from mezzo.checkpoint import read_state, write_state
 from mezzo.model.precision import make_precision
 from mezzo.model.step_rules import describe_new_rules, rules_of
@@ -18,12 +18,7 @@ from model_loops import make_data, make_model
 
 OPTION = "--amp_use_promote {}"
 OLD = 1
-NEW = 2
-
-
-@pytest.fixture(autouse=True)
-def version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_policy, "LISTS_VERSION", NEW)
+NEW = Policy.create("O1").to_dict()["lists_version"]
 
 
 def mixed(level: str = "O2", use_promote: bool = True) -> Precision:
@@ -40,8 +35,8 @@ def recorded(version: Any = OLD, level: Any = "O2", use_promote: Any = False) ->
 
 
 CHANGED = (
-    "written under version 1 of the operator lists, this is 2: some operators may compute in another precision; custom lists "
-    "change one back"
+    f"written under version {OLD} of the operator lists, this is {NEW}: some operators may compute in another "
+    "precision; custom lists change one back"
 )
 PROMOTED = (
     "; operators on no list now stay float32 where an input is float32: "
@@ -57,9 +52,9 @@ PERHAPS = PROMOTED.replace("; ", "; if that was at O2 or O3, ", 1)
         (recorded(level="O3"), mixed(), CHANGED + PROMOTED),
         ({}, mixed(), CHANGED + PERHAPS),  # from before rules were recorded
         (
-            recorded(3, use_promote=True),
+            recorded(NEW + 1, use_promote=True),
             mixed("O2", False),
-            CHANGED.replace("1", "3", 1)
+            CHANGED.replace(str(OLD), str(NEW + 1), 1)
             + PROMOTED.replace("stay float32", "become half").replace("promote False", "promote True"),
         ),
         # use_promote changes nothing, or brings nothing back

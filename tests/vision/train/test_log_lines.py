@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from mezzo.model.metric import SegmentationScores
 from mezzo.report import stamped
-from mezzo.vision.train._reporter import Reporter
 from mezzo.vision.train.log_lines import (
     EvalLine,
     SegmentationTrainLine,
     TrainLine,
     format_duration,
     format_eval_line,
+    format_memory_line,
     format_segmentation_eval_lines,
     format_segmentation_train_line,
     format_train_line,
@@ -153,8 +153,5 @@ def test_a_duration_has_all_its_seconds(seconds):
     assert max(minutes, rest) < 60
 
 
-def test_memory_is_said_in_paddleclas_s_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(Reporter, "note", lambda self, text: said.append(text))
-    Reporter.memory(object.__new__(Reporter), 7 << 20, (5 << 20) + 1)
-    assert said == ["max_mem_reserved: 7 MB, max_mem_allocated: 5 MB"]
+def test_memory_is_said_in_paddleclas_s_words() -> None:
+    assert format_memory_line(7 << 20, (5 << 20) + 1) == "max_mem_reserved: 7 MB, max_mem_allocated: 5 MB"

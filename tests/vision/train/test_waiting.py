@@ -8,7 +8,7 @@ import torch.distributed as dist
 from test_distributed_run import launch
 
 from mezzo.model import watchdog as _watch
-from mezzo.model.watchdog import BEGUN, EVALUATED, FORWARD_DONE, SAVING, Watch, _behind, begin_step, enter
+from mezzo.model.watchdog import BEGUN, EVALUATED, FORWARD_DONE, SAVING, Watch, begin_step, describe_ranks_behind, enter
 from mezzo.vision.options import OptionError, RunOptions
 
 SLEEPY = """
@@ -69,12 +69,12 @@ def test_processes_that_never_start_are_told(tmp_path: Path) -> None:
 
 def test_who_is_behind_is_told_in_words() -> None:
     at = {phase: 4 * 120 + phase for phase in (BEGUN, FORWARD_DONE, EVALUATED, SAVING)}
-    assert _behind([5, 5, 5]) is None
-    assert _behind([at[BEGUN], at[BEGUN] - 3, at[BEGUN]]) == "rank 1 has not reached step 120"
-    assert _behind([at[SAVING], 0, 0]) == "ranks 1, 2 have not reached the checkpoint of step 120"
-    assert _behind([at[EVALUATED], at[SAVING]]) == "rank 0 has not reached the checkpoint of step 120"
-    assert _behind([0, 2]) == "rank 0 has not reached the first step"
-    assert str(_behind([1] + [0] * 40)).count(",") == 16
+    assert describe_ranks_behind([5, 5, 5]) is None
+    assert describe_ranks_behind([at[BEGUN], at[BEGUN] - 3, at[BEGUN]]) == "rank 1 has not reached step 120"
+    assert describe_ranks_behind([at[SAVING], 0, 0]) == "ranks 1, 2 have not reached the checkpoint of step 120"
+    assert describe_ranks_behind([at[EVALUATED], at[SAVING]]) == "rank 0 has not reached the checkpoint of step 120"
+    assert describe_ranks_behind([0, 2]) == "rank 0 has not reached the first step"
+    assert str(describe_ranks_behind([1] + [0] * 40)).count(",") == 16
 
 
 def test_the_watch_speaks_once_a_period_and_is_silent_while_something_moves(

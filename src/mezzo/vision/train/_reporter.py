@@ -146,10 +146,6 @@ class Reporter:
             self.note(f"best so far: {progress.best:.4f} at iteration {progress.best_step} (best_model)")
         self._scalars.add(progress.step, **{f"val_{name}": value for name, value in scores.values().items()})
 
-    def memory(self, reserved: int, allocated: int) -> None:
-        """Print the peak of the GPU memory, as PaddleClas does."""
-        self.note(f"max_mem_reserved: {reserved >> 20} MB, max_mem_allocated: {allocated >> 20} MB")
-
     def plot(self, directory: Path) -> None:
         """Draw the curves of the run, or print which package is missing."""
         if self._scalars is None:

@@ -24,6 +24,7 @@ from mezzo.vision.train._reporter import Reporter, eval_lines
 from mezzo.vision.train._resume import AUTO, find_checkpoint, resume
 from mezzo.vision.train._scalars import ScalarLog
 from mezzo.vision.train._tasks import NetworkTask, Scores, make_task
+from mezzo.vision.train.log_lines import format_memory_line
 from mezzo.vision.train.session import Session, UnusableRecipe, open_precision, open_session
 
 
@@ -70,7 +71,8 @@ def train(recipe: Recipe, options: RunOptions) -> TrainResult:
         reporter.begin(progress)
         TrainingEngine(session, store, reporter, evaluator).run(progress)
         if world.device.type == "cuda":
-            reporter.memory(torch.cuda.max_memory_reserved(world.device), torch.cuda.max_memory_allocated(world.device))
+            reserved = torch.cuda.max_memory_reserved(world.device)
+            reporter.note(format_memory_line(reserved, torch.cuda.max_memory_allocated(world.device)))
         if scalars is not None and not scalars.is_empty:
             reporter.plot(options.save_dir)
         return TrainResult(options.save_dir, progress.step, progress.best, progress.best_step)

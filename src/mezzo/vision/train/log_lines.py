@@ -97,6 +97,11 @@ def format_segmentation_eval_lines(images: int, scores: SegmentationScores) -> t
     )
 
 
+def format_memory_line(reserved: int, allocated: int) -> str:
+    """Return the line about the peak of the GPU memory in bytes, as PaddleClas prints it."""
+    return f"max_mem_reserved: {reserved >> 20} MB, max_mem_allocated: {allocated >> 20} MB"
+
+
 def format_duration(seconds: int) -> str:
     """Return a time as hours, minutes and seconds; a day is 24 hours.
 
