@@ -159,7 +159,10 @@ def test_two_processes_with_data_of_their_own_end_with_the_same_loss(dtype: str)
 def test_wrapping_first_is_refused_in_every_process() -> None:
     text = launch("--wrap-first")
     for rank in range(2):
-        assert f"process {rank}: call mezzo.amp.decorate() first, then wrap with DistributedDataParallel" in text
+        assert (
+            f"process {rank}: call decorate() or Precision.prepare() first, then wrap with DistributedDataParallel"
+            in text
+        )
 
 
 def test_without_transformers_one_line_says_what_to_install(

@@ -238,6 +238,7 @@ def test_weights_stay_float32_where_asked() -> None:
         ({"level": "O2", "dtype": "float64"}, "float64"),
         ({"level": "O2", "half_weights": False}, "half_weights"),
         ({"level": "O0", "half_weights": True}, "half_weights"),
+        ({"level": "O2", "master_weight": "compct"}, "compct"),
         ({"level": "O2", "half_layers": ["0"]}, "O3"),
         ({"level": "O2", "fp8": {}}, "O3"),
         ({"level": "O2", "policy": Policy.create("O1")}, "policy"),
@@ -344,3 +345,8 @@ def test_float32_stays_float32_inside_another_region() -> None:
     model = make_net()
     with mezzo.Precision("O1").autocast(), mezzo.Precision("O0").autocast():
         assert model(X).dtype is torch.float32
+
+
+def test_half_weights_is_a_switch() -> None:
+    with pytest.raises(TypeError, match="half_weights='no'"):
+        mezzo.Precision("O1", half_weights="no")

@@ -31,6 +31,7 @@ from mezzo.amp import (
     keep_in_half,
     load_fp8_scales,
     load_lists,
+    parse_master_weight,
     resolve_name,
 )
 from mezzo.dtypes import dtype_name
@@ -66,13 +67,15 @@ class Precision:
         fp8: O3: an `Fp8Recipe`, or a mapping of its settings.
         policy: A ready `amp.Policy`, instead of level, dtype, lists, `use_promote` and `fp8`.
         lists: A list file (`amp.read_lists`). Where it contradicts the custom lists, the file decides.
-        excluded_layers: Modules, module types or name globs that stay in float32.
+        excluded_layers: Modules, module types or name globs that stay in float32. At O0 these and the
+            lists have no effect: everything is float32.
         half_layers: O3: modules, module types or name globs whose products stay in half. None: the
             first and the last layer; `()`: none. Those of the list file are added.
         half_weights: False leaves the weights float32 at O1, and every step casts them, as with
             torch.amp. By default O1, O2 and O3 keep half weights with float32 masters.
         master_weight: See `amp.decorate`.
-        scaler: The loss scaler. None: a `GradScaler()` for float16, no scaling otherwise.
+        scaler: The loss scaler. None: a `GradScaler()` for float16, no scaling otherwise. With
+            `GradScaler(enable=False)`, small float16 gradients become zero.
 
     Raises:
         ValueError: A value is unknown, a list names an unknown operator, or two arguments contradict
@@ -125,6 +128,7 @@ class Precision:
         self._named_half_layers: Sequence[str] = named.get("half_layers", ())
         self._half_layers = None if half_layers is None else _as_sequence(half_layers)
         self._half_weights = self._check_levels(half_layers, half_weights)
+        parse_master_weight(master_weight)  # refuses what it does not know
         self._master_weight = master_weight
         is_scaled = self.level != "O0" and policy.dtype is torch.float16
         self._scaler = GradScaler(enable=is_scaled) if scaler is None else scaler
@@ -138,6 +142,8 @@ class Precision:
 
     def _check_levels(self, half_layers: Layers | None, half_weights: bool | None) -> bool:
         """Refuse options of other levels; return whether the weights become half."""
+        if half_weights not in (None, True, False):
+            raise TypeError(f"half_weights={half_weights!r}: must be True, False or None")
         if self.level != "O3" and self._named_half_layers:
             raise ValueError(f"{self._lists}: half_layers with level {self.level}: they belong to level O3")
         if self.level != "O3" and half_layers is not None:

@@ -20,7 +20,7 @@ from mezzo.amp import decorate
 )
 def test_wrapped_models_are_refused_before_anything_changes(wrap: Callable, found: str) -> None:
     model = nn.Linear(2, 2)
-    message = r"call mezzo.amp.decorate\(\) first, then wrap with DistributedDataParallel; "
+    message = r"decorate\(\) or Precision.prepare\(\) first, then wrap with DistributedDataParallel; "
     for level in ("O1", "O2"):
         with pytest.raises(RuntimeError, match=message + found):
             decorate(wrap(model), level=level)

@@ -48,7 +48,7 @@ def refuse_wrapped(model: nn.Module, prefix: str) -> None:
         if isinstance(module, _wrapper_types()):
             path = ".".join(part for part in (prefix, name) if part) or "the model itself"
             raise RuntimeError(
-                "call mezzo.amp.decorate() first, then wrap with DistributedDataParallel; "
+                "call decorate() or Precision.prepare() first, then wrap with DistributedDataParallel; "
                 f"found {type(module).__name__} at {path}"
             )
 
