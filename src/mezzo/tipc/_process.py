@@ -122,6 +122,8 @@ class _Pump(threading.Thread):
                     self.target.write(chunk)
             except OSError as error:
                 self.error = error.strerror or str(error)
+            except ValueError:  # `finish` has waited long enough and closed the log
+                self.error = "closed before the end of the output"
             try:
                 if self.echo is not None:
                     self.echo.write(chunk)
