@@ -28,7 +28,7 @@ from mezzo.amp._fp8 import fp8_call, has_fp8
 from mezzo.amp._native import AUTOCAST_KEYS, has_native_kernel, native_behaviour
 from mezzo.amp._ops import WITH_NUMBERS, Op
 from mezzo.amp._overloads import Signature, callable_of, has_numbers, is_decided_by_dtypes, qualified
-from mezzo.amp._plans import Plan
+from mezzo.amp._plans import CastPlan
 from mezzo.amp._policy import Decision, Policy
 from mezzo.amp._state import current_policy, thread_state, without_decisions
 
@@ -153,9 +153,9 @@ class _Target:
             return None
         return _call_without_autocast(self.own_keys, fp8_call, (policy, self.op.name, args, kwargs), {})
 
-    def make_plan(self, policy: Policy, variant: str) -> Plan:
+    def make_plan(self, policy: Policy, variant: str) -> CastPlan:
         """Make the plan of a variant under a policy, and keep it with the policy."""
-        plan = policy._plans[self.name, variant] = Plan(policy, self.op, variant, self.native, self.device_type)
+        plan = policy._plans[self.name, variant] = CastPlan(policy, self.op, variant, self.native, self.device_type)
         return plan
 
     def tell_compiled_kernel(self, policy: Policy) -> None:
@@ -163,7 +163,7 @@ class _Target:
         if not has_fp8(policy, self.op.name):
             COMPILED.library.remember()
 
-    def carry_out(self, decision: Decision, plan: Plan, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def carry_out(self, decision: Decision, plan: CastPlan, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Cast the inputs, call the operator with autocast off, cast its result."""
         compute, result = decision.compute, decision.dtype
         if compute is None or result is None:

@@ -13,7 +13,7 @@ from mezzo.amp._overloads import overloads_of, qualified
 from mezzo.amp._policy import CASTABLE, Decision, Policy
 
 
-class Plan:
+class CastPlan:
     """What a kernel does for one variant under one policy; made at the first call."""
 
     __slots__ = ("actions", "border_only", "defer", "leaves_alone", "spare_scalars")

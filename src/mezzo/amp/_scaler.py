@@ -16,7 +16,7 @@ from mezzo.amp._scaler_engines import checked_engine, multiply_scale, step_witho
 from mezzo.amp._scaler_norms import NormGuard
 from mezzo.amp._scaler_outcome import LossScaleFloorError, OutcomeHandle, OutcomeLog
 from mezzo.amp._scaler_pairs import ParamsAndGrads
-from mezzo.amp._scaler_progress import Progress, Stage, merge_verdicts, verdict_of_all
+from mezzo.amp._scaler_progress import OptimizerProgress, Stage, merge_verdicts, verdict_of_all
 from mezzo.amp._scaler_rule import ScaleRule, check_enable, check_flag, check_rule, check_scale
 from mezzo.amp._scaler_saving import pack_state, plain_number, unpack_state
 from mezzo.amp._scaler_settings import ScalerSettings
@@ -89,7 +89,7 @@ class GradScaler(ScalerSettings):
         )
         self._init_scale = check_scale("init_loss_scaling", init_loss_scaling)
         self._state = ScaleState(self._init_scale)
-        self._progress: weakref.WeakKeyDictionary[Optimizer, Progress] = weakref.WeakKeyDictionary()
+        self._progress: weakref.WeakKeyDictionary[Optimizer, OptimizerProgress] = weakref.WeakKeyDictionary()
         self._stepped: list[tuple[weakref.ref[Optimizer], Verdict]] = []
         self._has_idle_step = False
         self._log = OutcomeLog()
@@ -254,7 +254,7 @@ class GradScaler(ScalerSettings):
         return result
 
     def _take_step(
-        self, engine: StepEngine, progress: Progress, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, engine: StepEngine, progress: OptimizerProgress, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Verdict]:
         optimizer: Any = engine.optimizer
         scale = self._scale_for(engine, "step") if progress.stage is Stage.INIT else None
@@ -275,7 +275,7 @@ class GradScaler(ScalerSettings):
     def _step_with_scaler(
         self,
         engine: StepEngine,
-        progress: Progress,
+        progress: OptimizerProgress,
         scale: Tensor | None,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -454,9 +454,9 @@ class GradScaler(ScalerSettings):
         """For graph mode, which captures the steps of the scaler; training loops do not need it."""
         return CapturedScaling(self)
 
-    def _progress_of(self, engine: StepEngine) -> Progress:
+    def _progress_of(self, engine: StepEngine) -> OptimizerProgress:
         engine.refuse_fsdp1()
-        return self._progress.setdefault(engine.optimizer, Progress())
+        return self._progress.setdefault(engine.optimizer, OptimizerProgress())
 
     def _scale_for(self, engine: StepEngine, call: str) -> Tensor:
         """Return the scale that the gradients carry, on their device."""

@@ -18,7 +18,7 @@ class Stage(enum.Enum):
     STEPPED = 2
 
 
-class Progress:
+class OptimizerProgress:
     """How far one optimizer is since the last update."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ _TAIL = 3
 _FAILED_TAIL = 12
 
 
-class Progress(Protocol):
+class RunListener(Protocol):
     """Receives the events of a run."""
 
     def started(self, step: PlanStep, log: Path) -> None:

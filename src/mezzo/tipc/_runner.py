@@ -16,7 +16,7 @@ from mezzo.tipc._machine import MachineInfo, code_hash, text_hash
 from mezzo.tipc._plan import Plan, PlanStep
 from mezzo.tipc._process import end_all_of
 from mezzo.tipc._profiles import PROFILES
-from mezzo.tipc._progress import Progress
+from mezzo.tipc._progress import RunListener
 from mezzo.tipc._record import RECORDS, RUN, Record, RunInfo, append_line
 from mezzo.tipc._run_folder import load_run
 from mezzo.tipc._shell import export_folders
@@ -59,7 +59,7 @@ def run_plan(
     config_text: str,
     machine: MachineInfo,
     options: RunnerOptions,
-    progress: Progress,
+    progress: RunListener,
     notices: tuple[str, ...] = (),
 ) -> int:
     """Run an adapted plan; return 0 if all passed, 1 after a failure, 3 if nothing ran, 128 + N after signal N.
@@ -146,7 +146,7 @@ class _Scheduler:
         folder: Path,
         hashes: Mapping[str, str],
         options: RunnerOptions,
-        progress: Progress,
+        progress: RunListener,
         stop: StopRequest,
         earlier: Mapping[str, Record],
         machine: MachineInfo,
