@@ -15,7 +15,7 @@ from mezzo.report import percent, render_page, time_text
 
 
 @dataclass(frozen=True, slots=True)
-class StepView:
+class MeasuredStep:
     """A measured step of the page."""
 
     label: str
@@ -54,12 +54,12 @@ def page_text(report: Report) -> str:
     return render_page("mezzo.proof", "advice.html.jinja", content, style="recording.css")
 
 
-def steps_of(report: Report) -> list[StepView]:
+def steps_of(report: Report) -> list[MeasuredStep]:
     """Return the steps in float32, in AMP and, if measured, with the changes."""
     found = [("float32", report.full), (f"AMP-{report.setup.level}", report.amp)]
     if report.changed is not None:
         found.append(("with the changes", report.changed))
-    return [StepView(label, measured, _parts(measured)) for label, measured in found]
+    return [MeasuredStep(label, measured, _parts(measured)) for label, measured in found]
 
 
 def _parts(measured: Measured) -> list[WorkPart]:
@@ -70,7 +70,7 @@ def _parts(measured: Measured) -> list[WorkPart]:
     return [*work_parts(measured.stats), *idle]
 
 
-def facts(steps: Sequence[StepView]) -> list[tuple[str, list[str]]]:
+def facts(steps: Sequence[MeasuredStep]) -> list[tuple[str, list[str]]]:
     """Return the rows of the table of steps: a label, and a text per step."""
     measured = [step.measured for step in steps]
     is_cuda = any(each.is_cuda for each in measured)

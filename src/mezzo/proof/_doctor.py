@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from mezzo._arguments import check_at_least
 from mezzo._torch.pytree import tree_leaves
 from mezzo.amp import Fp8Recipe, GradScaler
+from mezzo.devices import find_device
 from mezzo.dtypes import dtype_name, parse_half_dtype
 from mezzo.proof._advice import Advice
 from mezzo.proof._examination import Examination, Progress
@@ -154,7 +155,7 @@ def advise(
         raise ValueError(f"level={level!r}: must be 'O1', 'O2' or 'O3'")
     check_at_least("steps", steps)
     _check_model(model)
-    place = _device(device)
+    place = find_device(device, "device={!r}")
     workload = Workload(model, inputs, targets, loss_fn or mean_square)
     if fp8 is not None and level != "O3":
         raise ValueError(f"fp8 with level={level!r}: it belongs to level O3")
@@ -241,12 +242,6 @@ def mean_square(output: Any, _: Any) -> Tensor:
     if not values:
         raise ValueError("the model's output has no floating tensor; pass loss_fn and targets")
     return torch.stack([value.float().square().mean() for value in values]).mean()
-
-
-def _device(device: str | torch.device | None) -> torch.device:
-    if device is not None:
-        return torch.device(device)
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def _as_dict(measured: Measured) -> dict[str, Any]:
