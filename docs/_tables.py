@@ -6,6 +6,7 @@ python docs/_tables.py --check    # exit code 1 if a page is not up to date
 
 import math
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -53,6 +54,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def wrapped(text: str) -> str:
+    """Return prose in lines of at most 100 columns."""
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
 def result(decision: Decision) -> str:
@@ -138,7 +144,9 @@ def bfloat16() -> str:
         here, there = Policy.create(level, "float16"), Policy.create(level, "bfloat16")
         others += [variant for variant in ops.VARIANTS if group_of(here, variant) != group_of(there, variant)]
     names = ", ".join(f"`{variant}`" for variant in dict.fromkeys(others))
-    return f"The tables are those of float16. bfloat16 has the same ones, but for {names}, which are gray there."
+    return wrapped(
+        f"The tables are those of float16. bfloat16 has the same ones, except for {names}, which are gray there."
+    )
 
 
 # -------------------------------------------------------------------------------------------------------- the names
@@ -157,10 +165,11 @@ def aliases() -> str:
     """Return the table of the documents' names."""
     rows = [[f"`{name}`", " ".join(f"`{target}`" for target in targets)] for name, targets in sorted(ALIASES.items())]
     nothing = ", ".join(f"`{name}`" for name in sorted(WITHOUT_OPERATOR))
-    return (
-        f"{table(['name in the documents', 'name here'], rows)}\n\nAccepted with a warning, without effect, since torch "
-        f"has no such operator: {nothing}. `operator_names()` has all {len(operator_names())} names."
+    rest = wrapped(
+        f"Accepted with a warning, without effect, since torch has no such operator: {nothing}. "
+        f"`operator_names()` has all {len(operator_names())} names."
     )
+    return f"{table(['name in the documents', 'name here'], rows)}\n\n{rest}"
 
 
 # -------------------------------------------------------------------------------------------------- the loss scale

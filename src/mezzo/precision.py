@@ -187,7 +187,7 @@ class Precision:
         `nn.ModuleList`, and their optimizers as a list.
 
         Raises:
-            TypeError: `model` is no module, or `optimizer` no optimizer.
+            TypeError: `model` is not a module, or `optimizer` is not an optimizer.
             ValueError: `excluded_layers` or `half_layers` match no module.
             RuntimeError: The model is wrapped already, or its device cannot compute what O3 asks for.
         """
@@ -405,7 +405,7 @@ def _check_types(white: object, black: object, policy: object, scaler: object) -
 
 
 def _check_optimizers(optimizers: object) -> None:
-    """Raise TypeError if something is no optimizer; one like apex's LARC only looks like one."""
+    """Raise TypeError unless all are optimizers: objects with `param_groups`, as apex's LARC has too."""
     for each in optimizers if isinstance(optimizers, Sequence) and not isinstance(optimizers, str) else [optimizers]:
         if each is not None and (isinstance(each, type) or not hasattr(each, "param_groups")):
             name = f"the class {each.__name__}" if isinstance(each, type) else type(each).__name__

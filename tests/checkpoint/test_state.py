@@ -279,8 +279,8 @@ def nested(levels: int):
         ({"tensor": 3}, "an object of the unknown kind 'tensor'"),
         ({"float": "zz" * 8}, "an object of the unknown kind 'float'"),
         ({"float": "7ff0 0000 0000 0"}, "an object of the unknown kind 'float'"),  # 16 characters, fewer bytes
-        ({"dict": [1]}, "a dict has an entry that is no key with a value"),
-        ({"dict": [[True, 1]]}, "a dict has an entry that is no key with a value"),
+        ({"dict": [1]}, "a dict has an entry that is not a key with a value"),
+        ({"dict": [[True, 1]]}, "a dict has an entry that is not a key with a value"),
         ({"dict": [["a", 1], ["a", 2]]}, "a dict has the key 'a' twice"),
         (nested(150), "nested deeper than 100 levels"),
         ([1], "holds a list, not a dict"),

@@ -124,7 +124,7 @@ def test_a_latest_that_names_nothing_is_an_error(tmp_path):
         store.latest()
     for content in (b"../../etc", b"", b"\xff\xfe", b"a" * 10_000, b".tmp-iter_1-4"):
         (tmp_path / "latest").write_bytes(content)
-        with pytest.raises(CheckpointError, match="which is no name of a checkpoint; delete this file"):
+        with pytest.raises(CheckpointError, match="which is not the name of a checkpoint; delete this file"):
             store.latest()
     (tmp_path / "latest").unlink()
     (tmp_path / "latest").mkdir()
@@ -134,7 +134,7 @@ def test_a_latest_that_names_nothing_is_an_error(tmp_path):
 
 @pytest.mark.parametrize("name", ["latest", "", ".hidden", "a/b", "..", "a b", "x" * 101])
 def test_names_that_are_none_are_refused(tmp_path, name):
-    with pytest.raises(CheckpointError, match="is no name for a checkpoint; use letters, digits"):
+    with pytest.raises(CheckpointError, match="is not a name for a checkpoint; use letters, digits"):
         CheckpointStore(tmp_path).save(name, fill())
 
 

@@ -460,7 +460,7 @@ def test_the_optimizer_begins_anew_where_it_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["my model", "latest", ".hidden"])
 def test_a_name_that_is_none_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is no name for a checkpoint"):
+    with pytest.raises(CheckpointError, match="is not a name for a checkpoint"):
         make_model().save(tmp_path / name)
 
 

@@ -534,8 +534,8 @@ def other_input() -> Any:
     ("call", "error", "message"),
     [
         # decorate
-        (lambda: decorate(Net()), TypeError, r"decorate: Net is no torch\.optim\.Optimizer"),
-        (lambda: decorate(sgd(Net()), ["x"]), TypeError, r"amp_lists: list is no mezzo\.static\.amp\.CustomOpLists"),
+        (lambda: decorate(Net()), TypeError, r"decorate: Net is not a torch\.optim\.Optimizer"),
+        (lambda: decorate(sgd(Net()), ["x"]), TypeError, r"amp_lists: list is not a mezzo\.static\.amp\.CustomOpLists"),
         (lambda: decorate(sgd(Net()), level="O2", use_pure_fp16=True), TypeError, "level or use_pure_fp16, not both"),
         (
             lambda: decorate(sgd(Net()), use_fp16_guard=True, use_amp_guard=True),
@@ -562,11 +562,11 @@ def other_input() -> Any:
         ),
         (lambda: CustomOpLists(custom_white_list=["linaer"]), ValueError, "linaer"),
         (lambda: CustomOpLists(["linear"], ["linear"]), ValueError, "linear"),
-        (lambda: decorate(sgd(Net())).amp_init(), ProgramError, r"amp_init comes after minimize\(loss\)"),
+        (lambda: decorate(sgd(Net())).amp_init(), ProgramError, r"call minimize\(loss\) before amp_init"),
         (
             lambda: decorate(sgd(Net())).get_loss_scaling(),
             ProgramError,
-            r"get_loss_scaling comes after minimize\(loss\)",
+            r"call minimize\(loss\) before get_loss_scaling",
         ),
         (lambda: decorate(sgd(Net())).minimize(torch.ones(1)), TypeError, "the loss is a Tensor, not a variable"),
         (lambda: write(Net(), use_pure_fp16=True), NoGuardError, "use_fp16_guard is on, and no part of the network"),
@@ -578,9 +578,9 @@ def other_input() -> Any:
         ),
         # inputs
         (lambda: InputSpec([2.5]), ValueError, r"shape=\[2\.5\]: sizes are whole numbers"),
-        (lambda: InputSpec([-2]), ValueError, r"shape=\[-2\]: sizes are whole numbers; -1 or None"),
-        (lambda: InputSpec([1], "flaot32"), ValueError, "dtype='flaot32': no dtype of torch; did you mean 'float32'"),
-        (lambda: InputSpec([1], "nn"), ValueError, "dtype='nn': no dtype of torch"),
+        (lambda: InputSpec([-2]), ValueError, r"shape=\[-2\]: sizes are whole numbers; use -1 or None"),
+        (lambda: InputSpec([1], "flaot32"), ValueError, "dtype='flaot32': must be .*; did you mean 'float32'"),
+        (lambda: InputSpec([1], "nn"), ValueError, "dtype='nn': must be a dtype of torch"),
         (lambda: Program().data(3, [1]), ProgramError, "name=3: an input's name is a string; got int"),
         (in_program(lambda x: [data("X", [1]), data("X", [1])]), ProgramError, "has a variable 'X' already"),
         (in_program(lambda x: data("x", [1])), ProgramError, "has a variable 'x' already; choose another name"),
@@ -592,7 +592,7 @@ def other_input() -> Any:
             r"linear does not take these variables: .*\[5, 2\]",
         ),
         (in_program(lambda x: x.view(3)), ProgramError, "view does not take these variables"),
-        (in_program(lambda x: x + other_input()), ProgramError, "a call takes variables of two programs"),
+        (in_program(lambda x: x + other_input()), ProgramError, "a call has variables of two programs"),
         (in_program(lambda x: closed(x) and x + 1), ProgramError, "closed by minimize and takes no call any more"),
         (
             in_program(lambda x: closed(x).data("y", [1])),
@@ -602,7 +602,7 @@ def other_input() -> Any:
         (in_program(lambda x: x.no_such_method()), AttributeError, "a Variable has no attribute 'no_such_method'"),
         (in_program(lambda x: x.T), AttributeError, "a Variable has no attribute 'T'"),
         # minimize
-        (in_program(lambda x: static.minimize(Net(), x.mean())), TypeError, r"minimize: Net is no torch\.optim"),
+        (in_program(lambda x: static.minimize(Net(), x.mean())), TypeError, r"minimize: Net is not a torch\.optim"),
         (lambda: static.minimize(sgd(Net()), 3.0), TypeError, "the loss is a float, not a variable of a program"),
         (
             in_program(lambda x: static.minimize(sgd(Net()), x.sum(1))),
@@ -627,24 +627,24 @@ def other_input() -> Any:
         (
             in_program(lambda x: Executor("cpu").run(x)),
             TypeError,
-            r"Executor\.run: Variable is no mezzo\.static\.Program",
+            r"Executor\.run: Variable is not a mezzo\.static\.Program",
         ),
         (in_program(lambda x: feeding(x._program)), ProgramError, "feed has no 'x': the program reads x"),
         (in_program(lambda x: feeding(x._program, z=1)), ProgramError, "unknown input in feed 'z'; allowed: x"),
         (
             in_program(lambda x: feeding(x._program, x=np.ones((2, 3)))),
             ProgramError,
-            r"feed\['x'\] has shape \[2, 3\]; declared was \[-1, 4\], -1 being any size",
+            r"feed\['x'\] has shape \[2, 3\]; it was declared as \[-1, 4\], where -1 is any size",
         ),
         (
             in_program(lambda x: feeding(x._program, x=[["one"]])),
             ProgramError,
-            r"feed\['x'\]: list is no array of numbers",
+            r"feed\['x'\]: list is not an array of numbers",
         ),
         (
             in_program(lambda x: feeding(x._program, x=np.array(["one"]))),
             ProgramError,
-            r"feed\['x'\]: ndarray is no array of numbers",
+            r"feed\['x'\]: ndarray is not an array of numbers",
         ),
         (
             in_program(lambda x: [setattr(x._program, "backend", "inducter"), feeding(x._program, x=np.ones((1, 4)))]),

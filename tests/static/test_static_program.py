@@ -294,12 +294,14 @@ def test_functions_methods_and_operators_give_what_numpy_gives(write: Any, expec
     np.testing.assert_allclose(result, expected(values), rtol=1e-6)
 
 
-def test_sizes_that_each_batch_brings_are_not_built_in() -> None:
+def test_sizes_that_depend_on_the_batch_are_not_built_in() -> None:
     with program_guard(new_program()):
         x = data("x", [None, 4])
     assert x.size() == (-1, 4)
     assert x.size(1) == 4
-    with pytest.raises(ProgramError, match="a size that each batch brings is not known while the program is written"):
+    with pytest.raises(
+        ProgramError, match="a size that depends on the batch is not known while the program is written"
+    ):
         x.size(0) + 1
     with pytest.raises(ProgramError, match="numel"):
         x.numel()

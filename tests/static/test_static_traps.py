@@ -126,7 +126,7 @@ def test_sizes_are_known_only_if_no_batch_changes_them() -> None:
         assert nn.Embedding(4, 2018)(data("word", [2], "int64")).shape == (2, 2018)
         for compute in (lambda: h.shape[2] * 2, lambda: 1 / h.size(2), lambda: -h.shape[0], lambda: h.shape[0] // 2):
             with pytest.raises(
-                ProgramError, match="a size that each batch brings is not known while the program is wri"
+                ProgramError, match="a size that depends on the batch is not known while the program is wri"
             ):
                 compute()
         assert EXE.run(
@@ -165,7 +165,7 @@ def test_declared_inputs_of_a_method_and_by_name_are_checked_and_cast() -> None:
     net = Net()
     assert net(torch.ones(2, 3, dtype=torch.float64)).dtype is torch.float32
     for call in (lambda: net(torch.ones(2, 5, 3)), lambda: net(x=torch.ones(2, 5, 3))):
-        with pytest.raises(ProgramError, match=r"x has shape \[2, 5, 3\]; declared was \[-1, 3\]"):
+        with pytest.raises(ProgramError, match=r"x has shape \[2, 5, 3\]; it was declared as \[-1, 3\]"):
             call()
 
 
@@ -299,7 +299,7 @@ def test_the_words_of_what_was_raised_are_told() -> None:
 @pytest.mark.parametrize(
     ("loss_fn", "error", "message"),
     [
-        (lambda o, t: (o.mean(), 0.5), TypeError, "the loss function returned a float: it returns tensors"),
+        (lambda o, t: (o.mean(), 0.5), TypeError, "the loss function returned a float: it must return tensors"),
         (lambda o, t: o - t, ValueError, r"the loss has shape \[2, 4\]: it must be one number; call .mean\(\) on it"),
     ],
 )
@@ -311,9 +311,9 @@ def test_what_a_loss_function_must_return_is_said(loss_fn: Any, error: type[Exce
 
 
 def test_what_is_no_optimizer_is_said_at_once() -> None:
-    with pytest.raises(TypeError, match=r"optimizer: NoneType is no torch.optim.Optimizer"):
+    with pytest.raises(TypeError, match=r"optimizer: NoneType is not a torch.optim.Optimizer"):
         compile_step(nn.Linear(3, 4), functional.mse_loss, None)
-    with pytest.raises(TypeError, match=r"optimizer: NoneType is no torch.optim.Optimizer"):
+    with pytest.raises(TypeError, match=r"optimizer: NoneType is not a torch.optim.Optimizer"):
         static.capture_step(nn.Linear(3, 4), functional.mse_loss, None, (torch.ones(1, 3), torch.ones(1, 4)))
 
 

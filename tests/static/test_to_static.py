@@ -270,8 +270,8 @@ def test_what_is_no_tensor_passes_a_specification() -> None:
 @pytest.mark.parametrize(
     ("spec", "shape", "message"),
     [
-        (InputSpec([None, 2], name="x"), (3, 4), r"^x has shape \[3, 4\]; declared was \[-1, 2\]"),
-        (InputSpec([3, 2]), (3, 2, 1), r"^the input has shape \[3, 2, 1\]; declared was \[3, 2\]"),
+        (InputSpec([None, 2], name="x"), (3, 4), r"^x has shape \[3, 4\]; it was declared as \[-1, 2\]"),
+        (InputSpec([3, 2]), (3, 2, 1), r"^the input has shape \[3, 2, 1\]; it was declared as \[3, 2\]"),
     ],
 )
 def test_an_input_of_another_shape_is_refused(spec: InputSpec, shape: tuple[int, ...], message: str) -> None:

@@ -3,7 +3,8 @@
 Why: a recording joins the kernels of a backward pass to the modules of the forward pass by the
 numbers of nodes. The loss scaler compares gradients before and after a backward pass. FP8 products
 have no forward derivative.
-Releases: 2.11 to 2.15. If a release lacks a function, the answer is no backward pass, no node, number 0.
+Releases: 2.11 to 2.15. If a release lacks a function, these functions report no backward pass, no
+node, and number 0.
 Without it: recordings take a backward pass for a forward one; no warning about gradients that carry
 the loss scale.
 """

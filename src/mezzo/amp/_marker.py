@@ -1,7 +1,7 @@
 """Makes Dynamo compile a function again under another policy.
 
 Dynamo guards torch's autocast state of every device type, but nothing of mezzo. So the number of the current policy is
-written into the autocast dtype of device types that nobody uses with mezzo.
+written into the autocast dtype of device types that mezzo does not support.
 """
 
 import functools

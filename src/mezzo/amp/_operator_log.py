@@ -94,7 +94,7 @@ class OperatorLog:
         self.end(_STEP_DEPTH, is_complete=True)
 
     def begin(self, depth: int, heading: str = OF_REGION) -> None:
-        """Start a recording, unless none is wanted (any more) or this is no place for one.
+        """Start a recording, unless none is wanted (any more) or it cannot start here.
 
         Args:
             depth: How many regions are open in this thread; `end` is called with the same number.

@@ -31,7 +31,7 @@ _Snapshot = list[tuple["weakref.ref[Tensor]", int, int]]
 
 
 class ScaleWatch:
-    """Knows the gradients of scaled losses that nobody has changed since the backward pass.
+    """Knows the gradients of scaled losses that are unchanged since the backward pass.
 
     A hook on the scaled loss compares gradients before and after its backward pass: those of one
     parameter per known optimizer, or before the first step those of all parameters that the losses

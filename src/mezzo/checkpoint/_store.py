@@ -214,7 +214,9 @@ class CheckpointStore:
         except CheckpointError as error:
             raise CheckpointError(f"{error}; delete it") from error
         if not _NAME.fullmatch(name):
-            raise CheckpointError(f"{path}: holds {name[:40]!r}, which is no name of a checkpoint; delete this file")
+            raise CheckpointError(
+                f"{path}: holds {name[:40]!r}, which is not the name of a checkpoint; delete this file"
+            )
         return name
 
     def _find(self, name: str) -> Path | None:
@@ -227,7 +229,8 @@ class CheckpointStore:
     def _target(self, name: str) -> Path:
         if not _NAME.fullmatch(name) or name == LATEST:
             raise CheckpointError(
-                f"{name!r} is no name for a checkpoint; use letters, digits, '_', '-', '.', as in iter_500 (latest is taken)"
+                f"{name!r} is not a name for a checkpoint; use letters, digits, '_', '-', '.', as in iter_500 "
+                "(latest is taken)"
             )
         target = self.directory / name
         if target.exists() and not target.is_dir():

@@ -1,7 +1,8 @@
-"""Files of `torch.save`, read without `torch.load`: tensors and plain containers, nothing that a file names is called.
+"""Reads files of `torch.save` without `torch.load`: tensors and plain containers, without calling code.
 
-`torch.load(weights_only=True)` runs no code, but a small file can make it allocate any amount of memory, or never end. Here
-the pickle is read by `mezzo.files`, and the sizes of all tensors are added up before the first one is made.
+`torch.load(weights_only=True)` runs no code from the file, but a small file can make it allocate any
+amount of memory, or never end. Here `mezzo.files` reads the pickle, and the sizes of all tensors are
+added up before the first tensor is created.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class _Dtype:
 
 @dataclass(frozen=True, slots=True)
 class _Storage:
-    """Numbers that tensors share."""
+    """The description of a storage, which several tensors may share."""
 
     key: str
     dtype: torch.dtype | None
@@ -59,7 +60,7 @@ class _Storage:
 
 
 class _Ignored:
-    """What a file says beside its tensors."""
+    """Stands for objects of a file that are not read, such as devices."""
 
     def __init__(self, *arguments: Any) -> None:
         pass
@@ -67,7 +68,7 @@ class _Ignored:
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """What a file says of a tensor."""
+    """The description of a tensor in a file."""
 
     storage: _Storage
     dtype: torch.dtype
@@ -79,7 +80,7 @@ class _Tensor:
         return math.prod(self.size) * self.dtype.itemsize
 
     def needs(self) -> int:
-        """Return the number of elements that its storage must have."""
+        """Return how many elements the storage must have at least."""
         if 0 in self.size:
             return 0
         return self.offset + sum((n - 1) * step for n, step in zip(self.size, self.stride, strict=True)) + 1
@@ -96,9 +97,9 @@ def _tensor(
         kind, call = ("conjugated", "resolve_conj") if bits.get("conj") else ("negated", "resolve_neg")
         raise UnsafePickle(f"a {kind} tensor; call {call}() before saving")
     if not isinstance(storage, _Storage) or (dtype is None) != (storage.dtype is not None) or bits:
-        raise UnsafePickle("a tensor without its numbers")
+        raise UnsafePickle("a tensor without a valid storage")
     if not _is_counts((offset,)) or not _is_counts(size) or not _is_counts(stride) or len(size) != len(stride):
-        raise UnsafePickle("a tensor of no readable shape")
+        raise UnsafePickle("a tensor with an invalid shape")
     return _Tensor(storage, dtype or storage.dtype or torch.uint8, offset, size, stride)
 
 
@@ -110,18 +111,18 @@ def _rebuild_v3(
     storage: Any, offset: Any, size: Any, stride: Any, grad: Any, hooks: Any, dtype: Any, bits: Any = None
 ) -> _Tensor:
     if not isinstance(dtype, _Dtype) or dtype.dtype is None:
-        raise UnsafePickle("a tensor of no readable dtype")
+        raise UnsafePickle("a tensor with an invalid dtype")
     return _tensor(storage, offset, size, stride, dtype=dtype.dtype, bits=bits)
 
 
 def _rebuild_parameter(data: Any, *rest: Any) -> _Tensor:
     if not isinstance(data, _Tensor):
-        raise UnsafePickle("a parameter that is no tensor")
+        raise UnsafePickle("a parameter that is not a tensor")
     return data
 
 
 def _rebuild_from_type(function: Any, kind: Any, arguments: Any, state: Any = None) -> _Tensor:
-    """How a tensor with attributes is written; the attributes are dropped."""
+    """Return a tensor that was saved with attributes; the attributes are dropped."""
     if not any(function is known for known in (_rebuild_v2, _rebuild_v3)) or not isinstance(arguments, tuple):
         raise UnsafePickle("a tensor of another class; only dense tensors are read")
     made: _Tensor = function(*arguments)
@@ -130,7 +131,7 @@ def _rebuild_from_type(function: Any, kind: Any, arguments: Any, state: Any = No
 
 def _size(sizes: Any = ()) -> tuple[int, ...]:
     if not _is_counts(sizes):
-        raise UnsafePickle("a size of no readable numbers")
+        raise UnsafePickle("an invalid size")
     found: tuple[int, ...] = sizes
     return found
 
@@ -159,17 +160,20 @@ class _Reader(PlainUnpickler):
     dispatch = PlainUnpickler.dispatch | {}
 
     def key(self, key: Any) -> Any:
-        """Return a key of a dictionary: text, or a whole number as torch uses in the attributes of tensors."""
+        """Return a valid key of a dictionary: text, or an int, which torch uses in tensor attributes."""
         return key if type(key) is int else super().key(key)
 
     def load_build(self) -> None:
-        """Drop the state of a dictionary: a state dict has the versions of its modules there."""
+        """Drop the state of a dictionary; a state dict stores the versions of its modules there."""
         self.stack.pop()
         if type(self.stack[-1]) not in (dict, _Ignored):
-            raise UnsafePickle(f"a state for something else; {self.only}")
+            raise UnsafePickle(f"a state of an object that is not a dictionary; {self.only}")
 
     def load_binpersid(self) -> None:
-        """Take a storage: `('storage', class, key, device, count)`, and a view that is always None in the old format."""
+        """Read a storage: `('storage', class, key, device, count)`.
+
+        The old format adds a view, which must be None.
+        """
         entry = self.stack.pop()
         if (
             not isinstance(entry, tuple)
@@ -177,10 +181,10 @@ class _Reader(PlainUnpickler):
             or entry[0] != "storage"
             or entry[5:] not in ((), (None,))
         ):
-            raise UnsafePickle("numbers of no readable kind")
+            raise UnsafePickle("an invalid storage")
         _, kind, key, _device, count = entry[:5]
         if not isinstance(kind, _Dtype) or type(key) is not str or not _is_counts((count,)):
-            raise UnsafePickle("numbers of no readable kind")
+            raise UnsafePickle("an invalid storage")
         self.stack.append(_Storage(key, kind.dtype, count))
 
     dispatch |= {ord("Q"): load_binpersid, ord("b"): load_build}
@@ -192,8 +196,8 @@ def read_torch_file(data: bytes) -> Any:
     Parameters come back as tensors, ordered dictionaries as dictionaries.
 
     Raises:
-        UnsafePickle: It holds anything else, is damaged, or its tensors are larger than `unpacked_limit` together. Nothing
-            that it names was called.
+        UnsafePickle: The file holds anything else, is damaged, or its tensors together are larger than
+            `unpacked_limit`. No function that the file names was called.
     """
     return report_bad_pickle(lambda: _read_zip(data) if data[:2] == b"PK" else _read_legacy(data))
 
@@ -206,41 +210,39 @@ def _read_zip(data: bytes) -> Any:
             raise UnsafePickle(str(error)) from error
         parts = {info.filename.partition("/")[2]: info for info in listed}
         if "data.pkl" not in parts:
-            raise UnsafePickle("no file that torch.save wrote: it has no data.pkl")
+            raise UnsafePickle("not a file of torch.save: it has no data.pkl")
         if "byteorder" in parts and archive.read(parts["byteorder"]) != b"little":
-            raise UnsafePickle(
-                "its numbers are in another byte order; load and save it on the machine that it comes from"
-            )
+            raise UnsafePickle("its numbers are in another byte order; load and save it on the machine that wrote it")
         pickled = archive.read(parts["data.pkl"])
         tree = _Reader(io.BytesIO(pickled), unpacked_limit(len(data))).load()
 
         def numbers(key: str) -> bytes:
             if f"data/{key}" not in parts:
-                raise UnsafePickle(f"the numbers {key[:40]!r} are missing")
+                raise UnsafePickle(f"the storage {key[:40]!r} is missing")
             return archive.read(parts[f"data/{key}"])
 
         return _with_tensors(tree, numbers, len(pickled), len(data))
 
 
 def _read_legacy(data: bytes) -> Any:
-    """Read the format before torch 1.6: five pickles, then the numbers of each storage behind their count."""
+    """Read the format before torch 1.6: five pickles, then each storage as its length and its numbers."""
     file = io.BytesIO(data)
     limit = unpacked_limit(len(data))
     magic, protocol, system, tree, keys = (_Reader(file, limit).load() for _ in range(5))
     if magic != _LEGACY_MAGIC or protocol != _LEGACY_PROTOCOL or not isinstance(system, dict):
-        raise UnsafePickle("no file that torch.save wrote")
+        raise UnsafePickle("not a file of torch.save")
     if system.get("little_endian") is not True or not isinstance(keys, list):
-        raise UnsafePickle("its numbers are in another byte order, or its list of them cannot be read")
+        raise UnsafePickle("its numbers are in another byte order, or its list of storages cannot be read")
     entries = file.tell()
     sizes = {each.key: (each.dtype or torch.uint8).itemsize for each in _storages(tree, entries)}
     places: dict[str, tuple[int, int]] = {}
     for key in keys:
         if type(key) is not str or key not in sizes:
-            raise UnsafePickle("numbers that no tensor has")
+            raise UnsafePickle("a storage that no tensor uses")
         length = int.from_bytes(file.read(8), "little") * sizes[key]
         places[key] = (file.tell(), length)
         if file.seek(length, io.SEEK_CUR) > len(data):
-            raise UnsafePickle("more numbers announced than there are")
+            raise UnsafePickle("a storage that is longer than the file")
 
     def numbers(key: str) -> memoryview:
         start, length = places[key]
@@ -261,7 +263,7 @@ def _storages(tree: Any, entries: int) -> list[_Storage]:
 
 
 def _with_tensors(tree: Any, numbers: Callable[[str], bytes | memoryview], entries: int, packed: int) -> Any:
-    stored: dict[str, bytearray] = {}  # copied once, however many tensors and dtypes look at it
+    stored: dict[str, bytearray] = {}  # each storage is copied once, for all its tensors and dtypes
     made: dict[tuple[str, torch.dtype], Tensor] = {}
 
     def make(said: Any) -> Any:
@@ -269,7 +271,7 @@ def _with_tensors(tree: Any, numbers: Callable[[str], bytes | memoryview], entri
             return said.dtype if isinstance(said, _Dtype) else None
         key = said.storage.key
         if key not in stored:
-            stored[key] = bytearray(numbers(key))  # tensors may be written to, bytes may not
+            stored[key] = bytearray(numbers(key))  # writable memory, unlike bytes
         _check_length(stored[key], said)
         flat = made.get((key, said.dtype))
         if flat is None:
@@ -280,7 +282,7 @@ def _with_tensors(tree: Any, numbers: Callable[[str], bytes | memoryview], entri
             raise UnsafePickle(f"a tensor of shape {said.size} with {flat.numel()} numbers")
         return flat.as_strided(said.size, said.stride, said.offset)
 
-    # Every value takes a byte of the pickle, unless the file refers to one again and again.
+    # Each value takes at least one byte of the pickle, unless the file refers to a value repeatedly.
     return rebuild_tree(tree, make, _size_of, most_entries=entries + 1000, limit=unpacked_limit(packed))
 
 
@@ -288,7 +290,7 @@ def _check_length(data: bytearray, said: _Tensor) -> None:
     announced = said.storage.count * (said.storage.dtype or torch.uint8).itemsize
     if len(data) != announced or len(data) % said.dtype.itemsize:
         raise UnsafePickle(
-            f"the numbers {said.storage.key[:40]!r} have {len(data)} bytes, not those that the file announces"
+            f"the storage {said.storage.key[:40]!r} has {len(data)} bytes, but the file declares {announced}"
         )
 
 

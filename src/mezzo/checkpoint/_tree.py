@@ -126,7 +126,7 @@ def _unpack_dict(pairs: list[Any], tensor: Callable[[str], Tensor], level: int) 
     result: dict[str | int, Tree] = {}
     for pair in pairs:
         if not isinstance(pair, list) or len(pair) != 2 or type(pair[0]) not in (str, int):
-            raise ValueError("a dict has an entry that is no key with a value")
+            raise ValueError("a dict has an entry that is not a key with a value")
         if pair[0] in result:
             raise ValueError(f"a dict has the key {str(pair[0])[:40]!r} twice")
         result[pair[0]] = unpack(pair[1], tensor, level + 1)

@@ -452,7 +452,7 @@ def takes_grad_scaler(optimizer: Any) -> bool:
 def split_closure(args: _Args, kwargs: _Kwargs) -> tuple[Callable[[], Any] | None, _Args, _Kwargs]:
     """Return the closure among the arguments of a step, and the other arguments.
 
-    None is no closure, and neither is a module, which some steps take.
+    None is not a closure; neither is a module, which some steps take.
     """
     is_closure = bool(args) and callable(args[0]) and not isinstance(args[0], nn.Module)
     if is_closure or (len(args) == 1 and args[0] is None):

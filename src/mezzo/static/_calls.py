@@ -125,7 +125,7 @@ class Calls:
         return value
 
     def _keep(self, module: nn.Module) -> str:
-        """Return the name under which a module belongs to the program."""
+        """Return the name of a module in the program; add the module if it is new."""
         for name, known in self.root.named_children():
             if known is module:
                 return name
@@ -139,7 +139,9 @@ class Calls:
             return self._new(node, tuple(results), self._fresh(name))
         spec = tree_structure(results[0])
         if tree_structure(results[1]) != spec:
-            raise ProgramError(f"{name} returns more or fewer values for another batch size: a program needs the same")
+            raise ProgramError(
+                f"{name} returns another number of values for another batch size; the number must not depend on it"
+            )
         variables = []
         leaves = [tree_leaves(result) for result in results]
         for *values, path in zip(*leaves, _paths(results[0]), strict=True):
@@ -166,7 +168,7 @@ class Calls:
     # ---- modules made from the calls
 
     def training_module(self, wanted: Sequence[Variable], float32_names: Iterable[str]) -> GraphModule:
-        """Return all calls as a module: it takes the inputs in order and returns a tuple of some variables."""
+        """Return all calls as a module that takes the inputs in order and returns the wanted variables."""
         graph, nodes = self._copy_of_graph(float32_names)
         graph.output(tuple(nodes[variable._node] for variable in wanted))
         return GraphModule(self.root, graph)
@@ -184,8 +186,8 @@ class Calls:
         Args:
             names: The variables.
             float32_names: Variables that stay in float32.
-            output: Makes the module's result from their nodes.
-            evaluates: Functions with a `training` argument, such as dropout, evaluate.
+            output: Builds the module's result from the nodes of these variables.
+            evaluates: Functions with a `training` argument, such as dropout, run in evaluation mode.
         """
         graph, nodes = self._copy_of_graph(float32_names)
         if evaluates:
@@ -200,7 +202,10 @@ class Calls:
         return GraphModule(self.root, graph), inputs
 
     def _copy_of_graph(self, float32_names: Iterable[str]) -> tuple[Graph, dict[Node, Node]]:
-        """Return a copy of the graph, which names variables that stay in float32, and its nodes by those of this one."""
+        """Return a copy of the graph, and a dict from nodes of this graph to nodes of the copy.
+
+        Variables that stay in float32 are marked with their names in the copy.
+        """
         graph = Graph()
         nodes: dict[Node, Node] = {}
         graph.graph_copy(self._graph, nodes)
@@ -217,7 +222,7 @@ class Calls:
 
 
 def _placeholder(node: Node) -> Node:
-    """Return the input itself: `mark` puts a node with its name after it."""
+    """Return the input behind a node: `mark` inserts a node with the input's name after it."""
     while node.op != "placeholder":
         node = node.all_input_nodes[0]
     return node

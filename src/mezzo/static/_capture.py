@@ -29,7 +29,7 @@ from mezzo.static._step import (
 
 
 class CopiesOfWeights:
-    """FP8 copies of a step's weights around its capture: a replay changes weights without changing their versions."""
+    """Keeps the FP8 copies of a step's weights valid: a replay changes weights, but not their versions."""
 
     def __init__(self, step: TrainingStep, plan: Any) -> None:
         trained = {id(p): p for group in step.optimizer.param_groups for p in group["params"]}
@@ -40,21 +40,24 @@ class CopiesOfWeights:
         self._constant = _with_copies(others.values())
 
     def prepare(self) -> None:
-        """Call before the capture: bring copies that the update writes up to date, so that the graph does not make them.
+        """Renew the copies that the update writes, so that the graph does not compute them.
 
-        The graph makes all other copies.
+        Call it before the capture. The graph computes all other copies.
         """
         for param, copies in self._written:
             copies.renew(param)
         self.forget()
 
     def forget(self) -> None:
-        """Call after a capture or a replay: drop copies made by the forward, which used the weights from before the update."""
+        """Drop the copies that the forward made, which are those of the weights before the update.
+
+        Call it after a capture or a replay.
+        """
         for copies in self._made_in_graph:
             copies.forget()
 
     def follow_edits(self) -> None:
-        """Call before a replay: renew copies of edited weights that the optimizer does not train."""
+        """Renew copies of edited weights that the optimizer does not train; call it before a replay."""
         for param, copies in self._constant:
             if not copies.is_of(param):
                 copies.renew(param)
@@ -96,7 +99,7 @@ class CapturedStep:
         return None if norm is None else norm.clone()
 
     def __call__(self, *batch: Tensor) -> Any:
-        """Train one step on a batch; return its loss, on the device, and whatever else the loss function returns.
+        """Train one step on a batch; return its loss, on the device, and the other results of `loss_fn`.
 
         Raises:
             ValueError: The batch has other shapes or dtypes than the captured one.
@@ -122,7 +125,7 @@ class CapturedStep:
         return tuple(result.clone() for result in self._results)
 
     def prepare_replay(self, batch: Sequence[Tensor]) -> bool:
-        """Copy a batch to where the graph reads it, and refresh what may change between calls.
+        """Copy a batch into the graph's input memory, and refresh what may change between calls.
 
         The host checks the step while the device copies.
 
@@ -181,7 +184,7 @@ class CapturedStep:
 
 
 def unpacked(results: tuple[Tensor, ...]) -> Any:
-    """Return the loss only, if there are no other results."""
+    """Return only the loss if there are no other results, otherwise all results."""
     return results[0] if len(results) == 1 else results
 
 
@@ -207,7 +210,9 @@ def refuse_what_cannot_be_captured(optimizer: Optimizer) -> None:
 def check_warmup(warmup_steps: int) -> None:
     """Raise ValueError unless there is at least one warm-up step."""
     if warmup_steps < 1:
-        raise ValueError(f"warmup_steps={warmup_steps}: must be at least 1; libraries set themselves up in it")
+        raise ValueError(
+            f"warmup_steps={warmup_steps}: must be at least 1, because libraries initialise themselves in this step"
+        )
 
 
 def capture_step(

@@ -34,8 +34,8 @@ Shapes = tuple[tuple[torch.Size, torch.dtype], ...]
 class CompiledStep:
     """A step that `compile_step` made. Call it with a batch; it returns the loss.
 
-    Each new shape of a batch is captured once; the least recently used one is forgotten when there are too many. On a
-    CUDA device a shape is one CUDA graph, on the CPU a compiled function.
+    Each new shape of a batch is captured once; `max_shapes` of them are kept, the least recently used
+    one is dropped first. A shape is one CUDA graph on a CUDA device, a compiled function on the CPU.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class CompiledStep:
 
         Raises:
             ValueError: The batch is not on the model's device, or the optimizer cannot be part of a CUDA graph.
-            CaptureError: The step cannot be captured as one graph; the line of its code is named.
+            CaptureError: The step cannot be captured as one graph; the message names the line.
         """
         return unpacked(self.run(batch))
 
@@ -162,8 +162,9 @@ def compile_step(
 ) -> CompiledStep:
     """Compile `loss_fn(model(*inputs), target)`, its backward and the optimizer's step into one program.
 
-    CastRules is decided while the step is captured, by the policy's rules for eager mode; casts that give nothing new
-    are dropped. Capturing leaves weights, optimizer state, buffers, loss scale and random numbers as they were.
+    The policy decides the casts while the step is captured, by its rules for eager mode; redundant
+    casts are removed. The capture does not change weights, optimizer state, buffers, loss scale and
+    random numbers.
 
     Args:
         model: On one CUDA device, or on the CPU; decorated or not.
@@ -175,10 +176,10 @@ def compile_step(
             `Policy.create(...)`; None: no auto_cast.
         use_fp16_guard: Only what runs inside `mezzo.static.amp.fp16_guard()` follows the policy.
         max_norm: Clip the norm of the true gradients to this.
-        backend: `inductor` fuses operators; `aot_eager` runs the captured graph as it is; `eager` captures nothing, so that
-            breakpoints and prints in the model work.
+        backend: `inductor` fuses operators; `aot_eager` runs the captured graph without compiling it;
+            `eager` captures nothing, so that breakpoints and prints in the model work.
         max_shapes: How many shapes of a batch are kept.
-        warmup_steps: CUDA: steps taken before the capture, and taken back.
+        warmup_steps: On CUDA: steps before the capture; they are undone.
 
     >>> net = nn.Linear(4, 2)
     >>> step = compile_step(net, nn.functional.mse_loss, torch.optim.SGD(net.parameters(), lr=0.1), backend="aot_eager")

@@ -1,6 +1,6 @@
 """Triton kernels of gradients of convolutions in channels-last.
 
-Sizes are constants: dividing by anything else costs more than the loads.
+Sizes are compile-time constants: dividing by a variable would cost more than the loads.
 """
 
 import triton
@@ -14,11 +14,12 @@ def depthwise_input_grad_kernel(
     KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     PAD_H: tl.constexpr, PAD_W: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradient of a depthwise convolution's input: for each pixel, what the taps over it give back.
+    """Write the input gradient of a depthwise convolution: each pixel sums the gradients of its taps.
 
-    `grad` and `result` are channels-last, `weight` is (taps, channels), sums are float32. Pixels of equal remainders by the
-    strides are met by the same taps: a program works on one such class, and looks at no other tap. There is one
-    multiplication a tap, nothing for Tensor Cores.
+    `grad` and `result` are channels-last, `weight` is (taps, channels), sums are float32. The same taps
+    reach all pixels whose coordinates have the same remainders modulo the strides. A program works on
+    one such class of pixels and loops only over its taps. There is one multiplication per tap, so
+    Tensor Cores would not help.
     """
     rows: tl.constexpr = (HEIGHT + STRIDE_H - 1) // STRIDE_H
     columns: tl.constexpr = (WIDTH + STRIDE_W - 1) // STRIDE_W
@@ -55,9 +56,10 @@ def narrow_weight_grad_kernel(
     KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     PAD_H: tl.constexpr, PAD_W: tl.constexpr, ROWS: tl.constexpr, TAPS: tl.constexpr, SHARE: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
-    """Write a program's part of a weight's gradient: gradients (out channels, pixels) times inputs under taps (pixels, taps).
+    """Write a program's partial sum of a weight's gradient, over its share of the pixels.
 
-    `grad` and `x` are channels-last; `sums` is (programs, ROWS, TAPS) in float32, a tap being (row, column, channel).
+    It is the product of gradients (out channels, pixels) and inputs (pixels, taps). `grad` and `x` are
+    channels-last; `sums` is (programs, ROWS, TAPS) in float32; a tap is a (row, column, channel).
     """
     tap = tl.arange(0, TAPS)
     tap_row = tap // (KERNEL_W * CHANNELS)

@@ -66,7 +66,7 @@ def narrow_weight_grad(grad: Tensor, x: Tensor, kernel: list[int], stride: list[
     pixels = grad.numel() // out_channels
     share = max(1, -(-pixels // (_SLICES * _PIXELS))) * _PIXELS
     slices = max(1, -(-pixels // share))
-    rows, columns = (max(16, 1 << (size - 1).bit_length()) for size in (out_channels, taps))  # a product's least is 16
+    rows, columns = (max(16, 1 << (size - 1).bit_length()) for size in (out_channels, taps))  # tl.dot needs at least 16
     sums = torch.empty(slices, rows, columns, device=x.device)
     narrow_weight_grad_kernel[slices,](
         grad, x, sums, pixels,
@@ -84,16 +84,16 @@ def _like_weight(grad: Tensor, x: Tensor, kernel: list[int], stride: list[int], 
 
 @functools.cache
 def register_operators() -> None:
-    """Make the operators of graphs; they must be there before code from a cache on disk, which may call them, is run."""
+    """Register the operators; compiled code from a cache on disk may call them, so register before it runs."""
     for function, fake in ((depthwise_input_grad, _like_input), (narrow_weight_grad, _like_weight)):
         torch.library.custom_op(f"mezzo::{function.__name__}", function, mutates_args=()).register_fake(fake)
 
 
 def use_own_gradients(graph: Graph) -> int:
-    """Compute gradients of convolutions that cuDNN is slow at by our kernels, in a joint graph.
+    """Replace convolution gradients in a joint graph by mezzo's kernels where cuDNN is slow.
 
     Returns:
-        How many there were.
+        How many gradients were replaced.
     """
     register_operators()
     found = 0
@@ -117,7 +117,7 @@ def use_own_gradients(graph: Graph) -> int:
 
 
 def _replace(graph: Graph, node: Node, output: int, operator: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    """Take one of the three gradients from an operator of ours, and ask the node for it no longer."""
+    """Compute one of the three gradients with an operator of mezzo instead of the node."""
     user = next(user for user in node.users if user.args[1] == output)
     with graph.inserting_before(user):
         own = graph.call_function(operator, arguments)
@@ -132,18 +132,18 @@ def _replace(graph: Graph, node: Node, output: int, operator: Callable[..., Any]
 
 
 def _values(node: Node) -> list[Any]:
-    """Return what stands for the gradient, the input and the weight of a convolution's backward."""
+    """Return the fake tensors of gradient, input and weight of a convolution's backward."""
     return [argument.meta.get("val") for argument in node.args[:3] if isinstance(argument, Node)]
 
 
 def _is_plain(node: Node) -> bool:
-    """Whether a backward is that of a two-dimensional half convolution in channels-last, with sizes that are known."""
+    """Whether it is the backward of a 2d half convolution in channels-last with known sizes."""
     values = _values(node)
     if len(values) != 3 or not all(isinstance(value, Tensor) for value in values):
         return False
     grad, x, _ = values
     if not all(isinstance(size, int) for value in values for size in value.shape):
-        return False  # a size that is left free
+        return False  # a dynamic size
     arguments: Any = node.args
     dilation, transposed = arguments[6:8]
     if x.dim() != 4 or x.dtype not in HALF_DTYPES or transposed or any(step != 1 for step in dilation):
@@ -154,7 +154,10 @@ def _is_plain(node: Node) -> bool:
 
 
 def _is_slow_depthwise(node: Node) -> bool:
-    """Whether the input's gradient is wanted of a depthwise convolution; 5x5 with stride 1 cuDNN does well."""
+    """Whether the graph needs the input gradient of a depthwise convolution for which cuDNN is slow.
+
+    cuDNN is fast for 5x5 with stride 1.
+    """
     _, x, weight = _values(node)
     arguments: Any = node.args
     stride, groups = arguments[4], arguments[9]
@@ -163,7 +166,7 @@ def _is_slow_depthwise(node: Node) -> bool:
 
 
 def _is_narrow(node: Node) -> bool:
-    """Whether the weight's gradient is wanted of a convolution over few channels: all its taps fit one small product."""
+    """Whether the graph needs the weight gradient of a convolution with few channels and taps."""
     _, _, weight = _values(node)
     taps = weight.shape[1] * weight.shape[2] * weight.shape[3]
     small = weight.shape[1] <= 4 and taps <= _MOST_TAPS and weight.shape[0] <= _MOST_OUT_CHANNELS

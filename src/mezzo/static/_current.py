@@ -32,7 +32,7 @@ _current = _Current()
 
 
 def default_main_program() -> Program:
-    """Return the program that calls are written into: that of the innermost `program_guard`, or the thread's own."""
+    """Return the program that records calls: that of the innermost `program_guard`, or the thread's."""
     return _current.stack[-1].main
 
 
@@ -43,9 +43,9 @@ def default_startup_program() -> Program:
 
 @contextmanager
 def program_guard(main_program: Program, startup_program: Program | None = None) -> Iterator[None]:
-    """Record the calls inside in another program.
+    """Record the calls of the `with` block in another program.
 
-    `nn.Module.__call__` is replaced inside, so that modules check for variables.
+    `nn.Module.__call__` is replaced in the block, so that modules check for variables.
     """
     _current.stack.append(_Pair(main_program, startup_program or Program()))
     try:
@@ -92,7 +92,7 @@ def minimize(optimizer: Optimizer, loss: Variable, max_norm: float | None = None
     `mezzo.static.amp.decorate(optimizer, ...).minimize(loss)` is the same in mixed precision.
 
     Args:
-        optimizer: Of torch, with parameters of the program.
+        optimizer: A torch optimizer of the program's parameters.
         loss: One number.
         max_norm: Clip the norm of the gradients to this.
     """
@@ -103,7 +103,7 @@ def minimize(optimizer: Optimizer, loss: Variable, max_norm: float | None = None
 def check_minimize(optimizer: Any, loss: Any) -> None:
     """Raise TypeError unless they are a torch.optim.Optimizer and a Variable."""
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"minimize: {type(optimizer).__name__} is no torch.optim.Optimizer")
+        raise TypeError(f"minimize: {type(optimizer).__name__} is not a torch.optim.Optimizer")
     if not isinstance(loss, Variable):
         raise TypeError(
             f"minimize: the loss is a {type(loss).__name__}, not a variable of a program; call the model on mezzo.static.data"

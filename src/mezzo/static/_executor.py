@@ -45,7 +45,7 @@ class Executor:
         """Run a program once, as a training step if it has an optimizer; return the fetched values.
 
         Args:
-            program: None: the default main program. A startup program has nothing to do.
+            program: None: the default main program. Running a startup program has no effect.
             feed: A value for each input, by name: arrays, tensors or lists, cast to the declared dtype. A program without
                 an optimizer only needs the inputs of the fetched variables.
             fetch_list: Variables or their names.
@@ -57,7 +57,7 @@ class Executor:
         """
         program = default_main_program() if program is None else program
         if not isinstance(program, Program):
-            raise TypeError(f"Executor.run: {type(program).__name__} is no mezzo.static.Program")
+            raise TypeError(f"Executor.run: {type(program).__name__} is not a mezzo.static.Program")
         if isinstance(fetch_list, (str, Variable)):
             raise TypeError(f"fetch_list: give a list, [{fetch_list!r}]")
         fetches = [program.variable(fetch) for fetch in (() if fetch_list is None else fetch_list)]
@@ -89,12 +89,12 @@ class Executor:
             tensor = value.detach() if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
         except (TypeError, ValueError, RuntimeError) as error:
             raise ProgramError(
-                f"feed[{variable.name!r}]: {type(value).__name__} is no array of numbers ({error})"
+                f"feed[{variable.name!r}]: {type(value).__name__} is not an array of numbers ({error})"
             ) from error
         if not spec.fits(tensor.shape):
             raise ProgramError(
-                f"feed[{variable.name!r}] has shape {list(tensor.shape)}; declared was {list(spec.shape)}"
-                + (", -1 being any size" if -1 in spec.shape else "")
+                f"feed[{variable.name!r}] has shape {list(tensor.shape)}; it was declared as {list(spec.shape)}"
+                + (", where -1 is any size" if -1 in spec.shape else "")
             )
         fed = tensor.to(self.device, spec.dtype, non_blocking=True)
         # A program may write into its inputs (an in-place activation), but must not write into the caller's tensor.

@@ -114,14 +114,16 @@ class Capture:
         """Parameters by identity, with their names."""
 
     def compile(self, function: Function, *, dynamic: bool | None = False) -> Function:
-        """Return the function, which is captured at its first call; call it inside `casting_region(self.precision)`.
+        """Return a function that is captured at its first call.
+
+        Call it inside `casting_region(self.precision)`.
 
         Args:
             function: The function to capture.
-            dynamic: False captures each shape of the inputs; None makes sizes that change dynamic.
+            dynamic: False captures each shape of the inputs; None makes a size dynamic once it changes.
 
         Raises, when called:
-            CaptureError: The function cannot be captured as one graph; the line of its code is named.
+            CaptureError: The function cannot be captured as one graph; the message names the line.
             NoGuardError: The guard option is on, and the graph has no guard.
         """
         if self.backend == "eager" and not self.precision.float32_names:
@@ -246,14 +248,14 @@ _TIDY_FILES = [
 def _tidy(graph: Graph) -> None:
     """Change a graph before Inductor compiles it."""
     if is_any_autocast_enabled():
-        raise RuntimeError("autocast is on while Inductor works: it would decide casts a second time")
+        raise RuntimeError("autocast is on while Inductor compiles: casts would be decided a second time")
     drop_needless_casts(graph)
     use_own_gradients(graph)
 
 
 @functools.cache
 def missing_compiler() -> str | None:
-    """Return why Inductor cannot work on this machine, None if it can."""
+    """Return why Inductor cannot compile on this machine; None if it can."""
     try:
         compiler = cpp_compiler()
     except Exception as error:  # noqa: BLE001  its class moved between releases of torch

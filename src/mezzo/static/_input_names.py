@@ -11,8 +11,8 @@ _ESCAPED = re.compile(r"\w+_named_hex_([0-9a-f]*)", re.ASCII)
 def escaped(name: str) -> str:
     """Return a unique identifier for a name: its readable part, then the whole name in hexadecimal.
 
-    It survives `torch.export`, which lower-cases names. It has no double underscore, because files with one in a text
-    are refused.
+    The identifier is lower-case, because `torch.export` lower-cases names. It has no double underscore,
+    because the loader refuses files with one in a text.
 
     >>> escaped("y:0")
     'y_0_named_hex_793a30'
@@ -33,7 +33,7 @@ def identifier_of(name: str) -> str:
 
 
 def name_of(identifier: str) -> str:
-    """Return the original name of an identifier; one that `escaped` did not make is returned unchanged.
+    """Return the original name of an identifier; any identifier not made by `escaped` is unchanged.
 
     >>> name_of("y_0_named_hex_793a30"), name_of("label"), name_of("x_named_hex_793a30")
     ('y:0', 'label', 'x_named_hex_793a30')
@@ -43,6 +43,6 @@ def name_of(identifier: str) -> str:
         return identifier
     try:
         name = bytes.fromhex(found[1]).decode(errors="surrogatepass")
-    except ValueError:  # a file may come from anyone
+    except ValueError:  # not written by mezzo
         return identifier
     return name if escaped(name) == identifier else identifier

@@ -36,7 +36,7 @@ def _values(arguments: Any) -> Any:
 
 
 def _module_path(node: Node) -> str:
-    """Return the module path of a node, or of the forward of a gradient, below the outermost module."""
+    """Return the module path of a node below the outermost module; a gradient has that of its forward."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     paths = [str(path) for path, _ in stack.values()]
     return paths[-1].removeprefix(paths[0]).lstrip(".") if paths else ""

@@ -1,4 +1,4 @@
-"""Programs: calls are recorded, closed by an optimizer, captured and run."""
+"""Programs: record calls, close them with an optimizer, capture and run them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Program:
         return variable
 
     def record(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Add a call and return the variables of its results; calls on variables end here."""
+        """Add a call and return the variables of its results; every call on a variable calls this."""
         self._refuse_closed("call")
         self._warn_of_region()
         self._steps.clear()
@@ -88,7 +88,7 @@ class Program:
         return self.calls.add_call(target, args, kwargs)
 
     def _warn_of_region(self) -> None:
-        """Warn once that a region around the writing of a program is not part of it."""
+        """Warn once that an `auto_cast` region around recorded calls has no effect on the program."""
         if current_policy() is not None and not self._is_warned_of_region:
             self._is_warned_of_region = True
             warnings.warn(
@@ -193,7 +193,7 @@ class Program:
             self._steps.clear()
 
     def run(self, feeds: Sequence[Tensor], fetches: Sequence[Variable]) -> list[Tensor]:
-        """Run the program, or train one step of it, on tensors of its inputs; return the fetched values."""
+        """Run the program on input tensors, as a training step if it is closed; return the fetched values."""
         with modules_unwatched():
             key = (tuple(variable.name for variable in fetches), self._precision_now(), self.backend)
             runner = self._steps.get(key)
@@ -206,7 +206,7 @@ class Program:
             return list(runner.run(feeds))[-len(fetches) :] if fetches else list(runner.run(feeds))[:0]
 
     def _precision_now(self) -> CastRules:
-        """Return the precision; if it is off and weights are half, as in a test program, all arithmetic is float32."""
+        """Return the precision; if it is off but weights are half, a policy that computes in float32."""
         if self.precision.is_on:
             return self.precision
         half = next((p.dtype for p in self.parameters() if p.dtype in HALF_DTYPES), None)
@@ -263,8 +263,8 @@ class Program:
     def inference_module(self, fetch_list: Sequence[Variable | str]) -> GraphModule:
         """Return the part that computes some variables as a module, for `mezzo.export` for example.
 
-        It takes the inputs that they need, in order, and returns a tuple. It is a copy in float32, on the CPU, in eval
-        mode.
+        The module takes the inputs that these variables need, in order, and returns a tuple. It is a
+        copy in float32, on the CPU, in eval mode.
         """
         names = [self.variable(fetch).name for fetch in fetch_list]
         part, _ = self.calls.part_for(names, evaluates=True)
@@ -291,7 +291,7 @@ class Program:
 
     @property
     def graphs(self) -> list[CapturedGraph]:
-        """The graphs that were captured so far in this precision and by this backend."""
+        """The graphs captured so far with the current precision and backend."""
         now = (self._precision_now(), self.backend)
         return [graph for key, runner in self._steps.items() if key[1:] == now for graph in runner.graphs]
 

@@ -13,7 +13,7 @@ from mezzo.static._variables import Variable
 
 
 def needed_for(graph: Graph, end: Node, root: nn.Module) -> set[Node]:
-    """Return the nodes that a result needs: those that compute it, and those that write into any of them."""
+    """Return the nodes that a result needs: those that compute it, and those that change them in place."""
     needed: set[Node] = set()
     waiting = [end]
     while waiting:
@@ -50,7 +50,7 @@ def mark(graph: Graph, nodes: dict[Node, Node], variable: Variable) -> None:
 
 
 def by_name(names: Sequence[str], values: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Return results by name in a plain dict: torch.fx would make a dict class that other readers do not know."""
+    """Return results by name in a plain dict; torch.fx's own dict class is unknown to other readers."""
     return dict(zip(names, values, strict=True))
 
 

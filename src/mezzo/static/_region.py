@@ -19,14 +19,14 @@ class NoGuardError(MezzoError):
 
 @dataclass(frozen=True, slots=True)
 class CastRules:
-    """What decides the dtypes of a captured program; hashable, one captured graph for each."""
+    """What decides the dtypes of a captured program. Hashable: each value has its own captured graph."""
 
     policy: Policy | None = None
     """None: nothing is cast."""
     use_guard: bool = False
-    """Only what runs inside `fp16_guard()` follows the policy; everything else is float32."""
+    """Only calls inside `fp16_guard()` follow the policy; all others are float32."""
     float32_names: frozenset[str] = frozenset()
-    """Parameters and variables: whatever touches them is float32."""
+    """Parameters and variables; calls that read or write them are float32."""
 
     @property
     def is_on(self) -> bool:
@@ -51,7 +51,7 @@ class _ThreadState(threading.local):
         self.open: list[auto_cast] = []
         """Regions opened by markers, innermost last."""
         self.depth = 0
-        """Open guards, also those without effect."""
+        """Number of open guards, including those without effect."""
         self.regions_before = 0
         """How many regions were open when a capture began."""
         self.entered = 0
@@ -90,7 +90,7 @@ def close_regions(down_to: int | None = None) -> None:
 
 @contextmanager
 def markers_balanced() -> Iterator[None]:
-    """Around a capture: restore the number of open guards and regions, also after an exception."""
+    """Restore the number of open guards and regions after a capture, also after an exception."""
     depth, before = thread_state.depth, thread_state.regions_before
     thread_state.regions_before = len(thread_state.open)
     try:
@@ -119,8 +119,8 @@ def refuse_missing_guard(found: bool) -> None:
         )
 
 
-# The markers: plain calls that Dynamo puts into its graph unchanged. They run when the graph is traced into operators, not
-# in the compiled code.
+# The markers: plain calls that Dynamo puts into its graph unchanged. They run while the graph is traced
+# into operators, not in the compiled code.
 
 
 def enter_guard() -> None:

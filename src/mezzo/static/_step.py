@@ -1,4 +1,4 @@
-"""One training step written out, and how to try a step and undo everything that it changed."""
+"""One training step, and how to try a step and undo everything that it changed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NAMES_OTHER = re.compile(r"\b(Long|Int|Short|Byte|Char|Bool|Double)(Tensor)?\b|
 def precision_of_step(
     precision: Precision | None, policy: Any, scaler: GradScaler | None, model: nn.Module
 ) -> Precision:
-    """Return the precision of a step: the given one, or one made of a policy and a scaler.
+    """Return the precision of a step: the given one, or a new one with the policy and the scaler.
 
     Raises:
         TypeError: Both were given, or `policy` is neither a level nor a policy.
@@ -96,7 +96,7 @@ class TrainingStep:
         return self.precision.scaler
 
     def run(self, batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Train one step; return its loss and whatever else `compute` returns."""
+        """Train one step; return its loss and the other results of `compute`."""
         with casting_region(self.rules):
             try:
                 results = self.compute(*batch)
@@ -112,7 +112,10 @@ class TrainingStep:
         return tuple(result.detach().clone() for result in results)
 
     def _explain_missing_policy(self, error: Exception) -> None:
-        """Raise ValueError if half weights met float32 inputs because the step has no policy; add a note if that may be."""
+        """Raise ValueError if half weights met float32 inputs because the step has no policy.
+
+        If the error does not name both dtypes, only add a note to it.
+        """
         reason = " ".join(str(error).split())
         if self.rules.is_on or current_policy() is not None or not _TYPES_DIFFER.search(reason):
             return
@@ -130,8 +133,8 @@ class TrainingStep:
     def module_watch(self) -> Callable[[], bool]:
         """Return a function that checks whether parts, modes, `requires_grad` and buffer addresses are unchanged.
 
-        It is called before every replay, while the device may wait. So it compares flat lists and does not walk the modules
-        (MobileNetV3-small: 70 us instead of 500).
+        It runs before every replay, while the device may be idle. So it compares flat lists and does not
+        walk the modules (MobileNetV3-small: 70 us instead of 500 us).
         """
         parts = [part for module in self.modules for part in module.modules()]
         attributes = [vars(part) for part in parts]
@@ -196,7 +199,7 @@ class TrainingStep:
         weights = self._weights()
         masters = [kept for p in weights if (kept := stored_master(p)) is not None]
         buffers = [buffer for module in self.modules for buffer in module.buffers()]
-        # As data: restoring a value is not an edit that a master must follow.
+        # `.data`: masters must not treat the restored values as edits by the user.
         return [tensor.data for tensor in (*weights, *masters, *buffers)]
 
 
@@ -204,7 +207,9 @@ def _check_results(results: Sequence[Any]) -> None:
     """Raise TypeError or ValueError unless the results are tensors and the loss is one number."""
     for result in results:
         if not isinstance(result, Tensor):
-            raise TypeError(f"the loss function returned a {type(result).__name__}: it returns tensors, the loss first")
+            raise TypeError(
+                f"the loss function returned a {type(result).__name__}: it must return tensors, the loss first"
+            )
     if results[0].numel() != 1:
         raise ValueError(f"the loss has shape {list(results[0].shape)}: it must be one number; call .mean() on it")
 
@@ -212,7 +217,7 @@ def _check_results(results: Sequence[Any]) -> None:
 def check_optimizer(optimizer: Any) -> None:
     """Raise TypeError unless `optimizer` is a torch.optim.Optimizer."""
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"optimizer: {type(optimizer).__name__} is no torch.optim.Optimizer")
+        raise TypeError(f"optimizer: {type(optimizer).__name__} is not a torch.optim.Optimizer")
 
 
 def _clones(state: dict[str, Any]) -> dict[str, Any]:

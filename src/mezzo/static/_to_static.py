@@ -81,7 +81,9 @@ def _fitted(spec: InputSpec, value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     if not spec.fits(value.shape):
-        raise ProgramError(f"{spec.name or 'the input'} has shape {list(value.shape)}; declared was {list(spec.shape)}")
+        raise ProgramError(
+            f"{spec.name or 'the input'} has shape {list(value.shape)}; it was declared as {list(spec.shape)}"
+        )
     return value.to(spec.dtype)
 
 

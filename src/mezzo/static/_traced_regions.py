@@ -1,8 +1,9 @@
 """`auto_cast` regions inside a function that is captured: they become markers in its graph.
 
-Dynamo does not trace `auto_cast`, so with `fullgraph=True` a region is an error. While a function with regions is called,
-`auto_cast` has other methods, which Dynamo can trace. They put two markers, with the policy's key, around the calls
-inside. The markers run when the graph is traced into operators, so the casts of the region's policy enter the graph.
+Dynamo does not trace `auto_cast`, so with `fullgraph=True` a region is an error. While a function with
+regions is called, `auto_cast` has other methods, which Dynamo can trace. They put two markers, with the
+policy's key, around the calls inside. The markers run while the graph is traced into operators, so the
+graph contains the casts of the region's policy.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def _show_to_dynamo() -> None:
 
 class _ThreadState(threading.local):
     captures = 0
-    """How many calls of functions with regions this thread is inside of."""
+    """Number of active calls of functions with regions in this thread."""
 
 
 _thread_state = _ThreadState()
@@ -74,8 +75,9 @@ def _is_captured_here() -> bool:
     return _thread_state.captures > 0
 
 
-# What Dynamo traces. Code may also call these for real meanwhile, and other threads may compile functions of their own.
-# `is_dynamo_compiling` is True only in traced code; `is_compiling` is True in every thread while one compiles (torch 2.13).
+# Dynamo traces these methods. Meanwhile, untraced code may call them too, and other threads may compile
+# other functions. `is_dynamo_compiling` is True only in traced code; `is_compiling` is True in every
+# thread while one of them compiles (torch 2.13).
 
 
 def _traced_init(self: Any, *args: Any, policy: Policy | None = None, **kwargs: Any) -> None:
@@ -112,7 +114,7 @@ def _change_uses(by: int) -> None:
     global _uses
     with _lock:
         _uses += by
-        if _uses in (0, by):  # the first one in, or the last one out
+        if _uses in (0, by):  # the first use begins, or the last one ends
             for name, method in (_TRACED if _uses else _OWN).items():
                 setattr(auto_cast, name, method)
 

@@ -71,7 +71,7 @@ class Trials:
         """Run a call on fake tensors, once per trial; return its results.
 
         Raises:
-            ProgramError: The call does not take these variables, or needs their numbers.
+            ProgramError: The call does not take these variables, or reads their values.
         """
         function = getattr(Tensor, target) if isinstance(target, str) else target
         _refuse_lazy(target)
@@ -89,7 +89,7 @@ class Trials:
 
     @contextmanager
     def _trial_of(self, target: Any) -> Iterator[None]:
-        """Inside, a call needs no memory and changes nothing."""
+        """Make calls inside run on fake tensors and without side effects."""
         with ExitStack() as stack:
             stack.enter_context(modules_unwatched())
             stack.enter_context(kept_out())
@@ -128,7 +128,7 @@ def _refuse_lazy(target: Any) -> None:
 
 @contextmanager
 def _untouched(target: Any) -> Iterator[None]:
-    """Restore what a trial changes in a module: attributes, buffers, and one-element counters, which have real values."""
+    """Restore what a trial changes in a module: attributes, buffers, and values of one-element counters."""
     parts = list(target.modules()) if isinstance(target, nn.Module) else []
     buffers = [
         buffer for part in parts for buffer in part._buffers.values() if buffer is not None and buffer.numel() == 1

@@ -44,8 +44,8 @@ class UnknownSize(int):
 
     def _refuse(self, *_: Any) -> Any:
         raise ProgramError(
-            "a size that each batch brings is not known while the program is written: do what needs it inside a module or "
-            "function that the program calls"
+            "a size that depends on the batch is not known while the program is written: compute with it inside a module "
+            "or function that the program calls"
         )
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
@@ -65,7 +65,7 @@ class InputSpec:
         self.shape = tuple(-1 if size is None else size for size in shape)
         if not all(isinstance(size, int) and size >= -1 for size in self.shape):
             raise ValueError(
-                f"shape={list(shape)}: sizes are whole numbers; -1 or None where each batch brings its own"
+                f"shape={list(shape)}: sizes are whole numbers; use -1 or None for sizes that depend on the batch"
             )
         self.dtype, self.name = parse_dtype(dtype), name
 
@@ -86,7 +86,7 @@ def parse_dtype(dtype: Any) -> torch.dtype:
         names = sorted({dtype_name(d) for d in vars(torch).values() if isinstance(d, torch.dtype)})
         close = difflib.get_close_matches(str(dtype), names, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"dtype={dtype!r}: no dtype of torch{hint}")
+        raise ValueError(f"dtype={dtype!r}: must be a dtype of torch or its name{hint}")
     return found
 
 
@@ -165,7 +165,7 @@ _NEED_NUMBERS = ("item", "tolist", "numpy", "backward", "cpu", "cuda", "to_spars
 
 def _no_numbers(what: str) -> ProgramError:
     return ProgramError(
-        f"{what} needs numbers, and a Variable has none while the program is written: fetch it with Executor.run, or do it "
+        f"{what} needs numbers, and a Variable has none while the program is written: fetch it with Executor.run, or do this "
         "inside a module or function that the program calls"
     )
 
@@ -200,7 +200,7 @@ def record(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     _refuse_unwatched_module()
     programs = {id(v._program): v._program for v in tree_leaves((args, kwargs)) if isinstance(v, Variable)}
     if len(programs) != 1:
-        raise ProgramError("a call takes variables of two programs: build both of its inputs in one")
+        raise ProgramError("a call has variables of two programs: create all its inputs in one program")
     program = next(iter(programs.values()))
     return program.record(target, args, kwargs)
 
@@ -222,7 +222,7 @@ def _call_or_record(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 class _Watch:
     """Replaces `nn.Module.__call__`, for the whole process, while a program is written and none runs.
 
-    Otherwise it is the original: Dynamo only knows that one.
+    Otherwise it restores the original, because Dynamo can trace only that one.
     """
 
     def __init__(self) -> None:
@@ -248,7 +248,10 @@ _watch = _Watch()
 
 
 class _Writing:
-    """A program is being written: until `end`, or until this object is deleted, as when its thread ends."""
+    """Marks that a program is being written, until `end` is called or this object is deleted.
+
+    The end of a thread deletes its object.
+    """
 
     def __init__(self) -> None:
         _watch.change(writers=1)
@@ -266,7 +269,7 @@ _thread_state = _ThreadState()
 
 @contextmanager
 def writing_inside() -> Iterator[None]:
-    """Inside, modules check whether they are called with a variable; not afterwards, also after an exception."""
+    """Make modules check for variables inside the `with` block, which may raise."""
     _thread_state.guards += 1
     writing = _Writing()
     try:
@@ -283,7 +286,7 @@ def begin_writing() -> None:
 
 
 def begin_writing_without_guard() -> None:
-    """Call `begin_writing`, unless the thread is inside a `program_guard`, which does it."""
+    """Call `begin_writing`, unless the thread is inside a `program_guard`, which does the same."""
     if not _thread_state.guards:
         begin_writing()
 
@@ -306,7 +309,10 @@ def modules_unwatched() -> Iterator[None]:
 
 
 def _refuse_unwatched_module() -> None:
-    """Raise ProgramError if a module that does not check for variables got one: its parts would be recorded one by one."""
+    """Raise ProgramError if a module that does not check for variables was called with one.
+
+    Otherwise each operator of the module would be recorded, not the module.
+    """
     frame = sys._getframe(1)
     while frame is not None and not _watch.is_on:
         if frame.f_code is CALL_CODE:

@@ -70,7 +70,7 @@ class MixedPrecisionOptimizer:
         self._is_prepared = False
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "optimizer":  # copying asks for them before there is an optimizer
+        if name.startswith("_") or name == "optimizer":  # copy.copy reads them before `optimizer` is set
             raise AttributeError(name)
         return getattr(self.optimizer, name)
 
@@ -131,7 +131,7 @@ class MixedPrecisionOptimizer:
 
     def _closed(self, what: str) -> Program:
         if self._program is None:
-            raise ProgramError(f"{what} comes after minimize(loss), which says which program it is about")
+            raise ProgramError(f"call minimize(loss) before {what}: it chooses the program")
         return self._program
 
     def _before_first_run(self) -> None:
@@ -169,7 +169,7 @@ class MixedPrecisionOptimizer:
         return [p for p in program.parameters() if id(p) in black]
 
     def _is_black(self, module: nn.Module) -> bool:
-        """Whether a layer's one operator is on the black list."""
+        """Whether the operator of a layer is on the black list."""
         assert self.precision.policy is not None
         return any(isinstance(module, kind) and op in self.precision.policy.black for kind, op in _OPERATORS.items())
 
@@ -217,14 +217,14 @@ def decorate(
         amp_lists: Operators and variables that differ from the defaults.
         level: `O0`, `OD`, `O1` (the default), `O2` or `O3`.
         dtype: `float16` or `bfloat16`.
-        master_weight: see `mezzo.amp.decorate`.
+        master_weight: See `mezzo.amp.decorate`.
         master_grad: O2 and O3: gradients of half weights arrive in float32.
         init_loss_scaling: The first loss scale; this and the next four arguments are those of `mezzo.amp.GradScaler`.
         incr_every_n_steps: Steps without overflow before the scale grows.
         decr_every_n_nan_or_inf: Overflows before it shrinks.
         incr_ratio: By how much it grows.
         decr_ratio: By how much it shrinks.
-        use_dynamic_loss_scaling: None: for float16 only.
+        use_dynamic_loss_scaling: None: only for float16.
         use_pure_fp16: The older spelling of `level='O2'`; not together with `level`.
         use_fp16_guard: Only calls inside `fp16_guard()` are half. None: on with `use_pure_fp16`, otherwise off.
         use_amp_guard: The newer name of `use_fp16_guard`.
@@ -232,15 +232,17 @@ def decorate(
         use_promote: See `mezzo.amp.auto_cast`.
         cpu_compute: See `mezzo.amp.Policy`.
         fp8: O3: see `mezzo.amp.auto_cast`.
-        half_layers: O3: see `mezzo.amp.decorate`; names begin with that of the module in the program, as in `Net_0.head`.
+        half_layers: O3: see `mezzo.amp.decorate`. Names begin with the name of the module in the program,
+            as in `Net_0.head`.
 
     Raises:
-        TypeError: `level` and `use_pure_fp16`, or both names of the guard, were given; or `optimizer` is not one.
+        TypeError: `level` and `use_pure_fp16`, or both names of the guard, were given; or `optimizer` is
+            not an optimizer.
     """
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"decorate: {type(optimizer).__name__} is no torch.optim.Optimizer")
+        raise TypeError(f"decorate: {type(optimizer).__name__} is not a torch.optim.Optimizer")
     if amp_lists is not None and not isinstance(amp_lists, CustomOpLists):
-        raise TypeError(f"amp_lists: {type(amp_lists).__name__} is no mezzo.static.amp.CustomOpLists")
+        raise TypeError(f"amp_lists: {type(amp_lists).__name__} is not a mezzo.static.amp.CustomOpLists")
     if level is not None and use_pure_fp16 is not None:
         raise TypeError("give level or use_pure_fp16, not both: use_pure_fp16=True is level='O2'")
     if use_fp16_guard is not None and use_amp_guard is not None:

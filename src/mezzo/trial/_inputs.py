@@ -1,4 +1,4 @@
-"""How a model is called with a batch: with one argument, several, or named ones."""
+"""Decides how to call a model with a batch: one argument, several, or named ones."""
 
 import inspect
 import re
@@ -42,7 +42,7 @@ def arguments_of(model: nn.Module, inputs: Any) -> Arguments:
     - A mapping holds named arguments if one of its keys is the name of a parameter.
     - Otherwise `inputs` is the only argument. A dict of named arguments is never ambiguous.
 
-    Wrappers such as torch.compile and DataParallel are looked through.
+    For wrappers such as torch.compile and DataParallel, the wrapped model decides.
 
     >>> arguments_of(nn.Bilinear(2, 2, 1), ("a", "b")), arguments_of(nn.Linear(2, 2), ("a", "b"))
     ((('a', 'b'), {}), ((('a', 'b'),), {}))
@@ -111,7 +111,7 @@ def _is_tensor(annotation: Any) -> bool:
 
 
 def batch_size_of(inputs: Any, targets: Any = None) -> int | None:
-    """Return the first size of all tensors of the batch, or None if there is none or they differ.
+    """Return the first size that all tensors of the batch share; None without tensors or if it differs.
 
     >>> import torch
     >>> batch_size_of({"scale": torch.ones(()), "image": torch.ones(4, 3)}, torch.ones(4))

@@ -1,4 +1,4 @@
-"""A model trained on one batch: at one level, with changes, eager or as one CUDA graph."""
+"""Trains a model on one batch: at one level, with changes, eagerly or as one CUDA graph."""
 
 import copy
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class Workload:
     targets: Any
     loss_fn: Callable[[Any, Any], Tensor]
     samples: int | None = None
-    """Samples that the batch was made with; None: unknown."""
+    """Number of samples in the batch; None: unknown."""
 
     @property
     def batch_size(self) -> int | None:
@@ -69,7 +69,7 @@ class TrialSetup:
     level: str = "O1"
     dtype: str = "float16"
     is_decorated: bool = False
-    """Whether O1 has half weights with masters; O2 and O3 always have."""
+    """Whether O1 stores half weights with masters; O2 and O3 always do."""
     is_captured: bool = False
     """Whether the step is one CUDA graph."""
     learning_rate: float = 1e-3
@@ -129,7 +129,7 @@ class Trial:
             raise ValueError(f"loss_fn returned {got}; must return a tensor with one number")
         if _versions(self.workload.inputs, self.workload.targets) != before:
             raise ValueError(
-                "the model changes its inputs in place, so every step sees another batch; clone them in forward"
+                "the model changes its inputs in place, so every step gets another batch; clone them in forward"
             )
 
     def _replay(self) -> Tensor:

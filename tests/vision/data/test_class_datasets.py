@@ -15,7 +15,7 @@ from mezzo.vision.data import DataError, ImageFolder, ImageList, has_split, open
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Three classes, the one in the middle empty; a file that is no image."""
+    """Three classes, the one in the middle empty; a file that is not an image."""
     for name in ("train/cat/b.JPEG", "train/cat/a.png", "train/zebra/x.Jpg", "train/zebra/y.webp", "val/cat/c.bmp"):
         write(tmp_path / name, noise())
     (tmp_path / "train/dog").mkdir()
@@ -122,13 +122,13 @@ def test_list_gives_path_and_label(folder: Path) -> None:
     [
         ("", "a.txt: the list is empty"),
         ("x.png 0\nx.png", "a.txt:2: one column in 'x.png'; a line is 'path label'"),
-        ("x.png cat", "a.txt:1: 'cat' is no class index; a line is 'path label', the label an integer from 0"),
-        ("x.png -1", "a.txt:1: '-1' is no class index"),
-        ("x.png 1.0", "a.txt:1: '1.0' is no class index"),
-        ("x.png \u0663", "a.txt:1: '\u0663' is no class index"),
-        ("x.png 9999999999", "a.txt:1: '9999999999' is no class index"),
+        ("x.png cat", "a.txt:1: 'cat' is not a class index; a line is 'path label', the label an integer from 0"),
+        ("x.png -1", "a.txt:1: '-1' is not a class index"),
+        ("x.png 1.0", "a.txt:1: '1.0' is not a class index"),
+        ("x.png \u0663", "a.txt:1: '\u0663' is not a class index"),
+        ("x.png 9999999999", "a.txt:1: '9999999999' is not a class index"),
         ("x.png 3", "a.txt:1: label 3, but there are 3 classes (0 to 2)"),
-        ("x\0.png 0", "a.txt:1: 'x\\x00.png' is no file name"),
+        ("x\0.png 0", "a.txt:1: 'x\\x00.png' is not a file name"),
     ],
 )
 def test_fault_of_a_list_names_file_and_line(tmp_path: Path, text: str, message: str) -> None:

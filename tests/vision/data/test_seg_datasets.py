@@ -120,7 +120,7 @@ def test_other_ignored_value_becomes_255(root: Path) -> None:
         ("Images/0.png Annotations/9.png", "train", "{list}:1: {root}/Annotations/9.png: no such file"),
         ("Images/0.png /dev/zero", "train", "{list}:1: /dev/zero: is a device, not a file"),
         ("Images Annotations/0.png", "train", "{list}:1: {root}/Images: is a folder, not a file"),
-        ("Images/0.png\0 Annotations/0.png", "train", "{list}:1: 'Images/0.png\\x00' is no file name"),
+        ("Images/0.png\0 Annotations/0.png", "train", "{list}:1: 'Images/0.png\\x00' is not a file name"),
     ],
 )
 def test_fault_of_a_list_names_file_and_line(root: Path, text: str, mode: str, message: str) -> None:

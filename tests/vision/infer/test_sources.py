@@ -106,7 +106,7 @@ def test_line_without_a_file_name_is_one_line(tmp_path: Path) -> None:
     path = listing(tmp_path / "val.txt", ", 3")
     with pytest.raises(DataError) as error:
         find_images(path)
-    assert str(error.value) == f"{path}:1: '' is no file name"
+    assert str(error.value) == f"{path}:1: '' is not a file name"
 
 
 @pytest.mark.parametrize("normalize", [IMAGENET, Normalize(), None], ids=["imagenet", "half", "none"])

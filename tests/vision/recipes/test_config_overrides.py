@@ -61,11 +61,11 @@ def test_the_same_fault_twice_is_told_once_and_the_option_is_left_out(tmp_path: 
         ({"opts": ["iters.x=1"]}, "--opts iters.x: 'x' has no place: what is in front of it is 100, not a block"),
         (
             {"opts": ["train_dataset.transforms.9.prob=1"]},
-            "--opts train_dataset.transforms.9.prob: '9' is no place in a list of 3; places are counted from 0",
+            "--opts train_dataset.transforms.9.prob: '9' is not an index of a list of 3; indices start at 0",
         ),
         (
             {"opts": ["train_dataset.transforms.x=1"]},
-            "--opts train_dataset.transforms.x: 'x' is no place in a list of 3; places are counted from 0",
+            "--opts train_dataset.transforms.x: 'x' is not an index of a list of 3; indices start at 0",
         ),
         (
             {"opts": ["model.num_clases=3"]},

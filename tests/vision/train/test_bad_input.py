@@ -122,7 +122,7 @@ def test_resuming_with_another_batch_size(persons: Path, tmp_path: Path, capsys:
         "--config", config, "--batch_size", 3, "--save_dir", tmp_path / "out", "--resume_model", tmp_path / "out"
     )
     text = complaint(capsys, 2, code)
-    assert "was written by a run with global batch size 4 (now 3); the order of samples would not go on" in text
+    assert "was written by a run with global batch size 4 (now 3); the order of samples would differ" in text
 
 
 def test_a_folder_without_weights_cannot_be_evaluated(

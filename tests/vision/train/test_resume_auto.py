@@ -56,7 +56,7 @@ def test_auto_begins_anew_where_there_is_nothing_and_says_so(
     whole: tuple[Path, list[object]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(*whole[1], "--iters", 1, "--save_dir", tmp_path / "new", "--resume", "auto") == 0
-    assert "has no checkpoint; the run begins anew" in capsys.readouterr().out
+    assert "has no checkpoint; a new run begins" in capsys.readouterr().out
     assert (tmp_path / "new" / "iter_1").is_dir()
 
 
@@ -81,7 +81,7 @@ def test_a_damaged_checkpoint_that_was_asked_for_is_an_error_with_a_way_on(
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert "iter_3/model.safetensors" in err
-    assert f"the newest whole one is {out}/iter_2" in err
+    assert f"the newest undamaged one is {out}/iter_2" in err
     assert "--resume auto" in err
 
 

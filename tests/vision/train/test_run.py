@@ -190,11 +190,11 @@ def test_the_average_begins_where_a_run_is_resumed_with_it(
     again = ["--resume", tmp_path / "out" / "iter_3", "--use_ema", "--save_dir", tmp_path / "again"]
     assert train(*options, *again) == 0
     text = capsys.readouterr().out
-    assert "--use_ema: the checkpoint has no average of the weights; it begins here" in text
-    assert f"{tmp_path / 'again'} has no best_model yet: the next evaluation makes it" in text
+    assert "--use_ema: the checkpoint has no average of the weights; averaging starts now" in text
+    assert f"{tmp_path / 'again'} has no best_model yet: the next evaluation writes it" in text
     assert (tmp_path / "again" / "best_model").is_dir()
     assert train(*options, "--resume", tmp_path / "again" / "iter_6", "--save_dir", tmp_path / "again") == 0
-    assert "the checkpoint has an average of the weights, which ends here: no --use_ema" in capsys.readouterr().out
+    assert "the checkpoint has an average of the weights, which is dropped without --use_ema" in capsys.readouterr().out
 
 
 def test_a_classifier_writes_the_files_that_its_documents_name(shapes: Path, tmp_path: Path) -> None:

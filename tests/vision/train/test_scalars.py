@@ -99,7 +99,7 @@ def test_a_line_that_was_cut_is_dropped_and_the_next_one_is_whole(tmp_path):
 def test_a_line_that_is_no_point_is_named(tmp_path, line):
     path = tmp_path / "scalars.jsonl"
     path.write_text(f'{{"step": 1}}\n{line}\n')
-    with pytest.raises(ScalarLogError, match=r"scalars\.jsonl:2: .* is no logged point; delete this line"):
+    with pytest.raises(ScalarLogError, match=r"scalars\.jsonl:2: .* is not a logged point; delete this line"):
         read_scalars(path)
     huge = f'{{"step": 1, "a": {10**400}}}\n'
     path.write_text(huge + "[" * 100_000 + "\n")
@@ -114,7 +114,7 @@ def test_mistakes_are_named(tmp_path):
             log.add(step, loss=1.0)
     log.close()
     log.close()
-    with pytest.raises(ValueError, match=r"scalars\.jsonl: is closed; numbers are added before close"):
+    with pytest.raises(ValueError, match=r"scalars\.jsonl: is closed; call add"):
         log.add(1, loss=1.0)
     with pytest.raises(ScalarLogError, match=r"scalars\.jsonl: no such file; give the file"):
         ScalarLog.read_file(tmp_path / "no")

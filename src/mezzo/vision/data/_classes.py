@@ -153,7 +153,7 @@ def _entry(root: str, line: str, where: str, num_classes: int | None) -> tuple[s
         raise DataError(f"{where}: one column in {line!r}; a line is 'path label'")
     name, label = columns
     if not (label.isascii() and label.isdigit() and len(label) <= 9):
-        raise DataError(f"{where}: {label!r} is no class index; a line is 'path label', the label an integer from 0")
+        raise DataError(f"{where}: {label!r} is not a class index; a line is 'path label', the label an integer from 0")
     if num_classes is not None and int(label) >= num_classes:
         raise DataError(f"{where}: label {label}, but there are {num_classes} classes (0 to {num_classes - 1})")
     return listed_path(root, name, where), int(label)

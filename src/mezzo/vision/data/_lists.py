@@ -36,7 +36,7 @@ def listed_path(root: str, name: str, where: str) -> str:
         DataError: The name is not a valid file name.
     """
     if not name or "\0" in name:
-        raise DataError(f"{where}: {name!r} is no file name")
+        raise DataError(f"{where}: {name!r} is not a file name")
     return os.path.join(root, name)
 
 

@@ -1,6 +1,7 @@
-"""Automatic augmentation: operations of Pillow with strengths, and three published ways to choose among them.
+"""Automatic augmentation: Pillow operations with a strength, and three published policies.
 
-AutoAugment (Cubuk 2018, the policy found on ImageNet), RandAugment (Cubuk 2019) and TrivialAugment (Mueller 2021, wide).
+AutoAugment (Cubuk 2018, the policy found on ImageNet), RandAugment (Cubuk 2019) and TrivialAugment
+(Mueller 2021, wide).
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from mezzo.vision.data.transforms import _checks as check
 
 Operation = Callable[[Image.Image, float], Image.Image]
 LEVELS = 10
-"""AutoAugment counts strength from 0 to 9, RandAugment and TrivialAugment from 0 to 30."""
+"""Strengths of AutoAugment: 0 to 9."""
 FINE_LEVELS = 31
+"""Strengths of RandAugment and TrivialAugment: 0 to 30."""
 
 
 def _move(image: Image.Image, a: float, b: float, c: float, d: float, e: float, f: float) -> Image.Image:
@@ -43,7 +45,11 @@ OPERATIONS: dict[str, Operation] = {
     "Equalize": lambda image, _: ImageOps.equalize(image),
     "Invert": lambda image, _: ImageOps.invert(image),
 }
-"""What each does with its strength: a shear, pixels, degrees, a factor less one, bits lost, grey levels inverted."""
+"""Operations by name. Units of the strength: shears a factor, translations pixels, `Rotate` degrees.
+
+`Brightness`, `Color`, `Contrast` and `Sharpness`: a factor minus 1. `Posterize`: bits removed.
+`Solarize`: number of grey levels that are inverted, from the brightest.
+"""
 
 SIGNED = frozenset("ShearX ShearY TranslateX TranslateY Rotate Brightness Color Contrast Sharpness".split())
 """Operations whose strength gets a random sign."""
@@ -61,14 +67,14 @@ STRONGEST = {
     "Posterize": 4,
     "Solarize": 256,
 }
-"""Strength at the highest level; a translation is a part of the side."""
+"""Strength at the highest level; a translation is a fraction of the side."""
 
 STRONGEST_WIDE = {**dict.fromkeys(STRONGEST, 0.99), "TranslateX": 32, "TranslateY": 32, "Rotate": 135}
 STRONGEST_WIDE |= {"Posterize": 6, "Solarize": 256}
-"""TrivialAugment's: larger, and a translation in pixels."""
+"""Strength at the highest level of TrivialAugment; a translation is in pixels."""
 
 CHOICES = tuple(name for name in OPERATIONS if name != "Invert")
-"""What RandAugment and TrivialAugment choose among."""
+"""Operations of RandAugment and TrivialAugment."""
 
 IMAGENET_POLICY = """
 Posterize 0.4 8, Rotate 0.6 9        Solarize 0.6 5, AutoContrast 0.6 0   Equalize 0.8 0, Equalize 0.6 0
@@ -81,7 +87,7 @@ ShearX 0.6 5, Equalize 1.0 0         Color 0.4 0, Equalize 0.6 0          Equali
 Solarize 0.6 5, AutoContrast 0.6 0   Invert 0.6 0, Equalize 1.0 0         Color 0.6 4, Contrast 1.0 8
 Equalize 0.8 0, Equalize 0.6 0
 """
-"""The 25 pairs of AutoAugment: operation, probability, level of 0 to 9."""
+"""The 25 pairs of AutoAugment: operation, probability, level from 0 to 9."""
 
 Step = tuple[str, float, int]
 
@@ -99,11 +105,11 @@ def read_policy(text: str) -> tuple[tuple[Step, Step], ...]:
 
 @dataclass(slots=True)
 class AutoAugment:
-    """Changes an image by operations that a published policy draws.
+    """Changes an image with operations that a published policy chooses at random.
 
     Args:
         policy: `imagenet` (AutoAugment), `ra` (RandAugment) or `ta_wide` (TrivialAugment).
-        num_ops: For `ra`: how many operations.
+        num_ops: For `ra`: number of operations per image.
         magnitude: For `ra`: their level, 0 to 30.
     """
 
@@ -132,7 +138,7 @@ Drawn = list[tuple[str, float]]
 
 
 def _draw_imagenet(own: AutoAugment, size: tuple[int, int], rng: np.random.Generator) -> Drawn:
-    """Return the operations of one of the 25 pairs that their probabilities let pass."""
+    """Choose one of the 25 pairs; return each of its operations with its probability."""
     pair = PAIRS[rng.integers(len(PAIRS))]
     return [(name, _strength(name, level / (LEVELS - 1), size)) for name, prob, level in pair if rng.random() < prob]
 
@@ -148,7 +154,7 @@ def _draw_trivial(own: AutoAugment, size: tuple[int, int], rng: np.random.Genera
 
 
 def _strength(name: str, part: float, size: tuple[int, int]) -> float:
-    """Return a part of an operation's highest strength; translations in pixels of the image."""
+    """Return a fraction of an operation's highest strength; a translation is in pixels."""
     side = {"TranslateX": size[0], "TranslateY": size[1]}.get(name, 1)
     return STRONGEST.get(name, 0) * part * side
 

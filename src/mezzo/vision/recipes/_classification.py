@@ -37,11 +37,11 @@ R = TypeVar("R")
 
 
 def classification_recipe(settings: ClassifierOptions) -> Recipe:
-    """Return how a classifier is trained on a folder of images.
+    """Return the recipe of a classifier that is trained on a folder of images.
 
     Raises:
-        RecipeError: Options are wrong; the message has a line for each.
-        DataError: The classes are to be counted, and the data cannot be read.
+        RecipeError: Options are wrong; the message has a line for each of them.
+        DataError: `num_classes` is None, and the data, which give it, cannot be read.
     """
     root = settings.data_path
     if root is None:
@@ -82,13 +82,13 @@ def classification_recipe(settings: ClassifierOptions) -> Recipe:
 
 
 class _Options:
-    """Tries what options ask for and notes what is refused, under the names of the options."""
+    """Builds the parts of a recipe, and collects a fault for each option that is refused."""
 
     def __init__(self) -> None:
         self.faults = FaultLog()
 
     def check(self, option: str, make: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
-        """Return what a call makes of the value of an option, or None after noting why it refuses."""
+        """Return `make(*args, **kwargs)`; if it refuses the value, add a fault and return None."""
         try:
             return make(*args, **kwargs)
         except REFUSALS as error:
@@ -96,20 +96,20 @@ class _Options:
             return None
 
     def check_model(self, name: str) -> None:
-        """Note a name that is no classifier."""
+        """Add a fault unless the name is a classifier."""
         known = list(classifiers())
         if name not in known:
             self.faults.add(SourceMark("--model"), unknown_choice("classifier", name, known))
 
     def curve(self, lr: float, step_size: int, gamma: float) -> StepDecay | None:
-        """Return the steps of the learning rate."""
+        """Return the schedule of the learning rate, or None after a fault."""
         self.check("lr", check_number, "lr", lr, above=0)
         self.check("lr-step-size", check_integer, "lr_step_size", step_size, at_least=1)
         self.check("lr-gamma", check_number, "lr_gamma", gamma, above=0, at_most=1)
         return None if self.faults else StepDecay(learning_rate=lr, step_size=step_size, gamma=gamma)
 
     def optimizer(self, opt: str, lr: float, momentum: float, weight_decay: float) -> OptimizerRecipe | None:
-        """Return the optimizer."""
+        """Return the optimizer, or None after a fault."""
         if opt not in OPTIMIZERS:
             self.faults.add(SourceMark("--opt"), unknown_choice("optimizer", opt, OPTIMIZERS))
             return None
@@ -119,7 +119,7 @@ class _Options:
         return None if self.faults else OptimizerRecipe(kind=kind, lr=lr, momentum=momentum, weight_decay=weight_decay)
 
     def train_transforms(self, size: int, scale: float, policy: str | None, erase: float) -> list[Transform]:
-        """Return what training images go through: a part of the image, mirrored, augmented, covered."""
+        """Return the transforms of training images: random crop, flip, augmentation and erasing."""
         found: list[Transform | None] = [
             self.check("image-size, --crop-scale", RandomResizedCrop, size, (scale, 1.0)),
             RandomHorizontalFlip(0.5),
@@ -131,7 +131,7 @@ class _Options:
         return [transform for transform in found if transform is not None]
 
     def val_transforms(self, size: int, resize_size: int) -> list[Transform]:
-        """Return what images go through in evaluation: the short side to its length, then the middle."""
+        """Return the transforms of evaluation: resize the short side, then crop the center."""
         found: list[Transform | None] = [
             self.check("resize-size", ResizeShort, resize_size),
             self.check("image-size", CenterCrop, size),

@@ -56,7 +56,7 @@ def _replace_item(node: YamlNode, part: str, rest: Sequence[str], value: YamlNod
     items = list(node.items)
     index = int(part) if part.isascii() and part.isdigit() and len(part) < 9 else -1
     if not 0 <= index < len(items):
-        faults.add(value.mark, f"{part!r} is no place in a list of {len(items)}; places are counted from 0")
+        faults.add(value.mark, f"{part!r} is not an index of a list of {len(items)}; indices start at 0")
         return node
     items[index] = _replace(items[index], rest, value, faults)
     return YamlNode(items, node.mark)

@@ -1,4 +1,4 @@
-"""A run on disk: `iter_N/` with weights and all other state that the next step depends on, `best_model/`, `latest`."""
+"""Checkpoints of a run: `iter_N/` with weights and all state of the next step, `best_model/`, `latest`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def save_checkpoint(session: Session, store: CheckpointStore, progress: RunProgr
 
         store.save(folder.name, write)
         store.save_latest(folder.name)
-        if session.recipe.task == "classification":  # the file that the documents of the classifier name
+        if session.recipe.task == "classification":  # the classifier's documents name this file
             save_pdparams(model, store.directory / "latest.pdparams")
         store.prune(up_to=progress.step)
     session.world.barrier()
@@ -91,7 +91,10 @@ def put_aside(directory: Path) -> Path | None:
 
 
 def _whole(session: Session) -> tuple[nn.Module, dict[str, Any]]:
-    """Return the model with all weights and the complete state of the optimizer; complete only in the first process."""
+    """Return the model with all weights, and the state of the optimizer.
+
+    With FSDP they are complete only in the first process.
+    """
     if not session.options.fsdp:
         return session.model, session.optimizer.state_dict()
     weights, optimizer_state = whole_states(session.model, session.optimizer)

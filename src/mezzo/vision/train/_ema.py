@@ -18,13 +18,13 @@ from mezzo.optim import copy_all, mark_in_sync, master_of, publish, stored_maste
 class Ema:
     """The exponential moving average of a model's weights; it often evaluates better than the weights themselves.
 
-    Parameters are averaged, from their float32 masters if the model was decorated; buffers are copied. There is no host
-    synchronisation.
+    Parameters are averaged, from their float32 masters if the model was decorated; buffers are copied.
+    There is no host synchronisation.
 
     Args:
-        model: On its device, decorated already if it will be, not wrapped for distributed training.
-        decay: Share of the average that an update keeps. Update n (from 0) uses min(decay, (1 + n) / (10 + n)), so that
-            the random start is soon forgotten.
+        model: On its device, not wrapped for distributed training. Call `decorate` before.
+        decay: Share of the average that an update keeps. Update n (from 0) uses
+            min(decay, (1 + n) / (10 + n)), so that the random initial weights soon lose their influence.
     """
 
     def __init__(self, model: nn.Module, decay: float = 0.9998) -> None:
@@ -88,9 +88,8 @@ class Ema:
         with_masters = [(tensor, now, was) for tensor, now, was in kept if now is not None and was is not None]
         copy_all(tensors, [value for value, _ in before])
         copy_all([now for _, now, _ in with_masters], [was for _, _, was in with_masters])
-        mark_in_sync(
-            [tensor for tensor, _, _ in with_masters]
-        )  # otherwise the half copies would count as edits by the user
+        # Otherwise the half copies would count as edits by the user.
+        mark_in_sync([tensor for tensor, _, _ in with_masters])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint; its tensors are not copies."""

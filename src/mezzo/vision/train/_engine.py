@@ -23,7 +23,7 @@ from mezzo.vision.train._reporter import Reporter
 from mezzo.vision.train._tasks import Scores
 from mezzo.vision.train.session import Session
 
-_NAMED_FILES = 4  # of a bad batch, in the message
+_NAMED_FILES = 4  # files of a bad batch that the message names
 
 
 class BatchTooSmall(MezzoError):
@@ -79,7 +79,7 @@ class TrainingEngine:
         self._step: StepFunction = CompiledTraining(session) if session.is_compiled else train_step
 
     def run(self, progress: RunProgress) -> RunProgress:
-        """Train from `progress` on, which is updated and returned."""
+        """Train the steps after `progress`; update and return it."""
         session = self._session
         if progress.step >= session.steps:
             self._reporter.note(f"nothing left to train: {progress.step} of {session.steps} iterations are done")
@@ -110,7 +110,7 @@ class TrainingEngine:
         return result
 
     def _end(self, step: int, progress: RunProgress) -> bool:
-        """Log, evaluate and save as due after a step; return whether the run ends here."""
+        """After a step, log, evaluate and save if it is time; return whether the run ends."""
         session = self._session
         if session.ema is not None:
             session.ema.update()
@@ -128,7 +128,10 @@ class TrainingEngine:
         return self._is_stopped_early(progress)
 
     def _is_logged(self, step: int) -> bool:
-        """Return whether a step is logged: counted from 1 for segmentation, from 0 in each epoch for classification."""
+        """Return whether a step is logged.
+
+        Segmentation counts steps from 1, classification from 0 in each epoch.
+        """
         session, every = self._session, self._session.options.log_every
         if session.recipe.task == "segmentation":
             return (step + 1) % every == 0
@@ -161,7 +164,7 @@ class TrainingEngine:
         try:
             scores = self._evaluate_now(progress)
         except Exception:
-            if session.world.size == 1:  # keep the progress; with several processes the others would not join the save
+            if session.world.size == 1:  # with several processes the others would not take part in saving
                 save_checkpoint(session, self._store, progress)
             raise
         if scores is not None:

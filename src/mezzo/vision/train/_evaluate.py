@@ -17,7 +17,7 @@ from mezzo.vision.train.session import is_channels_last
 
 
 class Evaluator:
-    """Evaluates a model on one data set, several times; its workers stay alive until `close`."""
+    """Evaluates a model on one data set; its workers stay alive between calls, until `close`."""
 
     def __init__(self, recipe: Recipe, data: DataRecipe, options: RunOptions, task: NetworkTask, world: World) -> None:
         dataset, transforms = data.open(), data.transforms

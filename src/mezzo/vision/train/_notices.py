@@ -1,4 +1,4 @@
-"""Settings that have no effect in a run; each is reported."""
+"""Reports settings that have no effect in a run."""
 
 from __future__ import annotations
 

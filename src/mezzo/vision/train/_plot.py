@@ -15,7 +15,7 @@ from mezzo.vision.train._scalars import ScalarLogError, ScalarPoint, read_scalar
 PlottedCurve = tuple[list[int], list[float]]
 
 _PANELS = ("loss", "learning rate", "metrics")
-_NOT_SHOWN = ("cost", "ips", "eta", "samples", "time")  # numbers of the machine, not of the network
+_NOT_SHOWN = ("cost", "ips", "eta", "samples", "time")  # measurements of the machine
 _SIZE = (9.0, 3.2)  # inches: the width, and the height of a panel
 _DOTS_PER_INCH = 120
 
@@ -48,15 +48,15 @@ def plot_run(scalars: Path, out: Path) -> None:
 
 
 def plot_curves(runs: Mapping[str, Path], out: Path, metric: str) -> None:
-    """Draw one number of several runs into one panel, to compare them.
+    """Draw one metric of several runs into one panel, to compare the runs.
 
     Args:
         runs: Name for the legend -> `scalars.jsonl`.
         out: The PNG; an older one is replaced.
-        metric: Name under which it was logged.
+        metric: The name of the logged number.
 
     Raises:
-        ScalarLogError: A file cannot be read, or a run has no such number.
+        ScalarLogError: A file cannot be read, or a run did not log this metric.
         ValueError: There are no runs.
     """
     if not runs:
@@ -120,12 +120,12 @@ def _draw(axes: Any, curves: Mapping[str, PlottedCurve], label: str) -> None:
     axes.set_xlabel("step")
     axes.set_ylabel(_plain(label))
     axes.grid(alpha=0.3)
-    # Beside the panel: searching a free place inside takes seconds with many points.
+    # Beside the panel: with many points, matplotlib needs seconds to find a free place inside.
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize="small")
 
 
 def _plain(text: str) -> str:
-    """Return a text in which matplotlib finds no formula."""
+    """Escape `$`, so that matplotlib does not read the text as a formula."""
     return text.replace("$", r"\$")
 
 

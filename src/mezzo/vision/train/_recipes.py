@@ -1,4 +1,4 @@
-"""A recipe from options: of a PaddleSeg file or of a classifier, whichever the options name."""
+"""Makes a recipe from options, which name a PaddleSeg file or a classifier."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mezzo.vision.recipes import ClassifierOptions, Recipe, RecipeOptions, class
 from mezzo.vision.shipped import config_of
 
 USUAL_FOLDERS = (Path("data"), Path("lite_data"), Path("ILSVRC2012"))
-"""Where a classifier's images are without `data_path`: the folders that the documents use."""
+"""Folders of a classifier's images, as the documents name them; used without `data_path`."""
 _BOTH_FORMS = ("data_path", "lr", "batch_size")
 
 
 def with_usual_data(options: RecipeOptions) -> RecipeOptions:
-    """Return the options with the first usual folder that has images, if they name neither a file nor a folder."""
+    """Return the options; if they name neither a file nor a folder, add the first usual one with images."""
     options = _with_shipped_file(options)
     if options.config is None and options.data_path is None:
         return replace(options, data_path=next((path for path in USUAL_FOLDERS if has_split(path, TRAIN)), None))
@@ -34,7 +34,8 @@ def make_recipe(options: RecipeOptions, weights: str | Path | None = None) -> Re
         weights: Weights to evaluate. Without `num_classes`, they must have as many classes as the data.
 
     Raises:
-        OptionError: Both or neither of `config` and `data_path` are given, or an option of the other form.
+        OptionError: Both or neither of `config` and `data_path` are given, or an option that belongs to
+            the other one.
         ConfigError: The file or an option is wrong; the message has a line for each fault.
     """
     options = _with_shipped_file(options)

@@ -1,4 +1,4 @@
-"""The output of a run: the documented lines, a bar on a terminal, scalars for plots. Only the first process prints."""
+"""The output of a run: documented lines, a progress bar, scalars for plots; only of the first process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from mezzo.vision.train.session import Session
 
 
 class Reporter:
-    """Prints the lines of a run and logs its scalars; a context manager, which holds the bar.
+    """Prints the lines of a run and logs its scalars; a context manager that shows the progress bar.
 
     Args:
         session: The run.
@@ -67,11 +67,11 @@ class Reporter:
             self._console.print(plain(text))
 
     def note(self, text: str) -> None:
-        """Print a line with date and time, as the segmentation document has them."""
+        """Print a line that begins with date and time, as in the segmentation documents."""
         self.line(stamped(text, datetime.now()))
 
     def begin(self, progress: RunProgress) -> None:
-        """Print what the run is, and which settings have no effect."""
+        """Print notices, number of iterations, precision and device; set the bar."""
         session = self._session
         for text in session.notices:
             self.note(text)

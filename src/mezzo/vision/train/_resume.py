@@ -33,19 +33,19 @@ from mezzo.vision.train.session import Session, seed_everything
 
 AUTO = "auto"
 _WEIGHTS = "model.safetensors"
-_MOST_STEPS = 2**53  # more is damage, not progress
+_MOST_STEPS = 2**53  # a larger number means a damaged file
 
 
 def find_checkpoint(store: CheckpointStore, given: Path | str | None) -> tuple[Path | None, list[str]]:
     """Return the checkpoint to continue from, verified, and lines about it; None for a new run.
 
     Args:
-        store: Of this run.
-        given: A checkpoint's folder, a run's folder, which stands for its latest, or `auto`: the newest whole one of this
-            run, or a new run if there is none.
+        store: The checkpoints of this run.
+        given: The folder of a checkpoint; the folder of a run, for its latest checkpoint; or `auto`, for
+            the newest undamaged checkpoint of this run, or a new run if it has no checkpoint.
 
     Raises:
-        CheckpointError: There is no such checkpoint, or it is damaged; `auto`: all are.
+        CheckpointError: There is no such checkpoint, or it is damaged; for `auto`: all are damaged.
     """
     if given is None:
         return None, []
@@ -69,7 +69,7 @@ def _newest_whole(store: CheckpointStore) -> tuple[Path | None, list[str]]:
     folders, trouble = store.candidates()
     notices = [] if trouble is None else [f"--resume auto: {trouble}"]
     if not folders:
-        return None, [*notices, f"--resume auto: {store.directory} has no checkpoint; the run begins anew"]
+        return None, [*notices, f"--resume auto: {store.directory} has no checkpoint; a new run begins"]
     faults = []
     for folder in folders:
         try:
@@ -77,11 +77,12 @@ def _newest_whole(store: CheckpointStore) -> tuple[Path | None, list[str]]:
         except CheckpointError as error:
             faults.append(str(error))
             continue
-        skipped = [f"--resume auto: {folder_fault}; it is left out" for folder_fault in faults]
+        skipped = [f"--resume auto: {folder_fault}; this checkpoint is skipped" for folder_fault in faults]
         return folder, [*notices, *skipped, *([] if notice is None else [notice])]
     shown = " | ".join(faults[:5]) + (f" | and {len(faults) - 5} more" if len(faults) > 5 else "")
     raise CheckpointError(
-        f"--resume auto: {store.directory} has no whole checkpoint: {shown}; start anew without --resume, or put a copy back"
+        f"--resume auto: {store.directory} has no undamaged checkpoint: {shown}; start a new run without --resume, or "
+        "restore a checkpoint from a backup"
     )
 
 
@@ -90,7 +91,7 @@ def _holds_weights_only(folder: Path) -> bool:
 
 
 def _advice(damaged: Path) -> str:
-    """Return an advice: the newest undamaged checkpoint beside a damaged one."""
+    """Return the advice for a damaged checkpoint: the newest undamaged one of the same run."""
     run = CheckpointStore(damaged.parent)
     for folder in run.candidates()[0]:
         if folder != damaged:
@@ -98,10 +99,8 @@ def _advice(damaged: Path) -> str:
                 verify(folder)
             except CheckpointError:
                 continue
-            return (
-                f"the newest whole one is {folder}: --resume {folder}, or --resume auto with --save_dir {run.directory}"
-            )
-    return f"{run.directory} has no whole one beside it"
+            return f"the newest undamaged one is {folder}: --resume {folder}, or --resume auto with --save_dir {run.directory}"
+    return f"{run.directory} has no other undamaged checkpoint"
 
 
 def resume(session: Session, folder: Path) -> RunProgress:
@@ -142,7 +141,7 @@ def _refuse_another_run(session: Session, folder: Path, state: dict[str, Any]) -
         differing = [f"{name} {_plain(then[name])} (now {value})" for name, value in now.items() if then[name] != value]
     if differing:
         raise CheckpointError(
-            f"{folder}: was written by a run with {', '.join(differing)}; the order of samples would not go on: "
+            f"{folder}: was written by a run with {', '.join(differing)}; the order of samples would differ: "
             "resume with the same options, or start from its weights with --pretrained"
         )
 
@@ -186,7 +185,7 @@ def _check_rest(session: Session, model: nn.Module, state: dict[str, Any]) -> No
         if any(bool((value < 0).any()) for value in counters.values() if value.dtype != torch.bool):
             raise ValueError("a number of batches is negative")
     with part("optimizer"):
-        if session.options.fsdp:  # by name, of all processes; torch distributes it
+        if session.options.fsdp:  # whole and by name; torch shards it when it loads it
             mapping(mapping(state["optimizer"])["state"])
         else:
             check_optimizer(session.optimizer, state["optimizer"])
@@ -213,10 +212,10 @@ def _restore(session: Session, model: nn.Module, weights: dict[str, Tensor], sta
 def _restore_average(session: Session, state: dict[str, Any] | None) -> None:
     if session.ema is None:
         if state is not None:
-            session.notices.append("the checkpoint has an average of the weights, which ends here: no --use_ema")
+            session.notices.append("the checkpoint has an average of the weights, which is dropped without --use_ema")
     elif state is None:
         session.ema = Ema(session.model)
-        session.notices.append("--use_ema: the checkpoint has no average of the weights; it begins here")
+        session.notices.append("--use_ema: the checkpoint has no average of the weights; averaging starts now")
     else:
         session.ema.load_state_dict(state)
 

@@ -45,8 +45,8 @@ def train(recipe: Recipe, options: RunOptions) -> TrainResult:
     With `torchrun`, every process calls this.
 
     Raises:
-        MezzoError: Something is wrong with recipe, options, data or checkpoint, or another training works in the folder;
-            nothing was lost.
+        MezzoError: Recipe, options, data or checkpoint have a fault, or another training uses the
+            folder. No earlier result is lost.
     """
     options = options.with_precision_for(recipe.task)
     with join_world(options.device, options.dist_timeout) as world, translate_worker_errors(), ExitStack() as closing:
@@ -97,12 +97,15 @@ def _open_folder(store: CheckpointStore, options: RunOptions, closing: ExitStack
 
 
 def _begin(session: Session, store: CheckpointStore) -> RunProgress:
-    """Return the progress to start with: that of a checkpoint, or a new one; then earlier results are moved aside."""
+    """Return the progress to start with: from the checkpoint, or new.
+
+    A new run moves earlier results aside.
+    """
     options = session.options
     if options.resume is not None:
         progress = resume(session, Path(options.resume))
         if progress.best is not None and not (store.directory / BEST).exists():
-            session.notices.append(f"{store.directory} has no {BEST} yet: the next evaluation makes it")
+            session.notices.append(f"{store.directory} has no {BEST} yet: the next evaluation writes it")
             progress.best, progress.evaluations_without_gain = None, 0
     else:
         progress = RunProgress(step=options.start_epoch * session.steps_per_epoch)

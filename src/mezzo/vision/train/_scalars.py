@@ -1,4 +1,4 @@
-"""Numbers of a run by step: a file of JSON lines that survives a kill, and TensorBoard events."""
+"""Logs the numbers of a run by step, into a file of JSON lines and as TensorBoard events."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from mezzo.model.callbacks import EventWriter
 SCALARS = "scalars.jsonl"
 EVENTS = "tensorboard"
 ScalarPoint = dict[str, Any]
-"""`step`, an int, and the numbers that were logged at it, floats by name."""
+"""`step`, an int, and the numbers logged at this step: floats by name."""
 _MOST_BYTES = 4096 * MiB
-_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # JSON has no word for them
+_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # not in JSON
 
 
 class ScalarLogError(MezzoError):
@@ -27,12 +27,12 @@ class ScalarLogError(MezzoError):
 
 
 class ScalarLog:
-    """Logs numbers by step into `scalars.jsonl` and, where it is installed, TensorBoard. A context manager.
+    """Logs numbers by step into `scalars.jsonl` and, if installed, TensorBoard. A context manager.
 
     Args:
         directory: Folder of the run; it is created.
-        resume_at: The step that the run continues with, 0 for a new run. Points of this step and later are dropped, so
-            that each step is logged once. None keeps all.
+        resume_at: The next step of the run, 0 for a new run. Points of this step and later are dropped,
+            so that each step is logged once. None keeps all points.
         with_tensorboard: False writes only the file.
         notice: Called with a line if TensorBoard is not installed or cannot write.
     """
@@ -50,12 +50,12 @@ class ScalarLog:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             _drop_from(self.path, resume_at)
             if self.path.is_symlink():
-                self.path.unlink()  # a folder from another person may hold a link to any file
+                self.path.unlink()  # a copied folder may hold a link to any file
             self._file = self.path.open("ab", buffering=0)  # unbuffered: close() has nothing left to write
         self._events = _event_writer(self.path.parent / EVENTS, resume_at, notice) if with_tensorboard else None
 
     def add(self, step: int, **values: float) -> None:
-        """Log numbers of a step; when this returns, the operating system has them.
+        """Log numbers of a step; a kill after this call does not lose them.
 
         Raises:
             ValueError: The step is not an integer of at least 0, or the log is closed.
@@ -65,16 +65,16 @@ class ScalarLog:
         if type(step) is not int or step < 0:
             raise ValueError(f"step={step!r}: must be a whole number, 0 or more")
         if self._file.closed:
-            raise ValueError(f"{self.path}: is closed; numbers are added before close()")
+            raise ValueError(f"{self.path}: is closed; call add() before close()")
         numbers = {name: float(value) for name, value in values.items()}
         with report_write_errors(self.path):
             left = memoryview(_line({"step": step, **numbers}).encode())
-            while left:  # a disk that is nearly full accepts a part
+            while left:  # a nearly full disk may accept only a part
                 left = left[self._file.write(left) :]
             is_removed = os.fstat(self._file.fileno()).st_nlink == 0
         if is_removed:
             raise RunError(
-                f"{self.path}: was removed while the run writes to it; go on from a checkpoint, if there is one left, with "
+                f"{self.path}: was removed while the run writes to it; if a checkpoint is left, continue from it with "
                 "--resume auto"
             )
         if self._events is not None:
@@ -112,7 +112,7 @@ class ScalarLog:
 
 
 def read_scalars(path: Path) -> list[ScalarPoint]:
-    """Return the points of a `scalars.jsonl`, without a last line that a kill cut short.
+    """Return the points of a `scalars.jsonl`; an incomplete last line, left by a kill, is ignored.
 
     Raises:
         ScalarLogError: The file cannot be read, or another line is wrong; the message names file and line.
@@ -132,7 +132,9 @@ def _point(line: str, path: Path, number: int) -> ScalarPoint:
         if type(step) is not int or step < 0:
             raise ValueError("a point has a step")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ScalarLogError(f"{path}:{number}: {short_repr(line, 40)} is no logged point; delete this line") from error
+        raise ScalarLogError(
+            f"{path}:{number}: {short_repr(line, 40)} is not a logged point; delete this line"
+        ) from error
     return {"step": step, **values}
 
 
@@ -152,7 +154,7 @@ def _line(point: ScalarPoint) -> str:
 
 
 def _drop_from(path: Path, step: int | None) -> None:
-    """Rewrite a file, atomically, without its points from a step on and without a cut last line."""
+    """Atomically remove from a file the points of `step` and later, and an incomplete last line."""
     if not path.exists():
         return
     kept = [point for point in read_scalars(path) if step is None or point["step"] < step]

@@ -27,7 +27,7 @@ class Scores(Protocol):
 
 
 class ClassificationScores:
-    """Share of images whose class is among the first guesses, and the mean loss."""
+    """Top-k accuracies and the mean loss."""
 
     def __init__(self, topk: dict[int, float], loss: float, images: int) -> None:
         self.topk, self.loss, self.images = topk, loss, images
@@ -96,7 +96,7 @@ class Classification:
         return loss
 
     def watch(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Return the share of correct classes among the first 1 and 5."""
+        """Return the top-1 and top-5 accuracy of the batch."""
         fractions = batch_topk(outputs.detach(), labels, KS)
         return {f"top{k}": value for k, value in zip(KS, fractions, strict=True)}
 
@@ -118,7 +118,7 @@ class Classification:
 
 
 class Segmentation:
-    """One label a pixel; networks return a list of logits, of which evaluation takes the first."""
+    """One label per pixel; networks return a list of logits, and evaluation uses the first."""
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self._loss = recipe.create_loss().to(device)
@@ -130,7 +130,7 @@ class Segmentation:
         return loss
 
     def watch(self, outputs: list[Tensor], labels: Tensor) -> dict[str, Tensor]:
-        """Return nothing: the documented line shows the loss alone."""
+        """Return nothing: the documented line shows only the loss."""
         return {}
 
     def start_evaluation(self) -> None:
@@ -151,7 +151,7 @@ class Segmentation:
 
 
 def undo_sizes(logits: Tensor, changes: Sequence[tuple[str, int, int]]) -> Tensor:
-    """Return logits in the size of the labels: what changed the images' size is taken back, the last change first."""
+    """Return logits in the size of the labels: undo the size changes of the images, the last one first."""
     for kind, height, width in reversed(changes):
         if kind == "pad":
             logits = logits[:, :, :height, :width]

@@ -98,7 +98,7 @@ def format_segmentation_eval_lines(images: int, scores: SegmentationScores) -> t
 
 
 def format_memory_line(reserved: int, allocated: int) -> str:
-    """Return the line about the peak of the GPU memory in bytes, as PaddleClas prints it."""
+    """Return the line about peak GPU memory, as PaddleClas prints it; arguments are bytes."""
     return f"max_mem_reserved: {reserved >> 20} MB, max_mem_allocated: {allocated >> 20} MB"
 
 
@@ -137,7 +137,7 @@ def parse_train_line(text: str) -> TrainLine | SegmentationTrainLine | None:
 
 
 def _number(name: str) -> str:
-    return rf"(?P<{name}>-?(?:[0-9]{{1,400}}\.[0-9]{{1,20}}|nan|inf))"  # a loss may be neither finite nor a number
+    return rf"(?P<{name}>-?(?:[0-9]{{1,400}}\.[0-9]{{1,20}}|nan|inf))"  # a loss may be infinite or not a number
 
 
 def _whole(name: str) -> str:

@@ -43,7 +43,7 @@ class Session:
     model: nn.Module
     """The network without wrapper, which is saved and evaluated."""
     wrapped: nn.Module
-    """The network as all processes train it: wrapped by DDP if there are several."""
+    """The network that is trained: wrapped by DDP if there are several processes."""
     optimizer: Optimizer
     precision: Precision
     task: NetworkTask
@@ -71,7 +71,7 @@ class Session:
         return self.options.save_every or usual
 
     def set_learning_rate(self, step: int) -> float:
-        """Set the learning rate of a step in every group; return that of the recipe."""
+        """Set the learning rate of a step in every group; return the rate of the recipe, without `lr_mult`."""
         rate = self.recipe.schedule.lr(step, self.steps_per_epoch)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group.get("lr_mult", 1.0)
@@ -117,7 +117,7 @@ def open_session(recipe: Recipe, options: RunOptions, world: World) -> Session:
     optimizer = recipe.optimizer.create(model)
     if options.fsdp:
         wrapped = shard(model, precision, world)
-        optimizer = recipe.optimizer.create(model)  # of the sharded weights
+        optimizer = recipe.optimizer.create(model)  # sharding replaced the parameters
     else:
         precision.prepare(model, optimizer)
         if precision.policy is not None and precision.policy.fp8 is not None:
@@ -147,7 +147,7 @@ def open_session(recipe: Recipe, options: RunOptions, world: World) -> Session:
 
 
 def open_precision(recipe: Recipe, options: RunOptions, device: torch.device | None = None) -> Precision:
-    """Return the precision of the options; their list file is read and checked.
+    """Return the precision of the options; read and check their list file.
 
     Raises:
         OptionError: The file keeps layers in float32 that FSDP gathers in half, or the device has no FP8 products.
@@ -163,13 +163,13 @@ def open_precision(recipe: Recipe, options: RunOptions, device: torch.device | N
         reason = why_no_fp8(device)
         if reason is not None:
             raise OptionError(
-                f"--amp_level O3: {reason}; --fp8 emulate computes the same numbers without them, to see whether FP8 would "
-                "hurt, or use O2"
+                f"--amp_level O3: {reason}; --fp8 emulate computes the same numbers without them, to see whether FP8 "
+                "changes the result; or use O2"
             )
     if options.fsdp and precision.excluded_layers:
         raise OptionError(
-            f"{options.amp_lists}: excluded_layers together with fsdp: weights are gathered in half whatever a layer "
-            "computes in; give custom_black_list, or leave fsdp out"
+            f"{options.amp_lists}: excluded_layers cannot be used with fsdp, which gathers the weights of all layers "
+            "in half; use custom_black_list, or leave fsdp out"
         )
     return precision
 
@@ -206,7 +206,10 @@ def _load_pretrained(model: nn.Module, recipe: Recipe, options: RunOptions) -> l
 
 
 def _load(model: nn.Module, given: str, setting: str, *, strict: bool) -> LoadReport:
-    """Load the weights that a recipe names. If a downloaded file is damaged, the error tells how to fetch it again."""
+    """Load the weights that a recipe names.
+
+    If a downloaded file is damaged, the error explains how to download it again.
+    """
     path = find_weights(given, setting)
     try:
         return load_weights(model, path, strict=strict)
