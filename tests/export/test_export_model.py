@@ -213,8 +213,8 @@ def test_a_network_that_takes_nothing_says_why(tmp_path: Path) -> None:
             {},
             r"the network gives \(1, 2, 96, 128\), which is segmentation, not classificat",
         ),
-        ({"class_names": ("a",)}, {}, "1 class names for 2 classes: give one for each, or none"),
-        ({"task": "classification"}, {"output_op": "argmax"}, "a classifier gives probabilities"),
+        ({"class_names": ("a",)}, {}, "1 class names for 2 classes: give one per class, or none"),
+        ({"task": "classification"}, {"output_op": "argmax"}, "a classifier needs softmax or none"),
     ],
 )
 def test_a_description_that_is_not_of_this_network_is_refused(
@@ -235,9 +235,7 @@ def test_what_is_not_finite_is_not_fine() -> None:
 
 def test_int8_is_verified_with_real_images_alone(tmp_path: Path, pictures: Path) -> None:
     options = ExportOptions(save_dir=tmp_path, precisions=("int8",), input_shape=(8, 3, -1, -1))
-    with pytest.raises(
-        ExportError, match="int8 is verified with real images, and there is no whole batch of them; give"
-    ):
+    with pytest.raises(ExportError, match="int8 needs real images for verification, at least one whole batch; give"):
         export_model(Net(), DESCRIBED, options, images=find_images(pictures), read_images=read_batches)
 
 

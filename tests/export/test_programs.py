@@ -70,7 +70,7 @@ def test_pickled_weights_are_refused(segmenter: Deployed, tmp_path: Path) -> Non
         next(iter(tree["config"].values()))["use_pickle"] = True
 
     path = changed(segmenter.folder / "model.pt2", tmp_path / "x.pt2", edited_json("weights_config.json", mark))
-    with pytest.raises(DeployError, match=r"x.pt2: holds pickled objects; not loaded"):
+    with pytest.raises(DeployError, match=r"x.pt2: contains pickled objects; not loaded"):
         load_program(path)
 
 
@@ -84,7 +84,7 @@ def test_pickled_sample_inputs_are_refused(segmenter: Deployed, tmp_path: Path) 
         lambda name, data: buffer.getvalue() if "sample_inputs" in name else data,
     )
     load_program(path)  # they are not read
-    with pytest.raises(DeployError, match=r"x.pt2: its sample inputs are not tensors alone: .*; not loaded"):
+    with pytest.raises(DeployError, match=r"x.pt2: its sample inputs contain more than tensors: .*; not loaded"):
         load_program(path, keep_sizes=True)
     assert not mark.exists()
 
@@ -100,7 +100,7 @@ def test_code_in_place_of_arithmetic_is_refused(key: str, segmenter: Deployed, t
             tree["range_constraints"] = {"s0": {"expr_str": code}}
 
     path = changed(segmenter.folder / "model.pt2", tmp_path / "x.pt2", edited_json("models/model.json", put))
-    with pytest.raises(DeployError, match=r"is no arithmetic on sizes; not loaded"):
+    with pytest.raises(DeployError, match=r"is not arithmetic on sizes; not loaded"):
         load_program(path)
     assert not (tmp_path / "ran").exists()
 
@@ -119,7 +119,7 @@ def test_parts_that_a_program_has_no_need_of_are_refused(part: str, segmenter: D
     path = changed(
         segmenter.folder / "model.pt2", tmp_path / "x.pt2", lambda name, data: data, **{part: pickle.dumps(1)}
     )
-    with pytest.raises(DeployError, match="which a program of tensors and operators has no need of; not loaded"):
+    with pytest.raises(DeployError, match="which a program of tensors and operators does not need; not loaded"):
         checked_archive(path)
 
 
@@ -130,7 +130,7 @@ def test_names_that_are_code_are_refused(segmenter: Deployed, tmp_path: Path) ->
         return data.replace(b'"images"', json.dumps(code).encode()) if name.endswith("models/model.json") else data
 
     path = changed(segmenter.folder / "model.pt2", tmp_path / "x.pt2", change)
-    with pytest.raises(DeployError, match=r"is no name( of a tensor or an operator)?; not loaded"):
+    with pytest.raises(DeployError, match=r"is not (a valid name|the name of a tensor or an operator); not loaded"):
         load_program(path)
     assert not (tmp_path / "ran").exists()
 
@@ -146,9 +146,7 @@ def test_specifications_that_import_are_refused(key: str, segmenter: Deployed, t
                 call["signature"][key] = json.dumps([1, spec])
 
     path = changed(segmenter.folder / "model.pt2", tmp_path / "x.pt2", edited_json("models/model.json", put))
-    with pytest.raises(
-        DeployError, match="inputs or outputs are more than tensors in tuples, lists and dicts; not load"
-    ):
+    with pytest.raises(DeployError, match="inputs or outputs must be tensors in tuples, lists and dicts; not load"):
         load_program(path)
 
 
@@ -188,13 +186,13 @@ def test_another_graph_is_one_line(tree: object, segmenter: Deployed, tmp_path: 
         tmp_path / "x.pt2",
         lambda name, data: json.dumps(tree).encode() if name.endswith("models/model.json") else data,
     )
-    with pytest.raises(DeployError, match=r"x.pt2: no program of torch.export: "):
+    with pytest.raises(DeployError, match=r"x.pt2: is not a torch.export program: "):
         load_program(path)
 
 
 def test_what_is_no_archive_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "x.pt2").write_bytes(b"rubbish")
-    with pytest.raises(DeployError, match=r"x.pt2: no program of torch.export: File is not a zip file"):
+    with pytest.raises(DeployError, match=r"x.pt2: is not a torch.export program: File is not a zip file"):
         load_program(tmp_path / "x.pt2")
 
 
@@ -317,7 +315,7 @@ def test_names_of_pythons_own_attributes_are_refused(name: str, segmenter: Deplo
         return data.replace(b'"images"', json.dumps(name).encode()) if part.endswith("models/model.json") else data
 
     path = changed(segmenter.folder / "model.pt2", tmp_path / "x.pt2", change)
-    with pytest.raises(DeployError, match="is no name"):
+    with pytest.raises(DeployError, match=r"is not (a valid|the) name"):
         load_program(path)
 
 
@@ -342,7 +340,7 @@ def test_devices_without_numbers_are_refused(device: object, ending: str, segmen
         entry.get("tensor_meta", entry)["device"] = device
 
     path = changed(segmenter.folder / "model.pt2", tmp_path / "x.pt2", edited_json(ending, change))
-    with pytest.raises(DeployError, match="neither cpu nor cuda"):
+    with pytest.raises(DeployError, match="device other than cpu and cuda"):
         load_program(path)
 
 

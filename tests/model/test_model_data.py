@@ -313,7 +313,7 @@ def test_too_few_tensors_are_told(call: str) -> None:
     with pytest.raises(
         ValueError,
         match=r"^a batch has 1 tensors, the network's forward takes 2: the data set must give inputs first, then labels; "
-        r"Model\(network, inputs=\[...\]\) says how many are inputs$",
+        r"Model\(network, inputs=\[...\]\) sets the number of inputs$",
     ):
         getattr(make_model(network=TwoInputs()), call)(torch.zeros(4, 2), batch_size=2, verbose=0)
 
@@ -322,7 +322,9 @@ def test_too_few_tensors_are_told(call: str) -> None:
 def test_missing_labels_are_told(call: str) -> None:
     inputs, model = make_data().tensors[0], make_model()
     options = {"verbose": 0} if call in ("fit", "evaluate") else {}
-    with pytest.raises(ValueError, match=r"^the batch has no labels, and the loss fails without: .*'target'$"):
+    with pytest.raises(
+        ValueError, match=r"^the batch has no labels, and the loss function fails without them: .*'target'$"
+    ):
         getattr(model, call)(inputs, **options)
 
 
@@ -347,7 +349,7 @@ def test_a_data_set_without_a_length_is_told() -> None:
             return make_data()[index]
 
     with pytest.raises(
-        TypeError, match=r"^Endless: a data set needs __len__; one without a length is an IterableDataset$"
+        TypeError, match=r"^Endless: a data set needs __len__; without a length it must be an IterableDataset$"
     ):
         make_model().fit(Endless(), verbose=0)
 

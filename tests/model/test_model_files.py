@@ -267,7 +267,7 @@ def test_training_goes_on_where_another_kind_of_optimizer_was_refused(tmp_path: 
     other = mezzo.Model(make_network(), device="cpu")
     other.prepare(torch.optim.Adam(other.parameters()), nn.CrossEntropyLoss())
     with pytest.raises(
-        CheckpointError, match=r"the optimizer's state does not fit \(it is that of SGD, this is Adam\)"
+        CheckpointError, match=r"the optimizer's state does not fit \(it is of SGD, but the optimizer is Adam\)"
     ):
         other.load(tmp_path / "ck")
     assert_same_weights(other.network, make_network())
@@ -387,7 +387,7 @@ def test_a_state_of_something_else_is_refused(tmp_path: Path) -> None:
 def test_a_state_that_only_claims_to_be_a_model_is_refused(state: dict[str, Any], tmp_path: Path) -> None:
     write_state(tmp_path / "false", {"kind": "mezzo.Model", **state})
     with pytest.raises(
-        CheckpointError, match=r"false: its state has no weights; it was damaged, or written by something else$"
+        CheckpointError, match=r"false: its state has no weights; it is damaged, or another program wrote it$"
     ):
         make_model().load(tmp_path / "false")
 
@@ -607,7 +607,7 @@ def test_a_model_that_was_fed_half_is_exported_or_says_why_not(tmp_path: Path) -
 def test_shapes_that_nobody_knows_are_told(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError,
-        match=r"^save\(training=False\): the shapes of the inputs are not known; say Model\(network, "
+        match=r"^save\(training=False\): the shapes of the inputs are unknown; use Model\(network, "
         r"inputs=\[InputSpec\(...\)\]\), or train or predict a batch first$",
     ):
         make_model().save(tmp_path / "net", training=False)
@@ -665,7 +665,7 @@ def test_a_file_that_gives_other_results_is_not_written(tmp_path: Path) -> None:
     model.predict_batch(torch.ones(2, 3))
     (tmp_path / "net.pt2").write_text("the old one")
     with pytest.raises(
-        RunError, match=r"^the exported file gives other results than the network: nothing was written$"
+        RunError, match=r"^the exported file gives different results than the network: nothing was written$"
     ):
         model.save(tmp_path / "net", training=False)
     assert [path.name for path in tmp_path.iterdir()] == ["net.pt2"]

@@ -483,8 +483,8 @@ def test_another_precision_of_a_network_with_half_weights_is_refused(first: str,
     before = {name: value.clone() for name, value in model.network.state_dict().items()}
     with pytest.raises(
         RuntimeError,
-        match=rf"^the network has the weights of fp16 {first}, (fp32|fp16 O2|bf16 O2) was asked: prepare a Model of another "
-        r"network, such as amp.float32_copy\(model.network\)$",
+        match=rf"^the network's weights are in fp16 {first}, but amp_configs asks for (fp32|fp16 O2|bf16 O2): "
+        r"prepare a Model of another network, such as amp.float32_copy\(model.network\)$",
     ):
         model.prepare(model.optimizer, nn.CrossEntropyLoss(), amp_configs=then)
     for name, value in model.network.state_dict().items():
@@ -495,7 +495,7 @@ def test_another_precision_of_a_network_with_half_weights_is_refused(first: str,
 
 def test_another_model_of_a_network_with_half_weights_is_refused_too() -> None:
     network = make_model("O2").network
-    with pytest.raises(RuntimeError, match="the network has the weights of fp16 O2, fp32 was asked"):
+    with pytest.raises(RuntimeError, match="weights are in fp16 O2, but amp_configs asks for fp32"):
         make_model(None, network=network)
 
 

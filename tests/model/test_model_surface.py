@@ -37,7 +37,7 @@ def test_what_is_no_network_is_refused(network: Any) -> None:
 
 @pytest.mark.parametrize("inputs", [[(None, 4)], "x", [InputSpec([1]), torch.ones(1)]])
 def test_inputs_must_be_specs(inputs: Any) -> None:
-    with pytest.raises(TypeError, match=r"^inputs: a (tuple|str|Tensor|NoneType) is no mezzo.static.InputSpec$"):
+    with pytest.raises(TypeError, match=r"^inputs: a (tuple|str|Tensor|NoneType) must be a mezzo.static.InputSpec$"):
         mezzo.Model(nn.Linear(1, 1), inputs, device="cpu")
 
 
@@ -68,8 +68,8 @@ def test_parameters_are_those_of_the_network_for_an_optimizer() -> None:
         ({"optimizer": "sgd"}, TypeError, r"^optimizer is a str: must be a torch.optim.Optimizer$"),
         ({"optimizer": torch.optim.SGD}, TypeError, r"^optimizer is a type: must be a torch.optim.Optimizer$"),
         ({"loss": 3}, TypeError, r"^loss is a int: must be a torch.nn.Module or a function$"),
-        ({"metrics": "acc"}, TypeError, r"^metrics: a str is no mezzo.model.metric.Metric$"),
-        ({"metrics": [Accuracy(), Accuracy]}, TypeError, r"^metrics: a ABCMeta is no mezzo.model.metric.Metric$"),
+        ({"metrics": "acc"}, TypeError, r"^metrics: a str must be a mezzo.model.metric.Metric$"),
+        ({"metrics": [Accuracy(), Accuracy]}, TypeError, r"^metrics: a ABCMeta must be a mezzo.model.metric.Metric$"),
         ({"max_norm": -0.5}, ValueError, r"^max_norm=-0.5: must be 0 or more$"),
         ({"max_norm": float("nan")}, ValueError, r"^max_norm=nan: must be 0 or more$"),
         ({"amp_configs": "O4"}, ValueError, r"^amp_configs: unknown level 'O4'"),
@@ -261,7 +261,7 @@ def test_outputs_that_are_no_tensors_are_refused() -> None:
     model = make_model(network=Named(6, 3), loss=loss)
     model.fit(make_data(), batch_size=4, verbose=0)  # its loss knows what to do with them
     with pytest.raises(
-        TypeError, match=r"^the network returned a dict: predict takes tensors, or a list or tuple of them$"
+        TypeError, match=r"^the network returned a dict: predict\(\) needs tensors, or a list or tuple of them$"
     ):
         model.predict_batch(make_data().tensors[0])
 

@@ -701,7 +701,7 @@ def test_what_torch_cannot_export_is_named(tmp_path: Path) -> None:
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "net.pt2").write_bytes(b"no archive")
-    with pytest.raises(DeployError, match=r"net\.pt2: no program of torch\.export"):
+    with pytest.raises(DeployError, match=r"net\.pt2: is not a torch\.export program"):
         Program.load(tmp_path / "net.pt2")
 
 

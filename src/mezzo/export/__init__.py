@@ -1,6 +1,6 @@
-"""Networks as files that run without their source: torch.export, ONNX, deploy.yaml, each verified as it is written.
+"""Export networks to files that run without their source: torch.export, ONNX and deploy.yaml.
 
-The engines that run these files are here too.
+Every export is verified. This package also has the engines that run the files.
 """
 
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mezzo.export._run import Description, ExportReport, PrintLine, ReadImages, export_model
     from mezzo.export._verify import Check, verify
 
-# What users call. The names imported `as` themselves above are for other packages of mezzo.
+# The public API. The names imported `as` themselves above are for other packages of mezzo.
 __all__ = [
     "export_model",
     "Description",

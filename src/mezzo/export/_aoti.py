@@ -1,7 +1,8 @@
 """AOTInductor as an engine: the program as a compiled library.
 
-The library is code, so it never lies beside the model, where it could come from anyone: it is built on this machine, into the
-user's own cache, under the hash of what it was built from.
+The library is executable code, so mezzo never loads it from the folder of a model, which may be
+untrusted. It builds the library on this machine, in the user's cache, and names it by a hash of the
+program, the torch version and the CPU's instruction set.
 """
 
 from __future__ import annotations

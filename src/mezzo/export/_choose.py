@@ -23,7 +23,8 @@ from mezzo.files import FileError, MiB, read_json, write_text
 
 FILE = "engine.json"
 TRIALS, WARMUP = 5, 2
-#: Largest share of different labels, or difference of probabilities or logits over their deviation, from torch's own.
+#: Tolerance per precision: share of labels that differ from torch's, or largest difference of probabilities
+#: or logits, divided by their standard deviation.
 AGREEMENT = {"fp32": 1e-3, "fp16": 0.05, "bf16": 0.1, "int8": 0.1}
 
 
@@ -37,7 +38,7 @@ class EngineKind:
     """The package whose version a stored choice depends on."""
     devices: tuple[str, ...]
     is_brief: bool = True
-    """Whether it loads without compilation; only such engines are tried automatically."""
+    """Whether it loads without compilation; `auto` tries only these engines."""
 
     def make(self, model: Deployed, options: EngineOptions) -> Engine:
         """Return the engine, loaded."""
@@ -85,11 +86,11 @@ def load_engine(
     Args:
         model: The exported model.
         options: Device, threads, precision.
-        engine: A name of ENGINES; `auto` for the fastest; None for the usual one of the device.
-        shape: Of the inputs, for the trial of `auto`.
+        engine: A name of ENGINES; `auto` for the fastest; None for the default of the device.
+        shape: Input shape for the trials of `auto`.
 
     Raises:
-        EngineError: The engine is unknown, not installed, or cannot do what is asked.
+        EngineError: The engine is unknown, not installed, or does not support the options.
     """
     if engine == "tensorrt":
         raise EngineError("there is no TensorRT engine in mezzo; on a GPU use --engine torch-graph")
@@ -149,7 +150,7 @@ def difference(output: EngineOutput, right: EngineOutput) -> float:
 
 
 def _reference(model: Deployed, options: EngineOptions, images: Images, tried: dict[str, str]) -> EngineOutput | None:
-    """Return torch's output in float32, which others are compared with; None if there is no program."""
+    """Return torch's float32 output, the reference for all engines; None if there is no program."""
     plain = EngineOptions(device=options.device, threads=options.threads)
     try:
         return ENGINES["torch"].make(model, plain).run(images)
@@ -188,7 +189,7 @@ def _recall(path: Path, key: str) -> Choice | None:
 
 
 def _remember(path: Path, key: str, choice: Choice) -> None:
-    if path.is_symlink():  # a model from others may hold a link to any file of this machine
+    if path.is_symlink():  # an untrusted model may contain a link to any file of this machine
         return
     try:
         stored = read_json(path, limit=MiB)

@@ -48,10 +48,10 @@ class Deployed:
     """Versions."""
 
     def file(self, precision: str, kind: str) -> Path:
-        """Return a file of the model; it is compared with its hash.
+        """Return the path of a file of the model, after a check of its hash.
 
         Raises:
-            DeployError: There is none for the precision or of the kind, or it was changed.
+            DeployError: The model has no file of this precision and kind, or the file was changed.
         """
         if precision not in self.variants:
             has = ", ".join(self.variants)
@@ -109,7 +109,7 @@ def sha256(path: Path) -> str:
     """Return the hash of a file.
 
     Raises:
-        DeployError: It cannot be read, or is no regular file.
+        DeployError: The file cannot be read, or is not a regular file.
     """
     with open_regular(path, raising=DeployError) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -119,7 +119,7 @@ def read_deployed(place: Path) -> Deployed:
     """Return the model of a folder, or of its deploy.yaml.
 
     Raises:
-        DeployError: There is none, or the file is not as it should be.
+        DeployError: deploy.yaml does not exist, or is not valid.
     """
     path = place / FILE if os.path.isdir(place) else place
     entries = _entries(path)
@@ -202,7 +202,7 @@ def _transforms(entries: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _text_map(entries: Mapping[str, Any], key: str) -> dict[str, str]:
     value = entries.get(key)
     if not isinstance(value, dict) or not all(isinstance(k, str) and isinstance(v, str) for k, v in value.items()):
-        raise _Wrong(f"{key}: must be names with texts")
+        raise _Wrong(f"{key}: must map names to texts")
     return value
 
 

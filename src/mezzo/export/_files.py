@@ -1,4 +1,4 @@
-"""A network as files: a `torch.export` program and ONNX."""
+"""Export of a network to a `torch.export` program and to ONNX."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ _SAMPLE = (2, 192, 256)  # batch, height, width: all different, and not 0 or 1, 
 
 
 def trace(network: nn.Module, shape: tuple[int, ...], *, takes_any_size: bool = False) -> ExportedProgram:
-    """Return the program of a network for inputs of a shape, -1 where it is free.
+    """Return the program of a network for inputs of a shape; -1 is a free size.
 
     Args:
-        network: Takes images.
-        shape: Of the images.
-        takes_any_size: The network was seen to work for sizes of every remainder.
+        network: A network whose input is images.
+        shape: Batch, channels, height and width of the images.
+        takes_any_size: The network was tested with sizes of different remainders, so remove guards
+            about remainders.
 
     Raises:
-        RunError: torch cannot export it, or a size that should be free is fixed inside.
+        RunError: torch cannot export the network, or the network fixes a size that should be free.
     """
     batch, channels, height, width = shape
     sizes = tuple(free if given < 0 else given for free, given in zip(_SAMPLE, (batch, height, width), strict=True))
@@ -65,8 +66,8 @@ def _drop_dtype_checks(program: ExportedProgram) -> None:
 def _drop_remainder_guards(program: ExportedProgram) -> None:
     """Remove guards such as `(size // 2) % 2 != 0`.
 
-    torch 2.11 rounds the output size of pooling with a branch on the remainder, and then insists on the sample's remainder
-    although both branches give the same size.
+    torch 2.11 rounds the output size of pooling with a branch on the remainder. It then requires the
+    sample's remainder, although both branches give the same size.
     """
     guards = guards_of(program)
     guards[:] = [text for text in guards if not _REMAINDER.search(text)]
@@ -76,7 +77,7 @@ def write_onnx(program: ExportedProgram, path: Path) -> None:
     """Write a program as ONNX, atomically.
 
     Raises:
-        RunError: torch's exporter refuses.
+        RunError: torch cannot export the program to ONNX.
     """
     import onnx
 
@@ -106,7 +107,7 @@ def to_onnx(program: ExportedProgram) -> Any:
 
 @contextlib.contextmanager
 def _without_guards(program: ExportedProgram) -> Iterator[None]:
-    """Disable guards while ONNX is written, which has none: for an HRNet they took half of the time."""
+    """Disable guards during the export to ONNX, which has none: for an HRNet they took half of the time."""
     guards = guards_of(program)
     kept = guards[:]
     guards.clear()

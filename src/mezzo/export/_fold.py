@@ -21,8 +21,8 @@ def fold_batch_norms(network: nn.Module, program: ExportedProgram) -> nn.Module:
     """Return a copy of a network in eval mode with its batch norms folded into convolutions.
 
     Args:
-        network: What was traced; it is not changed.
-        program: Its program: the graph says what follows what, whatever the source looks like.
+        network: The traced network; it is not changed.
+        program: Program of the network; its graph shows which norm follows which convolution.
     """
     folded = copy.deepcopy(network)
     for conv_name, norm_name in _pairs(program):
@@ -65,7 +65,7 @@ def _target(node: Node) -> str:
 
 
 def _fold(conv: nn.Conv1d | nn.Conv2d | nn.Conv3d, norm: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) -> None:
-    """Fold a norm into a convolution, computed in float64."""
+    """Fold a norm into a convolution; the arithmetic is float64."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
     scale = (norm.running_var.double() + norm.eps).rsqrt()

@@ -16,13 +16,13 @@ from mezzo.files import write_file
 def write_int8(source: Path, target: Path, batches: Iterable[Images]) -> None:
     """Write the int8 form of an ONNX file: weights per channel, activations by their ranges on the images.
 
-    Activations are unsigned and weights signed with seven bits: products of eight bits overflow 16-bit sums on CPUs without
-    VNNI, silently.
+    Activations are unsigned; weights are signed with seven bits. On CPUs without VNNI, products of
+    eight-bit weights silently overflow 16-bit sums.
 
     Args:
         source: A float32 ONNX file.
-        target: Where the quantised one goes.
-        batches: Images as the network is given them; each is run once.
+        target: The quantised file.
+        batches: Batches of preprocessed images; each is run once.
 
     Raises:
         RunError: ONNX Runtime cannot quantise it.
@@ -53,7 +53,7 @@ def write_int8(source: Path, target: Path, batches: Iterable[Images]) -> None:
 
 
 def _reader(batches: Iterable[Images]) -> Any:
-    """Return the batches as ONNX Runtime wants to be given them."""
+    """Return the batches as a CalibrationDataReader of ONNX Runtime."""
     from onnxruntime.quantization import CalibrationDataReader
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]  # its package has no types

@@ -20,7 +20,7 @@ class OpenVinoEngine:
 
     Args:
         model: The exported model.
-        options: Threads and precision; float32 is computed in float32, also where the CPU would offer bfloat16.
+        options: Threads and precision; float32 stays float32, even on CPUs with bfloat16.
 
     Raises:
         EngineError: The package is not installed, a GPU was asked for, or the model cannot be read.
@@ -56,10 +56,10 @@ class OpenVinoEngine:
 
 
 def with_classes_first(path: Path) -> str | bytes:
-    """Return a model that enlarges logits plane by plane, which is fast in OpenVINO.
+    """Return a model with the classes on axis 1 during the final resize, which is faster in OpenVINO.
 
-    Exports have the classes of a pixel side by side there, which is faster in ONNX Runtime and half as fast again in OpenVINO.
-    Without the package `onnx` the file is taken as it is.
+    Exports have the classes on the last axis there, which is faster in ONNX Runtime and slower in OpenVINO.
+    Without the package `onnx` the file is used unchanged.
     """
     if importlib.util.find_spec("onnx") is None:
         return str(path)
@@ -67,7 +67,7 @@ def with_classes_first(path: Path) -> str | bytes:
 
     try:
         model = onnx.load(str(path))
-    except Exception:  # noqa: BLE001  # OpenVINO says better what is wrong with a file
+    except Exception:  # noqa: BLE001  # OpenVINO reports a clearer error
         return str(path)
     producer = {name: node for node in model.graph.node for name in node.output}
     for best in model.graph.node:

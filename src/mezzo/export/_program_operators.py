@@ -1,10 +1,13 @@
-"""The operators that a program from anyone may use, and what their arguments may be.
+"""The operators that an untrusted program may use, and checks of their arguments.
 
-aten has 3,700 operators. Some write wherever a number in the file says (`_sparse_coo_tensor_unsafe`), read beyond their
-input (`_native_batch_norm_legit`), change the process (`set_grad_enabled`, `manual_seed`) or show memory that was never
-written (`empty_strided`). So this is a list of what exports use: the core set of torch 2.13 and what
-`torch.export` writes for the layers of `torch.nn`, the functions of `torch` and the nine networks, less those that a wrong
-argument makes unsafe. `_program_rewrites` has been over the program before, and put checks before some of them.
+aten has 3,700 operators. Some write to an address that the file chooses (`_sparse_coo_tensor_unsafe`),
+read beyond their input (`_native_batch_norm_legit`), change the state of the process
+(`set_grad_enabled`, `manual_seed`) or return uninitialised memory (`empty_strided`).
+
+Therefore only the operators listed here are allowed: the core set of torch 2.13, and the operators that
+`torch.export` writes for the layers of `torch.nn`, the functions of `torch` and the nine networks.
+Operators that a wrong argument makes unsafe are excluded. `_program_rewrites` runs before these checks
+and inserts run-time checks before some operators.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-#: `name` is `name.default`; overloads stand behind a point.
+#: `name` means `name.default`; other overloads follow the dot.
 _PURE = """
 __and__.Scalar/Tensor __iand__.Tensor __ior__.Tensor __lshift__.Scalar/Tensor __or__.Scalar/Tensor
 __rshift__.Scalar/Tensor __xor__.Scalar/Tensor _adaptive_avg_pool2d _adaptive_avg_pool3d
@@ -96,25 +99,23 @@ def _expanded(text: str) -> Iterator[str]:
 
 
 OPERATORS = frozenset(_expanded(_PURE + _IN_PLACE))
-"""As in 'conv2d.default'."""
+"""Allowed operators as name and overload, for example 'conv2d.default'."""
 
-#: Arithmetic on sizes. Of the operators of Python those that call others, and shifts, are left out.
+#: Arithmetic on sizes. Shifts, and operators of Python that call functions, are excluded.
 _ON_SIZES = re.compile(
     r"torch\.sym_(int|float|ite|max|min|sqrt|not|sum)|math\.(trunc|floor|ceil|sqrt)"
     r"|_operator\.(add|sub|mul|floordiv|truediv|mod|pow|neg|pos|eq|ne|lt|le|gt|ge|and_|or_|getitem)"
 )
 _ATEN = "torch.ops.aten."
-_ADVICE = (
-    "write the network with other operators, or use its ONNX file; a file of your own is loaded by torch.export.load"
-)
+_ADVICE = "write the network with other operators, or use its ONNX file; torch.export.load loads a file that you trust"
 
 MAX_ELEMENTS = 1 << 28
-"""Of a tensor whose size stands in the program; 1 GiB of float32. Sizes that follow from the input are not looked at."""
+"""Limit for tensors whose size is a constant of the program; 1 GiB of float32. Input-dependent sizes are not limited."""
 DEVICES = ("cpu", "cuda")
-"""Tensors of others have no numbers: torch reads whatever lies where they would be."""
+"""Tensors of other devices have no data here: torch would read arbitrary memory."""
 _MOST_DIVISOR = 1 << 31
-_MOST_SCALE = 4096  # of an upsampling
-_MOST_FACTORS = 64  # of a product of sizes: more make numbers of millions of digits
+_MOST_SCALE = 4096  # largest scale of an upsampling
+_MOST_FACTORS = 64  # in a product of sizes: more could make numbers with millions of digits
 _MAKES = frozenset(
     "zeros ones full eye rand randn randint arange linspace new_zeros new_ones new_full repeat tile repeat_interleave one_hot"
     " tensor_split triu_indices tril_indices affine_grid_generator expand diag_embed pad constant_pad_nd channel_shuffle"
@@ -122,14 +123,14 @@ _MAKES = frozenset(
     " adaptive_max_pool3d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d"
     " upsample_bicubic2d upsample_trilinear3d col2im max_unpool2d pixel_shuffle chunk unflatten".split()
 )
-_VALUES = frozenset({"fill_value", "value", "start", "end", "low", "high"})  # arguments of these that are no sizes
-_STRIDED = 7  # of torch's schema: an ordinary, dense tensor
-#: Arguments that are more than tensors, numbers and options.
+_VALUES = frozenset({"fill_value", "value", "start", "end", "low", "high"})  # arguments of _MAKES that are not sizes
+_STRIDED = 7  # in torch's schema: a dense tensor
+#: Kinds of arguments that are not tensors, numbers or options.
 _FOREIGN = frozenset({"as_operator", "as_graph", "as_custom_obj", "custom_obj", "as_opaque", "as_string_to_argument"})
 
 
 def problem_with_target(target: object) -> str | None:
-    """Return why a program with an operator is refused.
+    """Return why an operator is refused; None if it is allowed.
 
     >>> problem_with_target("torch.ops.aten.conv2d.default")
     >>> problem_with_target("torch.ops.aten._print.default").split(";")[0]
@@ -146,10 +147,10 @@ def problem_with_target(target: object) -> str | None:
 
 
 def problem_with_nodes(nodes: list[Any]) -> str | None:
-    """Return why a graph is refused: the first operator that is not listed, or whose arguments are not safe.
+    """Return the first problem of a graph: an operator that is not listed, or has unsafe arguments.
 
     Args:
-        nodes: As in the JSON of `torch.export`.
+        nodes: Nodes of the graph, in the JSON of `torch.export`.
     """
     factors: dict[str, int] = {}
     for node in nodes:
@@ -165,18 +166,18 @@ def _problem_with_arguments(node: Any) -> str | None:
     name = node["target"].removeprefix(_ATEN).partition(".")[0]
     arguments = {entry["name"]: _constant(entry["arg"]) for entry in node["inputs"]}
     if any(len(entry["arg"]) != 1 or not _FOREIGN.isdisjoint(entry["arg"]) for entry in node["inputs"]):
-        return f"{name} takes more than tensors and numbers"
+        return f"{name} has an argument that is not a tensor, a number or an option"
     if any(entry["arg"].get("as_layout", _STRIDED) not in (_STRIDED, None) for entry in node["inputs"]):
-        return f"{name} asks for a sparse tensor; only dense ones are used here"
+        return f"{name} asks for a sparse tensor; only dense tensors are allowed"
     if name in _MAKES and _elements(name, arguments) > MAX_ELEMENTS:
         return f"{name} makes a tensor of more than {MAX_ELEMENTS} elements"
-    # The smallest whole number divided by -1 ends the process, which only a divisor that is known excludes.
+    # Dividing the smallest integer by -1 ends the process; only a constant divisor excludes that.
     if name in ("div", "div_", "divide") and arguments.get("rounding_mode") == "trunc" and not _is_divisor(arguments):
         return f"div with rounding_mode 'trunc' needs a number below {_MOST_DIVISOR} and not -1 as divisor; use 'floor'"
     if "upsample" in name and not all(_is_scale(entry["arg"]) for entry in node["inputs"] if "scale" in entry["name"]):
         return f"{name} has a scale outside 1/{_MOST_SCALE} to {_MOST_SCALE}"
     if any(entry["name"] == "device" and not _is_device(entry["arg"]) for entry in node["inputs"]):
-        return f"{name} asks for a device that is neither cpu nor cuda"
+        return f"{name} asks for a device other than cpu and cuda"
     if name.startswith("grid_sampler") and not all(
         arguments.get(key, 0) in (0, 1, 2) for key in ("interpolation_mode", "padding_mode")
     ):
@@ -185,13 +186,13 @@ def _problem_with_arguments(node: Any) -> str | None:
 
 
 def _is_divisor(arguments: dict[str, Any]) -> bool:
-    """Whether a divisor is a number that no whole-number type turns into 0 or -1."""
+    """Return whether the divisor is a constant that no integer type converts to 0 or -1."""
     other = arguments.get("other")
     return isinstance(other, int | float) and 1 <= abs(other) < _MOST_DIVISOR and other != -1
 
 
 def _is_scale(argument: Any) -> bool:
-    """Whether a scale is left out or ordinary: places computed by others do not fit a whole number, and are read."""
+    """Return whether a scale is missing or in range: others overflow indices, and torch reads there."""
     if argument.get("as_none"):
         return True
     given = _constant(argument)
@@ -208,7 +209,7 @@ def _is_device(argument: Any) -> bool:
 
 
 def _constant(argument: Any) -> Any:
-    """Return the value of an argument that the program gives as a number, a text or a list of numbers; else None."""
+    """Return the value of a constant argument (number, string, list of numbers), otherwise None."""
     kind: Any
     value: Any
     ((kind, value),) = argument.items() if len(argument) == 1 else ((None, None),)
@@ -222,7 +223,7 @@ def _constant(argument: Any) -> Any:
 
 
 def _elements(name: str, arguments: dict[str, Any]) -> float:
-    """Return a bound on the size of what an operator makes, as far as constants decide it."""
+    """Return an upper bound of the elements that an operator creates, as far as constants determine it."""
     if name == "arange":
         start, end, step = (arguments.get(key) for key in ("start", "end", "step"))
         distance = abs(_number(end) - _number(start))
@@ -243,7 +244,7 @@ def _number(value: Any) -> float:
 
 
 def _problem_with_product(node: Any, factors: dict[str, int]) -> str | None:
-    """Count the factors of a size: numbers of Python have no limit, and squares of squares grow without end."""
+    """Limit the factors of a size: Python integers are unbounded, and repeated squares grow without limit."""
     counts = [_factors(entry["arg"], factors) for entry in node["inputs"]]
     total = max(counts, default=1)
     if node["target"] == "_operator.mul":
@@ -251,7 +252,7 @@ def _problem_with_product(node: Any, factors: dict[str, int]) -> str | None:
     elif node["target"] == "_operator.pow":
         exponent = _constant(node["inputs"][-1]["arg"])
         if type(exponent) is not int or not 0 <= exponent <= 8:
-            return "a power of a size with an exponent outside 0 to 8"
+            return "a size has a power with an exponent outside 0 to 8"
         total = counts[0] * max(exponent, 1)
     if total > _MOST_FACTORS:
         return f"a size is a product of more than {_MOST_FACTORS} factors"
@@ -265,7 +266,7 @@ def _factors(argument: Any, factors: dict[str, int]) -> int:
 
 
 def _symbol(argument: Any) -> str | None:
-    """Return the name of a size that an operator computed."""
+    """Return the name of a computed size; None for other arguments."""
     for kind in ("as_sym_int", "as_sym_float"):
         if isinstance(argument.get(kind), dict) and isinstance(argument[kind].get("as_name"), str):
             return str(argument[kind]["as_name"])

@@ -1,4 +1,4 @@
-"""Operators of a program from anyone that torch does not check enough: others are put before them, or in their place."""
+"""Rewrites of an untrusted program: insert checks before operators that torch checks too little, or replace them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 _ATEN = "torch.ops.aten."
-#: Memory that was never written becomes zeros: it may hold what another program left there.
+#: Replace uninitialised memory, which may hold data of another program, by zeros.
 _ZEROS = {
     "empty.memory_format": "zeros.default",
     "empty_like.default": "zeros_like.default",
@@ -16,7 +16,7 @@ _MOST_LAYERS = 1000
 
 
 class _Graph:
-    """The graph of a program while nodes are put into it."""
+    """The graph of a program, with methods that add nodes."""
 
     def __init__(self, graph: Any) -> None:
         self._graph = graph
@@ -24,11 +24,11 @@ class _Graph:
         self.nodes: list[Any] = []
 
     def sizes(self, name: str) -> list[int | None]:
-        """Return the sizes of a tensor as the file says, None where they are free."""
+        """Return the sizes of a tensor from the file; None for a free size."""
         return [size.get("as_int") for size in self._graph["tensor_values"][name]["sizes"]]
 
     def tensor(self, operator: str, like: str, /, **arguments: Any) -> str:
-        """Add a node; return the name of its tensor, whose sizes are said to be those of another."""
+        """Add a node; return the name of its output, whose metadata is a copy of that of `like`."""
         name = self._free("tensor_values")
         self._graph["tensor_values"][name] = self._graph["tensor_values"][like]
         self._add(operator, arguments, {"as_tensor": {"name": name}}, name)
@@ -61,13 +61,13 @@ class _Graph:
 
 
 def rewrite(graph: Any) -> str | None:
-    """Put checks before operators that read beyond their tensors, and others in place of those that show unwritten memory.
+    """Insert checks before operators that can read beyond their tensors; replace those that return uninitialised memory.
 
     Args:
-        graph: As in the JSON of `torch.export`; changed.
+        graph: The graph in the JSON of `torch.export`; changed in place.
 
     Returns:
-        Why the program is refused: an operator has arguments that no check is known for.
+        Why the program is refused: no check exists for the arguments of an operator. None otherwise.
     """
     made = _Graph(graph)
     for node in graph["nodes"]:
@@ -86,9 +86,9 @@ def rewrite(graph: Any) -> str | None:
 
 
 def _attention(graph: _Graph, node: Any) -> None:
-    """Cut the values of an attention to the number of its keys: torch 2.13 reads beyond values that are fewer.
+    """Narrow the values of an attention to the number of keys: torch 2.13 reads beyond shorter values.
 
-    `narrow` raises where there are fewer, and costs nothing where there are as many.
+    `narrow` raises if there are fewer values than keys, and costs nothing if the numbers are equal.
     """
     arguments = _arguments(node)
     keys, values = (arguments[name]["as_tensor"]["name"] for name in ("key", "value"))
@@ -98,9 +98,9 @@ def _attention(graph: _Graph, node: Any) -> None:
 
 
 def _lstm(graph: _Graph, node: Any) -> str | None:
-    """Give the weights and states of an LSTM the shapes and the dtype that go with its input: torch reads as if they had.
+    """Force the weights and states of an LSTM to the shapes and dtype that torch assumes but does not check.
 
-    `reshape` raises where there is another number of numbers, and costs nothing where the shape is right.
+    `reshape` raises if the number of elements differs, and costs nothing if the shape is right.
     """
     arguments = _arguments(node)
     layers = arguments["num_layers"]["as_int"]
@@ -109,7 +109,7 @@ def _lstm(graph: _Graph, node: Any) -> str | None:
     weights = [tensor["name"] for tensor in arguments["params"]["as_tensors"]]
     states = [tensor["name"] for tensor in arguments["hx"]["as_tensors"]]
     if type(layers) is not int or not 0 < layers < _MOST_LAYERS or len(weights) != layers * directions * kinds:
-        return "the operator 'lstm.input' is read without projections only; use the ONNX file of this network"
+        return "the operator 'lstm.input' must have no projections; use the ONNX file of this network"
     images = arguments["input"]["as_tensor"]["name"]
     is_batch_first = arguments["batch_first"]["as_bool"] is not False
     said = graph.sizes(images)
@@ -117,7 +117,7 @@ def _lstm(graph: _Graph, node: Any) -> str | None:
     steps = said[1 if is_batch_first else 0] if len(said) == 3 else None
     width = said[-1]
     if hidden is None or width is None or steps is None or len(states) != 2:
-        return "the operator 'lstm.input' is read for sequences of fixed length only; use the ONNX file of this network"
+        return "the operator 'lstm.input' must have sequences of fixed length; use the ONNX file of this network"
     shape = [-1, steps, width] if is_batch_first else [steps, -1, width]
     images = graph.tensor("reshape.default", images, self=_tensor(images), shape={"as_ints": shape})
     batch = graph.size(images, 0 if is_batch_first else 1)
@@ -142,13 +142,13 @@ def _lstm(graph: _Graph, node: Any) -> str | None:
 
 
 def _weight_norm(graph: _Graph, node: Any) -> str | None:
-    """Compute `g * v / |v|` step by step: torch writes a norm for every row of `v` to memory of the size of `g`."""
+    """Replace the operator by `g * v / |v|`: torch writes one norm per row of `v` into a buffer sized like `g`."""
     arguments = _arguments(node)
     weight, lengths = (arguments[name]["as_tensor"]["name"] for name in ("v", "g"))
     axis = arguments.get("dim", {"as_int": 0})["as_int"]
     others = [other for other in range(len(graph.sizes(weight))) if other != axis]
     if type(axis) is not int or axis < -1:
-        return f"_weight_norm along the axis {axis!r}"
+        return f"the operator '_weight_norm' has the invalid axis {axis!r}"
     if others:
         over = {"as_ints": others} if axis >= 0 else {"as_none": True}
         more = {"ord": _int(2), "dim": over, "keepdim": {"as_bool": axis >= 0}}
@@ -165,7 +165,7 @@ def _weight_norm(graph: _Graph, node: Any) -> str | None:
 
 
 def _narrow(graph: _Graph, tensor: str, axis: int, length: str) -> str:
-    """Cut a tensor to a length along an axis; raises when it runs if the tensor is shorter."""
+    """Narrow a tensor to a length along an axis; the program raises at run time if the tensor is shorter."""
     until = {"as_sym_int": {"as_name": length}}
     cut = graph.tensor("narrow.default", tensor, self=_tensor(tensor), dim=_int(axis), start=_int(0), length=until)
     return graph.tensor("contiguous.default", cut, self=_tensor(cut)) if axis >= 0 else cut

@@ -1,4 +1,4 @@
-"""Expressions on sizes in a program from anyone: torch turns them into Python and runs them, so they may only compute."""
+"""Check of size expressions in an untrusted program: torch runs them as Python, so only arithmetic is allowed."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import ast
 import re
 
 MAX_LENGTH = 1 << 16
-"""Characters; the longest of the nine networks has a few thousand."""
+"""Largest number of characters; the longest expression of the nine networks has a few thousand."""
 _MAX_DEPTH = 150
 _MAX_DEGREE = 256
-"""Of a product: more factors, or powers of powers, make numbers that take for ever."""
+"""Largest number of factors of a product: more would make numbers that take too long to compute."""
 _MAX_INTEGER = 1 << 64
 _MAX_EXPONENT = 8
 
-#: What may be called or named: sympy's arithmetic, torch's whole-number functions.
+#: Functions that an expression may call: arithmetic of sympy, and integer functions of torch.
 _FUNCTIONS = frozenset(
     "Integer Rational Add Mod Max Min FloorDiv CleanDiv CeilDiv PythonMod Where TruncToInt FloorToInt"
     " CeilToInt RoundToInt IntTrueDiv FloatTrueDiv ToFloat Identity ModularIndexing Eq Ne Equality Unequality"
@@ -26,7 +26,9 @@ _IDENTIFIER = re.compile(r"[A-Za-z_]\w{0,200}", re.ASCII)
 
 
 def is_arithmetic(text: object) -> bool:
-    """Return whether a text only computes with sizes, in bounded time: no attribute, call or name but those that torch writes.
+    """Return whether a text is arithmetic on sizes that takes bounded time.
+
+    Only the attributes, calls and names that torch itself writes are allowed.
 
     >>> is_arithmetic("FloorDiv(Add(Symbol('s0', positive=True, integer=True), Integer(-1)), Integer(32))")
     True
@@ -46,7 +48,7 @@ def is_arithmetic(text: object) -> bool:
 
 
 def _degree(node: ast.AST, depth: int) -> int:
-    """Return how many factors a value has at most; raises ValueError unless it is arithmetic."""
+    """Return an upper bound of the factors of a value; raise ValueError unless it is arithmetic."""
     if depth > _MAX_DEPTH:
         raise ValueError("nested too deep")
     below = depth + 1
@@ -105,7 +107,7 @@ def _called(node: ast.Call, depth: int) -> int:
 
 
 def _power(base: ast.AST, exponent: ast.AST, depth: int) -> int:
-    """A power needs a small whole number as exponent: `9**9**9` has 370 million digits."""
+    """Return the factors of a power; the exponent must be a small integer: `9**9**9` has 370 million digits."""
     if isinstance(exponent, ast.Call) and isinstance(exponent.func, ast.Name) and exponent.func.id == "Integer":
         exponent = exponent.args[0] if len(exponent.args) == 1 and not exponent.keywords else exponent
     sign = isinstance(exponent, ast.UnaryOp) and isinstance(exponent.op, ast.USub)
@@ -134,7 +136,7 @@ def _text(node: ast.AST, pattern: re.Pattern[str]) -> bool:
 
 
 def _is_source(node: ast.AST) -> bool:
-    """Whether this names an input: `L['x']`, or a part of one as `L['x'][0]`."""
+    """Return whether a node is an input, `L['x']`, or a part of one, `L['x'][0]`."""
     while isinstance(node, ast.Subscript):
         if not _is_index(node.slice) and not _text(node.slice, _IDENTIFIER):
             return False
@@ -143,7 +145,7 @@ def _is_source(node: ast.AST) -> bool:
 
 
 def _is_sizes(node: ast.AST) -> bool:
-    """Whether this is `L['x'].size()` or `L['x'].stride()`."""
+    """Return whether a node is `L['x'].size()` or `L['x'].stride()`."""
     return (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)

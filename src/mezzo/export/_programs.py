@@ -1,10 +1,12 @@
-"""`torch.export` programs as files: written whole or not at all, and read from a file that may come from anyone.
+"""`torch.export` programs as files: written atomically, and read safely from untrusted files.
 
-`torch.export.load` trusts its file: it unpickles what the file marks as pickled, loads compiled libraries, imports what the
-specification of inputs names, and turns names, shape expressions and guards into Python that it runs. So the archive is looked
-through first, and only what was looked at is given to torch: tensors, the operators of `_program_operators`, and
-arithmetic on sizes. Loading takes a few times as much memory as the file has bytes. Running a program takes the time
-and memory that its operators need for the input: nothing here limits that.
+`torch.export.load` trusts its file. It unpickles objects, loads compiled libraries, imports classes
+that the input specification names, and runs names, shape expressions and guards as Python code.
+Therefore this module checks the archive first and passes only checked parts to torch: tensors, the
+operators of `_program_operators`, and arithmetic on sizes.
+
+Loading needs a few times the file's size in memory. This module does not limit the time and memory
+that the operators of a program need when it runs.
 """
 
 from __future__ import annotations
@@ -40,32 +42,32 @@ from mezzo.files import (
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-MAX_TEXT = 1 << 28  # of the graph's JSON
+MAX_TEXT = 1 << 28  # bytes of the graph's JSON
 
-#: Parts of an archive, below its top folder.
+#: Files that an archive may contain, below its top folder.
 _KNOWN = re.compile(
     r"archive_format|archive_version|byteorder|version|\.data/\w+|models/\w+\.json|data/sample_inputs/\w+\.pt"
     r"|data/(weights/(\w+_config\.json|weight_\d+)|constants/(\w+_config\.json|tensor_\d+))"
 )
 _GRAPH = re.compile(r"models/\w+\.json")
-#: What a text of the graph may be, by its key; the rest are names with dots.
+#: Allowed strings of the graph, by key; the strings of all other keys must match _NAME.
 _TEXTS = {
     "torch_version": re.compile(r"[\w.+]*"),
     "path_name": re.compile(r"(weight|tensor)_\d+"),
-    "as_string": re.compile(r"[\w ,.>-]{0,500}", re.ASCII),  # an option, or the equation of einsum
-    **dict.fromkeys(("as_float", "as_floats"), re.compile(r"-?Infinity|NaN")),  # JSON has no number for them
+    "as_string": re.compile(r"[\w ,.>-]{0,500}", re.ASCII),  # an option, or an einsum equation
+    **dict.fromkeys(("as_float", "as_floats"), re.compile(r"-?Infinity|NaN")),  # JSON cannot write them as numbers
 }
 _NAME = re.compile(r"[\w.]*", re.ASCII)
 _DUNDER = re.compile(r"(^|\.)__\w*__($|\.)")
-_STRIDED = 7  # of torch's schema: an ordinary, dense tensor
-#: Bytes of a number, by the dtypes of torch's schema; the largest for those that are not here.
+_STRIDED = 7  # in torch's schema: a dense tensor
+#: Bytes per element, by dtype number of torch's schema; 16, the largest, for all other dtypes.
 _ITEM_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 2, 7: 4, 8: 8, 9: 4, 10: 8, 11: 16, 12: 1, 13: 2, 28: 2}
 _CONTAINERS = (None, "builtins.tuple", "builtins.list", "builtins.dict")
 
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Keep the exporters' own talk away from users: it is about packages that they have no need of."""
+    """Silence warnings and logs of the exporters: they concern packages that users do not need."""
     names = ("torch.onnx", "torch.export", "torch.fx.experimental.symbolic_shapes", "onnxscript", "onnx_ir")
     loggers = [logging.getLogger(name) for name in names]
     before = [logger.level for logger in loggers]
@@ -81,18 +83,18 @@ def quietly() -> Iterator[None]:
 
 
 def forget_places(program: ExportedProgram) -> None:
-    """Take the names of source files out: they say where the network was exported, which is nobody's business."""
+    """Remove stack traces: they disclose paths of the machine that exported the network."""
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)
 
 
 def write_program(program: ExportedProgram, path: Path, *, shown: Path | None = None) -> None:
-    """Write a program, whole or not at all; warns if `load_program` will refuse it.
+    """Write a program atomically; warn if `load_program` would refuse it.
 
     Args:
-        program: Of this process.
+        program: A program that this process exported.
         path: The file.
-        shown: The name of the file in a warning, where `path` is that of a part.
+        shown: The path that a warning names, if `path` is temporary.
     """
     import torch
 
@@ -110,7 +112,7 @@ def write_program(program: ExportedProgram, path: Path, *, shown: Path | None = 
 
 
 def own_program(path: Path) -> Callable[..., Any]:
-    """Return a program that this process has just written: it is ours, so nothing of it is refused."""
+    """Return a program that this process has just written, without checks: the file is trusted."""
     import torch
 
     with quietly():
@@ -118,35 +120,39 @@ def own_program(path: Path) -> Callable[..., Any]:
 
 
 def load_program(path: Path, *, keep_sizes: bool = False) -> ExportedProgram:
-    """Return a program after `checked_archive`.
+    """Load a program from the archive that `checked_archive` returns.
 
     Args:
         path: The file.
-        keep_sizes: Read the sizes of all results between inputs and outputs as expressions of the inputs' sizes. Whoever
-            compiles the program for any size needs them; nobody who runs it does, and torch takes minutes for an OCRNet.
+        keep_sizes: Read the sizes of intermediate results as expressions of the input sizes. Compiling a
+            program for free sizes needs them; running it does not. torch takes minutes to read those
+            of an OCRNet.
 
     Raises:
-        DeployError: It is damaged, or holds what a program of ours does not.
+        DeployError: The file is damaged, or contains parts that are not allowed.
     """
     import torch
 
     archive = checked_archive(path, keep_sizes=keep_sizes)
     try:
-        # torch 2.11 reads weights in place, from bytes that no one writes to, and warns; 2.13 logs a traceback of every error
+        # torch 2.11 warns because it reads weights from read-only bytes; torch 2.13 logs a traceback of
+        # every error.
         with quietly():
             return torch.export.load(archive)
-    except Exception as error:  # whatever a damaged file makes of torch's own assumptions
+    except Exception as error:  # a damaged file can raise anything in torch
         reason = " ".join(str(error).split())[:300]
         raise DeployError(f"{path}: torch cannot load the program: {reason}; export again with this torch") from error
 
 
 def checked_archive(path: Path, *, keep_sizes: bool = True) -> io.BytesIO:
-    """Return an archive of the parts that were looked at, and of nothing else.
+    """Return a copy of an archive that contains only checked parts.
 
-    A copy, because two readers may see different files in one archive, and a file may change after it was looked at.
+    A copy is necessary: two readers may see different files in one archive, and the file may change
+    after the check.
 
     Raises:
-        DeployError: The first thing that is not tensors, operators or arithmetic.
+        DeployError: The archive contains more than tensors, allowed operators and arithmetic; the
+            message names the first problem.
     """
     with open_regular(path, raising=DeployError) as file:
         return _checked_copy(file, os.fstat(file.fileno()).st_size, path, keep_sizes)
@@ -166,9 +172,9 @@ def _checked_copy(file: IO[bytes], size: int, path: Path, keep_sizes: bool) -> i
             _check_weights(kept, size, path)
     except DeployError:
         raise
-    except Exception as error:  # a damaged archive raises what its damage leads to
+    except Exception as error:  # a damaged archive can raise anything
         reason = " ".join(str(error).split())[:200]
-        raise DeployError(f"{path}: no program of torch.export: {reason}") from error
+        raise DeployError(f"{path}: is not a torch.export program: {reason}") from error
     copied.seek(0)
     return copied
 
@@ -177,17 +183,17 @@ def _check_name(info: zipfile.ZipInfo, path: Path) -> None:
     top, _, part = info.filename.partition("/")
     if not _KNOWN.fullmatch(part) or not _NAME.fullmatch(top):
         raise DeployError(
-            f"{path}: holds {part[:80]!r}, which a program of tensors and operators has no need of; not loaded"
+            f"{path}: contains {part[:80]!r}, which a program of tensors and operators does not need; not loaded"
         )
     if part.endswith(".json") and info.file_size > MAX_TEXT:
-        raise DeployError(f"{path}: {part!r} is larger than the {MAX_TEXT} bytes that are read")
+        raise DeployError(f"{path}: {part!r} is larger than the limit of {MAX_TEXT} bytes")
 
 
 def _checked(data: bytes, info: zipfile.ZipInfo, path: Path, keep_sizes: bool) -> bytes:
-    """Return a part of an archive as it may be loaded."""
+    """Check a part of an archive; return the bytes that torch may load."""
     part = info.filename.partition("/")[2]
     if part.startswith("data/sample_inputs/"):
-        return _checked_samples(data, path) if keep_sizes else b""  # only those who compile the program need them
+        return _checked_samples(data, path) if keep_sizes else b""  # only compilation needs them
     if not part.endswith(".json"):
         return data
     tree = parse_json(data)
@@ -203,7 +209,7 @@ def _checked(data: bytes, info: zipfile.ZipInfo, path: Path, keep_sizes: bool) -
 
 
 def _check_weights(archive: zipfile.ZipFile, size: int, path: Path) -> None:
-    """Add up the sizes that tensors claim: strides of 0, and files without bytes, let them claim any."""
+    """Limit the total size that tensors claim: strides of 0 and empty files allow claims of any size."""
     lengths = {info.filename.partition("/")[2]: info.file_size for info in archive.infolist()}
     total = 0
     for info in archive.infolist():
@@ -215,19 +221,19 @@ def _check_weights(archive: zipfile.ZipFile, size: int, path: Path) -> None:
             claimed = math.prod(length["as_int"] for length in meta["sizes"]) * _ITEM_SIZES.get(meta["dtype"], 16)
             total += claimed
             if claimed and not lengths.get(f"{folder}/{entry['path_name']}"):
-                raise DeployError(f"{path}: {str(entry['path_name'])[:40]!r} has no numbers; not loaded")
+                raise DeployError(f"{path}: {str(entry['path_name'])[:40]!r} has no data; not loaded")
     if total > (limit := unpacked_limit(size)):
         raise DeployError(f"{path}: {too_large(total, limit)}")
 
 
 def _forget_metadata(tree: Any) -> None:
-    """Take out where each operator came from: no one needs it, and torch looks names up by it."""
+    """Remove the source locations of operators: they are not needed, and torch looks up names in them."""
     for node in tree["graph_module"]["graph"]["nodes"]:
         node["metadata"] = {}
 
 
 def _forget_sizes(graph: Any) -> None:
-    """Put the sizes that the network was traced with in place of expressions, for all tensors but the inputs."""
+    """Replace size expressions by the traced sizes, for all tensors except the inputs."""
     inputs = {entry["as_tensor"]["name"] for entry in graph["inputs"] if "as_tensor" in entry}
     for name, tensor in graph["tensor_values"].items():
         if name not in inputs:
@@ -241,7 +247,7 @@ def _as_traced(size: Any) -> Any:
 
 
 def _checked_samples(data: bytes, path: Path) -> bytes:
-    """Return sample inputs as tensors that were written here: torch would unpickle any object."""
+    """Read sample inputs safely and write them again: torch would unpickle any object."""
     import torch
 
     from mezzo.checkpoint import read_torch_file
@@ -251,7 +257,7 @@ def _checked_samples(data: bytes, path: Path) -> bytes:
     try:
         samples = read_torch_file(data)
     except UnsafePickle as error:
-        raise DeployError(f"{path}: its sample inputs are not tensors alone: {error}; not loaded") from error
+        raise DeployError(f"{path}: its sample inputs contain more than tensors: {error}; not loaded") from error
     buffer = io.BytesIO()
     torch.save(samples, buffer)
     return buffer.getvalue()
@@ -260,15 +266,15 @@ def _checked_samples(data: bytes, path: Path) -> bytes:
 def _check_json(tree: Any, path: Path) -> None:
     for key, value in _pairs(tree):
         if not _NAME.fullmatch(key) or _DUNDER.search(key):
-            raise DeployError(f"{path}: {key[:80]!r} is no name; not loaded")
+            raise DeployError(f"{path}: {key[:80]!r} is not a valid name; not loaded")
         if key == "use_pickle" and value is not False:
-            raise DeployError(f"{path}: holds pickled objects; not loaded")
+            raise DeployError(f"{path}: contains pickled objects; not loaded")
         if key in ("layout", "as_layout") and value not in (_STRIDED, None):
-            raise DeployError(f"{path}: holds sparse tensors; not loaded")
+            raise DeployError(f"{path}: contains sparse tensors; not loaded")
         if key in ("device", "as_device") and not _is_usable_device(value):
-            raise DeployError(f"{path}: holds tensors on a device that is neither cpu nor cuda; not loaded")
+            raise DeployError(f"{path}: contains tensors on a device other than cpu and cuda; not loaded")
         if key == "guards_code" and not isinstance(value, list):
-            raise DeployError(f"{path}: guards_code is no list; not loaded")
+            raise DeployError(f"{path}: guards_code must be a list; not loaded")
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str):
                 _check_text(key, text, path)
@@ -281,19 +287,19 @@ def _is_usable_device(value: Any) -> bool:
 def _check_text(key: str, text: str, path: Path) -> None:
     if key in ("expr_str", "guards_code"):
         if not is_arithmetic(text):
-            raise DeployError(f"{path}: {text[:80]!r} is no arithmetic on sizes; not loaded")
+            raise DeployError(f"{path}: {text[:80]!r} is not arithmetic on sizes; not loaded")
     elif key in ("in_spec", "out_spec"):
         if text and not _is_plain_spec(parse_json(text)):
-            raise DeployError(f"{path}: inputs or outputs are more than tensors in tuples, lists and dicts; not loaded")
+            raise DeployError(f"{path}: inputs or outputs must be tensors in tuples, lists and dicts; not loaded")
     elif key == "target":
         if problem := problem_with_target(text):
             raise DeployError(f"{path}: {problem}; not loaded")
     elif not _TEXTS.get(key, _NAME).fullmatch(text) or _DUNDER.search(text):
-        raise DeployError(f"{path}: {key} {text[:80]!r} is no name of a tensor or an operator; not loaded")
+        raise DeployError(f"{path}: {key} {text[:80]!r} is not the name of a tensor or an operator; not loaded")
 
 
 def _is_plain_spec(spec: Any) -> bool:
-    """Return whether a specification has plain containers alone: torch imports what others name."""
+    """Return whether a specification has only plain containers: torch imports the classes of others."""
     version, root = spec
     waiting = [root]
     while waiting:

@@ -1,7 +1,7 @@
-"""The same network, written so that runtimes for CPUs compute it faster.
+"""Rewrites of an ONNX model that make CPU runtimes faster.
 
-Each rewrite keeps the result (up to rounding) and is checked with everything else when the export is verified. What they gain
-is in benchmarks/infer_x86_202611.md.
+Each rewrite keeps the result up to rounding; verification of the export checks it. Measurements are in
+benchmarks/infer_x86_202611.md.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from mezzo.export import LABELS_LAST
 ALIGNED = 4
 """ONNX Runtime uses its fast convolutions only if the number of channels is a multiple of this."""
 
-#: Operators of one input that treat every channel alike.
+#: Operators that apply the same function to every channel of their first input.
 _CHANNELWISE = frozenset({"Relu", "HardSwish", "HardSigmoid", "Sigmoid", "Clip", "Resize", "MaxPool", "AveragePool"})
 
 Slots = tuple[int, ...]
-"""For each channel of a padded tensor: the channel that it was, or -1."""
+"""For each channel of a padded tensor: the index of the original channel, or -1 for padding."""
 
 
 def rewrite(model: Any) -> Any:
-    """Return an ONNX model after all rewrites; it is changed in place."""
+    """Apply all rewrites to an ONNX model in place; return it."""
     for change in (put_labels_last, mean_by_convolution, pad_channels):
-        graph = _Graph(model.graph)  # the users of values have changed
+        graph = _Graph(model.graph)  # rebuild the lookups after each change
         change(graph)
         graph.drop_unused()
     return model
@@ -129,9 +129,10 @@ class _Graph:
 
 
 def put_labels_last(graph: _Graph) -> None:
-    """Enlarge logits and take their arg-max with the classes of a pixel side by side.
+    """Move the classes to the last axis before the final resize and arg-max.
 
-    Arg-max over planes reads memory in strides; with the classes last it reads it in order, and the enlargement writes it so.
+    Arg-max over planes reads memory in strides. With the classes last, the resize writes and the arg-max
+    reads memory in order.
     """
     for best in graph.nodes("ArgMax"):
         resize = graph.producer.get(best.input[0])
@@ -149,7 +150,7 @@ def put_labels_last(graph: _Graph) -> None:
 
 
 def mean_by_convolution(graph: _Graph) -> None:
-    """Compute means over channels by a convolution, which reads the blocked layout of convolutions."""
+    """Replace means over channels by a convolution, which can read the blocked layout of convolutions."""
     for node in graph.nodes("ReduceMean"):
         axes = graph.constants.get(node.input[1]) if len(node.input) > 1 else None
         shape = graph.shape(node.input[0])
@@ -163,7 +164,7 @@ def mean_by_convolution(graph: _Graph) -> None:
 
 
 def pad_channels(graph: _Graph) -> None:
-    """Pad the channels of convolutions with zeros to a multiple of ALIGNED, where no output shows them."""
+    """Pad the channels of convolutions with zeros to a multiple of ALIGNED, unless an output would contain them."""
     for node in graph.nodes("Conv"):
         weight = graph.constants.get(node.input[1])
         if weight is None or graph.attribute(node, "group", 1) != 1 or weight.shape[0] % ALIGNED == 0:
@@ -198,7 +199,7 @@ def _followers(graph: _Graph, first: str, slots: Slots) -> list[Callable[[], Non
             if following is None:
                 return None
             if user.output[0] in reached:
-                return None  # a value joined with itself: only one path would be padded
+                return None  # a value concatenated with itself: only one path would be padded
             reached.add(user.output[0])
             passed, change = following
             changes += [change] if change is not None else []
@@ -246,7 +247,7 @@ def _joined(graph: _Graph, user: Any, name: str, slots: Slots) -> tuple[Slots, N
 
 
 def _padded(values: NDArray[Any], slots: Slots, axis: int) -> NDArray[Any]:
-    """Return values by slot, zero for new slots."""
+    """Return the values in the order of the slots, zeros for padding."""
     taken = np.take(values, [max(slot, 0) for slot in slots], axis=axis)
     empty = [number for number, slot in enumerate(slots) if slot < 0]
     if empty:

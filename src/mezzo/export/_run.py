@@ -29,7 +29,7 @@ VERIFIED_IMAGES = 16
 
 PrintLine = Callable[[str], None]
 ReadImages = Callable[[Sequence[Path], Deployed], Iterable[NDArray[Any]]]
-"""From image files to batches as the model takes them: (batch, channels, height, width), float32."""
+"""Reads image files as batches for the model: (batch, channels, height, width), float32."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +40,7 @@ class Description:
     model_name: str
     num_classes: int
     transforms: tuple[Mapping[str, Any], ...]
-    """From an image to the input: `type` and its arguments."""
+    """Preprocessing from an image to the input: `type` and its arguments."""
     class_names: tuple[str, ...] = ()
 
 
@@ -65,25 +65,27 @@ def export_model(
     """Write a network as `torch.export` program, ONNX and deploy.yaml, and verify every file against it.
 
     Args:
-        network: Gives logits, or a list with the logits first; it is not changed.
-        description: What deploy.yaml says about it.
-        options: What is written, and where.
-        images: Real images to verify with; the first few are taken.
-        calibration: Real images that int8 takes its ranges from; without them those of `images`.
-        read_images: Reads and transforms image files; `mezzo.vision.infer.read_batches` applies the description's transforms.
-        say: Takes a line about each step.
+        network: Returns logits, or a list with the logits first; it is not changed.
+        description: Facts about the network for deploy.yaml.
+        options: Folder, precisions and formats.
+        images: Real images for verification; a few of them, evenly spread, are used.
+        calibration: Real images to calibrate int8 with; by default `images`.
+        read_images: Reads and transforms image files. `mezzo.vision.infer.read_batches` applies the
+            transforms of the description.
+        say: Called with a line about each step.
 
     Raises:
         ExportError: int8 without images, or images without `read_images`.
-        RunError: The network cannot be exported, or a file is beyond its tolerance: then nothing was put in place.
+        RunError: The network cannot be exported, or a file exceeds its tolerance. The folder is then
+            unchanged.
     """
     if options.with_onnx:
         require("onnx", "onnxscript", "onnxruntime", extra="export")
     if len(description.class_names) not in (0, description.num_classes):
         names, classes = len(description.class_names), description.num_classes
-        raise ExportError(f"{names} class names for {classes} classes: give one for each, or none")
+        raise ExportError(f"{names} class names for {classes} classes: give one per class, or none")
     if description.task == "classification" and options.output_op == "argmax":
-        raise ExportError("a classifier gives probabilities (softmax) or logits (none), from which classes are named")
+        raise ExportError("output_op argmax is for segmentation; a classifier needs softmax or none")
     if "int8" in options.precisions and not (calibration or images):
         raise ExportError("int8 takes the ranges of its activations from images: give --calibration FOLDER")
     if (images or calibration) and read_images is None:
@@ -145,7 +147,7 @@ def _write_all(
     if real:
         inputs.append((f"{sum(len(batch) for batch in real)} real images", real))
     if "int8" in options.precisions and not real:
-        raise ExportError("int8 is verified with real images, and there is no whole batch of them; give more")
+        raise ExportError("int8 needs real images for verification, at least one whole batch; give more images")
     say(f"tracing {model.model_name}")
     folded = fold_batch_norms(right, trace(right, inputs[0][1][0].shape)).get_submodule("network")
     checks = []
@@ -156,7 +158,7 @@ def _write_all(
         hashes = {name: sha256(model.folder / name) for name in written.values()}
         variants = {**model.variants, precision: written}
         model = replace(model, variants=variants, files={**model.files, **hashes})
-        # Random images are no test of a variant that is calibrated on real ones.
+        # int8 is calibrated on real images, so random images cannot test it.
         used = inputs[-1:] if precision == "int8" else inputs
         for check in verify(right, model, precision, used, min_agreement=options.min_agreement):
             say(str(check))
@@ -175,14 +177,14 @@ def _accepted(
     """Return the inputs that the network accepts.
 
     Raises:
-        RunError: It takes none.
+        RunError: The network accepts none of them.
     """
     taken, reason = [], ""
     for what, images in inputs:
         try:
             with torch.inference_mode():
                 logits = network.logits(torch.from_numpy(images[0]))
-        except Exception as error:  # noqa: BLE001  # whatever a user's network raises: it takes no such image
+        except Exception as error:  # noqa: BLE001  # a user's network can raise anything
             reason = " ".join(str(error).split())[:200]
             say(f"{what}: the network itself refuses this size: {reason}")
         else:
@@ -194,10 +196,10 @@ def _accepted(
 
 
 def _check_fit(model: Deployed, logits: torch.Tensor) -> None:
-    """Raise an error if the description does not fit the network.
+    """Compare the description with the logits of the network.
 
     Raises:
-        ExportError: It has another number of classes, or is of another kind.
+        ExportError: The network has another number of classes, or is for another task.
     """
     wanted = {"classification": 2, "segmentation": 4}[model.task]
     shape = tuple(logits.shape)
@@ -239,7 +241,7 @@ def _write_variant(
 
 
 def _put_in_place(model: Deployed, folder: Path) -> Deployed:
-    """Move the files into place, deploy.yaml last: without it, or with other hashes, they are not loaded."""
+    """Move the files into place, deploy.yaml last: engines load only files whose hashes it contains."""
     for name in model.files:
         os.replace(model.folder / name, folder / name)
     placed = replace(model, folder=folder)

@@ -29,14 +29,15 @@ _ALL_THREADS = torch.get_num_threads()
 class TorchEngine:
     """The program as it was exported.
 
-    A GPU asked for half precision runs the half variant, or, where none was exported, the float32 one under `auto_cast`.
+    For half precision, a GPU runs the half variant. If it was not exported, the GPU runs the float32
+    variant under `auto_cast`.
 
     Args:
         model: The exported model.
         options: Device, threads, precision.
 
     Raises:
-        DeviceError: There is no such device.
+        DeviceError: The device does not exist.
     """
 
     def __init__(self, model: Deployed, options: EngineOptions) -> None:

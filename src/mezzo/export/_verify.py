@@ -17,13 +17,14 @@ from mezzo.export._engine import Images
 from mezzo.export._network import Deployable, finish
 from mezzo.export._programs import own_program
 
-#: Largest error of a float32 export: rounding in another order.
+#: Largest error of a float32 export; it comes from another order of sums.
 MAX_ERROR = 1e-4
-#: Networks that enlarge roundings (batch norms after a few steps of training) differ from themselves in float64 by more than
-#: that. Their exports may differ by as many times this: folded batch norms round every weight once more, and then all the
-#: sums. Measured: 8 times for a PP-LiteSeg after 20 steps, whose own rounding is 7e-4.
+#: Some networks amplify rounding, for example with batch norms after a few training steps: their float32
+#: and float64 outputs differ by more than MAX_ERROR. Their exports may differ by this many times that
+#: difference, because folded batch norms round every weight, and then the sums, once more. Measured: 8 times
+#: for a PP-LiteSeg after 20 steps, whose own rounding is 7e-4.
 OWN_ROUNDINGS = 16
-#: Smallest share of equal classes that a lowered variant may have.
+#: Smallest share of equal classes of a variant in lower precision.
 MIN_AGREEMENT = {"fp16": 0.98, "bf16": 0.95, "int8": 0.9}
 
 
@@ -36,8 +37,8 @@ class Check:
     inputs: str
     """The images: random ones of a size, or real ones."""
     error: float
-    """Largest difference: of logits over their standard deviation, of probabilities over the largest one; for labels how much
-    the logit of the exported label lies below the best one, over the standard deviation."""
+    """Largest difference. Logits: divided by their standard deviation. Probabilities: divided by the largest
+    one. Labels: the best logit minus the logit of the exported label, divided by the standard deviation."""
     agreement: float
     """Share of equal classes."""
     is_fine: bool
@@ -64,11 +65,11 @@ def verify(
     """Return the difference of each file of a precision from the float32 network.
 
     Args:
-        network: In float32, the same as was exported.
-        model: What was written.
-        precision: Of the files.
+        network: The exported network, in float32.
+        model: The exported model.
+        precision: Precision of the files.
         inputs: Names and batches of images.
-        min_agreement: Smallest share of equal classes that is fine; None for the usual one of the precision.
+        min_agreement: Smallest share of equal classes that is fine; None for the default of the precision.
     """
     kinds = {"program": "torch", "onnx": "onnxruntime"}
     needed = MIN_AGREEMENT.get(precision, 0.0) if min_agreement is None else min_agreement
@@ -98,7 +99,7 @@ def verify(
 
 
 def _runner(model: Deployed, precision: str, kind: str, name: str) -> Callable[[Images], NDArray[Any]]:
-    """Return an engine for a file. torch runs a program that mezzo wrote with a warning and engines refuse."""
+    """Return a function that runs a file. If the engine refuses a program just written, torch runs it directly."""
     try:
         engine, _ = load_engine(model, EngineOptions(precision=precision, device=_device(precision, kind)), name)
     except DeployError:
@@ -118,7 +119,7 @@ def _runner(model: Deployed, precision: str, kind: str, name: str) -> Callable[[
 def own_rounding(network: Deployable, images: Images, logits: torch.Tensor) -> float:
     """Return the difference of the float32 and float64 logits over their standard deviation.
 
-    Not finite logits have no rounding: nothing is excused by them.
+    The result is 0 if it is not finite, so that non-finite logits never widen the tolerance.
     """
     exact = copy.deepcopy(network.network).double()
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""The high-level API: `Model`, its callbacks and metrics, and what it shares with the training command."""
+"""The high-level API: `Model`, its callbacks and metrics, and code shared with the training command."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ _HOMES = {"Model": "mezzo.model._model", "NonFiniteLoss": "mezzo.model.steps"}
 
 
 def __getattr__(name: str) -> Any:
-    """Load a name when it is used: metrics and callbacks need none of them."""
+    """Import a name on first use: metrics and callbacks must not import Model."""
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'mezzo.model' has no attribute {name!r}")

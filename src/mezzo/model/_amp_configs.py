@@ -1,4 +1,4 @@
-"""`amp_configs` of `Model.prepare`: what may stand in it, checked before anything is changed."""
+"""The argument `amp_configs` of `Model.prepare`: its keys, and their checks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _OF_SCALER = (
 _OF_LISTS = ("custom_white_list", "custom_black_list")
 _KEYS = ("level", "dtype", "use_promote", "fp8", *_OF_SCALER, *_OF_LISTS)
 _ELSEWHERE = {
-    "use_pure_fp16": "say level 'O2'",
+    "use_pure_fp16": "use level 'O2'",
     "use_fp16_guard": "it belongs to graph mode: mezzo.static.amp.decorate",
     "custom_black_varnames": "it belongs to graph mode: mezzo.static.amp.CustomOpLists; here amp.exclude_layers(network, name) "
     "keeps a layer in float32",
-    "enable": "leave amp_configs out, or say level 'O0'",
+    "enable": "leave amp_configs out, or use level 'O0'",
 }
 
 
@@ -38,7 +38,7 @@ def make_precision_of(amp_configs: str | Mapping[str, Any] | None) -> Precision:
             `use_promote` (see `amp.auto_cast`); at O3 `fp8`, an `amp.Fp8Recipe` or a dict of its settings.
 
     Raises:
-        TypeError: It is of another type.
+        TypeError: `amp_configs` has another type.
         ValueError: A key is unknown or belongs elsewhere, a value is out of range, or two contradict each other.
 
     >>> make_precision_of("O2").name, make_precision_of({"dtype": "bfloat16"}).name, make_precision_of(None).name
@@ -64,8 +64,8 @@ def make_precision_of(amp_configs: str | Mapping[str, Any] | None) -> Precision:
     settings = {key: amp_configs[key] for key in _OF_SCALER if key in amp_configs}
     if settings and dtype == "bfloat16":
         raise ValueError(
-            f"amp_configs: {', '.join(settings)} with dtype 'bfloat16': its range is float32's and needs no loss scale; leave "
-            "the one or the other out"
+            f"amp_configs: {', '.join(settings)} with dtype 'bfloat16': bfloat16 has the range of float32 and needs no loss "
+            "scale; remove these settings or the dtype"
         )
     options: dict[str, Any] = {
         key: _names(key, amp_configs[key]) for key in _OF_LISTS if amp_configs.get(key) is not None
@@ -95,7 +95,7 @@ def _switch(key: str, value: Any) -> bool:
 def _refuse_unknown(amp_configs: Mapping[str, Any]) -> None:
     for key in amp_configs:
         if key in _ELSEWHERE:
-            raise ValueError(f"amp_configs: {key!r} is no key here; {_ELSEWHERE[key]}")
+            raise ValueError(f"amp_configs: {key!r} is not a key of amp_configs; {_ELSEWHERE[key]}")
         if key not in _KEYS:
             raise ValueError(f"amp_configs: {unknown_choice('key', key, _KEYS)}")
 

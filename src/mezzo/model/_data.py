@@ -1,4 +1,4 @@
-"""Batches for `mezzo.Model`: from a data set, a loader or any iterable; which part is input, which label."""
+"""Batches for `mezzo.Model` from a data set, a loader or any iterable, split into inputs and labels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def count_inputs(network: nn.Module) -> int:
-    """Return how many tensors the network's forward asks for: its arguments without a default, at least one.
+    """Return how many inputs forward requires: its arguments without a default, at least one.
 
     >>> count_inputs(nn.Bilinear(2, 3, 4)), count_inputs(nn.Sequential())
     (2, 1)
@@ -43,22 +43,23 @@ def make_loader(
     num_workers: int = 0,
     share: Literal["even", "exact", "none"] = "exact",
 ) -> Iterable[Any]:
-    """Return batches of a data set; a loader, or any other iterable of batches, is returned as it is.
+    """Return a loader for a data set; return a loader or another iterable of batches unchanged.
 
     Args:
         data: A data set with a length, or batches. A list counts as a data set of samples.
-        world: The processes; each gets its share of a data set. A stream is dealt out sample by sample: one that deals itself
-            out belongs into a loader.
-        batch_size: Samples in a batch of one process.
-        shuffle: Another order in every epoch.
-        drop_last: Leave out the last batch if it is smaller.
-        num_workers: Processes that read.
-        share: What a process gets of a data set. `even`: as many batches as any other, a few samples twice if need be, since
-            gradients are averaged in every step. `exact`: each sample is in one process. `none`: all of it.
+        world: The processes; each gets its share of a data set. An `IterableDataset` is distributed
+            sample by sample. If it already selects its own share, pass it in a `DataLoader`.
+        batch_size: Samples per batch and process.
+        shuffle: Shuffle before every epoch.
+        drop_last: Skip the last batch if it is smaller.
+        num_workers: Processes that read the data.
+        share: The share of a process. `even`: all processes get the same number of batches, because
+            they average gradients in every step; a few samples may occur twice. `exact`: every
+            sample is in exactly one process. `none`: every process gets the whole data set.
 
     Raises:
-        TypeError: There is nothing in it to iterate over.
-        ValueError: The data set is empty, or the batch size below 1.
+        TypeError: `data` is not iterable, or is a mapping.
+        ValueError: The data set is empty, or the batch size is below 1.
     """
     by_number = isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__"))
     if isinstance(data, Mapping) or not (by_number or isinstance(data, Iterable)):
@@ -74,20 +75,22 @@ def make_loader(
         return DataLoader(_Part(data, world, is_even=share == "even") if is_split else data, **options)
     sized: Any = data
     if not hasattr(sized, "__len__"):
-        raise TypeError(f"{type(data).__name__}: a data set needs __len__; one without a length is an IterableDataset")
+        raise TypeError(
+            f"{type(data).__name__}: a data set needs __len__; without a length it must be an IterableDataset"
+        )
     if not len(sized):
         raise ValueError("the data set is empty: there is nothing to iterate over")
     if not is_split:
         return DataLoader(sized, shuffle=shuffle, **options)
     if share == "even":
         sampler: Any = DistributedSampler(sized, world.size, world.rank, shuffle=shuffle, drop_last=drop_last)
-    else:  # each sample once, so that sums over processes are right: no sampler of torch's does that
+    else:  # each sample exactly once, so that sums over processes are right; torch has no sampler for this
         sampler = range(world.rank, len(sized), world.size)
     return DataLoader(sized, sampler=sampler, **options)
 
 
 class _Part(IterableDataset[Any]):
-    """Every so-many-th sample of a stream: the part of one process; an even part ends where not all get one more."""
+    """One process's samples of a stream: every `size`-th one; an even part drops an incomplete last round."""
 
     def __init__(self, whole: IterableDataset[Any], world: World, *, is_even: bool) -> None:
         self._whole, self._rank, self._size, self._is_even = whole, world.rank, world.size, is_even
@@ -100,14 +103,14 @@ class _Part(IterableDataset[Any]):
 
 
 def begin_epoch(loader: Iterable[Any], epoch: int) -> None:
-    """Give a sampler of several processes another order."""
+    """Set the epoch of a distributed sampler, which changes its order."""
     sampler = getattr(loader, "sampler", None)
     if isinstance(sampler, DistributedSampler):
         sampler.set_epoch(epoch)
 
 
 def length_of(loader: Iterable[Any], most: int | None = None) -> int | None:
-    """Return how many batches will be taken, at most so many; None if nobody knows."""
+    """Return the number of batches of a loader, at most `most`; `most` if the loader has no length."""
     try:
         length = len(loader)  # type: ignore[arg-type]
     except TypeError:
@@ -133,21 +136,22 @@ def with_last(items: Iterable[T]) -> Iterator[tuple[T, bool]]:
 
 
 def as_tensors(values: Any, device: torch.device, *, double: bool = False) -> list[Tensor]:
-    """Return what a batch holds as a flat list of tensors on the device.
+    """Return the contents of a batch as a flat list of tensors on the device.
 
     Args:
         values: A tensor, an array, a number, or lists and tuples of them; None is an empty list.
-        device: Where the network is.
-        double: Whether it computes in float64. Else such values become float32: numpy's default is not a network's.
+        device: Device of the network.
+        double: Whether the network computes in float64. Otherwise float64 values, which are NumPy's
+            default, become float32.
 
     Raises:
-        TypeError: There is something else in it.
+        TypeError: `values` contains an object of another type.
     """
     if values is None:
         return []
     if isinstance(values, (Tensor, np.ndarray, np.generic, bool, int, float)):
         is_locked = isinstance(values, np.ndarray) and not values.flags.writeable
-        tensor = torch.as_tensor(np.array(values) if is_locked else values)  # of a locked one torch would warn
+        tensor = torch.as_tensor(np.array(values) if is_locked else values)  # torch warns about read-only arrays
         narrow = tensor.float() if tensor.dtype is torch.float64 and not double else tensor
         return [narrow.to(device, non_blocking=True)]
     if isinstance(values, Sequence) and not isinstance(values, (str, bytes)):
@@ -171,13 +175,13 @@ def split_batch(
     if len(tensors) < inputs:
         raise ValueError(
             f"a batch has {len(tensors)} tensors, the network's forward takes {inputs}: the data set must give inputs first, "
-            "then labels; Model(network, inputs=[...]) says how many are inputs"
+            "then labels; Model(network, inputs=[...]) sets the number of inputs"
         )
     return tensors[:inputs], tensors[inputs:]
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return a list or tuple as a list, anything else as a list of it."""
+    """Return a list or tuple as a list, and any other value as a list of one."""
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 

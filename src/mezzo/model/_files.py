@@ -1,4 +1,4 @@
-"""A model on disk: everything to go on training from, or the forward alone for others to run."""
+"""Files of `mezzo.Model`: a folder to continue training from, or an exported forward."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from mezzo.precision import Precision
 from mezzo.static import InputSpec, save_forward
 
 _KIND = "mezzo.Model"
-#: Of the largest output: torch.export runs the same kernels, so what is left is the order of sums.
+#: Largest error, relative to the largest output. torch.export runs the same kernels; only the order of
+#: sums differs.
 _MOST_ERROR = 1e-4
 
 
 def save_training(path: Path, network: nn.Module, optimizer: Optimizer | None, precision: Precision) -> Path:
-    """Write a folder with weights (float32), optimizer and loss scale; it is there whole or not at all."""
+    """Write a folder with float32 weights, optimizer and loss scale, atomically."""
     state = {
         "kind": _KIND,
         "network": dict(network.state_dict()),
@@ -50,10 +51,10 @@ def load_training(
     skip_mismatch: bool,
     reset_optimizer: bool,
 ) -> None:
-    """Load what `save_training` wrote, or a file of weights alone; whatever does not fit is found before anything changes.
+    """Load a folder of `save_training`, or a file of weights; checks everything before any change.
 
     Raises:
-        CheckpointError: It is no such folder, or it does not fit.
+        CheckpointError: `save_training` did not write the folder, or the state does not fit.
     """
     if path.is_file():
         faults = _load_file(path, network, skip_mismatch)
@@ -65,33 +66,34 @@ def load_training(
         raise CheckpointError(f"{path}: was not written by Model.save(); give a folder that was, or a file of weights")
     weights, of_optimizer = state.get("network"), state.get("optimizer")
     if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
-        raise CheckpointError(f"{path}: its state has no weights; it was damaged, or written by something else")
+        raise CheckpointError(f"{path}: its state has no weights; it is damaged, or another program wrote it")
     fitting, faults = _compare(network, weights)
     if faults:
         is_reset = optimizer is not None and not reset_optimizer
         _tell(path, faults, skip_mismatch, "skipped; the optimizer begins anew" if is_reset else "skipped")
         if optimizer is not None and not reset_optimizer:
-            optimizer.state.clear()  # what it knows is of other weights
+            optimizer.state.clear()  # its state belongs to other weights
     elif optimizer is not None and of_optimizer is not None and not reset_optimizer:
         with _refusing(path, "the optimizer's state"):
             if (kind := state.get("optimizer_kind")) != type(optimizer).__name__:
-                raise ValueError(f"it is that of {str(kind)[:60]}, this is {type(optimizer).__name__}")
+                raise ValueError(f"it is of {str(kind)[:60]}, but the optimizer is {type(optimizer).__name__}")
             check_optimizer(optimizer, of_optimizer)
         if (line := describe_new_rules(state, precision, "amp_configs with 'use_promote': {}")) is not None:
-            warnings.warn(f"{path} was {line}", UserWarning, stacklevel=3)  # before changes: it may be made an error
+            # Warn before any change: a filter can turn the warning into an error.
+            warnings.warn(f"{path} was {line}", UserWarning, stacklevel=3)
         _take(path, optimizer, of_optimizer, precision, state.get("precision"))
     network.load_state_dict(fitting, strict=False)
 
 
 def _take(path: Path, optimizer: Optimizer, of_optimizer: Any, precision: Precision, of_precision: Any) -> None:
-    """Load the state of a precision, then that of an optimizer; if either refuses, both are as they were."""
+    """Load the states of the precision and the optimizer; if either fails, restore both."""
     before = optimizer.state_dict(), precision.state_dict()
     with _refusing(path, "the state of its precision"):
-        precision.load_state_dict(mapping({} if of_precision is None else of_precision))  # or nothing of it
+        precision.load_state_dict(mapping({} if of_precision is None else of_precision))  # all or nothing
     try:
         with _refusing(path, "the optimizer's state"):
             optimizer.load_state_dict(of_optimizer)
-    except CheckpointError:  # of an optimizer whose state only it knows
+    except CheckpointError:  # from an optimizer that `check_optimizer` cannot check
         optimizer.load_state_dict(before[0])
         precision.load_state_dict(before[1])
         raise
@@ -109,7 +111,7 @@ def _refusing(path: Path, what: str) -> Iterator[None]:
 
 
 def _load_file(path: Path, network: nn.Module, skip_mismatch: bool) -> list[str]:
-    """Load a file of weights; return a line for each that did not fit."""
+    """Load a file of weights; return a line for each weight that does not fit."""
     try:
         report = load_weights(network, path, strict=not skip_mismatch)
     except WeightsError as error:
@@ -135,7 +137,7 @@ def _compare(network: nn.Module, saved: Mapping[str, Tensor]) -> tuple[dict[str,
 
 
 def _can_take(own: Tensor, saved: Tensor) -> bool:
-    """Whether values can be copied without a loss of kind: whole numbers to whole numbers, complex to complex."""
+    """Return whether shapes are equal and both are integer, both floating-point or both complex."""
     kinds = (own.is_floating_point(), own.is_complex()) == (saved.is_floating_point(), saved.is_complex())
     return kinds and own.shape == saved.shape
 
@@ -153,10 +155,11 @@ def _tell(path: Path, faults: Sequence[str], skip_mismatch: bool, done: str) -> 
 
 
 def export_forward(target: Path, network: nn.Module, inputs: Sequence[InputSpec], sample: Sequence[Tensor]) -> None:
-    """Write the forward, in evaluation and float32, as a `torch.export` file; what was written is run before it stays.
+    """Export forward in float32 and evaluation mode; compare the file with the network, then keep it.
 
     Raises:
-        RunError: torch cannot export the network, the file gives other results, or the system refuses to write.
+        RunError: torch cannot export the network, the file gives different results, or the system
+            refuses to write.
     """
     plain = float32_copy(network).eval().cpu()
     part = target.with_name(f".{target.name}.part")
@@ -177,7 +180,7 @@ def _verify(network: nn.Module, path: Path, sample: Sequence[Tensor]) -> None:
         if want.shape != got.shape or not torch.allclose(
             want, got, rtol=0, atol=_MOST_ERROR * max(1.0, want.abs().max().item()), equal_nan=True
         ):
-            raise RunError("the exported file gives other results than the network: nothing was written")
+            raise RunError("the exported file gives different results than the network: nothing was written")
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""The high-level API: a network with its optimizer, loss and metrics, trained, evaluated and saved by single calls."""
+"""The high-level API: `Model` trains, evaluates, runs and saves a network by one call each."""
 
 from __future__ import annotations
 
@@ -36,18 +36,20 @@ from mezzo.static import InputSpec
 
 Callbacks = Callback | Sequence[Callback] | None
 _prepared_as: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-"""The precision that the weights of a network are in: another Model of it must know."""
+"""The precision of each network's weights; a second Model of the same network checks it."""
 
 
 class Model:
     """A network that trains, evaluates and predicts by one call each, in mixed precision if asked.
 
-    Started by `torchrun`, every process makes its own; data sets are shared out, gradients averaged, metrics added up.
+    Under `torchrun` every process creates its own Model. The processes share the data sets, average
+    the gradients and add up the metrics.
 
     Args:
         network: Moved to the device, in place.
-        inputs: What forward takes, an `InputSpec` each: how many tensors of a batch are inputs, and what an exported file
-            takes. None: as many as forward has arguments without a default, with the shapes of the first batch.
+        inputs: One `InputSpec` per argument of forward. Their number says how many tensors of a
+            batch are inputs; an exported file takes these inputs. None: one input per argument of
+            forward without a default, with the shapes of the first batch.
         device: `auto` (the GPU if there is one), `cpu`, `gpu` or `gpu:1`.
 
     >>> model = Model(nn.Linear(4, 2), device="cpu")
@@ -65,7 +67,7 @@ class Model:
         self.world = enter_world(device, setting="device={!r}", leave_at_exit=True)
         self.network = network.to(self.world.device)
         self.stop_training = False
-        """Set by a callback: training ends after this epoch."""
+        """A callback sets it to True to end training after the current epoch."""
         self._inputs = None if inputs is None else [_check_spec(spec) for spec in as_list(inputs)]
         num_inputs = count_inputs(network) if self._inputs is None else len(self._inputs)
         is_double = any(param.dtype is torch.float64 for param in network.parameters())
@@ -74,7 +76,7 @@ class Model:
         )
         self._is_in_epoch = False
 
-    # What it consists of
+    # Parts of the model
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters of the network, for an optimizer."""
@@ -82,12 +84,12 @@ class Model:
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """What `prepare` was given."""
+        """The optimizer that `prepare` received; None before that."""
         return self._prepared.optimizer
 
     @property
     def has_updated(self) -> bool:
-        """Whether the last batch of training updated the weights; False where its gradients wait for the next."""
+        """Whether the last training batch updated the weights; False if it only added gradients."""
         return self._prepared.has_updated
 
     @property
@@ -101,11 +103,12 @@ class Model:
         return self._prepared.precision.scaler
 
     def summary(self, input_size: Sequence[int] | None = None, dtype: str | torch.dtype = "float32") -> dict[str, int]:
-        """Print the layers with output shapes and parameters; return the numbers of parameters.
+        """Print the layers with output shapes and parameters; return the parameter counts.
 
         Args:
-            input_size: Of one input, batch first; None: that of `inputs`, or of the batches seen so far, or no shapes.
-            dtype: Of that input.
+            input_size: Shape of the only input, batch first. None: the shapes of `inputs`, otherwise
+                those of the first batch; before any batch the table has no shapes.
+            dtype: Dtype of that input.
         """
         inputs = self._prepared.sample
         if input_size is not None:
@@ -128,21 +131,24 @@ class Model:
         *,
         max_norm: float | None = None,
     ) -> None:
-        """Say what to train with; everything is checked here, before anything is changed.
+        """Set optimizer, loss, metrics and precision; checks all arguments before changing anything.
 
         Args:
-            optimizer: Of `model.parameters()`; None: the model only evaluates and predicts.
-            loss: Called with the network's outputs, then the labels; returns a number, or several, which are added up.
+            optimizer: Optimizer of `model.parameters()`. None: the model only evaluates and predicts.
+            loss: Called with the network's outputs, then the labels. It returns one number, or
+                several, which are added up.
             metrics: From `mezzo.model.metric`.
             amp_configs: None: float32. 'O1', 'O2', 'O3', or a dict: `level`, `dtype` (float16, bfloat16),
                 `init_loss_scaling`, `incr_ratio`, `decr_ratio`, `incr_every_n_steps`, `decr_every_n_nan_or_inf`,
                 `use_dynamic_loss_scaling`, `custom_white_list`, `custom_black_list`, `fp8` (a dict).
-            max_norm: Clip the norm of the gradients to this.
+            max_norm: Largest norm of the gradients; larger ones are clipped.
 
         Raises:
-            TypeError: Something is of another type.
-            ValueError: Of `amp_configs`, see there; or `max_norm` is negative.
-            RuntimeError: The network has half weights of another precision already, or the device has no FP8 products.
+            TypeError: An argument has the wrong type.
+            ValueError: `amp_configs` is not valid, `max_norm` is negative, two metrics have the same
+                name, or the optimizer has no parameter of the network.
+            RuntimeError: The network already has half weights of another precision, or the device
+                does not support FP8 matrix products.
         """
         if optimizer is not None and not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer is a {type(optimizer).__name__}: must be a torch.optim.Optimizer")
@@ -151,7 +157,7 @@ class Model:
         chosen = [] if metrics is None else as_list(metrics)
         for metric in chosen:
             if not isinstance(metric, Metric):
-                raise TypeError(f"metrics: a {type(metric).__name__} is no mezzo.model.metric.Metric")
+                raise TypeError(f"metrics: a {type(metric).__name__} must be a mezzo.model.metric.Metric")
         if max_norm is not None and not max_norm >= 0:
             raise ValueError(f"max_norm={max_norm!r}: must be 0 or more")
         self._refuse_what_does_not_fit(optimizer, chosen)
@@ -159,8 +165,8 @@ class Model:
         before = _prepared_as.get(self.network, "fp32")
         if before not in ("fp32", precision.name):
             raise RuntimeError(
-                f"the network has the weights of {before}, {precision.name} was asked: prepare a Model of another network, "
-                "such as amp.float32_copy(model.network)"
+                f"the network's weights are in {before}, but amp_configs asks for {precision.name}: prepare a Model of "
+                "another network, such as amp.float32_copy(model.network)"
             )
         share_state(self.network, self.world)
         precision.prepare(self.network, optimizer)
@@ -183,23 +189,23 @@ class Model:
         if optimizer is not None:
             own = {id(param) for param in self.network.parameters()}
             if not any(id(param) in own for group in optimizer.param_groups for param in group["params"]):
-                raise ValueError("the optimizer has no parameter of the network: make it of model.parameters()")
+                raise ValueError("the optimizer has no parameter of the network: create it with model.parameters()")
         names = ["loss", *(name for metric in metrics for name in as_list(metric.name()))]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(
-                f"metrics: the name {twice[0]!r} is there twice; give one of them another, as Accuracy(name=...)"
+                f"metrics: the name {twice[0]!r} occurs twice; rename one of them, as in Accuracy(name=...)"
             )
 
     # One batch
 
     def train_batch(self, inputs: Any, labels: Any = None, update: bool = True) -> Any:
-        """Train on one batch; return `[loss]`, and the values of the metrics behind it if there are any: `[loss], values`.
+        """Train on one batch; return `[loss]`, or with metrics the pair `[loss], values`.
 
         Args:
             inputs: A tensor or array, or a list of them.
-            labels: The same.
-            update: False: gradients are added to those of the next call, which updates.
+            labels: Same types as `inputs`.
+            update: False: keep the gradients; the next call adds its own to them and updates.
         """
         prepared = self._prepared
         prepared.need("optimizer", "train_batch")
@@ -209,7 +215,7 @@ class Model:
         return _with_metrics(prepared, result.loss)
 
     def eval_batch(self, inputs: Any, labels: Any = None) -> Any:
-        """Evaluate one batch; return as `train_batch` does."""
+        """Evaluate one batch; return the same as `train_batch`."""
         prepared = self._for_evaluation()
         if not prepared.metrics:
             prepared.need("loss", "eval_batch")
@@ -223,7 +229,7 @@ class Model:
         with self._prepared.evaluation():
             return [_as_array(output) for output in self._prepared.predict(self._as_tensors(inputs))]
 
-    # All of the data
+    # Whole data sets
 
     def fit(
         self,
@@ -243,28 +249,31 @@ class Model:
         accumulate_grad_batches: int = 1,
         num_iters: int | None = None,
     ) -> list[dict[str, float]]:
-        """Train; return loss and metrics of every epoch, those of its evaluation as `eval_loss` and so on.
+        """Train; return the loss and metrics of every epoch; those of evaluations start with `eval_`.
 
         Args:
-            train_data: A data set, a `DataLoader`, or an iterable of batches: inputs, then labels. A list is a data set.
-            eval_data: The same, for evaluations on the way.
-            batch_size: Samples in a batch of one process, of a data set.
-            epochs: How often the data is gone through.
+            train_data: A data set, a `DataLoader`, or an iterable of batches. A batch has the inputs
+                first, then the labels. A list is a data set.
+            eval_data: Same types as `train_data`; evaluated during training.
+            batch_size: Samples per batch and process; only for a data set.
+            epochs: Number of passes over the data.
             eval_freq: Epochs between two evaluations.
-            log_freq: Batches between two looks at the numbers.
-            save_dir: Where checkpoints go: one every `save_freq` epochs, named after the epoch, and `final`.
-            save_freq: Epochs between two of them.
+            log_freq: Batches between two printed lines.
+            save_dir: Folder of the checkpoints: one every `save_freq` epochs, named after the epoch,
+                and `final`.
+            save_freq: Epochs between two checkpoints.
             verbose: 0: silent; 1: a bar; 2: lines.
-            drop_last: Leave out a last, smaller batch.
-            shuffle: Another order in every epoch.
+            drop_last: Skip the last batch if it is smaller.
+            shuffle: Shuffle the data set before every epoch.
             num_workers: Processes that read a data set.
-            callbacks: More of `mezzo.model.callbacks`.
-            accumulate_grad_batches: Batches whose gradients are added up for one update; their sum is not divided.
-            num_iters: End after so many batches in all.
+            callbacks: Additional callbacks, see `mezzo.model.callbacks`.
+            accumulate_grad_batches: Batches whose gradients are added up for one update. The sum is
+                not divided by their number.
+            num_iters: Maximum number of batches over all epochs.
 
         Raises:
-            NonFiniteLoss: The loss became inf or nan, and there is no loss scale to mend it.
-            FolderInUse: Another training writes to `save_dir`.
+            NonFiniteLoss: The loss became inf or nan, and no dynamic loss scale can correct it.
+            FolderInUse: Another training is writing to `save_dir`.
         """
         prepared = self._prepared
         optimizer: Optimizer = prepared.need("optimizer", "fit")
@@ -329,16 +338,16 @@ class Model:
         callbacks: Callbacks = None,
         num_iters: int | None = None,
     ) -> dict[str, float]:
-        """Return loss and metrics over all of the data; in several processes each does its share.
+        """Return loss and metrics over a whole data set; several processes share the work.
 
         Args:
             eval_data: A data set, a `DataLoader`, or an iterable of batches.
-            batch_size: Samples in a batch, of a data set.
+            batch_size: Samples per batch; only for a data set.
             log_freq: As in `fit`.
             verbose: As in `fit`.
             num_workers: Processes that read a data set.
-            callbacks: Of `mezzo.model.callbacks`.
-            num_iters: End after so many batches.
+            callbacks: See `mezzo.model.callbacks`.
+            num_iters: Maximum number of batches.
         """
         if self._prepared.loss is None and not self._prepared.metrics:
             raise RuntimeError("evaluate() needs a loss or metrics: call prepare(...) first")
@@ -357,17 +366,17 @@ class Model:
         verbose: int = 1,
         callbacks: Callbacks = None,
     ) -> list[Any]:
-        """Return the outputs for all of the data: for each output of the network a list of arrays, one a batch.
+        """Return one list per output of the network, with one array per batch.
 
-        Every process predicts everything.
+        Every process predicts the whole data set.
 
         Args:
-            test_data: A data set, a `DataLoader`, or an iterable of batches; labels in it are left out.
-            batch_size: Samples in a batch, of a data set.
+            test_data: A data set, a `DataLoader`, or an iterable of batches; labels are ignored.
+            batch_size: Samples per batch; only for a data set.
             num_workers: Processes that read a data set.
-            stack_outputs: For each output one array of all samples.
+            stack_outputs: Return one array per output, with all samples.
             verbose: As in `fit`.
-            callbacks: Of `mezzo.model.callbacks`.
+            callbacks: See `mezzo.model.callbacks`.
         """
         loader = make_loader(test_data, self.world, batch_size=batch_size, num_workers=num_workers, share="none")
         told = self._tell(callbacks, [ProgBarLogger(1, verbose)], batch_size=batch_size, verbose=verbose)
@@ -387,15 +396,17 @@ class Model:
     # Files
 
     def save(self, path: str | Path, training: bool = True) -> Path:
-        """Write the model; return what was written. The first process writes.
+        """Write the model; return the path. Only the first process writes; all processes must call it.
 
         Args:
-            path: `training`: a folder, which gets weights (float32), optimizer and loss scale. Else a file; `.pt2` is added.
-            training: False: the forward alone, exported in float32 for evaluation, checked against the network.
+            path: With `training` a folder for the float32 weights, the optimizer and the loss scale.
+                Otherwise a file; `.pt2` is appended if missing.
+            training: False: export only forward, in float32 and evaluation mode, and compare the
+                file's output with the network's.
 
         Raises:
             RunError: The network cannot be exported, or the system refuses to write.
-            ValueError: Nobody knows the shapes of the inputs.
+            ValueError: The shapes of the inputs are unknown.
         """
         target = Path(path)
         if training:
@@ -411,7 +422,7 @@ class Model:
         return target
 
     def _known_inputs(self) -> tuple[list[InputSpec], list[Tensor]]:
-        """Return what forward takes, and samples of it: of the first batch, or zeros."""
+        """Return the specs of the inputs, and samples: from the first batch, or zeros."""
         seen = self._prepared.sample
         sample = None if seen is None else [tensor.cpu() for tensor in seen]
         if self._inputs is not None:
@@ -420,7 +431,7 @@ class Model:
             return self._inputs, sample
         if sample is None:
             raise ValueError(
-                "save(training=False): the shapes of the inputs are not known; say Model(network, "
+                "save(training=False): the shapes of the inputs are unknown; use Model(network, "
                 "inputs=[InputSpec(...)]), or train or predict a batch first"
             )
         wide = [tensor.float() if tensor.dtype in HALF_DTYPES else tensor for tensor in sample]
@@ -431,8 +442,8 @@ class Model:
 
         Args:
             path: A folder, or a file.
-            skip_mismatch: Take the weights that fit, and warn of the others.
-            reset_optimizer: Leave optimizer and loss scale as they are.
+            skip_mismatch: Load the weights that fit, and warn about the others.
+            reset_optimizer: Do not load optimizer and loss scale.
 
         Raises:
             CheckpointError: There is nothing to load, or it does not fit.
@@ -446,20 +457,20 @@ class Model:
             reset_optimizer=reset_optimizer,
         )
 
-    # Inside
+    # Helpers
 
     def _tell(self, callbacks: Callbacks, usual: list[Callback], **params: Any) -> CallbackList:
         numbers = ["loss", *self._prepared.metric_names()]
         known = {"epochs": 1, "steps": None, "save_dir": None, "evaluates": True, "metrics": numbers}
         given = [] if callbacks is None else as_list(callbacks)
         missing = [one for one in usual if not any(isinstance(other, type(one)) for other in given)]
-        # A bar first; a checkpoint last: it must hold what the others did after the epoch.
+        # The bar comes first. The checkpoint comes last: it saves what other callbacks changed.
         first = [one for one in missing if isinstance(one, ProgBarLogger)]
         return CallbackList([*first, *given, *(one for one in missing if one not in first)], self, {**known, **params})
 
     @contextmanager
     def _folders(self, save_dir: str | Path | None, callbacks: Callbacks) -> Iterator[None]:
-        """Hold the locks of the folders that a training writes to; the first process takes them."""
+        """Lock the folders that a training writes to; only the first process takes the locks."""
         given = [] if callbacks is None else as_list(callbacks)
         own = [callback.save_dir for callback in given if isinstance(callback, ModelCheckpoint)]
         folders = {Path(path).resolve() for path in (save_dir, *own) if path is not None}
@@ -475,7 +486,7 @@ class Model:
             yield
 
     def _for_evaluation(self) -> Prepared:
-        """Return what evaluates: in the middle of an epoch with metrics of its own, since those of training go on counting."""
+        """Return the prepared network; during an epoch with copied metrics, as training still counts."""
         if not self._is_in_epoch:
             return self._prepared
         return replace(self._prepared, metrics=copy.deepcopy(self._prepared.metrics))
@@ -513,7 +524,7 @@ def _fits(spec: InputSpec, tensor: Tensor) -> bool:
 
 def _check_spec(spec: Any) -> InputSpec:
     if not isinstance(spec, InputSpec):
-        raise TypeError(f"inputs: a {type(spec).__name__} is no mezzo.static.InputSpec")
+        raise TypeError(f"inputs: a {type(spec).__name__} must be a mezzo.static.InputSpec")
     return spec
 
 

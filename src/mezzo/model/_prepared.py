@@ -1,4 +1,4 @@
-"""What `prepare` put together: a network with all that one batch needs."""
+"""The state that `Model.prepare` sets, and the work on one batch."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Batch = tuple[list[Tensor], list[Tensor]]
 
 @dataclass(slots=True)
 class Prepared:
-    """A network that can take a batch."""
+    """A network with loss, optimizer, metrics and precision."""
 
     world: World
     network: nn.Module
-    """The bare network: what is saved and evaluated."""
+    """The network without a wrapper; it is saved and evaluated."""
     wrapped: nn.Module
-    """The same as all processes train it."""
+    """The network in its DDP wrapper, for training; with one process the network itself."""
     num_inputs: int
     """How many tensors of a batch are inputs."""
     precision: Precision
@@ -44,7 +44,7 @@ class Prepared:
     is_double: bool = False
     """Whether the network computes in float64."""
     sample: list[Tensor] | None = None
-    """Inputs of two samples of the first batch: what an exported file is tried on."""
+    """Inputs of the first two samples of the first batch; an exported file is tested with them."""
     has_updated: bool = True
     """Whether the last batch of training updated the weights."""
 
@@ -53,10 +53,10 @@ class Prepared:
         return split_batch(batch, self.num_inputs, self.world.device, double=self.is_double)
 
     def need(self, name: str, call: str) -> Any:
-        """Return the optimizer or the loss, which a call cannot do without.
+        """Return the optimizer or the loss, which a call requires.
 
         Raises:
-            RuntimeError: `prepare` was not given one.
+            RuntimeError: `prepare` did not receive one.
         """
         value = getattr(self, name)
         if value is None:
@@ -66,10 +66,10 @@ class Prepared:
         return value
 
     def train(self, batch: Batch, update: bool = True) -> StepResult:
-        """Train on a batch, and count it into the metrics."""
+        """Train on a batch and update the metrics."""
         inputs, labels = batch
         self._remember(inputs)
-        if not self.network.training:  # else parts that are kept in evaluation, as frozen batch norms, stay there
+        if not self.network.training:  # otherwise keep frozen parts, for example batch norms, in evaluation mode
             self.wrapped.train()
 
         def forward() -> tuple[Any, Tensor]:
@@ -86,7 +86,7 @@ class Prepared:
         return StepResult(loss, {})
 
     def measure(self, batch: Batch) -> Tensor | None:
-        """Return the loss of a batch, None without a loss function, and count it into the metrics; inside `evaluation`."""
+        """Return the loss of a batch (None without a loss function) and update the metrics; needs `evaluation`."""
         inputs, labels = batch
         self._remember(inputs)
         with self.precision.autocast():
@@ -96,20 +96,20 @@ class Prepared:
         return loss
 
     def predict(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Return the outputs; inside `evaluation`."""
+        """Return the outputs; call it inside `evaluation`."""
         self._remember(inputs)
         with self.precision.autocast():
             outputs = as_list(self.network(*inputs))
         for output in outputs:
             if not isinstance(output, Tensor):
                 raise TypeError(
-                    f"the network returned a {type(output).__name__}: predict takes tensors, or a list or tuple of them"
+                    f"the network returned a {type(output).__name__}: predict() needs tensors, or a list or tuple of them"
                 )
         return outputs
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Inside, the network evaluates, without gradients; afterwards its parts are in the modes they were in."""
+        """Switch to evaluation mode without gradients; afterwards restore the mode of each module."""
         with in_evaluation(self.network), torch.no_grad(), operator_log.paused():
             yield
 
@@ -124,7 +124,7 @@ class Prepared:
         except TypeError as error:
             if labels:
                 raise
-            raise ValueError(f"the batch has no labels, and the loss fails without: {error}") from error
+            raise ValueError(f"the batch has no labels, and the loss function fails without them: {error}") from error
         if not losses:
             raise TypeError("the loss function returned an empty list: it must return a tensor, or several")
         for loss in losses:
@@ -139,16 +139,16 @@ class Prepared:
     # Metrics
 
     def metric_names(self) -> list[str]:
-        """Return the name of every number that the metrics give."""
+        """Return the names of all metric values."""
         return [name for metric in self.metrics for name in as_list(metric.name())]
 
     def reset_metrics(self) -> None:
-        """Forget what was counted."""
+        """Reset all metrics."""
         for metric in self.metrics:
             metric.reset()
 
     def metric_values(self, *, of_all: bool = False) -> dict[str, float]:
-        """Return the numbers of this process, or those of all processes together."""
+        """Return the metric values of this process, or with `of_all` over all processes."""
         values: dict[str, float] = {}
         for metric in self.metrics:
             if of_all:

@@ -1,4 +1,4 @@
-"""Epochs, evaluations and predictions over all of the data."""
+"""Epochs of training, and evaluations, over a whole data set."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from mezzo.model.parallel import share_buffers
 from mezzo.model.steps import NonFiniteLoss, StepResult, run_steps
 from mezzo.model.watchdog import EVALUATED, begin_step, enter
 
-LOSS_IS_LOOKED_AT_EVERY = 10  # batches: whether it is finite
+LOSS_IS_LOOKED_AT_EVERY = 10  # batches between two checks that the loss is finite
 
 
 class Epoch:
-    """One time through the training data.
+    """One pass over the training data.
 
     Args:
-        prepared: What trains.
-        told: Hears of it.
-        accumulate: Batches for one update.
-        most: End after so many batches.
+        prepared: The network with all that a batch needs.
+        told: The callbacks.
+        accumulate: Batches per update.
+        most: Maximum number of batches; None: all.
     """
 
     def __init__(self, prepared: Prepared, told: CallbackList, accumulate: int, most: int | None) -> None:
@@ -88,7 +88,7 @@ class Epoch:
     def _refuse_non_finite(self) -> None:
         scaler = self._prepared.precision.scaler
         if self._meter.is_empty or (scaler is not None and scaler.is_use_dynamic_loss_scaling()):
-            return  # a scale that adapts sees to it
+            return  # a dynamic loss scale skips non-finite steps
         bad = self._meter.read().first_bad_step
         if bad is not None:
             raise NonFiniteLoss(
@@ -100,7 +100,7 @@ class Epoch:
 def run_evaluation(
     prepared: Prepared, loader: Iterable[Any], told: CallbackList, most: int | None = None
 ) -> dict[str, Any]:
-    """Return the mean loss, the metrics and the number of samples, of all processes together."""
+    """Return the mean loss, the metrics and the number of samples over all processes."""
     share_buffers(prepared.network, prepared.world)
     prepared.reset_metrics()
     device = prepared.world.device

@@ -1,4 +1,4 @@
-"""What happened since the last log line, summed up on the device; the host reads it when the line is due."""
+"""Losses and times since the last log line, summed on the device; the host reads them once per line."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Window:
 
     @property
     def images_per_s(self) -> float:
-        """Samples of this process in a second."""
+        """Samples per second of this process."""
         return self.samples / self.batch_cost_s if self.batch_cost_s > 0 else 0.0
 
 
 class StepMeter:
-    """Sums up losses and other numbers of steps, and the time they took."""
+    """Sums losses and other values of steps, and the time that the steps take."""
 
     def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -46,15 +46,15 @@ class StepMeter:
         return self._steps == 0
 
     def pause(self) -> None:
-        """Leave the time until `go_on` out: an evaluation is no part of a step."""
+        """Stop the clock until `go_on`: an evaluation does not count as time of a step."""
         self._paused_at = self._clock()
 
     def go_on(self) -> None:
-        """Count time again."""
+        """Restart the clock after `pause`."""
         self._start += self._clock() - self._paused_at
 
     def add(self, step: int, loss: Tensor, watched: Mapping[str, Tensor], samples: int, reading_s: float) -> None:
-        """Add a step; nothing waits for the device."""
+        """Add a step, without host synchronisation."""
         for name, value in {"loss": loss, **watched}.items():
             self._sums[name] = self._sums[name] + value if name in self._sums else value.float()
         is_first_bad = (self._first_bad < 0) & ~torch.isfinite(loss)
@@ -62,7 +62,7 @@ class StepMeter:
         self._steps, self._samples, self._reading = self._steps + 1, self._samples + samples, self._reading + reading_s
 
     def read(self) -> Window:
-        """Return the window since the last reading, with one wait for the device, and begin the next."""
+        """Return the window since the last reading and start the next; waits for the device once."""
         names = list(self._sums)
         numbers = torch.stack(
             [*(self._sums[name].double() / self._steps for name in names), self._first_bad.double()]

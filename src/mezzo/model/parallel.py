@@ -1,4 +1,4 @@
-"""Several processes, as `torchrun` starts them: who am I, the wrapper of a model, and what only one of them does."""
+"""Several processes, started by `torchrun`: rank and device, the DDP wrapper, shared decisions and weights."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from mezzo.model.watchdog import explained_start, explained_waiting, is_timeout,
 from mezzo.optim import master_of, publish
 
 DIST_TIMEOUT_S = 1800.0
-"""How long a process waits for the others unless an option says otherwise."""
-_NCCL_AFTER_S = 60.0  # later than our own limit, which names who is missing
+"""Default number of seconds that a process waits for the others."""
+_NCCL_AFTER_S = 60.0  # later than the watchdog, which names the missing ranks
 
 T = TypeVar("T")
 _decisions = itertools.count()
 
 
 class FirstProcessFailed(MezzoError):
-    """The first process cannot begin, so no other can."""
+    """The first process cannot start the run, so the other processes stop too."""
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """This process among all of a run."""
+    """The rank of this process, the number of processes, and the device."""
 
     rank: int
     size: int
@@ -57,9 +57,10 @@ class World:
             dist.barrier()
 
 
-# Groups are kept until the process ends. DDP's reducer holds one too: were its reference the last, the group would go down
-# while Python's lock is held, and wait for a thread of gloo's that waits for the lock (pytorch issue 56297; seen once, on a
-# busy machine). Python's own reference lets the lock go first.
+# This list keeps process groups until the process ends. DDP's reducer holds a reference too. If that
+# were the last one, the group would be destroyed while the GIL is held, and would wait for a gloo
+# thread that waits for the GIL (pytorch issue 56297; seen once, on a busy machine). Releasing the
+# reference from Python drops the GIL first.
 _left: list[object] = []
 atexit.register(_left.clear)
 _wrapped: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
@@ -67,20 +68,21 @@ _wrapped: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 @contextmanager
 def join_world(device: str = "auto", timeout_s: float = DIST_TIMEOUT_S) -> Iterator[World]:
-    """Yield this process's place; leave the process group at the end. See `enter_world`."""
+    """Yield the World of this process; leave the process group at the end. See `enter_world`."""
     world = enter_world(device, timeout_s=timeout_s)
     with explained_waiting():
         yield world
     if world.size > 1:
         stop_watch()
-        dist.destroy_process_group()  # not after an error: others may wait in it, and the launcher ends them
+        dist.destroy_process_group()  # not after an error: others may wait in the group; the launcher ends them
 
 
 def _leave_at_exit() -> None:
-    """Leave the process group, but not after an error: others may wait in it, and the launcher ends them."""
+    """Leave the process group; after an error do nothing, because the launcher ends waiting processes."""
     if getattr(sys, "last_value", None) is not None:
         return
-    # A script's variables live on until there is no interpreter: what their wrappers hold of the group must not.
+    # A script's variables live until the interpreter ends; the group must not live that long, so
+    # remove the references that DDP wrappers hold.
     for wrapper in list(_wrapped):
         for name in ("reducer", "logger", "process_group"):
             vars(wrapper).pop(name, None)
@@ -96,18 +98,20 @@ def enter_world(
     leave_at_exit: bool = False,
     timeout_s: float = DIST_TIMEOUT_S,
 ) -> World:
-    """Return this process's place; processes that `torchrun` started are connected, GPUs by NCCL and CPUs by gloo.
+    """Return the World of this process; connect processes that `torchrun` started.
 
-    Without `torchrun` the world is this process; a process group that is there already is used.
+    GPUs are connected by NCCL, CPUs by gloo. Without `torchrun` the world has one process. An existing
+    process group is used.
 
     Args:
         device: See `mezzo.devices.find_device`.
-        setting: How messages write the choice of a device.
-        leave_at_exit: A group that is made here is left when the process ends, unless an error ended it.
-        timeout_s: How long a process waits for the others, in seconds; of a group that is made here.
+        setting: Format of the device choice in error messages.
+        leave_at_exit: Leave a group that this call created when the process ends, unless it ends with
+            an error.
+        timeout_s: Seconds that a process waits for the others, in a group that this call creates.
 
     Raises:
-        DeviceError: There is no such device.
+        DeviceError: The device does not exist.
         RunError: Not all processes started in time.
     """
     size, local_rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
@@ -138,14 +142,16 @@ def _store() -> Any:
 
 
 def decide_first(world: World, decide: Callable[[], T]) -> T:
-    """Return, in all processes, what the first one decides; a refusal there is one in all of them. All call it.
+    """Call `decide` in the first process and return its result in all processes.
+
+    Every process must call this function. If `decide` raises in the first process, all processes raise.
 
     Args:
         world: The processes.
-        decide: Called in the first process; returns what JSON can hold.
+        decide: Returns a value that JSON can represent.
 
     Raises:
-        MezzoError: Whatever `decide` raises; in other processes FirstProcessFailed, with its message.
+        MezzoError: `decide` raised it; the other processes raise FirstProcessFailed with its message.
     """
     if world.size == 1:
         return decide()
@@ -173,7 +179,7 @@ def decide_first(world: World, decide: Callable[[], T]) -> T:
 
 
 def use_sync_batch_norm(model: nn.Module, world: World) -> tuple[nn.Module, str | None]:
-    """Return the model with batch norms over all processes, and a notice where that cannot be."""
+    """Return the model with synchronised batch norms; on CPUs the same model and a notice."""
     if world.size == 1:
         return model, None
     if world.device.type != "cuda":
@@ -183,7 +189,7 @@ def use_sync_batch_norm(model: nn.Module, world: World) -> tuple[nn.Module, str 
 
 @torch.no_grad()
 def share_buffers(model: nn.Module, world: World) -> None:
-    """Give every process the running statistics of the first, as a checkpoint has them: each has seen its own batches."""
+    """Copy the running statistics of the first process to all: each has seen its own batches."""
     if world.size > 1:
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)
@@ -191,7 +197,7 @@ def share_buffers(model: nn.Module, world: World) -> None:
 
 @torch.no_grad()
 def share_state(model: nn.Module, world: World) -> None:
-    """Give every process the weights and buffers of the first; of half weights, their masters."""
+    """Copy the weights and buffers of the first process to all; half weights by their masters."""
     if world.size == 1:
         return
     for param in model.parameters():
@@ -207,15 +213,16 @@ def share_state(model: nn.Module, world: World) -> None:
 
 
 def wrap(model: nn.Module, world: World, *, is_shared: bool = False) -> nn.Module:
-    """Return the model as all processes train it: gradients are averaged.
+    """Return the model wrapped in DDP, which averages gradients; with one process the model itself.
 
-    The set of parameters that get a gradient is the same in every step, so DDP learns it once: some networks carry layers
-    that are never executed.
+    The same parameters get a gradient in every step, so DDP uses a static graph. This permits networks
+    with layers that are never executed.
 
     Args:
-        model: Decorated already.
+        model: The network, after `decorate`.
         world: The processes.
-        is_shared: All have the same weights. Else DDP sends those of the first round: half ones, and masters become as coarse.
+        is_shared: All processes have the same weights already. Otherwise DDP broadcasts the weights of
+            the first process; for half weights that loses the precision of the masters.
     """
     if world.size == 1:
         return model

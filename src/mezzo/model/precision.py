@@ -11,7 +11,7 @@ from mezzo.dtypes import LEVELS, PRECISION_DTYPES
 from mezzo.errors import unknown_choice
 from mezzo.precision import Precision
 
-#: What the documents' segmentation command adds to the lists.
+#: Operators that the documented segmentation command adds to the lists.
 SEGMENTATION_WHITE = ("elementwise_add", "batch_norm")
 SEGMENTATION_BLACK = ("bilinear_interp_v2",)
 FIRST_LOSS_SCALE = 1024.0  # of both documented training commands

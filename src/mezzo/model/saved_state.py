@@ -1,7 +1,7 @@
-"""Whether a saved state fits, looked at before anything of a session changes.
+"""Checks of a saved training state, made before the running session changes.
 
-Checksums notice damage. A state that was edited, or comes from elsewhere, has checksums that fit; what it holds may still
-be a step "abc" or momenta of another shape.
+Checksums detect damage. An edited state, or one from another source, can have correct checksums and
+still hold a step "abc" or momenta of the wrong shape.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from torch.optim import SGD, Adam, Optimizer, RMSprop
 
 from mezzo.files import short_repr
 
-#: What reading a state of the wrong structure raises. RuntimeError: torch's word for most things.
+#: Exceptions from reading a state of the wrong structure; torch raises RuntimeError for most faults.
 WRONG = (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RuntimeError)
 _SWITCHES = frozenset("maximize foreach capturable differentiable fused nesterov amsgrad centered".split())
-#: Newer releases of torch add them, and fill them in; a scheduler adds `initial_lr`.
+#: Options that a saved group may lack: newer torch releases add them with defaults, and a scheduler
+#: adds `initial_lr`.
 _MAY_LACK = _SWITCHES | {"decoupled_weight_decay", "initial_lr"}
 _NOT_NEGATIVE = frozenset("lr lr_mult initial_lr momentum eps weight_decay dampening alpha".split())
 _MT19937_WORDS = 624
@@ -30,7 +31,7 @@ _MT19937_WORDS = 624
 
 @contextmanager
 def part(name: str) -> Iterator[None]:
-    """Turn whatever a wrong structure raises into a ValueError that names the part of the state."""
+    """Turn the exceptions in WRONG into a ValueError that names the part of the state."""
     try:
         yield
     except WRONG as error:
@@ -39,21 +40,21 @@ def part(name: str) -> Iterator[None]:
 
 
 def mapping(value: Any) -> dict[Any, Any]:
-    """Return a dict; raise ValueError for anything else."""
+    """Return `value`; raise ValueError unless it is a dict."""
     if not isinstance(value, dict):
         raise ValueError(f"is {_shown(value)}; must be a dict")
     return value
 
 
 def whole_number(name: str, value: Any, most: int) -> int:
-    """Return a whole number from 0 to `most`; a bool is none."""
+    """Return `value`; raise ValueError unless it is an int (not a bool) from 0 to `most`."""
     if type(value) is not int or not 0 <= value <= most:
         raise ValueError(f"{name} is {_shown(value)}; must be a whole number from 0 to {most}")
     return value
 
 
 def score(name: str, value: Any) -> float | None:
-    """Return a score from 0 to 1, NaN (nothing was labelled), or None."""
+    """Return `value`; raise ValueError unless it is 0 to 1, NaN (no label was counted) or None."""
     if value is None:
         return None
     if type(value) not in (int, float) or not (0 <= value <= 1 or value != value):
@@ -62,7 +63,7 @@ def score(name: str, value: Any) -> float | None:
 
 
 def check_tensors(given: Any, own: Mapping[str, Tensor], dtype_of: Callable[[Tensor], torch.dtype]) -> None:
-    """Raise ValueError unless tensors have the names and shapes of our own, and the dtypes that `dtype_of` returns."""
+    """Raise ValueError unless `given` has the names and shapes of `own`, and the dtypes of `dtype_of`."""
     values = mapping(given)
     if strange := sorted(map(str, set(values) ^ set(own))):
         where = "the checkpoint" if strange[0] in map(str, values) else "this run"
@@ -76,11 +77,11 @@ def check_tensors(given: Any, own: Mapping[str, Tensor], dtype_of: Callable[[Ten
             raise ValueError(f"{name!r} is a tensor {tuple(value.shape)} of {value.dtype}; {expected}")
 
 
-# Generators of random numbers
+# Random number generators
 
 
 def check_random(state: Any, device: torch.device) -> None:
-    """Raise ValueError unless generators take a state: new ones are given it, those in use stay as they are."""
+    """Raise ValueError unless random generators accept the state; tries it on new generators."""
     values = mapping(state)
     _check_torch_generator("torch", values["torch"], torch.device("cpu"))
     on_gpu = values["cuda"]
@@ -92,12 +93,12 @@ def check_random(state: Any, device: torch.device) -> None:
 
 def _check_torch_generator(name: str, value: Any, device: torch.device) -> None:
     if not isinstance(value, Tensor) or value.dtype != torch.uint8 or value.dim() != 1:
-        raise ValueError(f"{name} is {_shown(value)}; must be a row of bytes")
+        raise ValueError(f"{name} is {_shown(value)}; must be a 1-D tensor of bytes")
     torch.Generator(device).set_state(value)
 
 
 def numpy_state(value: Any) -> tuple[Any, ...]:
-    """Return a saved state of NumPy's generator as NumPy takes it. NumPy itself does not look at the position."""
+    """Return a saved state in NumPy's format; checks the position too, which NumPy does not."""
     kind, keys, position, has_gauss, gauss = value
     is_row = isinstance(keys, Tensor) and keys.dtype == torch.int64 and keys.shape == (_MT19937_WORDS,)
     if kind != "MT19937" or not is_row or bool(((keys < 0) | (keys >= 2**32)).any()):
@@ -110,7 +111,7 @@ def numpy_state(value: Any) -> tuple[Any, ...]:
 
 
 def python_state(value: Any) -> tuple[Any, ...]:
-    """Return a saved state of Python's generator as Python takes it."""
+    """Return a saved state in the format of `random.setstate`."""
     if not isinstance(value, list) or not all(type(word) is int for word in value):
         raise ValueError(f"python is {_shown(value)}; must be a list of whole numbers")
     return 3, tuple(value), None
@@ -120,9 +121,9 @@ def python_state(value: Any) -> tuple[Any, ...]:
 
 
 def check_optimizer(optimizer: Optimizer, state: Any) -> None:
-    """Raise ValueError unless a state has the structure of an optimizer's: groups, options, and tensors of the right shape.
+    """Raise ValueError unless a state has the groups, options and tensor shapes of the optimizer.
 
-    The tensors of SGD, Adam, AdamW and RMSprop are looked at; other optimizers have shapes of their own.
+    Tensors are checked for SGD, Adam, AdamW and RMSprop only: the shapes of other optimizers are unknown.
     """
     values = mapping(state)
     groups, own_groups = values["param_groups"], optimizer.param_groups
@@ -134,11 +135,11 @@ def check_optimizer(optimizer: Optimizer, state: Any) -> None:
         _check_group(mapping(group), own)
         for name, param in zip(group["params"], own["params"], strict=True):
             if type(name) not in (int, str) or name in params:
-                raise ValueError(f"params: {_shown(name)} is no number of a parameter, or is there twice")
+                raise ValueError(f"params: {_shown(name)} must be the number of a parameter, and occur only once")
             params[name] = (param, group)
     for name, entries in mapping(values["state"]).items():
         if name not in params:
-            raise ValueError(f"state: {_shown(name)} is no parameter")
+            raise ValueError(f"state: {_shown(name)} is not a parameter of this optimizer")
         _check_entries(optimizer, mapping(entries), *params[name])
 
 
@@ -157,7 +158,7 @@ def _check_group(group: Mapping[str, Any], own: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} is {_shown(saved)}; must be like {_shown(value)}")
         is_on_cpu = any(param.device.type == "cpu" for param in own["params"])
         if name in ("capturable", "fused") and saved is True and value is not True and is_on_cpu:
-            raise ValueError(f"{name} is True, which parameters on a CPU cannot have here")
+            raise ValueError(f"{name} is True, which is not possible for parameters on a CPU")
 
 
 def _is_like(name: str, saved: Any, own: Any) -> bool:
@@ -171,7 +172,7 @@ def _is_like(name: str, saved: Any, own: Any) -> bool:
         return _is_number(number) and (number >= 0 or name not in _NOT_NEGATIVE)
     if isinstance(own, (bool, str)):
         return type(saved) is type(own)
-    return True  # None or something of the optimizer's own
+    return True  # None, or a type that only the optimizer knows
 
 
 def _is_number(value: Any) -> bool:
@@ -202,8 +203,8 @@ def _check_entries(optimizer: Optimizer, entries: Mapping[str, Any], param: Tens
 
 
 def _needed(optimizer: Optimizer, group: Mapping[str, Any]) -> set[str] | None:
-    """Return the entries without which a step of an optimizer fails; None if it is none that we know."""
-    if isinstance(optimizer, Adam):  # AdamW is one
+    """Return the entries that a step of the optimizer requires; None for an unknown optimizer."""
+    if isinstance(optimizer, Adam):  # AdamW is a subclass
         return {"step", "exp_avg", "exp_avg_sq"} | ({"max_exp_avg_sq"} if group.get("amsgrad") else set())
     if isinstance(optimizer, RMSprop):
         with_momentum = {"momentum_buffer"} if group["momentum"] > 0 else set()

@@ -1,7 +1,8 @@
-"""FSDP2: weights, gradients and optimizer state shared among the processes, for what does not fit on one device.
+"""FSDP2: shard weights, gradients and optimizer state over processes, for models too large for one device.
 
-The shards are float32 masters; a layer's weights are gathered in half while it computes, and gradients are reduced in
-float32. Norms are gathered in float32: their kernels take no half weights beside float32 statistics.
+The shards are float32 masters. FSDP gathers a layer's weights in half precision while the layer
+computes, and reduces gradients in float32. It gathers norms in float32, because their kernels do not
+accept half weights together with float32 statistics.
 """
 
 from __future__ import annotations
@@ -26,25 +27,25 @@ from mezzo.errors import MezzoError
 from mezzo.model.parallel import World
 from mezzo.precision import Precision
 
-_GROUP_SIZE = 1_000_000  # parameters that are gathered together: fewer are not worth a message of their own
+_GROUP_SIZE = 1_000_000  # smallest number of parameters that is worth a separate all-gather
 _NORMS = (NormBase, nn.LayerNorm, nn.GroupNorm)
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
-#: Layers that are never executed have no state of the optimizer.
+#: Layers that are never executed have no optimizer state.
 _WITH_GAPS = StateDictOptions(full_state_dict=True, cpu_offload=True, strict=False)
 
 
 class ShardingError(MezzoError):
-    """FSDP was asked for where it cannot be."""
+    """FSDP is not possible in this run."""
 
 
 def shard(model: nn.Module, precision: Precision, world: World) -> nn.Module:
     """Shard a model in place and return it.
 
     Raises:
-        ShardingError: There is one process only.
+        ShardingError: The run has only one process.
     """
     if world.size == 1:
-        raise ShardingError("--fsdp shares among processes, and there is one: start with torchrun --nproc_per_node=N")
+        raise ShardingError("--fsdp needs several processes, this run has one: start with torchrun --nproc_per_node=N")
     mesh = init_device_mesh(world.device.type, (world.size,))
     half = None if precision.policy is None else precision.policy.dtype
     mixed = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -60,7 +61,7 @@ def shard(model: nn.Module, precision: Precision, world: World) -> nn.Module:
 
 
 def _groups(model: nn.Module, taken: set[int]) -> list[nn.Module]:
-    """Return the modules that are gathered on their own, inner ones first, each with enough parameters."""
+    """Return the modules to gather separately, inner ones first, each with at least _GROUP_SIZE parameters."""
     groups = []
     for module in reversed(list(model.modules())[1:]):
         free = [p for p in module.parameters() if id(p) not in taken]
@@ -71,13 +72,13 @@ def _groups(model: nn.Module, taken: set[int]) -> list[nn.Module]:
 
 
 def whole_states(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return weights and optimizer state put together, in the first process; empty ones in the others. All call it."""
+    """Return full weights and optimizer state in the first process, empty dicts in the others; all must call it."""
     return get_model_state_dict(model, options=_WHOLE), get_optimizer_state_dict(model, optimizer, options=_WHOLE)
 
 
 def load_whole_states(
     model: nn.Module, optimizer: Optimizer, weights: dict[str, Any], optimizer_state: dict[str, Any]
 ) -> None:
-    """Give each process its part of what `whole_states` returned. All call it, each with everything."""
+    """Load the result of `whole_states`: every process passes the full states and keeps its shards."""
     set_model_state_dict(model, weights, options=_WHOLE)
     set_optimizer_state_dict(model, optimizer, optimizer_state, options=_WITH_GAPS)

@@ -1,4 +1,4 @@
-"""Which rules of mixed precision a checkpoint was written under, and whether this run has others."""
+"""The mixed-precision rules that a checkpoint records, compared with those of this run."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from mezzo.precision import Precision
 
 _RECORDED = ("lists_version", "level", "use_promote")
 _UNRECORDED = {"lists_version": 1, "level": None, "use_promote": False}
-"""Of checkpoints from before the rules were recorded."""
+"""Rules of older checkpoints, which do not record them."""
 _PROMOTING = ("O2", "O3")
-"""Levels at which `use_promote` decides anything."""
+"""Levels at which `use_promote` has an effect."""
 
 
 def rules_of(precision: Precision) -> dict[str, Any] | None:
-    """Return what a checkpoint records of a policy; None in float32."""
+    """Return the rules that a checkpoint records; None in float32."""
     if precision.policy is None:
         return None
     policy = precision.policy.to_dict()
@@ -23,14 +23,14 @@ def rules_of(precision: Precision) -> dict[str, Any] | None:
 
 
 def describe_new_rules(state: Mapping[str, Any], precision: Precision, option: str) -> str | None:
-    """Return a line for a run under another version of the lists than its checkpoint was written under; None for the same.
+    """Return a line if the checkpoint and this run use different versions of the lists, otherwise None.
 
-    A level or `use_promote` that the user changed is no news to the user.
+    A changed level or `use_promote` alone gives no line: the user made that change.
 
     Args:
-        state: Of the checkpoint, with `rules` unless it is an old one.
-        precision: Of this run.
-        option: The setting that chooses the rule, as its user writes it: `--amp_use_promote {}`.
+        state: State of the checkpoint, with `rules` unless it is old.
+        precision: Precision of this run.
+        option: The setting that selects the rule, as the user writes it: `--amp_use_promote {}`.
     """
     now = rules_of(precision)
     saved = state.get("rules", _UNRECORDED)
@@ -55,10 +55,10 @@ def describe_new_rules(state: Mapping[str, Any], precision: Precision, option: s
 
 
 def _readable(saved: Any) -> dict[str, Any]:
-    """Return recorded rules; what is damaged counts as not recorded."""
+    """Return the recorded rules; replaces invalid values by those of _UNRECORDED."""
     allowed = {"lists_version": int, "level": str, "use_promote": bool}
     given = saved if isinstance(saved, Mapping) else {}
     return {
-        key: given[key] if type(given.get(key)) is kind else _UNRECORDED[key]  # a bool is an int, too
+        key: given[key] if type(given.get(key)) is kind else _UNRECORDED[key]  # not isinstance: a bool is an int
         for key, kind in allowed.items()
     }

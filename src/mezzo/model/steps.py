@@ -16,12 +16,12 @@ B = TypeVar("B")
 
 
 class NonFiniteLoss(RunError):
-    """The loss of a step was inf or nan, and no loss scale is there that would mend it."""
+    """The loss of a step was inf or nan, and no dynamic loss scale can correct it."""
 
 
 @dataclass(slots=True)
 class StepResult:
-    """What a step leaves, on the device; read when it is logged."""
+    """Loss and watched values of a step, on the device; the host reads them for a log line."""
 
     loss: Tensor
     watched: Mapping[str, Tensor]
@@ -37,16 +37,16 @@ def run_steps(
     before: Callable[[int], None],
     after: Callable[[int], bool],
 ) -> int:
-    """Train on one batch a step until steps or batches end; return how many steps were taken.
+    """Train on one batch per step until steps or batches end; return the number of steps taken.
 
     Args:
-        steps: Their numbers.
-        batches: Where the batches come from.
-        train: Takes a step on a batch.
-        samples_of: How many samples a batch has.
-        meter: Gets losses and times.
-        before: Called with the number of a step that begins.
-        after: Called with the number of a step that is done; True ends the loop.
+        steps: Step numbers.
+        batches: One batch per step.
+        train: Runs one step.
+        samples_of: Returns the number of samples of a batch.
+        meter: Receives losses and times.
+        before: Called with the step number before each step.
+        after: Called with the step number after each step; True ends the loop.
     """
     done = 0
     for step in steps:

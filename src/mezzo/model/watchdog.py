@@ -1,7 +1,8 @@
-"""Who keeps the others waiting: every process notes how far it came, the first one says who is behind.
+"""Watchdog of distributed runs: the first process reports which processes keep the others waiting.
 
-A collective waits for its slowest process, in silence. So a thread of each process writes its position into the store of
-the process group every few seconds, and the first process compares them. The step itself only sets a number.
+A collective waits silently for the slowest process. Therefore a thread in each process writes its
+position into the store of the process group every few seconds, and the first process compares the
+positions. A training step itself only sets a number.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from mezzo.errors import RunError
 from mezzo.files import say
 
 BEAT_S = 2.0
-"""How often a process notes its position."""
+"""Seconds between two writes of a process's position."""
 LINE_S = 60.0
-"""How long nothing may move before a line says who is behind, and how often the line is repeated."""
+"""Seconds without progress before a line reports who is behind, and between repetitions of the line."""
 BEGUN, FORWARD_DONE, EVALUATED, SAVING = range(4)
 _PHASES = 4
 _NAMES = (
@@ -35,19 +36,19 @@ _HINT = "look at what it does, or allow more time with --dist-timeout"
 
 
 class Watch:
-    """The position of this process among all; in the first process also a look at the others.
+    """Publishes the position of this process; the first process also compares all positions.
 
     Args:
-        store: Of the process group.
-        rank: Of this process.
+        store: Store of the process group.
+        rank: Rank of this process.
         size: Number of processes.
-        limit_s: How long a collective waits.
-        ends_process: End the process at the limit: NCCL raises nothing where Python could catch it.
+        limit_s: Seconds that a collective waits.
+        ends_process: End the process at the limit, because Python cannot catch a timeout of NCCL.
     """
 
     def __init__(self, store: Any, rank: int, size: int, limit_s: float, *, ends_process: bool = False) -> None:
         self.position = 0
-        """Step and phase as one number: the same in all processes that are equally far."""
+        """Step and phase as one number; equal in all processes that have reached the same point."""
         self.limit_s = limit_s
         self._store, self._rank, self._size, self._ends_process = store, rank, size, ends_process
         self._stop = threading.Event()
@@ -56,9 +57,9 @@ class Watch:
         self._since, self._lines = time.monotonic(), 0
 
     def start(self) -> None:
-        """Begin to note and to compare."""
+        """Start the thread."""
         self._thread.start()
-        atexit.register(self.stop)  # a thread that talks to a store must not meet the end of the interpreter
+        atexit.register(self.stop)  # the thread uses the store and must end before the interpreter does
 
     def stop(self) -> None:
         """End the thread; may be called again."""
@@ -68,7 +69,7 @@ class Watch:
         atexit.unregister(self.stop)
 
     def who_is_behind(self) -> str | None:
-        """Return who has not reached what others have, as words; None if all are equally far or nobody knows."""
+        """Describe the ranks that are behind; None if no rank is behind or the store is gone."""
         try:
             return describe_ranks_behind(self._positions())
         except RuntimeError:  # the store ended with its process
@@ -114,7 +115,7 @@ def _key(rank: int) -> str:
 
 
 def describe_ranks_behind(positions: list[int]) -> str | None:
-    """Return which ranks have not reached what others have; None if all are equally far."""
+    """Describe the ranks that are behind the furthest one; None if all positions are equal."""
     furthest = max(positions)
     ranks = [rank for rank, position in enumerate(positions) if position < furthest]
     if not ranks:
@@ -129,15 +130,15 @@ _watch: Watch | None = None
 
 
 def start_watch(store: Any, rank: int, size: int, limit_s: float, *, ends_process: bool = False) -> None:
-    """Watch the processes of a group that was just made."""
+    """Start to watch the processes of a new process group."""
     global _watch
-    # Through a connection of its own: the group's may be busy waiting for a key.
+    # A separate connection: the connection of the group may be blocked while it waits for a key.
     _watch = Watch(store.clone(), rank, size, limit_s, ends_process=ends_process)
     _watch.start()
 
 
 def stop_watch() -> None:
-    """Stop watching, before the group is left."""
+    """Stop watching; call it before leaving the process group."""
     global _watch
     if _watch is not None:
         _watch.stop()
@@ -145,21 +146,21 @@ def stop_watch() -> None:
 
 
 def begin_step(step: int | None = None) -> None:
-    """Note that this process begins a step, counted from 0; None: the next one."""
+    """Record that this process begins a step, counted from 0; None: the next step."""
     if _watch is not None:
         number = _watch.position // _PHASES if step is None else step
         _watch.position = (number + 1) * _PHASES
 
 
 def enter(phase: int) -> None:
-    """Note that this process is in a later phase of its step."""
+    """Record that this process has entered a later phase of its step."""
     if _watch is not None:
         _watch.position = _watch.position // _PHASES * _PHASES + phase
 
 
 @contextmanager
 def explained_waiting() -> Iterator[None]:
-    """Turn a collective that waited too long into one line that names the processes that did not come."""
+    """Turn the timeout of a collective into a RunError that names the missing ranks."""
     try:
         yield
     except RuntimeError as error:
@@ -170,19 +171,19 @@ def explained_waiting() -> Iterator[None]:
 
 
 def is_timeout(error: RuntimeError) -> bool:
-    """Whether torch says that it waited too long; it has no class for it."""
+    """Return whether an error is a timeout, from its text: torch has no class for timeouts."""
     text = str(error).lower()
     return "timed out" in text or "timeout" in text
 
 
 @contextmanager
 def explained_start(size: int, limit_s: float, *, speaks: bool) -> Iterator[None]:
-    """Say after a while that processes are missing when the group is made; turn the end of patience into one line.
+    """While the group is created, print that processes are missing; turn a timeout into a RunError.
 
     Args:
         size: Number of processes.
-        limit_s: How long the group waits.
-        speaks: Whether this is the first process.
+        limit_s: Seconds that the group waits.
+        speaks: Whether this process prints; True only in the first process.
     """
     done = threading.Event()
 

@@ -81,7 +81,7 @@ def test_a_loss_that_is_not_finite(persons: Path, tmp_path: Path, capsys: pytest
         (["val_dataset"], ["--do_eval"], "the recipe has no val_dataset: there is nothing to evaluate on"),
         (["train_dataset"], [], "the recipe has no train_dataset: there is nothing to train on"),
         ([], ["--precision", "fp8"], "unknown precision 'fp8'; allowed: fp32, fp16, bf16"),
-        ([], ["--fsdp"], "--fsdp shares among processes, and there is one: start with torchrun --nproc_per_node=N"),
+        ([], ["--fsdp"], "--fsdp needs several processes, this run has one: start with torchrun --nproc_per_node=N"),
         ([], ["--resume_model", "nowhere"], "nowhere"),
         ([], ["--seed", "99999999999999999999"], "seed=99999999999999999999: must be below 2**63"),
         ([], ["--save_dir", "/proc/nope"], "/proc/nope"),

@@ -1,4 +1,4 @@
-"""How good a network is: counted on the device, read once."""
+"""Metrics that count on the device and wait for it only when they are read."""
 
 from mezzo.model.metric._accuracy import Accuracy
 from mezzo.model.metric._auc import Auc

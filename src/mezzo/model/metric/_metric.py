@@ -1,4 +1,4 @@
-"""What a metric of the high-level API is, and how most of them count: on the device of the first batch."""
+"""Base classes of metrics; most metrics count on the device of the first batch."""
 
 from __future__ import annotations
 
