@@ -450,7 +450,7 @@ def test_the_optimizer_begins_anew_where_it_is_said(tmp_path: Path) -> None:
     make_model().save(tmp_path / "ck")
     model = bigger()
     fit(model)
-    with pytest.warns(UserWarning, match="the optimizer begins anew"):
+    with pytest.warns(UserWarning, match="the optimizer starts with an empty state"):
         model.load(tmp_path / "ck", skip_mismatch=True)
     assert optimizer_state(model) == []
 

@@ -34,7 +34,8 @@ class AotiEngine:
         options: Threads and precision.
 
     Raises:
-        EngineError: There is no C++ compiler, a GPU was asked for, or the program cannot be compiled.
+        EngineError: There is no C++ compiler, a GPU was asked for, or the program cannot be
+            compiled.
     """
 
     def __init__(self, model: Deployed, options: EngineOptions) -> None:

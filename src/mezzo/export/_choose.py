@@ -23,8 +23,8 @@ from mezzo.files import FileError, MiB, read_json, write_text
 
 FILE = "engine.json"
 TRIALS, WARMUP = 5, 2
-#: Tolerance per precision: share of labels that differ from torch's, or largest difference of probabilities
-#: or logits, divided by their standard deviation.
+#: Tolerance per precision: share of labels that differ from torch's, or largest difference of
+#: probabilities or logits, divided by their standard deviation.
 AGREEMENT = {"fp32": 1e-3, "fp16": 0.05, "bf16": 0.1, "int8": 0.1}
 
 

@@ -48,9 +48,9 @@ def finish(logits: Tensor, output_op: OutputOp) -> Tensor:
 class PlainAdaptivePool(nn.Module):
     """Adaptive average pooling as two matrix products.
 
-    ONNX has no adaptive pooling. For a free input size, torch's exporter writes a graph that is right only
-    for the sample's size. Each output is a mean over a range of rows and columns; the limits are arithmetic
-    on the size.
+    ONNX has no adaptive pooling. For a free input size, torch's exporter writes a graph that is
+    right only for the sample's size. Each output is a mean over a range of rows and columns; the
+    limits are arithmetic on the size.
     """
 
     def __init__(self, height: int, width: int) -> None:

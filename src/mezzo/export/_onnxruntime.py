@@ -18,7 +18,8 @@ class OnnxRuntimeEngine:
         options: Device, threads, precision.
 
     Raises:
-        EngineError: The package, or its part for the device, is not installed; or the session cannot be made.
+        EngineError: The package, or its part for the device, is not installed; or the session
+            cannot be made.
     """
 
     def __init__(self, model: Deployed, options: EngineOptions) -> None:

@@ -56,10 +56,10 @@ class OpenVinoEngine:
 
 
 def with_classes_first(path: Path) -> str | bytes:
-    """Return a model with the classes on axis 1 during the final resize, which is faster in OpenVINO.
+    """Return a model with the classes on axis 1 in the final resize, faster in OpenVINO.
 
-    Exports have the classes on the last axis there, which is faster in ONNX Runtime and slower in OpenVINO.
-    Without the package `onnx` the file is used unchanged.
+    Exports have the classes on the last axis there, which is faster in ONNX Runtime and slower in
+    OpenVINO. Without the package `onnx` the file is used unchanged.
     """
     if importlib.util.find_spec("onnx") is None:
         return str(path)

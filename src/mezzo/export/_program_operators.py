@@ -1,13 +1,14 @@
 """The operators that an untrusted program may use, and checks of their arguments.
 
-aten has 3,700 operators. Some write to an address that the file chooses (`_sparse_coo_tensor_unsafe`),
-read beyond their input (`_native_batch_norm_legit`), change the state of the process
-(`set_grad_enabled`, `manual_seed`) or return uninitialised memory (`empty_strided`).
+aten has 3,700 operators. Some write to an address that the file chooses
+(`_sparse_coo_tensor_unsafe`), read beyond their input (`_native_batch_norm_legit`), change the
+state of the process (`set_grad_enabled`, `manual_seed`) or return uninitialised memory
+(`empty_strided`).
 
-Therefore only the operators listed here are allowed: the core set of torch 2.13, and the operators that
-`torch.export` writes for the layers of `torch.nn`, the functions of `torch` and the nine networks.
-Operators that a wrong argument makes unsafe are excluded. `_program_rewrites` runs before these checks
-and inserts run-time checks before some operators.
+Therefore only the operators listed here are allowed: the core set of torch 2.13, and the operators
+that `torch.export` writes for the layers of `torch.nn`, the functions of `torch` and the nine
+networks. Operators that a wrong argument makes unsafe are excluded. `_program_rewrites` runs before
+these checks and inserts run-time checks before some operators.
 """
 
 from __future__ import annotations
@@ -110,7 +111,10 @@ _ATEN = "torch.ops.aten."
 _ADVICE = "write the network with other operators, or use its ONNX file; torch.export.load loads a file that you trust"
 
 MAX_ELEMENTS = 1 << 28
-"""Limit for tensors whose size is a constant of the program; 1 GiB of float32. Input-dependent sizes are not limited."""
+"""Limit for tensors whose size is a constant of the program; 1 GiB of float32.
+
+Sizes that depend on the input are not limited.
+"""
 DEVICES = ("cpu", "cuda")
 """Tensors of other devices have no data here: torch would read arbitrary memory."""
 _MOST_DIVISOR = 1 << 31
@@ -192,7 +196,7 @@ def _is_divisor(arguments: dict[str, Any]) -> bool:
 
 
 def _is_scale(argument: Any) -> bool:
-    """Return whether a scale is missing or in range: others overflow indices, and torch reads there."""
+    """Return whether a scale is missing or in range: others make torch read wrong addresses."""
     if argument.get("as_none"):
         return True
     given = _constant(argument)
@@ -223,7 +227,7 @@ def _constant(argument: Any) -> Any:
 
 
 def _elements(name: str, arguments: dict[str, Any]) -> float:
-    """Return an upper bound of the elements that an operator creates, as far as constants determine it."""
+    """Return an upper bound of the elements that an operator creates, from its constants."""
     if name == "arange":
         start, end, step = (arguments.get(key) for key in ("start", "end", "step"))
         distance = abs(_number(end) - _number(start))
@@ -244,7 +248,7 @@ def _number(value: Any) -> float:
 
 
 def _problem_with_product(node: Any, factors: dict[str, int]) -> str | None:
-    """Limit the factors of a size: Python integers are unbounded, and repeated squares grow without limit."""
+    """Limit the factors of a size: Python integers are unbounded, and repeated squares explode."""
     counts = [_factors(entry["arg"], factors) for entry in node["inputs"]]
     total = max(counts, default=1)
     if node["target"] == "_operator.mul":

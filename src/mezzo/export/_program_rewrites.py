@@ -1,4 +1,4 @@
-"""Rewrites of an untrusted program: insert checks before operators that torch checks too little, or replace them."""
+"""Rewrites of an untrusted program: checks before operators that torch does not check enough."""
 
 from __future__ import annotations
 
@@ -61,13 +61,16 @@ class _Graph:
 
 
 def rewrite(graph: Any) -> str | None:
-    """Insert checks before operators that can read beyond their tensors; replace those that return uninitialised memory.
+    """Insert checks before unsafe operators, or replace them.
+
+    Unsafe operators can read beyond their tensors, or return uninitialised memory.
 
     Args:
         graph: The graph in the JSON of `torch.export`; changed in place.
 
     Returns:
-        Why the program is refused: no check exists for the arguments of an operator. None otherwise.
+        Why the program is refused: no check exists for the arguments of an operator. None
+        otherwise.
     """
     made = _Graph(graph)
     for node in graph["nodes"]:
@@ -86,7 +89,7 @@ def rewrite(graph: Any) -> str | None:
 
 
 def _attention(graph: _Graph, node: Any) -> None:
-    """Narrow the values of an attention to the number of keys: torch 2.13 reads beyond shorter values.
+    """Narrow the values of attention to the number of keys: torch 2.13 reads beyond shorter ones.
 
     `narrow` raises if there are fewer values than keys, and costs nothing if the numbers are equal.
     """
@@ -98,7 +101,7 @@ def _attention(graph: _Graph, node: Any) -> None:
 
 
 def _lstm(graph: _Graph, node: Any) -> str | None:
-    """Force the weights and states of an LSTM to the shapes and dtype that torch assumes but does not check.
+    """Force LSTM weights and states to the shapes and dtype that torch does not check.
 
     `reshape` raises if the number of elements differs, and costs nothing if the shape is right.
     """
@@ -142,7 +145,7 @@ def _lstm(graph: _Graph, node: Any) -> str | None:
 
 
 def _weight_norm(graph: _Graph, node: Any) -> str | None:
-    """Replace the operator by `g * v / |v|`: torch writes one norm per row of `v` into a buffer sized like `g`."""
+    """Replace the operator by `g * v / |v|`: torch writes a norm per row of `v` into memory like `g`."""
     arguments = _arguments(node)
     weight, lengths = (arguments[name]["as_tensor"]["name"] for name in ("v", "g"))
     axis = arguments.get("dim", {"as_int": 0})["as_int"]
@@ -165,7 +168,7 @@ def _weight_norm(graph: _Graph, node: Any) -> str | None:
 
 
 def _narrow(graph: _Graph, tensor: str, axis: int, length: str) -> str:
-    """Narrow a tensor to a length along an axis; the program raises at run time if the tensor is shorter."""
+    """Narrow a tensor along an axis; the program raises at run time if the tensor is shorter."""
     until = {"as_sym_int": {"as_name": length}}
     cut = graph.tensor("narrow.default", tensor, self=_tensor(tensor), dim=_int(axis), start=_int(0), length=until)
     return graph.tensor("contiguous.default", cut, self=_tensor(cut)) if axis >= 0 else cut

@@ -1,4 +1,4 @@
-"""Check of size expressions in an untrusted program: torch runs them as Python, so only arithmetic is allowed."""
+"""Check of size expressions in an untrusted program: torch runs them as Python code."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _called(node: ast.Call, depth: int) -> int:
 
 
 def _power(base: ast.AST, exponent: ast.AST, depth: int) -> int:
-    """Return the factors of a power; the exponent must be a small integer: `9**9**9` has 370 million digits."""
+    """Return the factors of a power; refuse large exponents: `9**9**9` has 370 million digits."""
     if isinstance(exponent, ast.Call) and isinstance(exponent.func, ast.Name) and exponent.func.id == "Integer":
         exponent = exponent.args[0] if len(exponent.args) == 1 and not exponent.keywords else exponent
     sign = isinstance(exponent, ast.UnaryOp) and isinstance(exponent.op, ast.USub)

@@ -124,9 +124,9 @@ def load_program(path: Path, *, keep_sizes: bool = False) -> ExportedProgram:
 
     Args:
         path: The file.
-        keep_sizes: Read the sizes of intermediate results as expressions of the input sizes. Compiling a
-            program for free sizes needs them; running it does not. torch takes minutes to read those
-            of an OCRNet.
+        keep_sizes: Read the sizes of intermediate results as expressions of the input sizes.
+            Compiling a program for free sizes needs them; running it does not. torch takes minutes
+            to read those of an OCRNet.
 
     Raises:
         DeployError: The file is damaged, or contains parts that are not allowed.
@@ -135,8 +135,8 @@ def load_program(path: Path, *, keep_sizes: bool = False) -> ExportedProgram:
 
     archive = checked_archive(path, keep_sizes=keep_sizes)
     try:
-        # torch 2.11 warns because it reads weights from read-only bytes; torch 2.13 logs a traceback of
-        # every error.
+        # torch 2.11 warns because it reads weights from read-only bytes; torch 2.13 logs a
+        # traceback of every error.
         with quietly():
             return torch.export.load(archive)
     except Exception as error:  # a damaged file can raise anything in torch
@@ -209,7 +209,7 @@ def _checked(data: bytes, info: zipfile.ZipInfo, path: Path, keep_sizes: bool) -
 
 
 def _check_weights(archive: zipfile.ZipFile, size: int, path: Path) -> None:
-    """Limit the total size that tensors claim: strides of 0 and empty files allow claims of any size."""
+    """Limit the total size that tensors claim: with strides of 0 or empty files it can be any."""
     lengths = {info.filename.partition("/")[2]: info.file_size for info in archive.infolist()}
     total = 0
     for info in archive.infolist():
@@ -227,7 +227,7 @@ def _check_weights(archive: zipfile.ZipFile, size: int, path: Path) -> None:
 
 
 def _forget_metadata(tree: Any) -> None:
-    """Remove the source locations of operators: they are not needed, and torch looks up names in them."""
+    """Remove the metadata of operators: it is not needed, and torch looks up names in it."""
     for node in tree["graph_module"]["graph"]["nodes"]:
         node["metadata"] = {}
 
@@ -299,7 +299,7 @@ def _check_text(key: str, text: str, path: Path) -> None:
 
 
 def _is_plain_spec(spec: Any) -> bool:
-    """Return whether a specification has only plain containers: torch imports the classes of others."""
+    """Return whether a specification has only plain containers: torch imports other classes."""
     version, root = spec
     waiting = [root]
     while waiting:

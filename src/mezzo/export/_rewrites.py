@@ -1,7 +1,7 @@
 """Rewrites of an ONNX model that make CPU runtimes faster.
 
-Each rewrite keeps the result up to rounding; verification of the export checks it. Measurements are in
-benchmarks/infer_x86_202611.md.
+Each rewrite keeps the result up to rounding; verification of the export checks it. Measurements are
+in benchmarks/infer_x86_202611.md.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ class _Graph:
 def put_labels_last(graph: _Graph) -> None:
     """Move the classes to the last axis before the final resize and arg-max.
 
-    Arg-max over planes reads memory in strides. With the classes last, the resize writes and the arg-max
-    reads memory in order.
+    Arg-max over planes reads memory in strides. With the classes last, the resize writes and the
+    arg-max reads memory in order.
     """
     for best in graph.nodes("ArgMax"):
         resize = graph.producer.get(best.input[0])
@@ -150,7 +150,7 @@ def put_labels_last(graph: _Graph) -> None:
 
 
 def mean_by_convolution(graph: _Graph) -> None:
-    """Replace means over channels by a convolution, which can read the blocked layout of convolutions."""
+    """Replace means over channels by convolutions, which read the blocked layout directly."""
     for node in graph.nodes("ReduceMean"):
         axes = graph.constants.get(node.input[1]) if len(node.input) > 1 else None
         shape = graph.shape(node.input[0])
@@ -164,7 +164,7 @@ def mean_by_convolution(graph: _Graph) -> None:
 
 
 def pad_channels(graph: _Graph) -> None:
-    """Pad the channels of convolutions with zeros to a multiple of ALIGNED, unless an output would contain them."""
+    """Pad channels of convolutions with zeros to a multiple of ALIGNED, except in outputs."""
     for node in graph.nodes("Conv"):
         weight = graph.constants.get(node.input[1])
         if weight is None or graph.attribute(node, "group", 1) != 1 or weight.shape[0] % ALIGNED == 0:

@@ -76,8 +76,8 @@ def export_model(
 
     Raises:
         ExportError: int8 without images, or images without `read_images`.
-        RunError: The network cannot be exported, or a file exceeds its tolerance. The folder is then
-            unchanged.
+        RunError: The network cannot be exported, or a file exceeds its tolerance. The folder is
+            then unchanged.
     """
     if options.with_onnx:
         require("onnx", "onnxscript", "onnxruntime", extra="export")
@@ -241,7 +241,7 @@ def _write_variant(
 
 
 def _put_in_place(model: Deployed, folder: Path) -> Deployed:
-    """Move the files into place, deploy.yaml last: engines load only files whose hashes it contains."""
+    """Move the files into place, deploy.yaml last: engines load only files that it names."""
     for name in model.files:
         os.replace(model.folder / name, folder / name)
     placed = replace(model, folder=folder)

@@ -29,8 +29,8 @@ _ALL_THREADS = torch.get_num_threads()
 class TorchEngine:
     """The program as it was exported.
 
-    For half precision, a GPU runs the half variant. If it was not exported, the GPU runs the float32
-    variant under `auto_cast`.
+    For half precision, a GPU runs the half variant. If it was not exported, the GPU runs the
+    float32 variant under `auto_cast`.
 
     Args:
         model: The exported model.

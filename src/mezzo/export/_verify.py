@@ -19,10 +19,10 @@ from mezzo.export._programs import own_program
 
 #: Largest error of a float32 export; it comes from another order of sums.
 MAX_ERROR = 1e-4
-#: Some networks amplify rounding, for example with batch norms after a few training steps: their float32
-#: and float64 outputs differ by more than MAX_ERROR. Their exports may differ by this many times that
-#: difference, because folded batch norms round every weight, and then the sums, once more. Measured: 8 times
-#: for a PP-LiteSeg after 20 steps, whose own rounding is 7e-4.
+#: Some networks amplify rounding, for example with batch norms after a few training steps: their
+#: float32 and float64 outputs differ by more than MAX_ERROR. Their exports may differ by this many
+#: times that difference, because folded batch norms round every weight, and then the sums, once
+#: more. Measured: 8 times for a PP-LiteSeg after 20 steps, whose own rounding is 7e-4.
 OWN_ROUNDINGS = 16
 #: Smallest share of equal classes of a variant in lower precision.
 MIN_AGREEMENT = {"fp16": 0.98, "bf16": 0.95, "int8": 0.9}
@@ -37,8 +37,13 @@ class Check:
     inputs: str
     """The images: random ones of a size, or real ones."""
     error: float
-    """Largest difference. Logits: divided by their standard deviation. Probabilities: divided by the largest
-    one. Labels: the best logit minus the logit of the exported label, divided by the standard deviation."""
+    """Largest difference.
+
+    Logits: divided by their standard deviation. Probabilities: divided by the largest one. Labels:
+        the
+    best logit minus the logit of the exported label, divided by the standard deviation of the
+    logits.
+    """
     agreement: float
     """Share of equal classes."""
     is_fine: bool
@@ -69,7 +74,8 @@ def verify(
         model: The exported model.
         precision: Precision of the files.
         inputs: Names and batches of images.
-        min_agreement: Smallest share of equal classes that is fine; None for the default of the precision.
+        min_agreement: Smallest share of equal classes that is fine; None for the default of the
+            precision.
     """
     kinds = {"program": "torch", "onnx": "onnxruntime"}
     needed = MIN_AGREEMENT.get(precision, 0.0) if min_agreement is None else min_agreement
@@ -99,7 +105,7 @@ def verify(
 
 
 def _runner(model: Deployed, precision: str, kind: str, name: str) -> Callable[[Images], NDArray[Any]]:
-    """Return a function that runs a file. If the engine refuses a program just written, torch runs it directly."""
+    """Return a function that runs a file; torch runs a new program that the engine refuses."""
     try:
         engine, _ = load_engine(model, EngineOptions(precision=precision, device=_device(precision, kind)), name)
     except DeployError:

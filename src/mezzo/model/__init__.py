@@ -1,4 +1,4 @@
-"""The high-level API: `Model`, its callbacks and metrics, and code shared with the training command."""
+"""The high-level API: `Model`, callbacks, metrics, and code shared with the training command."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

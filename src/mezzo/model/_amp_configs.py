@@ -33,13 +33,15 @@ def make_precision_of(amp_configs: str | Mapping[str, Any] | None) -> Precision:
     """Return the precision that `amp_configs` asks for.
 
     Args:
-        amp_configs: None, '' or {}: float32. 'O0', 'O1', 'O2' or 'O3'. Or a dict: `level` (usually O1), `dtype` (usually
-            float16; a name or a torch dtype), the settings of `GradScaler`, `custom_white_list`, `custom_black_list`,
-            `use_promote` (see `amp.auto_cast`); at O3 `fp8`, an `amp.Fp8Recipe` or a dict of its settings.
+        amp_configs: None, '' or {}: float32. 'O0', 'O1', 'O2' or 'O3'. Or a dict: `level` (usually
+            O1), `dtype` (usually float16; a name or a torch dtype), the settings of `GradScaler`,
+            `custom_white_list`, `custom_black_list`, `use_promote` (see `amp.auto_cast`); at O3
+            `fp8`, an `amp.Fp8Recipe` or a dict of its settings.
 
     Raises:
         TypeError: `amp_configs` has another type.
-        ValueError: A key is unknown or belongs elsewhere, a value is out of range, or two contradict each other.
+        ValueError: A key is unknown or belongs elsewhere, a value is out of range, or two
+            contradict each other.
 
     >>> make_precision_of("O2").name, make_precision_of({"dtype": "bfloat16"}).name, make_precision_of(None).name
     ('fp16 O2', 'bf16 O1', 'fp32')

@@ -1,4 +1,4 @@
-"""Batches for `mezzo.Model` from a data set, a loader or any iterable, split into inputs and labels."""
+"""Batches for `mezzo.Model`, from data sets, loaders or iterables, split into inputs and labels."""
 
 from __future__ import annotations
 
@@ -90,7 +90,10 @@ def make_loader(
 
 
 class _Part(IterableDataset[Any]):
-    """One process's samples of a stream: every `size`-th one; an even part drops an incomplete last round."""
+    """The samples of a stream for one process: every `size`-th one.
+
+    With `is_even`, an incomplete last round is dropped, so that all processes get equally many.
+    """
 
     def __init__(self, whole: IterableDataset[Any], world: World, *, is_even: bool) -> None:
         self._whole, self._rank, self._size, self._is_even = whole, world.rank, world.size, is_even
@@ -110,7 +113,7 @@ def begin_epoch(loader: Iterable[Any], epoch: int) -> None:
 
 
 def length_of(loader: Iterable[Any], most: int | None = None) -> int | None:
-    """Return the number of batches of a loader, at most `most`; `most` if the loader has no length."""
+    """Return the number of batches, at most `most`; `most` if the loader has no length."""
     try:
         length = len(loader)  # type: ignore[arg-type]
     except TypeError:

@@ -24,8 +24,8 @@ from mezzo.precision import Precision
 from mezzo.static import InputSpec, save_forward
 
 _KIND = "mezzo.Model"
-#: Largest error, relative to the largest output. torch.export runs the same kernels; only the order of
-#: sums differs.
+#: Largest error, relative to the largest output. torch.export runs the same kernels; only the order
+#: of sums differs.
 _MOST_ERROR = 1e-4
 
 
@@ -70,7 +70,9 @@ def load_training(
     fitting, faults = _compare(network, weights)
     if faults:
         is_reset = optimizer is not None and not reset_optimizer
-        _tell(path, faults, skip_mismatch, "skipped; the optimizer begins anew" if is_reset else "skipped")
+        _tell(
+            path, faults, skip_mismatch, "skipped; the optimizer starts with an empty state" if is_reset else "skipped"
+        )
         if optimizer is not None and not reset_optimizer:
             optimizer.state.clear()  # its state belongs to other weights
     elif optimizer is not None and of_optimizer is not None and not reset_optimizer:
@@ -155,7 +157,7 @@ def _tell(path: Path, faults: Sequence[str], skip_mismatch: bool, done: str) -> 
 
 
 def export_forward(target: Path, network: nn.Module, inputs: Sequence[InputSpec], sample: Sequence[Tensor]) -> None:
-    """Export forward in float32 and evaluation mode; compare the file with the network, then keep it.
+    """Export forward in float32 and evaluation mode, and compare the file with the network.
 
     Raises:
         RunError: torch cannot export the network, the file gives different results, or the system

@@ -47,9 +47,9 @@ class Model:
 
     Args:
         network: Moved to the device, in place.
-        inputs: One `InputSpec` per argument of forward. Their number says how many tensors of a
-            batch are inputs; an exported file takes these inputs. None: one input per argument of
-            forward without a default, with the shapes of the first batch.
+        inputs: One `InputSpec` per argument of forward. Their number is the number of tensors of a
+            batch that are inputs; an exported file takes these inputs. None: one input per argument
+            of forward without a default, with the shapes of the first batch.
         device: `auto` (the GPU if there is one), `cpu`, `gpu` or `gpu:1`.
 
     >>> model = Model(nn.Linear(4, 2), device="cpu")
@@ -106,8 +106,8 @@ class Model:
         """Print the layers with output shapes and parameters; return the parameter counts.
 
         Args:
-            input_size: Shape of the only input, batch first. None: the shapes of `inputs`, otherwise
-                those of the first batch; before any batch the table has no shapes.
+            input_size: Shape of the only input, batch first. None: the shapes of `inputs`,
+                otherwise those of the first batch; before any batch the table has no shapes.
             dtype: Dtype of that input.
         """
         inputs = self._prepared.sample
@@ -131,22 +131,24 @@ class Model:
         *,
         max_norm: float | None = None,
     ) -> None:
-        """Set optimizer, loss, metrics and precision; checks all arguments before changing anything.
+        """Set optimizer, loss, metrics and precision; check all arguments before any change.
 
         Args:
-            optimizer: Optimizer of `model.parameters()`. None: the model only evaluates and predicts.
+            optimizer: Optimizer of `model.parameters()`. None: the model only evaluates and
+                predicts.
             loss: Called with the network's outputs, then the labels. It returns one number, or
                 several, which are added up.
             metrics: From `mezzo.model.metric`.
-            amp_configs: None: float32. 'O1', 'O2', 'O3', or a dict: `level`, `dtype` (float16, bfloat16),
-                `init_loss_scaling`, `incr_ratio`, `decr_ratio`, `incr_every_n_steps`, `decr_every_n_nan_or_inf`,
-                `use_dynamic_loss_scaling`, `custom_white_list`, `custom_black_list`, `fp8` (a dict).
+            amp_configs: None: float32. 'O1', 'O2', 'O3', or a dict: `level`, `dtype` (float16,
+                bfloat16), `init_loss_scaling`, `incr_ratio`, `decr_ratio`, `incr_every_n_steps`,
+                `decr_every_n_nan_or_inf`, `use_dynamic_loss_scaling`, `custom_white_list`,
+                `custom_black_list`, `fp8` (a dict).
             max_norm: Largest norm of the gradients; larger ones are clipped.
 
         Raises:
             TypeError: An argument has the wrong type.
-            ValueError: `amp_configs` is not valid, `max_norm` is negative, two metrics have the same
-                name, or the optimizer has no parameter of the network.
+            ValueError: `amp_configs` is not valid, `max_norm` is negative, two metrics have the
+                same name, or the optimizer has no parameter of the network.
             RuntimeError: The network already has half weights of another precision, or the device
                 does not support FP8 matrix products.
         """
@@ -249,18 +251,18 @@ class Model:
         accumulate_grad_batches: int = 1,
         num_iters: int | None = None,
     ) -> list[dict[str, float]]:
-        """Train; return the loss and metrics of every epoch; those of evaluations start with `eval_`.
+        """Train; return loss and metrics per epoch; those of evaluations start with `eval_`.
 
         Args:
-            train_data: A data set, a `DataLoader`, or an iterable of batches. A batch has the inputs
-                first, then the labels. A list is a data set.
+            train_data: A data set, a `DataLoader`, or an iterable of batches. A batch has the
+                inputs first, then the labels. A list is a data set.
             eval_data: Same types as `train_data`; evaluated during training.
             batch_size: Samples per batch and process; only for a data set.
             epochs: Number of passes over the data.
             eval_freq: Epochs between two evaluations.
             log_freq: Batches between two printed lines.
-            save_dir: Folder of the checkpoints: one every `save_freq` epochs, named after the epoch,
-                and `final`.
+            save_dir: Folder of the checkpoints: one every `save_freq` epochs, named after the
+                epoch, and `final`.
             save_freq: Epochs between two checkpoints.
             verbose: 0: silent; 1: a bar; 2: lines.
             drop_last: Skip the last batch if it is smaller.
@@ -396,11 +398,11 @@ class Model:
     # Files
 
     def save(self, path: str | Path, training: bool = True) -> Path:
-        """Write the model; return the path. Only the first process writes; all processes must call it.
+        """Write the model; return the path. All processes must call it; only the first writes.
 
         Args:
-            path: With `training` a folder for the float32 weights, the optimizer and the loss scale.
-                Otherwise a file; `.pt2` is appended if missing.
+            path: With `training` a folder for the float32 weights, the optimizer and the loss
+                scale. Otherwise a file; `.pt2` is appended if missing.
             training: False: export only forward, in float32 and evaluation mode, and compare the
                 file's output with the network's.
 
@@ -486,7 +488,7 @@ class Model:
             yield
 
     def _for_evaluation(self) -> Prepared:
-        """Return the prepared network; during an epoch with copied metrics, as training still counts."""
+        """Return the prepared network; during an epoch with copies of the metrics in use."""
         if not self._is_in_epoch:
             return self._prepared
         return replace(self._prepared, metrics=copy.deepcopy(self._prepared.metrics))

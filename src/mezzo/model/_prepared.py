@@ -86,7 +86,10 @@ class Prepared:
         return StepResult(loss, {})
 
     def measure(self, batch: Batch) -> Tensor | None:
-        """Return the loss of a batch (None without a loss function) and update the metrics; needs `evaluation`."""
+        """Update the metrics with a batch; return its loss, None without a loss function.
+
+        Call it inside `evaluation`.
+        """
         inputs, labels = batch
         self._remember(inputs)
         with self.precision.autocast():
@@ -109,7 +112,7 @@ class Prepared:
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Switch to evaluation mode without gradients; afterwards restore the mode of each module."""
+        """Switch to evaluation mode without gradients; restore each module's mode afterwards."""
         with in_evaluation(self.network), torch.no_grad(), operator_log.paused():
             yield
 

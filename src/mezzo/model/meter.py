@@ -1,4 +1,4 @@
-"""Losses and times since the last log line, summed on the device; the host reads them once per line."""
+"""Losses and times since the last log line: summed on the device, read once per line."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class StepMeter:
         self._steps, self._samples, self._reading = self._steps + 1, self._samples + samples, self._reading + reading_s
 
     def read(self) -> Window:
-        """Return the window since the last reading and start the next; waits for the device once."""
+        """Return the window since the last reading; start the next. Waits for the device once."""
         names = list(self._sums)
         numbers = torch.stack(
             [*(self._sums[name].double() / self._steps for name in names), self._first_bad.double()]

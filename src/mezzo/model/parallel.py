@@ -1,4 +1,4 @@
-"""Several processes, started by `torchrun`: rank and device, the DDP wrapper, shared decisions and weights."""
+"""Processes that `torchrun` starts: rank and device, the DDP wrapper, shared decisions and weights."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ class World:
             dist.barrier()
 
 
-# This list keeps process groups until the process ends. DDP's reducer holds a reference too. If that
-# were the last one, the group would be destroyed while the GIL is held, and would wait for a gloo
-# thread that waits for the GIL (pytorch issue 56297; seen once, on a busy machine). Releasing the
-# reference from Python drops the GIL first.
+# This list keeps process groups until the process ends. DDP's reducer holds a reference too. If
+# that were the last one, the group would be destroyed while the GIL is held, and would wait for a
+# gloo thread that waits for the GIL (pytorch issue 56297; seen once, on a busy machine). Releasing
+# the reference from Python drops the GIL first.
 _left: list[object] = []
 atexit.register(_left.clear)
 _wrapped: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
@@ -78,7 +78,7 @@ def join_world(device: str = "auto", timeout_s: float = DIST_TIMEOUT_S) -> Itera
 
 
 def _leave_at_exit() -> None:
-    """Leave the process group; after an error do nothing, because the launcher ends waiting processes."""
+    """Leave the process group; after an error do nothing: the launcher ends waiting processes."""
     if getattr(sys, "last_value", None) is not None:
         return
     # A script's variables live until the interpreter ends; the group must not live that long, so
@@ -100,14 +100,14 @@ def enter_world(
 ) -> World:
     """Return the World of this process; connect processes that `torchrun` started.
 
-    GPUs are connected by NCCL, CPUs by gloo. Without `torchrun` the world has one process. An existing
-    process group is used.
+    GPUs are connected by NCCL, CPUs by gloo. Without `torchrun` the world has one process. An
+    existing process group is used.
 
     Args:
         device: See `mezzo.devices.find_device`.
         setting: Format of the device choice in error messages.
-        leave_at_exit: Leave a group that this call created when the process ends, unless it ends with
-            an error.
+        leave_at_exit: Leave a group that this call created when the process ends, unless it ends
+            with an error.
         timeout_s: Seconds that a process waits for the others, in a group that this call creates.
 
     Raises:
@@ -144,14 +144,16 @@ def _store() -> Any:
 def decide_first(world: World, decide: Callable[[], T]) -> T:
     """Call `decide` in the first process and return its result in all processes.
 
-    Every process must call this function. If `decide` raises in the first process, all processes raise.
+    Every process must call this function. If `decide` raises in the first process, all processes
+    raise.
 
     Args:
         world: The processes.
         decide: Returns a value that JSON can represent.
 
     Raises:
-        MezzoError: `decide` raised it; the other processes raise FirstProcessFailed with its message.
+        MezzoError: `decide` raised it; the other processes raise FirstProcessFailed with its
+            message.
     """
     if world.size == 1:
         return decide()
@@ -169,9 +171,9 @@ def decide_first(world: World, decide: Callable[[], T]) -> T:
     except RuntimeError as error:
         if is_timeout(error):
             raise
-        raise RunError("the first process ended before it began; its message says why") from error
+        raise RunError("the first process ended before the run started; see its message") from error
     if "refused" in found:
-        failure = FirstProcessFailed(f"the first process cannot begin: {found['refused']}")
+        failure = FirstProcessFailed(f"the first process cannot start the run: {found['refused']}")
         failure.exit_code = found["exit_code"]
         raise failure
     decided: T = found["decision"]
@@ -215,14 +217,14 @@ def share_state(model: nn.Module, world: World) -> None:
 def wrap(model: nn.Module, world: World, *, is_shared: bool = False) -> nn.Module:
     """Return the model wrapped in DDP, which averages gradients; with one process the model itself.
 
-    The same parameters get a gradient in every step, so DDP uses a static graph. This permits networks
-    with layers that are never executed.
+    The same parameters get a gradient in every step, so DDP uses a static graph. This permits
+    networks with layers that are never executed.
 
     Args:
         model: The network, after `decorate`.
         world: The processes.
-        is_shared: All processes have the same weights already. Otherwise DDP broadcasts the weights of
-            the first process; for half weights that loses the precision of the masters.
+        is_shared: All processes have the same weights already. Otherwise DDP broadcasts the weights
+            of the first process; for half weights that loses the precision of the masters.
     """
     if world.size == 1:
         return model

@@ -30,9 +30,10 @@ def make_precision(
     Args:
         precision: `fp32`, `fp16` or `bf16`.
         level: `O0` (the same as fp32), `OD`, `O1`, `O2` or `O3`.
-        task: The documented segmentation command edits the lists; both tasks start at the same loss scale.
-        lists: A list file (`amp.read_lists`). Where it contradicts the lists of the task, the file decides.
-            At fp32 and O0 it has no effect.
+        task: The documented segmentation command edits the lists; both tasks start at the same loss
+            scale.
+        lists: A list file (`amp.read_lists`). Where it contradicts the lists of the task, the file
+            decides. At fp32 and O0 it has no effect.
         fp8: O3: settings of an `Fp8Recipe`.
         use_promote: O2 and O3: see `auto_cast`; None is its default.
 

@@ -19,7 +19,8 @@ from torch.optim import SGD, Adam, Optimizer, RMSprop
 
 from mezzo.files import short_repr
 
-#: Exceptions from reading a state of the wrong structure; torch raises RuntimeError for most faults.
+#: Exceptions from reading a state of the wrong structure; torch raises RuntimeError for most
+#: faults.
 WRONG = (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RuntimeError)
 _SWITCHES = frozenset("maximize foreach capturable differentiable fused nesterov amsgrad centered".split())
 #: Options that a saved group may lack: newer torch releases add them with defaults, and a scheduler
@@ -63,7 +64,7 @@ def score(name: str, value: Any) -> float | None:
 
 
 def check_tensors(given: Any, own: Mapping[str, Tensor], dtype_of: Callable[[Tensor], torch.dtype]) -> None:
-    """Raise ValueError unless `given` has the names and shapes of `own`, and the dtypes of `dtype_of`."""
+    """Raise ValueError unless names and shapes equal those of `own`, and dtypes `dtype_of`."""
     values = mapping(given)
     if strange := sorted(map(str, set(values) ^ set(own))):
         where = "the checkpoint" if strange[0] in map(str, values) else "this run"
@@ -123,7 +124,8 @@ def python_state(value: Any) -> tuple[Any, ...]:
 def check_optimizer(optimizer: Optimizer, state: Any) -> None:
     """Raise ValueError unless a state has the groups, options and tensor shapes of the optimizer.
 
-    Tensors are checked for SGD, Adam, AdamW and RMSprop only: the shapes of other optimizers are unknown.
+    Tensors are checked for SGD, Adam, AdamW and RMSprop only: the shapes of other optimizers are
+    unknown.
     """
     values = mapping(state)
     groups, own_groups = values["param_groups"], optimizer.param_groups

@@ -1,8 +1,8 @@
-"""FSDP2: shard weights, gradients and optimizer state over processes, for models too large for one device.
+"""FSDP2: shard weights, gradients and optimizer state of models too large for one device.
 
 The shards are float32 masters. FSDP gathers a layer's weights in half precision while the layer
-computes, and reduces gradients in float32. It gathers norms in float32, because their kernels do not
-accept half weights together with float32 statistics.
+computes, and reduces gradients in float32. It gathers norms in float32, because their kernels do
+not accept half weights together with float32 statistics.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def shard(model: nn.Module, precision: Precision, world: World) -> nn.Module:
 
 
 def _groups(model: nn.Module, taken: set[int]) -> list[nn.Module]:
-    """Return the modules to gather separately, inner ones first, each with at least _GROUP_SIZE parameters."""
+    """Return modules of at least _GROUP_SIZE parameters, to gather separately, inner ones first."""
     groups = []
     for module in reversed(list(model.modules())[1:]):
         free = [p for p in module.parameters() if id(p) not in taken]
@@ -72,13 +72,16 @@ def _groups(model: nn.Module, taken: set[int]) -> list[nn.Module]:
 
 
 def whole_states(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return full weights and optimizer state in the first process, empty dicts in the others; all must call it."""
+    """Return full weights and optimizer state, in other processes than the first empty dicts.
+
+    All processes must call it.
+    """
     return get_model_state_dict(model, options=_WHOLE), get_optimizer_state_dict(model, optimizer, options=_WHOLE)
 
 
 def load_whole_states(
     model: nn.Module, optimizer: Optimizer, weights: dict[str, Any], optimizer_state: dict[str, Any]
 ) -> None:
-    """Load the result of `whole_states`: every process passes the full states and keeps its shards."""
+    """Load full states; every process passes all of them and keeps its shards."""
     set_model_state_dict(model, weights, options=_WHOLE)
     set_optimizer_state_dict(model, optimizer, optimizer_state, options=_WITH_GAPS)

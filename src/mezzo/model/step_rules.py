@@ -23,9 +23,9 @@ def rules_of(precision: Precision) -> dict[str, Any] | None:
 
 
 def describe_new_rules(state: Mapping[str, Any], precision: Precision, option: str) -> str | None:
-    """Return a line if the checkpoint and this run use different versions of the lists, otherwise None.
+    """Return a line if checkpoint and run use different versions of the lists, otherwise None.
 
-    A changed level or `use_promote` alone gives no line: the user made that change.
+    If only the level or `use_promote` differs, there is no line: the user made that change.
 
     Args:
         state: State of the checkpoint, with `rules` unless it is old.

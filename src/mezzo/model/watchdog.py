@@ -23,7 +23,7 @@ from mezzo.files import say
 BEAT_S = 2.0
 """Seconds between two writes of a process's position."""
 LINE_S = 60.0
-"""Seconds without progress before a line reports who is behind, and between repetitions of the line."""
+"""Seconds without progress before a line reports the ranks behind, and between two lines."""
 BEGUN, FORWARD_DONE, EVALUATED, SAVING = range(4)
 _PHASES = 4
 _NAMES = (

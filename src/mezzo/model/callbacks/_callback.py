@@ -87,9 +87,10 @@ class LateLogs(Mapping[str, Any]):
 class Callback:
     """Called by `Model.fit`, `evaluate` and `predict`; override the methods that you need.
 
-    `self.model` is the model, `self.params` has `epochs`, `steps` (None if unknown), `batch_size`, `verbose`, `metrics`,
-    `save_dir`, `evaluates`. Logs contain the loss and the metrics; those of a batch are read from the device on first
-    access. Set `self.model.stop_training` to end training after the epoch.
+    `self.model` is the model, `self.params` has `epochs`, `steps` (None if unknown), `batch_size`,
+    `verbose`, `metrics`, `save_dir`, `evaluates`. Logs contain the loss and the metrics; those of a
+    batch are read from the device on first access. Set `self.model.stop_training` to end training
+    after the epoch.
     """
 
     model: TrainedModel

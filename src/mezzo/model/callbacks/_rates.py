@@ -32,7 +32,8 @@ class LRScheduler(Callback):
         """Check that the scheduler belongs to the optimizer that trains."""
         if self._scheduler.optimizer is not self.model.optimizer:
             raise ValueError("LRScheduler: the scheduler belongs to another optimizer than prepare() got")
-        # torch warns about a wrong order unless optimizer.step was called; a step of the scaler counts too.
+        # torch warns about a wrong order unless optimizer.step was called; a step of the scaler
+        # counts too.
         setattr(self._scheduler.optimizer, STEP_WAS_CALLED, True)
 
     def on_train_batch_end(self, step: int, logs: Logs) -> None:

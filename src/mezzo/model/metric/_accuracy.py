@@ -20,7 +20,8 @@ class Accuracy(DeviceMetric[Counts]):
 
     Args:
         topk: The values of k, or one. With fewer than k classes, k is their number.
-        name: Name of the result, by default `acc`. If any k is above 1, each name ends in `_top` and its k.
+        name: Name of the result, by default `acc`. If any k is above 1, each name ends in `_top`
+            and its k.
 
     >>> metric = Accuracy(topk=(1, 2))
     >>> scores = torch.tensor([[0.1, 0.2, 0.7], [0.3, 0.6, 0.1]])

@@ -19,12 +19,14 @@ Curve = Literal["ROC", "PR"]
 class Auc(DeviceMetric[Counts]):
     """The area under the ROC curve or the precision-recall curve, by the trapezoid rule.
 
-    Samples whose probabilities fall into one bin count as equal. The error of the ROC area is at most half the share of
-    pairs (one sample of each class) in a common bin. NaN falls into the lowest bin.
+    Samples whose probabilities fall into one bin count as equal. The error of the ROC area is at
+    most half the share of pairs (one sample of each class) in a common bin. NaN falls into the
+    lowest bin.
 
     Args:
         curve: `ROC` or `PR`.
-        num_thresholds: Number of bins less one; each is 1 / num_thresholds wide, and the last one is only for 1.0.
+        num_thresholds: Number of bins less one; each is 1 / num_thresholds wide, and the last one
+            is only for 1.0.
         name: Name of the result.
 
     >>> metric = Auc()
@@ -72,7 +74,8 @@ class Auc(DeviceMetric[Counts]):
             return 0.0
         *counts, num_probabilities, num_labels = self._sums.read().split([self.num_thresholds + 1] * 2 + [1, 1])
         check_strays(int(num_probabilities), int(num_labels))
-        # From the highest threshold down: how many of each class are above it; none above the first.
+        # From the highest threshold down: how many of each class are above it; none above the
+        # first.
         negatives, positives = (torch.cat([c.new_zeros(1), c.flip(0).cumsum(0)]).double() for c in counts)
         return _roc_area(negatives, positives) if self.curve == "ROC" else _pr_area(negatives, positives)
 

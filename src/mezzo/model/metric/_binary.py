@@ -100,8 +100,8 @@ class _Share(DeviceMetric[Counts]):
 class Precision(_Share):
     """The share of samples predicted as class 1 that are of class 1.
 
-    A probability of exactly 0.5 is class 0, here and in `Recall`; in Paddle it is class 1 for precision and class 0 for
-    recall. NaN is never class 1.
+    A probability of exactly 0.5 is class 0, here and in `Recall`; in Paddle it is class 1 for
+    precision and class 0 for recall. NaN is never class 1.
 
     Args:
         name: Name of the result.

@@ -30,8 +30,8 @@ class MeanIoU(DeviceMetric[_Pixels]):
         num_classes: K; classes are 0 to K-1.
         ignore_index: Pixels with this label do not count.
         name: Name of the result.
-        absent: IoU of a class that neither labels nor predictions contain: `one`, as in PaddleSeg, or `skip`, which
-            leaves the class out of the mean.
+        absent: IoU of a class that neither labels nor predictions contain: `one`, as in PaddleSeg,
+            or `skip`, which leaves the class out of the mean.
 
     >>> metric = MeanIoU(2)
     >>> metric.update(torch.tensor([[[0, 1, 1, 1]]]), torch.tensor([[[0, 0, 1, 255]]]))

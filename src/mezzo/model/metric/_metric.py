@@ -16,8 +16,8 @@ from mezzo.model.metric._sums import DeviceSums
 class Metric(ABC):
     """Base class of metrics over many batches, with the methods of `paddle.metric.Metric`.
 
-    Call `update(*compute(outputs, labels))` for every batch (a single result of `compute` is one argument), then
-    `reduce()` and `accumulate()`. `reset()` starts again.
+    Call `update(*compute(outputs, labels))` for every batch (a single result of `compute` is one
+    argument), then `reduce()` and `accumulate()`. `reset()` starts again.
 
     >>> class Largest(Metric):
     ...     def name(self) -> str:
@@ -61,7 +61,8 @@ class Metric(ABC):
     def reduce(self) -> None:
         """Combine the results of all processes; a further update needs `reset()` first.
 
-        A metric that does not override it keeps the result of its own process, and warns if there are several.
+        A metric that does not override it keeps the result of its own process, and warns if there
+        are several.
         """
         distributed = torch.distributed
         if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:

@@ -43,8 +43,9 @@ class SegmentationScores:
 
         Args:
             counts_KK: Counts of pixels.
-            absent: How to treat a class that neither labels nor predictions contain. `one`, as in PaddleSeg: its IoU and
-                Dice are 1. `skip`: its scores are NaN, and the means leave it out.
+            absent: How to treat a class that neither labels nor predictions contain. `one`, as in
+                PaddleSeg: its IoU and Dice are 1. `skip`: its scores are NaN, and the means leave
+                it out.
 
         Raises:
             ValueError: No pixel was counted.
