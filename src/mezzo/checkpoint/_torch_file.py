@@ -1,8 +1,8 @@
-"""Reads files of `torch.save` without `torch.load`: tensors and plain containers, without calling code.
+"""Reads tensors and plain containers from files of `torch.save`, without `torch.load`.
 
-`torch.load(weights_only=True)` runs no code from the file, but a small file can make it allocate any
-amount of memory, or never end. Here `mezzo.files` reads the pickle, and the sizes of all tensors are
-added up before the first tensor is created.
+`torch.load(weights_only=True)` runs no code from the file, but a small file can make it allocate
+any amount of memory, or never end. Here `mezzo.files` reads the pickle, and the sizes of all
+tensors are added up before the first tensor is created.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class _Reader(PlainUnpickler):
     dispatch = PlainUnpickler.dispatch | {}
 
     def key(self, key: Any) -> Any:
-        """Return a valid key of a dictionary: text, or an int, which torch uses in tensor attributes."""
+        """Return a key of a dictionary if it is text, or an int as in tensor attributes."""
         return key if type(key) is int else super().key(key)
 
     def load_build(self) -> None:
@@ -196,8 +196,8 @@ def read_torch_file(data: bytes) -> Any:
     Parameters come back as tensors, ordered dictionaries as dictionaries.
 
     Raises:
-        UnsafePickle: The file holds anything else, is damaged, or its tensors together are larger than
-            `unpacked_limit`. No function that the file names was called.
+        UnsafePickle: The file holds anything else, is damaged, or its tensors together are larger
+            than `unpacked_limit`. No function that the file names was called.
     """
     return report_bad_pickle(lambda: _read_zip(data) if data[:2] == b"PK" else _read_legacy(data))
 
@@ -225,7 +225,7 @@ def _read_zip(data: bytes) -> Any:
 
 
 def _read_legacy(data: bytes) -> Any:
-    """Read the format before torch 1.6: five pickles, then each storage as its length and its numbers."""
+    """Read the format before torch 1.6: five pickles, then length and numbers of each storage."""
     file = io.BytesIO(data)
     limit = unpacked_limit(len(data))
     magic, protocol, system, tree, keys = (_Reader(file, limit).load() for _ in range(5))
@@ -282,7 +282,7 @@ def _with_tensors(tree: Any, numbers: Callable[[str], bytes | memoryview], entri
             raise UnsafePickle(f"a tensor of shape {said.size} with {flat.numel()} numbers")
         return flat.as_strided(said.size, said.stride, said.offset)
 
-    # Each value takes at least one byte of the pickle, unless the file refers to a value repeatedly.
+    # Each value takes at least one byte of the pickle, unless values are repeated.
     return rebuild_tree(tree, make, _size_of, most_entries=entries + 1000, limit=unpacked_limit(packed))
 
 

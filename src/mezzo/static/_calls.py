@@ -1,4 +1,4 @@
-"""The calls of a program: an fx graph, its variables, and the modules and tensors that the calls use."""
+"""The calls of a program: an fx graph, its variables, and the modules and tensors it uses."""
 
 from __future__ import annotations
 
@@ -83,7 +83,9 @@ class Calls:
         return self._new(node, trials, name, spec)
 
     def add_call(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Add a call of a module, a function or a method (by name); return the variables of its results.
+        """Add a call of a module, a function or a method (by name).
+
+        Return the variables of its results.
 
         Raises:
             ProgramError: The call does not take these variables.
@@ -168,7 +170,7 @@ class Calls:
     # ---- modules made from the calls
 
     def training_module(self, wanted: Sequence[Variable], float32_names: Iterable[str]) -> GraphModule:
-        """Return all calls as a module that takes the inputs in order and returns the wanted variables."""
+        """Return all calls as a module from the inputs, in order, to the wanted variables."""
         graph, nodes = self._copy_of_graph(float32_names)
         graph.output(tuple(nodes[variable._node] for variable in wanted))
         return GraphModule(self.root, graph)
@@ -187,7 +189,7 @@ class Calls:
             names: The variables.
             float32_names: Variables that stay in float32.
             output: Builds the module's result from the nodes of these variables.
-            evaluates: Functions with a `training` argument, such as dropout, run in evaluation mode.
+            evaluates: Functions with a `training` argument, such as dropout, run in eval mode.
         """
         graph, nodes = self._copy_of_graph(float32_names)
         if evaluates:

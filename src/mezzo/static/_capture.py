@@ -29,7 +29,10 @@ from mezzo.static._step import (
 
 
 class CopiesOfWeights:
-    """Keeps the FP8 copies of a step's weights valid: a replay changes weights, but not their versions."""
+    """Keeps the FP8 copies of a step's weights valid.
+
+    A replay changes weights, but not their versions.
+    """
 
     def __init__(self, step: TrainingStep, plan: Any) -> None:
         trained = {id(p): p for group in step.optimizer.param_groups for p in group["params"]}
@@ -57,7 +60,10 @@ class CopiesOfWeights:
             copies.forget()
 
     def follow_edits(self) -> None:
-        """Renew copies of edited weights that the optimizer does not train; call it before a replay."""
+        """Renew copies of edited weights that the optimizer does not train.
+
+        Call it before a replay.
+        """
         for param, copies in self._constant:
             if not copies.is_of(param):
                 copies.renew(param)
@@ -68,10 +74,12 @@ def _with_copies(params: Iterable[nn.Parameter]) -> list[tuple[nn.Parameter, Wei
 
 
 class CapturedStep:
-    """A step made by `capture_step`. Call it with a batch of the captured shapes; it returns the loss.
+    """A step made by `capture_step`: call it with a batch; it returns the loss.
 
-    Between calls, learning rates and other numbers of `optimizer.param_groups` may change, weights may be edited and
-    checkpoints loaded. On a CPU nothing is captured: the same step runs eagerly.
+    The batch must have the captured shapes.
+
+    Between calls, learning rates and other numbers of `optimizer.param_groups` may change, weights
+    may be edited and checkpoints loaded. On a CPU nothing is captured: the same step runs eagerly.
     """
 
     def __init__(self, step: TrainingStep, batch: Sequence[Tensor]) -> None:
@@ -99,7 +107,9 @@ class CapturedStep:
         return None if norm is None else norm.clone()
 
     def __call__(self, *batch: Tensor) -> Any:
-        """Train one step on a batch; return its loss, on the device, and the other results of `loss_fn`.
+        """Train one step on a batch.
+
+        Return its loss, on the device, and the other results of `loss_fn`.
 
         Raises:
             ValueError: The batch has other shapes or dtypes than the captured one.
@@ -114,7 +124,10 @@ class CapturedStep:
         return unpacked(self.run(batch))
 
     def run(self, batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Train one step on a batch of the right shapes; a captured step uses the batch of `prepare_replay`."""
+        """Train one step on a batch of the right shapes.
+
+        A captured step uses the batch of `prepare_replay`.
+        """
         if self._graph is None:
             return self._step.run(batch)
         self._graph.replay()
@@ -147,7 +160,9 @@ class CapturedStep:
             )
 
     def capture(self, batch: Sequence[Tensor], device: torch.device, warmup_steps: int, pool: Any = None) -> None:
-        """Warm up on a batch, and capture the step; then restore everything except gradients, which are None.
+        """Warm up on a batch, and capture the step.
+
+        Then restore everything except gradients, which are None.
 
         Raises:
             ValueError: Some parameter or gradient cannot be part of a captured step.
@@ -227,26 +242,31 @@ def capture_step(
     max_norm: float | None = None,
     warmup_steps: int = 3,
 ) -> CapturedStep:
-    """Capture `loss_fn(model(*inputs), target)`, its backward and the optimizer's step in one CUDA graph.
+    """Capture `loss_fn(model(*inputs), target)`, backward and optimizer step in one CUDA graph.
 
-    The host then launches one graph per step, for any number of layers. The capture does not change weights, optimizer
-    state, buffers, loss scale and random numbers; it drops gradients. Overflow is handled inside the graph: such a step
-    changes only the scale. Hooks of modules and of the optimizer run during warm-up and capture, not during a replay.
+    The host then launches one graph per step, for any number of layers. The capture does not change
+    weights, optimizer state, buffers, loss scale and random numbers; it drops gradients. Overflow
+    is handled inside the graph: such a step changes only the scale. Hooks of modules and of the
+    optimizer run during warm-up and capture, not during a replay.
 
     Args:
         model: On one CUDA device, or on the CPU; decorated or not.
-        loss_fn: Gets the model's output and the target; returns the loss, or a tuple of the loss and other tensors.
+        loss_fn: Gets the model's output and the target; returns the loss, or a tuple of the loss
+            and other tensors.
         optimizer: SGD, Adam or AdamW; others read from the device in their step.
-        batch: Inputs of the model and, last, the target. Every later batch must have these shapes and dtypes.
-        precision: The `mezzo.Precision` that prepared model and optimizer; or give `scaler` and `policy`.
+        batch: Inputs of the model and, last, the target. Every later batch must have these shapes
+            and dtypes.
+        precision: The `mezzo.Precision` that prepared model and optimizer; or give `scaler` and
+            `policy`.
         scaler: For float16.
-        policy: A level such as `O2`, in the dtype of the model's half weights (float16 if it has none), or from
-            `Policy.create(...)`; None: no auto_cast.
+        policy: A level such as `O2`, in the dtype of the model's half weights (float16 if it has
+            none), or from `Policy.create(...)`; None: no auto_cast.
         max_norm: Clip the norm of the true gradients to this.
         warmup_steps: Steps before the capture; they are undone.
 
     Raises:
-        ValueError: The optimizer cannot be captured, or the batch is empty or not on the model's device.
+        ValueError: The optimizer cannot be captured, or the batch is empty or not on the model's
+            device.
 
     >>> net = nn.Linear(4, 2)
     >>> step = capture_step(net, nn.functional.mse_loss, torch.optim.SGD(net.parameters(), lr=0.1),

@@ -38,9 +38,11 @@ def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
 
 
 def drop_needless_casts(graph: Graph) -> int:
-    """Remove casts to the dtype a tensor already has, repeated casts of one tensor, and casts back from a wider dtype.
+    """Remove redundant casts from a graph.
 
-    A cast to a narrower dtype and back rounds, so such a pair stays. Results of the graph stay separate tensors.
+    These are casts to the dtype a tensor already has, repeated casts of one tensor, and casts back
+    from a wider dtype. A cast to a narrower dtype and back rounds, so such a pair stays. Results of
+    the graph stay separate tensors.
 
     Returns:
         How many casts were removed.

@@ -1,4 +1,4 @@
-"""`compile_step`: forward, loss and backward captured as a graph and compiled, the whole step replayed."""
+"""`compile_step`: captures and compiles forward, loss and backward, and replays whole steps."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ Shapes = tuple[tuple[torch.Size, torch.dtype], ...]
 class CompiledStep:
     """A step that `compile_step` made. Call it with a batch; it returns the loss.
 
-    Each new shape of a batch is captured once; `max_shapes` of them are kept, the least recently used
-    one is dropped first. A shape is one CUDA graph on a CUDA device, a compiled function on the CPU.
+    Each new shape of a batch is captured once; `max_shapes` of them are kept, the least recently
+    used one is dropped first. A shape is one CUDA graph on a CUDA device, a compiled function on
+    the CPU.
     """
 
     def __init__(
@@ -77,10 +78,13 @@ class CompiledStep:
         return None if self._last is None else self._last.grad_norm
 
     def __call__(self, *batch: Tensor) -> Any:
-        """Train one step on a batch; return its loss, on the device, and other results of the loss function.
+        """Train one step on a batch.
+
+        Return its loss, on the device, and other results of the loss function.
 
         Raises:
-            ValueError: The batch is not on the model's device, or the optimizer cannot be part of a CUDA graph.
+            ValueError: The batch is not on the model's device, or the optimizer cannot be part of a
+                CUDA graph.
             CaptureError: The step cannot be captured as one graph; the message names the line.
         """
         return unpacked(self.run(batch))
@@ -123,7 +127,7 @@ class CompiledStep:
         return list(self._capture.graphs)
 
     def operators(self, include_views: bool = False) -> OperatorStats:
-        """Return the operator table of the last captured graph: which operator computes in which dtype.
+        """Return the operator table of the last captured graph: operators and their dtypes.
 
         Raises:
             RuntimeError: Nothing is captured yet, or backend is 'eager'.
@@ -160,7 +164,7 @@ def compile_step(
     max_shapes: int = 8,
     warmup_steps: int = 3,
 ) -> CompiledStep:
-    """Compile `loss_fn(model(*inputs), target)`, its backward and the optimizer's step into one program.
+    """Compile `loss_fn(model(*inputs), target)`, backward and optimizer step into one program.
 
     The policy decides the casts while the step is captured, by its rules for eager mode; redundant
     casts are removed. The capture does not change weights, optimizer state, buffers, loss scale and
@@ -168,16 +172,18 @@ def compile_step(
 
     Args:
         model: On one CUDA device, or on the CPU; decorated or not.
-        loss_fn: Gets the model's output and the target; returns the loss, or a tuple of the loss and other tensors.
+        loss_fn: Gets the model's output and the target; returns the loss, or a tuple of the loss
+            and other tensors.
         optimizer: SGD, Adam or AdamW on a CUDA device; any on the CPU.
-        precision: The `mezzo.Precision` that prepared model and optimizer; or give `scaler` and `policy`.
+        precision: The `mezzo.Precision` that prepared model and optimizer; or give `scaler` and
+            `policy`.
         scaler: For float16.
-        policy: A level such as `O2`, in the dtype of the model's half weights (float16 if it has none), or from
-            `Policy.create(...)`; None: no auto_cast.
+        policy: A level such as `O2`, in the dtype of the model's half weights (float16 if it has
+            none), or from `Policy.create(...)`; None: no auto_cast.
         use_fp16_guard: Only what runs inside `mezzo.static.amp.fp16_guard()` follows the policy.
         max_norm: Clip the norm of the true gradients to this.
-        backend: `inductor` fuses operators; `aot_eager` runs the captured graph without compiling it;
-            `eager` captures nothing, so that breakpoints and prints in the model work.
+        backend: `inductor` fuses operators; `aot_eager` runs the captured graph without compiling
+            it; `eager` captures nothing, so that breakpoints and prints in the model work.
         max_shapes: How many shapes of a batch are kept.
         warmup_steps: On CUDA: steps before the capture; they are undone.
 

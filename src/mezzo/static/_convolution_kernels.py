@@ -14,12 +14,12 @@ def depthwise_input_grad_kernel(
     KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     PAD_H: tl.constexpr, PAD_W: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the input gradient of a depthwise convolution: each pixel sums the gradients of its taps.
+    """Write the input gradient of a depthwise convolution: each pixel sums over its taps.
 
-    `grad` and `result` are channels-last, `weight` is (taps, channels), sums are float32. The same taps
-    reach all pixels whose coordinates have the same remainders modulo the strides. A program works on
-    one such class of pixels and loops only over its taps. There is one multiplication per tap, so
-    Tensor Cores would not help.
+    `grad` and `result` are channels-last, `weight` is (taps, channels), sums are float32. The same
+    taps reach all pixels whose coordinates have the same remainders modulo the strides. A program
+    works on one such class of pixels and loops only over its taps. There is one multiplication per
+    tap, so Tensor Cores would not help.
     """
     rows: tl.constexpr = (HEIGHT + STRIDE_H - 1) // STRIDE_H
     columns: tl.constexpr = (WIDTH + STRIDE_W - 1) // STRIDE_W
@@ -58,8 +58,9 @@ def narrow_weight_grad_kernel(
 ):  # fmt: skip
     """Write a program's partial sum of a weight's gradient, over its share of the pixels.
 
-    It is the product of gradients (out channels, pixels) and inputs (pixels, taps). `grad` and `x` are
-    channels-last; `sums` is (programs, ROWS, TAPS) in float32; a tap is a (row, column, channel).
+    It is the product of gradients (out channels, pixels) and inputs (pixels, taps). `grad` and `x`
+    are channels-last; `sums` is (programs, ROWS, TAPS) in float32; a tap is a (row, column,
+    channel).
     """
     tap = tl.arange(0, TAPS)
     tap_row = tap // (KERNEL_W * CHANNELS)

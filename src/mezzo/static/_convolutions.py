@@ -1,7 +1,8 @@
 """Convolutions in a captured graph: mezzo's own kernels for two gradients for which cuDNN is slow.
 
-On an H200, channels-last, half: the input gradient of depthwise layers (the five of MobileNetV3-small, batch 256: cuDNN
-660 us, mezzo 297 us), and the weight gradient of a first layer on images of three channels (328 us and 108 us).
+On an H200, channels-last, half: the input gradient of depthwise layers (the five of
+MobileNetV3-small, batch 256: cuDNN 660 us, mezzo 297 us), and the weight gradient of a first layer
+on images of three channels (328 us and 108 us).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _MOST_OUT_CHANNELS = 128
 def depthwise_input_grad(
     grad: Tensor, weight: Tensor, height: int, width: int, stride: list[int], padding: list[int]
 ) -> Tensor:
-    """Return the gradient of the input of `conv2d(x, weight, stride=, padding=, groups=channels)`, in channels-last."""
+    """Return the input gradient of a depthwise `conv2d`, in channels-last."""
     from mezzo.static._convolution_kernels import depthwise_input_grad_kernel
 
     count, channels, out_height, out_width = grad.shape
@@ -56,7 +57,7 @@ def _like_input(grad: Tensor, weight: Tensor, height: int, width: int, stride: l
 
 
 def narrow_weight_grad(grad: Tensor, x: Tensor, kernel: list[int], stride: list[int], padding: list[int]) -> Tensor:
-    """Return the gradient of the weight of `conv2d(x, weight, stride=, padding=)` over few channels, in channels-last."""
+    """Return the weight gradient of `conv2d` over few channels, in channels-last."""
     from mezzo.static._convolution_kernels import narrow_weight_grad_kernel
 
     grad, x = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (grad, x))
@@ -84,7 +85,10 @@ def _like_weight(grad: Tensor, x: Tensor, kernel: list[int], stride: list[int], 
 
 @functools.cache
 def register_operators() -> None:
-    """Register the operators; compiled code from a cache on disk may call them, so register before it runs."""
+    """Register the operators.
+
+    Compiled code from a cache on disk may call them, so register before it runs.
+    """
     for function, fake in ((depthwise_input_grad, _like_input), (narrow_weight_grad, _like_weight)):
         torch.library.custom_op(f"mezzo::{function.__name__}", function, mutates_args=()).register_fake(fake)
 
@@ -154,7 +158,7 @@ def _is_plain(node: Node) -> bool:
 
 
 def _is_slow_depthwise(node: Node) -> bool:
-    """Whether the graph needs the input gradient of a depthwise convolution for which cuDNN is slow.
+    """Whether the graph needs a depthwise input gradient for which cuDNN is slow.
 
     cuDNN is fast for 5x5 with stride 1.
     """

@@ -32,7 +32,7 @@ _current = _Current()
 
 
 def default_main_program() -> Program:
-    """Return the program that records calls: that of the innermost `program_guard`, or the thread's."""
+    """Return the program of the innermost `program_guard`, or else that of the thread."""
     return _current.stack[-1].main
 
 

@@ -30,7 +30,10 @@ class Executor:
     """
 
     def __init__(self, device: str | torch.device | None = None) -> None:
-        """Choose a device: `cpu`, `cuda`, `cuda:1`, `gpu` or `gpu:1`; None is the GPU if there is one."""
+        """Choose a device: `cpu`, `cuda`, `cuda:1`, `gpu` or `gpu:1`.
+
+        None: a GPU if there is one, otherwise the CPU.
+        """
         self.device = find_device(device, "Executor({!r})")
 
     def run(
@@ -46,8 +49,9 @@ class Executor:
 
         Args:
             program: None: the default main program. Running a startup program has no effect.
-            feed: A value for each input, by name: arrays, tensors or lists, cast to the declared dtype. A program without
-                an optimizer only needs the inputs of the fetched variables.
+            feed: A value for each input, by name: arrays, tensors or lists, cast to the declared
+                dtype. A program without an optimizer only needs the inputs of the fetched
+                variables.
             fetch_list: Variables or their names.
             use_program_cache: Accepted without effect: a program is always captured once per shape.
             return_numpy: False returns tensors on the device, without host synchronisation.
@@ -97,7 +101,8 @@ class Executor:
                 + (", where -1 is any size" if -1 in spec.shape else "")
             )
         fed = tensor.to(self.device, spec.dtype, non_blocking=True)
-        # A program may write into its inputs (an in-place activation), but must not write into the caller's tensor.
+        # A program may write into its inputs (an in-place activation), but must not write into the
+        # caller's tensor.
         return fed.clone() if fed.data_ptr() == tensor.data_ptr() and isinstance(value, Tensor) else fed
 
 

@@ -1,8 +1,8 @@
 """Capture of a function as a graph with explicit casts, and its compilation with autocast off.
 
-Dynamo records the calls of the function. AOTAutograd traces them, forward and backward, under the policy: the same
-kernels as in eager mode decide every cast, so the casts become operators of the graph. Redundant casts are removed, and
-Inductor compiles the rest with autocast off.
+Dynamo records the calls of the function. AOTAutograd traces them, forward and backward, under the
+policy: the same kernels as in eager mode decide every cast, so the casts become operators of the
+graph. Redundant casts are removed, and Inductor compiles the rest with autocast off.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class CapturedGraph:
 
     @functools.cached_property
     def parts(self) -> tuple[GraphModule, GraphModule | None]:
-        """The graphs of forward and backward in aten operators, before anything is decomposed or fused."""
+        """The graphs of forward and backward in aten operators, neither decomposed nor fused."""
         found: list[GraphModule] = []
         region = casting_region(self.precision) if self.precision.is_on else auto_cast(enable=False)
         with torch.set_grad_enabled(self._has_backward), region:
@@ -120,7 +120,8 @@ class Capture:
 
         Args:
             function: The function to capture.
-            dynamic: False captures each shape of the inputs; None makes a size dynamic once it changes.
+            dynamic: False captures each shape of the inputs; None makes a size dynamic once it
+                changes.
 
         Raises, when called:
             CaptureError: The function cannot be captured as one graph; the message names the line.
@@ -181,7 +182,10 @@ class Capture:
         return cast(Function, compile_graph(module, inputs, {"joint_custom_pre_pass": tidy, **options}))
 
     def _place_markers(self, graph: Graph) -> None:
-        """Put float32 regions around calls that use a named variable; remove markers that have no effect."""
+        """Put float32 regions around calls that use a named variable.
+
+        Remove markers that have no effect.
+        """
         for node in self._in_float32(graph):
             with graph.inserting_before(node):
                 graph.call_function(_region.enter_float32)
@@ -214,7 +218,7 @@ class Capture:
 
 
 def _without_memory(module: GraphModule, inputs: Sequence[Any]) -> list[Any]:
-    """Return the fake inputs of Dynamo, so that a kept graph does not keep a batch or weights alive."""
+    """Return the fake inputs of Dynamo: a kept graph must not keep a batch or weights alive."""
     nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
     return [node.meta.get("example_value", value) for node, value in zip(nodes, inputs, strict=True)]
 
@@ -229,7 +233,10 @@ def _own_copy(function: Function) -> Function:
 
 
 def _aot(module: GraphModule, inputs: Sequence[Any], show: Callable[[GraphModule], None]) -> Function:
-    """Trace forward and backward into aten operators, pass each to `show`, and return a function that runs them."""
+    """Trace forward and backward into aten operators; return a function that runs them.
+
+    Each of the two graphs is passed to `show`.
+    """
     return cast(Function, trace_and_run(module, inputs, _drop_casts, show))
 
 
@@ -321,7 +328,7 @@ _CONTEXT = "Developer debug context:"
 
 
 def _reason(error: BaseException) -> str:
-    """Return why Dynamo stopped: the first line of its message, and the message of the original error."""
+    """Return why Dynamo stopped: the first line of its message, and that of the original error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     first = lines[0] if lines else type(error).__name__
     context = next((line.removeprefix(_CONTEXT).strip() for line in lines if line.startswith(_CONTEXT)), "")

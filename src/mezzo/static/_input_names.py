@@ -1,4 +1,4 @@
-"""Input names as identifiers: users may choose any string, but generated code and files need identifiers."""
+"""Input names as identifiers, which generated code and files need; users may choose any string."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _ESCAPED = re.compile(r"\w+_named_hex_([0-9a-f]*)", re.ASCII)
 def escaped(name: str) -> str:
     """Return a unique identifier for a name: its readable part, then the whole name in hexadecimal.
 
-    The identifier is lower-case, because `torch.export` lower-cases names. It has no double underscore,
-    because the loader refuses files with one in a text.
+    The identifier is lower-case, because `torch.export` lower-cases names. It has no double
+    underscore, because the loader refuses files with one in a text.
 
     >>> escaped("y:0")
     'y_0_named_hex_793a30'

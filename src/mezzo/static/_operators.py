@@ -36,7 +36,10 @@ def _values(arguments: Any) -> Any:
 
 
 def _module_path(node: Node) -> str:
-    """Return the module path of a node below the outermost module; a gradient has that of its forward."""
+    """Return the module path of a node below the outermost module.
+
+    A gradient has the path of its forward.
+    """
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     paths = [str(path) for path, _ in stack.values()]
     return paths[-1].removeprefix(paths[0]).lstrip(".") if paths else ""

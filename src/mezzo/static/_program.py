@@ -47,7 +47,9 @@ class Training:
 
 
 class Program:
-    """Calls on variables, in order; with an optimizer (`minimize`) a training step, without one a forward.
+    """Recorded calls on variables, in order.
+
+    A run is a training step after `minimize`, and a forward before it.
 
     >>> x = Program().data("x", [None, 4])
     >>> torch.relu(nn.Linear(4, 2)(x))
@@ -80,7 +82,10 @@ class Program:
         return variable
 
     def record(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Add a call and return the variables of its results; every call on a variable calls this."""
+        """Add a call and return the variables of its results.
+
+        Every call on a variable ends in this method.
+        """
         self._refuse_closed("call")
         self._warn_of_region()
         self._steps.clear()
@@ -88,7 +93,7 @@ class Program:
         return self.calls.add_call(target, args, kwargs)
 
     def _warn_of_region(self) -> None:
-        """Warn once that an `auto_cast` region around recorded calls has no effect on the program."""
+        """Warn once that an `auto_cast` region around recorded calls has no effect."""
         if current_policy() is not None and not self._is_warned_of_region:
             self._is_warned_of_region = True
             warnings.warn(
@@ -153,7 +158,7 @@ class Program:
         return self.calls.inputs
 
     def inputs_for(self, fetches: Sequence[Variable]) -> list[Variable]:
-        """Return the inputs that a run reads: all of them in training, otherwise those that the fetches need."""
+        """Return the inputs that a run reads: in training all, otherwise those of the fetches."""
         if self.training is not None:
             return self.inputs
         names = tuple(variable.name for variable in fetches)
@@ -193,7 +198,10 @@ class Program:
             self._steps.clear()
 
     def run(self, feeds: Sequence[Tensor], fetches: Sequence[Variable]) -> list[Tensor]:
-        """Run the program on input tensors, as a training step if it is closed; return the fetched values."""
+        """Run the program on input tensors, as a training step if it is closed.
+
+        Return the fetched values.
+        """
         with modules_unwatched():
             key = (tuple(variable.name for variable in fetches), self._precision_now(), self.backend)
             runner = self._steps.get(key)
@@ -206,7 +214,10 @@ class Program:
             return list(runner.run(feeds))[-len(fetches) :] if fetches else list(runner.run(feeds))[:0]
 
     def _precision_now(self) -> CastRules:
-        """Return the precision; if it is off but weights are half, a policy that computes in float32."""
+        """Return the precision of a run.
+
+        If it is off but weights are half, return one that computes in float32.
+        """
         if self.precision.is_on:
             return self.precision
         half = next((p.dtype for p in self.parameters() if p.dtype in HALF_DTYPES), None)
@@ -237,13 +248,14 @@ class Program:
     # ---- files
 
     def save(self, path: str | Path, fetch_list: Sequence[Variable | str]) -> None:
-        """Write the part that computes some variables, in evaluation and float32, as a `torch.export` file.
+        """Write the part that computes some variables as a `torch.export` file.
 
-        `load` reads it.
+        The file computes in eval mode and float32; `load` reads it.
 
         Args:
             path: Usually ends in .pt2.
-            fetch_list: Variables or their names. Inputs that they do not need, such as labels, are left out.
+            fetch_list: Variables or their names. Inputs that they do not need, such as labels, are
+                left out.
 
         Raises:
             RunError: torch cannot export it.
@@ -263,8 +275,8 @@ class Program:
     def inference_module(self, fetch_list: Sequence[Variable | str]) -> GraphModule:
         """Return the part that computes some variables as a module, for `mezzo.export` for example.
 
-        The module takes the inputs that these variables need, in order, and returns a tuple. It is a
-        copy in float32, on the CPU, in eval mode.
+        The module takes the inputs that these variables need, in order, and returns a tuple. It is
+        a copy in float32, on the CPU, in eval mode.
         """
         names = [self.variable(fetch).name for fetch in fetch_list]
         part, _ = self.calls.part_for(names, evaluates=True)
@@ -296,7 +308,7 @@ class Program:
         return [graph for key, runner in self._steps.items() if key[1:] == now for graph in runner.graphs]
 
     def operators(self, include_views: bool = False) -> OperatorStats:
-        """Return the operator table of the last captured graph: which operator computes in which dtype.
+        """Return the operator table of the last captured graph: operators and their dtypes.
 
         Raises:
             ProgramError: The program has not run yet, or its backend is 'eager'.
@@ -307,7 +319,7 @@ class Program:
         return graphs[-1].operators(include_views)
 
     def print(self) -> None:
-        """Print the program: the calls as they were written and, once it has run, the captured graph."""
+        """Print the recorded calls and, after a run, the captured graph."""
         say(self)
 
     def __str__(self) -> str:
@@ -318,7 +330,7 @@ class Program:
 
 
 def _user_level() -> int:
-    """Return the `stacklevel` at which a warning points to the user's line, past frames of mezzo and torch."""
+    """Return the `stacklevel` of the user's line, past the frames of mezzo and torch."""
     ours, torchs = str(Path(__file__).parents[1]), str(Path(torch.__file__).parent)
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith((ours, torchs)):

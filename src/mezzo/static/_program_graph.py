@@ -13,7 +13,7 @@ from mezzo.static._variables import Variable
 
 
 def needed_for(graph: Graph, end: Node, root: nn.Module) -> set[Node]:
-    """Return the nodes that a result needs: those that compute it, and those that change them in place."""
+    """Return the nodes that compute a result, and the nodes that change these in place."""
     needed: set[Node] = set()
     waiting = [end]
     while waiting:
@@ -50,7 +50,10 @@ def mark(graph: Graph, nodes: dict[Node, Node], variable: Variable) -> None:
 
 
 def by_name(names: Sequence[str], values: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Return results by name in a plain dict; torch.fx's own dict class is unknown to other readers."""
+    """Return results by name in a plain dict.
+
+    A dict of torch.fx has a class that other readers do not know.
+    """
     return dict(zip(names, values, strict=True))
 
 

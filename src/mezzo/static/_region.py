@@ -1,4 +1,4 @@
-"""Which parts of a captured step are cast: policy, `fp16_guard`, and variables that stay in float32."""
+"""Which parts of a captured step are cast: policy, `fp16_guard`, and float32 variables."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from mezzo.record import operator_log
 
 
 class NoGuardError(MezzoError):
-    """The guard option is on, but nothing ran inside a guard: the whole network would silently be float32."""
+    """The guard option is on, but nothing ran inside a guard, so everything would be float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class CastRules:
-    """What decides the dtypes of a captured program. Hashable: each value has its own captured graph."""
+    """What decides the dtypes of a captured program.
+
+    Hashable: each value has its own captured graph.
+    """
 
     policy: Policy | None = None
     """None: nothing is cast."""
@@ -83,7 +86,7 @@ def casting_region(precision: CastRules) -> Iterator[None]:
 
 
 def close_regions(down_to: int | None = None) -> None:
-    """Close regions that were left open since a capture began: Dynamo may stop inside a network and restart."""
+    """Close regions that a capture left open: Dynamo may stop inside a network and restart."""
     while len(thread_state.open) > (thread_state.regions_before if down_to is None else down_to):
         thread_state.open.pop().__exit__(None, None, None)
 
@@ -119,8 +122,8 @@ def refuse_missing_guard(found: bool) -> None:
         )
 
 
-# The markers: plain calls that Dynamo puts into its graph unchanged. They run while the graph is traced
-# into operators, not in the compiled code.
+# The markers: plain calls that Dynamo puts into its graph unchanged. They run while the graph is
+# traced into operators, not in the compiled code.
 
 
 def enter_guard() -> None:
@@ -162,7 +165,9 @@ def _leave() -> None:
 
 @contextmanager
 def fp16_guard() -> Iterator[None]:
-    """Mark a part of a network for half precision, if the program uses `use_fp16_guard`; otherwise do nothing.
+    """Mark a part of a network for half precision, if the program uses `use_fp16_guard`.
+
+    Otherwise do nothing.
 
     >>> with fp16_guard():
     ...     pass

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from mezzo.static._variables import InputSpec
 
 _SAMPLES = (2, 64, 96, 128, 160)
-"""Sample sizes of free dimensions, by axis: unequal, large enough for a network, and not 0 or 1, which torch fixes."""
+"""Sample sizes of free dimensions, by axis: unequal, large, and not 0 or 1, which torch fixes."""
 
 
 def save_forward(module: nn.Module, inputs: Sequence[InputSpec], path: Path, *, shown: Path | None = None) -> None:
-    """Write a forward, in evaluation and float32, as a `torch.export` file; warns if `load_forward` will refuse it.
+    """Write a forward, in evaluation and float32, as a `torch.export` file.
+
+    Warns if `load_forward` will refuse it.
 
     Args:
         module: Takes the inputs in this order.
@@ -51,7 +53,7 @@ def _sample_shape(shape: Sequence[int]) -> list[int]:
 
 
 def load_forward(path: Path) -> tuple[ExportedProgram, dict[str, tuple[list[int], torch.dtype]]]:
-    """Return a forward that `save_forward` wrote, and its inputs by name: shape (-1 where free) and dtype.
+    """Return a forward from `save_forward`, and shape (-1: free) and dtype of its inputs by name.
 
     Raises:
         DeployError: The file is damaged, holds more than a forward, or has two inputs of one name.

@@ -1,4 +1,4 @@
-"""`to_static`: capture a module or function when it is called, in the precision of the region around the call."""
+"""`to_static`: captures a module or function at its call, in the precision around the call."""
 
 from __future__ import annotations
 
@@ -109,11 +109,13 @@ def to_static(
     backend: str = "inductor",
     only_training: bool = False,
 ) -> Any:
-    """Capture a module or a function as a graph when it is called, and compile it; also a decorator.
+    """Capture a module or a function as a graph when it is called, and compile it.
 
-    The `auto_cast` region around the call decides the precision; `with auto_cast(...)` inside the function decides for
-    the calls in it. A module stays the same object, with its weights, `state_dict` and hooks; copies of it are not
-    captured.
+    It is also a decorator.
+
+    The `auto_cast` region around the call decides the precision; `with auto_cast(...)` inside the
+    function decides for the calls in it. A module stays the same object, with its weights,
+    `state_dict` and hooks; copies of it are not captured.
 
     Args:
         target: A module, or a function of tensors.
@@ -122,8 +124,8 @@ def to_static(
         only_training: Do not capture a module in evaluation.
 
     Returns:
-        The same module, or a function of the same name with `graphs` and `operators()`. For a module,
-        `static_forward` returns the object that has them.
+        The same module, or a function of the same name with `graphs` and `operators()`. For a
+        module, `static_forward` returns the object that has them.
 
     >>> @to_static(backend="aot_eager")
     ... def double(x):

@@ -1,9 +1,9 @@
 """`auto_cast` regions inside a function that is captured: they become markers in its graph.
 
-Dynamo does not trace `auto_cast`, so with `fullgraph=True` a region is an error. While a function with
-regions is called, `auto_cast` has other methods, which Dynamo can trace. They put two markers, with the
-policy's key, around the calls inside. The markers run while the graph is traced into operators, so the
-graph contains the casts of the region's policy.
+Dynamo does not trace `auto_cast`, so with `fullgraph=True` a region is an error. While a function
+with regions is called, `auto_cast` has other methods, which Dynamo can trace. They put two markers,
+with the policy's key, around the calls inside. The markers run while the graph is traced into
+operators, so the graph contains the casts of the region's policy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mezzo.static import _region
 _OWN = {name: getattr(auto_cast, name) for name in ("__init__", "__enter__", "__exit__")}
 
 _regions: dict[str, auto_cast] = {}
-"""By key. The key holds everything that the casts depend on, because compile caches see only the key."""
+"""By key, which holds everything that the casts depend on: compile caches see only the key."""
 
 
 def _region_key(*args: Any, **kwargs: Any) -> str:
@@ -34,7 +34,10 @@ def _region_key(*args: Any, **kwargs: Any) -> str:
 
 
 def _policy_key(fields: tuple[Any, ...], *args: Any, **kwargs: Any) -> str:
-    """Return the key of a region whose `policy` has these fields; Dynamo cannot take a policy as a constant."""
+    """Return the key of a region whose `policy` has these fields.
+
+    Dynamo cannot take a policy as a constant.
+    """
     return _region_key(*args, policy=Policy(*fields), **kwargs)
 
 
@@ -75,9 +78,9 @@ def _is_captured_here() -> bool:
     return _thread_state.captures > 0
 
 
-# Dynamo traces these methods. Meanwhile, untraced code may call them too, and other threads may compile
-# other functions. `is_dynamo_compiling` is True only in traced code; `is_compiling` is True in every
-# thread while one of them compiles (torch 2.13).
+# Dynamo traces these methods. Meanwhile, untraced code may call them too, and other threads may
+# compile other functions. `is_dynamo_compiling` is True only in traced code; `is_compiling` is True
+# in every thread while one of them compiles (torch 2.13).
 
 
 def _traced_init(self: Any, *args: Any, policy: Policy | None = None, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Trying a call of a program on fake tensors, to learn the shapes of its results and whether it is valid."""
+"""Tries a call on fake tensors, to learn whether it is valid and the shapes of its results."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _refuse_lazy(target: Any) -> None:
 
 @contextmanager
 def _untouched(target: Any) -> Iterator[None]:
-    """Restore what a trial changes in a module: attributes, buffers, and values of one-element counters."""
+    """Restore attributes, buffers and one-element counters of a module after a trial."""
     parts = list(target.modules()) if isinstance(target, nn.Module) else []
     buffers = [
         buffer for part in parts for buffer in part._buffers.values() if buffer is not None and buffer.numel() == 1

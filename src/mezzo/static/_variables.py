@@ -1,7 +1,8 @@
 """Variables: symbolic values with which a program is written.
 
-A call of a module, a torch function, a method or an operator on a variable is recorded in the variable's program instead
-of being computed. It is tried on fake tensors without memory, which gives the shape of its result.
+A call of a module, a torch function, a method or an operator on a variable is recorded in the
+variable's program instead of being computed. It is tried on fake tensors without memory, which
+gives the shape of its result.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from mezzo.static._program import Program
 
 TRIALS = (1009, 1021)
-"""Two sizes to try for each free dimension: a size that differs between the trials depends on the batch."""
+"""Two sizes to try for free dimensions: sizes that differ between trials depend on the batch."""
 
 
 class ProgramError(MezzoError):
@@ -93,7 +94,8 @@ def parse_dtype(dtype: Any) -> torch.dtype:
 class Variable:
     """A symbolic value of a program: an input, or the result of a call.
 
-    Torch functions, modules, tensor methods and operators accept it; the call is recorded in its program.
+    Torch functions, modules, tensor methods and operators accept it; the call is recorded in its
+    program.
     """
 
     def __init__(
@@ -220,7 +222,7 @@ def _call_or_record(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 class _Watch:
-    """Replaces `nn.Module.__call__`, for the whole process, while a program is written and none runs.
+    """Replaces `nn.Module.__call__` in the process while a program is written and none runs.
 
     Otherwise it restores the original, because Dynamo can trace only that one.
     """
@@ -300,7 +302,10 @@ def end_writing() -> None:
 
 @contextmanager
 def modules_unwatched() -> Iterator[None]:
-    """Inside, `nn.Module.__call__` is the original in every thread: nothing is recorded, and Dynamo can trace it."""
+    """Inside, `nn.Module.__call__` is the original in every thread.
+
+    Nothing is recorded, and Dynamo can trace modules.
+    """
     _watch.change(runs=1)
     try:
         yield

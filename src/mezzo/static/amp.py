@@ -1,4 +1,4 @@
-"""Mixed precision of programs: `decorate` an optimizer, `minimize` a loss, `amp_init` the weights."""
+"""Mixed precision of programs: `decorate` an optimizer, then call `minimize` and `amp_init`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class CustomOpLists:
     Args:
         custom_white_list: Operators to compute in half.
         custom_black_list: Operators to compute in float32.
-        custom_black_varnames: Inputs, results and parameters of a program; calls that use them are float32.
+        custom_black_varnames: Inputs, results and parameters of a program; calls that use them are
+            float32.
 
     >>> CustomOpLists(custom_black_list=["softmax"]).custom_black_list
     frozenset({'softmax'})
@@ -103,8 +104,8 @@ class MixedPrecisionOptimizer:
         Args:
             place: As for `Executor`; None leaves the weights where they are.
             scope: Accepted without effect; parameters belong to modules.
-            test_program: A clone of the program, to run in the same precision: at O2 and O3 always, at O1 with
-                `use_fp16_test`.
+            test_program: A clone of the program, to run in the same precision: at O2 and O3 always,
+                at O1 with `use_fp16_test`.
             use_fp16_test: See `test_program`.
             rewrite_master_weight: Accepted without effect: masters always hold the float32 weights.
 
@@ -160,7 +161,7 @@ class MixedPrecisionOptimizer:
         )  # fmt: skip
 
     def _not_only_half(self, program: Program) -> list[nn.Parameter]:
-        """Return the parameters that float32 operators use: outside guards, or black by name or by operator."""
+        """Return the parameters used in float32: outside guards, or black by name or operator."""
         black = {id(p) for p in program.calls.trials.parameters_outside_guard()} if self.precision.use_guard else set()
         names = program.calls.parameter_names()
         black |= {key for key, name in names.items() if name in self.precision.float32_names}
@@ -219,25 +220,27 @@ def decorate(
         dtype: `float16` or `bfloat16`.
         master_weight: See `mezzo.amp.decorate`.
         master_grad: O2 and O3: gradients of half weights arrive in float32.
-        init_loss_scaling: The first loss scale; this and the next four arguments are those of `mezzo.amp.GradScaler`.
+        init_loss_scaling: The first loss scale; this and the next four arguments are those of
+            `mezzo.amp.GradScaler`.
         incr_every_n_steps: Steps without overflow before the scale grows.
         decr_every_n_nan_or_inf: Overflows before it shrinks.
         incr_ratio: By how much it grows.
         decr_ratio: By how much it shrinks.
         use_dynamic_loss_scaling: None: only for float16.
         use_pure_fp16: The older spelling of `level='O2'`; not together with `level`.
-        use_fp16_guard: Only calls inside `fp16_guard()` are half. None: on with `use_pure_fp16`, otherwise off.
+        use_fp16_guard: Only calls inside `fp16_guard()` are half. None: on with `use_pure_fp16`,
+            otherwise off.
         use_amp_guard: The newer name of `use_fp16_guard`.
         use_bf16: The older spelling of `dtype='bfloat16'`.
         use_promote: See `mezzo.amp.auto_cast`.
         cpu_compute: See `mezzo.amp.Policy`.
         fp8: O3: see `mezzo.amp.auto_cast`.
-        half_layers: O3: see `mezzo.amp.decorate`. Names begin with the name of the module in the program,
-            as in `Net_0.head`.
+        half_layers: O3: see `mezzo.amp.decorate`. Names begin with the name of the module in the
+            program, as in `Net_0.head`.
 
     Raises:
-        TypeError: `level` and `use_pure_fp16`, or both names of the guard, were given; or `optimizer` is
-            not an optimizer.
+        TypeError: `level` and `use_pure_fp16`, or both names of the guard, were given; or
+            `optimizer` is not an optimizer.
     """
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"decorate: {type(optimizer).__name__} is not a torch.optim.Optimizer")

@@ -1,4 +1,4 @@
-"""Changes that make a model faster without changing its results: layout, padded channels, a white list."""
+"""Changes that only make a model faster: layout, padded channels, a white list."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ class Changes:
     channels_last: bool = False
     """Store four-dimensional weights channels-last; the outputs of convolutions follow."""
     pad_channels: tuple[tuple[str, int, int], ...] = ()
-    """Layers that compute with zero-padded channels or features: path, inputs, outputs. The padding is cut off again."""
+    """Layers that compute with zero-padded channels or features: path, inputs, outputs.
+
+    The padding is cut off again.
+    """
     custom_white_list: tuple[str, ...] = ()
     """Additional operators that compute in half."""
 
@@ -115,8 +118,8 @@ def _read_padding(path: Path, value: Any) -> tuple[tuple[str, int, int], ...]:
 def apply_changes(model: nn.Module, changes: Changes | Path | str) -> dict[str, list[str]]:
     """Change a model in place, and return the lists for `auto_cast`.
 
-    Parameters, their names and checkpoints stay the same; results differ only by rounding. Call it before `decorate` and
-    before any wrapper.
+    Parameters, their names and checkpoints stay the same; results differ only by rounding. Call it
+    before `decorate` and before any wrapper.
 
     Args:
         model: The model that `advise` examined.
@@ -180,7 +183,9 @@ def channels_of(layer: nn.Module) -> tuple[int, int]:
 
 
 def pad_layer(layer: nn.Module, inputs: int, outputs: int) -> None:
-    """Make a layer compute with zero-padded inputs and outputs; its parameters and its result stay the same.
+    """Make a layer compute with zero-padded inputs and outputs.
+
+    Its parameters and its result stay the same.
 
     The layer gets a subclass of its own class, so copies, pickles and replicas are padded too.
     """

@@ -34,11 +34,12 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
 def arguments_of(model: nn.Module, inputs: Any) -> Arguments:
     """Return the positional and named arguments for a call of the model.
 
-    If `forward` accepts them, a tuple or list holds positional arguments and a mapping named ones. Otherwise `inputs` is
-    the only argument. If both are possible (`forward(x, mask=None)`, `forward(*args, **kwargs)`), these rules decide:
+    If `forward` accepts them, a tuple or list holds positional arguments and a mapping named ones.
+    Otherwise `inputs` is the only argument. If both are possible (`forward(x, mask=None)`,
+    `forward(*args, **kwargs)`), these rules decide:
 
-    - A tuple holds positional arguments if `forward` has as many parameters without a default, or if its first parameter
-      is annotated as a tensor. A list with one item is the only argument.
+    - A tuple holds positional arguments if `forward` has as many parameters without a default, or
+      if its first parameter is annotated as a tensor. A list with one item is the only argument.
     - A mapping holds named arguments if one of its keys is the name of a parameter.
     - Otherwise `inputs` is the only argument. A dict of named arguments is never ambiguous.
 
@@ -111,7 +112,9 @@ def _is_tensor(annotation: Any) -> bool:
 
 
 def batch_size_of(inputs: Any, targets: Any = None) -> int | None:
-    """Return the first size that all tensors of the batch share; None without tensors or if it differs.
+    """Return the first size that all tensors of the batch share.
+
+    Return None if there are no tensors, or if their first sizes differ.
 
     >>> import torch
     >>> batch_size_of({"scale": torch.ones(()), "image": torch.ones(4, 3)}, torch.ones(4))

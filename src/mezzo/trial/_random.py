@@ -18,10 +18,11 @@ def seed_all(seed: int) -> None:
 
 @contextmanager
 def random_states_kept(gpus: Sequence[int | torch.device] = ()) -> Iterator[None]:
-    """Restore every global random state at the end, including those of all GPUs, which `seed_all` seeds.
+    """Restore every global random state at the end, including those of all GPUs.
 
     Args:
-        gpus: GPUs that are used inside. Without any, GPU states are restored only if CUDA is already in use.
+        gpus: GPUs that are used inside. Without any, GPU states are restored only if CUDA is
+            already in use.
     """
     python, numpy = random.getstate(), np.random.get_state()
     kept = range(torch.cuda.device_count()) if gpus or torch.cuda.is_initialized() else ()

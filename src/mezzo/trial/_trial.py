@@ -24,7 +24,7 @@ class Workload:
 
     model: nn.Module
     inputs: Any
-    """A tuple of positional arguments, a mapping of named ones, or the only argument (`arguments_of`)."""
+    """A tuple of positional arguments, a mapping of named ones, or the only argument."""
     targets: Any
     loss_fn: Callable[[Any, Any], Tensor]
     samples: int | None = None
@@ -32,12 +32,12 @@ class Workload:
 
     @property
     def batch_size(self) -> int | None:
-        """Samples of the batch: `samples`, or the first size that all tensors share; None if unknown."""
+        """Samples of the batch: `samples`, or the first size of all tensors; None: unknown."""
         return batch_size_of(self.inputs, self.targets) if self.samples is None else self.samples
 
     @property
     def can_be_captured(self) -> bool:
-        """Whether a step can be captured: all inputs are positional tensors, and the target is a tensor."""
+        """Whether a step can be captured: inputs are positional tensors, the target is a tensor."""
         args, kwargs = arguments_of(self.model, self.inputs)
         return not kwargs and all(isinstance(value, Tensor) for value in (*args, self.targets))
 
@@ -123,7 +123,7 @@ class Trial:
         self.losses.append(loss.clone())
 
     def _check(self, loss: Any, before: list[int]) -> None:
-        """Raise ValueError if the first step has no usable loss, or changed the batch that all steps share."""
+        """Raise ValueError if the first step has no usable loss, or changed the batch."""
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ValueError(f"loss_fn returned {got}; must return a tensor with one number")
@@ -147,7 +147,10 @@ def _device_of(model: nn.Module) -> torch.device:
 
 
 def _fresh(value: Any, device: torch.device) -> Any:
-    """Return a copy of a tensor on `device`; other objects are moved by their method `to`, if any."""
+    """Return a copy of a tensor on `device`.
+
+    Other objects are moved by their method `to`, if any.
+    """
     if isinstance(value, Tensor):
         return value.detach().to(device, copy=True).requires_grad_(value.requires_grad)
     return value.to(device) if hasattr(value, "to") else value

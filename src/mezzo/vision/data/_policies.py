@@ -45,7 +45,9 @@ OPERATIONS: dict[str, Operation] = {
     "Equalize": lambda image, _: ImageOps.equalize(image),
     "Invert": lambda image, _: ImageOps.invert(image),
 }
-"""Operations by name. Units of the strength: shears a factor, translations pixels, `Rotate` degrees.
+"""Operations by name.
+
+Units of the strength: shears a factor, translations pixels, `Rotate` degrees.
 
 `Brightness`, `Color`, `Contrast` and `Sharpness`: a factor minus 1. `Posterize`: bits removed.
 `Solarize`: number of grey levels that are inverted, from the brightest.

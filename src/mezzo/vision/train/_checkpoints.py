@@ -1,4 +1,4 @@
-"""Checkpoints of a run: `iter_N/` with weights and all state of the next step, `best_model/`, `latest`."""
+"""Checkpoints of a run: `iter_N/` with weights and all other state, `best_model/`, `latest`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ class RunProgress:
 
 
 def save_checkpoint(session: Session, store: CheckpointStore, progress: RunProgress) -> Path:
-    """Write `iter_N`, point `latest` to it, return the folder. All processes must call it; the first one writes."""
+    """Write `iter_N`, point `latest` to it, return the folder.
+
+    All processes must call it; the first one writes.
+    """
     enter(SAVING)
     model, optimizer_state = _whole(session)
     folder = store.directory / f"iter_{progress.step}"
@@ -77,7 +80,10 @@ def save_best(session: Session, store: CheckpointStore) -> None:
 
 
 def put_aside(directory: Path) -> Path | None:
-    """Move the results of an earlier run into a folder `previous_N`; return it, or None if there are no results."""
+    """Move the results of an earlier run into a folder `previous_N`.
+
+    Return it, or None if there are no results.
+    """
     names = [path for path in directory.glob("*") if path.name in _RESULTS or path.name.startswith("iter_")]
     if not names:
         return None
@@ -105,7 +111,7 @@ def _whole(session: Session) -> tuple[nn.Module, dict[str, Any]]:
 
 
 def counters_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return the integer buffers, such as the number of batches, which files of weights leave out."""
+    """Return the integer buffers, such as batch counters, which files of weights leave out."""
     return {name: buffer for name, buffer in model.named_buffers() if not buffer.is_floating_point()}
 
 

@@ -16,15 +16,17 @@ from mezzo.optim import copy_all, mark_in_sync, master_of, publish, stored_maste
 
 
 class Ema:
-    """The exponential moving average of a model's weights; it often evaluates better than the weights themselves.
+    """The exponential moving average of a model's weights.
 
-    Parameters are averaged, from their float32 masters if the model was decorated; buffers are copied.
-    There is no host synchronisation.
+    It often evaluates better than the weights themselves.
+
+    Parameters are averaged, from their float32 masters if the model was decorated; buffers are
+    copied. There is no host synchronisation.
 
     Args:
         model: On its device, not wrapped for distributed training. Call `decorate` before.
         decay: Share of the average that an update keeps. Update n (from 0) uses
-            min(decay, (1 + n) / (10 + n)), so that the random initial weights soon lose their influence.
+            min(decay, (1 + n) / (10 + n)), so that the random initial weights soon lose influence.
     """
 
     def __init__(self, model: nn.Module, decay: float = 0.9998) -> None:
@@ -58,7 +60,9 @@ class Ema:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Put the average into the model inside the `with` block; restore the model bit-exactly after it.
+        """Put the average into the model inside the `with` block.
+
+        Restore the model bit-exactly after it.
 
         Changes of weights and buffers inside the block are undone.
         """
@@ -96,7 +100,7 @@ class Ema:
         return {"updates": self.updates, "values": dict(self._shadows)}
 
     def check_state_dict(self, state: Any) -> None:
-        """Raise ValueError unless names, shapes, dtypes and the number of updates of a state fit this model."""
+        """Raise ValueError unless names, shapes, dtypes and updates of a state fit this model."""
         with part("the EMA does not fit the model"):
             values = mapping(state)
             check_tensors(values["values"], self._shadows, lambda shadow: shadow.dtype)

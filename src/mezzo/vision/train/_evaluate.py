@@ -24,7 +24,7 @@ class Evaluator:
         if len(dataset) and dataset.read(0).label is None:
             raise DataError(f"{dataset.path(0)}: has no label; evaluation needs a list with labels")
         batch_size = options.eval_batch_size or (recipe.batch_size if recipe.task == "classification" else 1)
-        # With sharded weights each forward pass needs all processes, so every process evaluates all samples.
+        # With sharded weights each forward pass needs all processes: each evaluates all samples.
         rank, size = (0, 1) if options.fsdp else (world.rank, world.size)
         shard = Shard(len(dataset), batch_size, rank=rank, world_size=size)
         on_gpu = world.device.type == "cuda"

@@ -8,7 +8,7 @@ from mezzo.vision.recipes import Recipe
 
 
 def find_notices(recipe: Recipe, options: RunOptions, world: World) -> list[str]:
-    """Return a line for each setting of the recipe and the command line that has no effect in this run."""
+    """Return a line for each setting of recipe and command line that has no effect."""
     level, precision = options.amp_level, options.precision
     resumes = options.resume is not None
     said = {

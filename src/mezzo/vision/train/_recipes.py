@@ -19,7 +19,10 @@ _BOTH_FORMS = ("data_path", "lr", "batch_size")
 
 
 def with_usual_data(options: RecipeOptions) -> RecipeOptions:
-    """Return the options; if they name neither a file nor a folder, add the first usual one with images."""
+    """Return the options with a folder of images.
+
+    If they name neither a file nor a folder, add the first usual one with images.
+    """
     options = _with_shipped_file(options)
     if options.config is None and options.data_path is None:
         return replace(options, data_path=next((path for path in USUAL_FOLDERS if has_split(path, TRAIN)), None))
@@ -31,11 +34,11 @@ def make_recipe(options: RecipeOptions, weights: str | Path | None = None) -> Re
 
     Args:
         options: With `config`, `recipe` or `data_path`.
-        weights: Weights to evaluate. Without `num_classes`, they must have as many classes as the data.
+        weights: Weights to evaluate. Without `num_classes`, they must have the classes of the data.
 
     Raises:
-        OptionError: Both or neither of `config` and `data_path` are given, or an option that belongs to
-            the other one.
+        OptionError: Both or neither of `config` and `data_path` are given, or an option that
+            belongs to the other one.
         ConfigError: The file or an option is wrong; the message has a line for each fault.
     """
     options = _with_shipped_file(options)

@@ -1,4 +1,4 @@
-"""The record of a run: command, versions, seed, machine and resolved configuration, beside its results."""
+"""The record of a run: command, versions, seed, machine and resolved configuration."""
 
 from __future__ import annotations
 

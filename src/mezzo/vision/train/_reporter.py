@@ -1,4 +1,7 @@
-"""The output of a run: documented lines, a progress bar, scalars for plots; only of the first process."""
+"""The output of a run: documented lines, a progress bar, scalars for plots.
+
+Only the first process prints.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,14 @@ from mezzo.vision.train.session import Session
 
 
 class Reporter:
-    """Prints the lines of a run and logs its scalars; a context manager that shows the progress bar.
+    """Prints the lines of a run and logs its scalars.
+
+    A context manager that shows the progress bar.
 
     Args:
         session: The run.
-        scalars: The log of numbers; None in all processes except the first, which then print nothing.
+        scalars: The log of numbers; None in all processes except the first, which then print
+            nothing.
     """
 
     def __init__(self, session: Session, scalars: ScalarLog | None) -> None:

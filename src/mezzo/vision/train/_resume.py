@@ -1,4 +1,4 @@
-"""Resuming: choose a checkpoint, check that it is complete and fits, and only then load it into the session."""
+"""Resuming: choose a checkpoint, check that it is complete and fits, and only then load it."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ def find_checkpoint(store: CheckpointStore, given: Path | str | None) -> tuple[P
 
     Args:
         store: The checkpoints of this run.
-        given: The folder of a checkpoint; the folder of a run, for its latest checkpoint; or `auto`, for
-            the newest undamaged checkpoint of this run, or a new run if it has no checkpoint.
+        given: The folder of a checkpoint; the folder of a run, for its latest checkpoint; or
+            `auto`, for the newest undamaged checkpoint of this run, or a new run if it has no
+            checkpoint.
 
     Raises:
         CheckpointError: There is no such checkpoint, or it is damaged; for `auto`: all are damaged.
@@ -104,11 +105,13 @@ def _advice(damaged: Path) -> str:
 
 
 def resume(session: Session, folder: Path) -> RunProgress:
-    """Load a checkpoint into a session and return its progress. Everything is checked before the session changes.
+    """Load a checkpoint into a session and return its progress.
+
+    Everything is checked before the session changes.
 
     Raises:
-        CheckpointError: The checkpoint is incomplete, or belongs to a run with other data or batch size. The session is
-            unchanged.
+        CheckpointError: The checkpoint is incomplete, or belongs to a run with other data or batch
+            size. The session is unchanged.
     """
     state = read_state(folder)
     try:

@@ -81,7 +81,7 @@ def train(recipe: Recipe, options: RunOptions) -> TrainResult:
 def _open_folder(store: CheckpointStore, options: RunOptions, closing: ExitStack) -> tuple[str | None, list[str]]:
     """Lock the run's folder until `closing` ends, and choose the checkpoint to continue from.
 
-    This must come before any other access: a second training in the folder must not disturb the first.
+    This must come before any other access: a second training must not disturb the first.
     """
     lock = folder_lock(
         store.directory,
@@ -116,7 +116,10 @@ def _begin(session: Session, store: CheckpointStore) -> RunProgress:
 
 
 def evaluate(recipe: Recipe, options: RunOptions) -> Scores:
-    """Evaluate weights (`options.pretrained`, or the checkpoint `options.resume`) and print the documented lines."""
+    """Evaluate `options.pretrained`, or the checkpoint `options.resume`.
+
+    Print the documented lines.
+    """
     options = options.with_precision_for(recipe.task)
     with join_world(options.device, options.dist_timeout) as world, translate_worker_errors():
         precision = open_precision(recipe, options, world.device)

@@ -31,8 +31,8 @@ class ScalarLog:
 
     Args:
         directory: Folder of the run; it is created.
-        resume_at: The next step of the run, 0 for a new run. Points of this step and later are dropped,
-            so that each step is logged once. None keeps all points.
+        resume_at: The next step of the run, 0 for a new run. Points of this step and later are
+            dropped, so that each step is logged once. None keeps all points.
         with_tensorboard: False writes only the file.
         notice: Called with a line if TensorBoard is not installed or cannot write.
     """
@@ -59,8 +59,8 @@ class ScalarLog:
 
         Raises:
             ValueError: The step is not an integer of at least 0, or the log is closed.
-            RunError: The file cannot be written, or was removed. Failures of TensorBoard are only notices, because the
-                file has the same numbers.
+            RunError: The file cannot be written, or was removed. Failures of TensorBoard are only
+                notices, because the file has the same numbers.
         """
         if type(step) is not int or step < 0:
             raise ValueError(f"step={step!r}: must be a whole number, 0 or more")
@@ -87,7 +87,10 @@ class ScalarLog:
 
     @staticmethod
     def read_file(directory: Path) -> list[ScalarPoint]:
-        """Return the points of a run's directory, without opening its log for writing; see `read_scalars`."""
+        """Return the points of a run's directory, without opening its log for writing.
+
+        See `read_scalars`.
+        """
         return read_scalars(Path(directory) / SCALARS)
 
     @property
@@ -115,7 +118,8 @@ def read_scalars(path: Path) -> list[ScalarPoint]:
     """Return the points of a `scalars.jsonl`; an incomplete last line, left by a kill, is ignored.
 
     Raises:
-        ScalarLogError: The file cannot be read, or another line is wrong; the message names file and line.
+        ScalarLogError: The file cannot be read, or another line is wrong; the message names file
+            and line.
     """
     try:
         text = read_bytes(path, limit=_MOST_BYTES, raising=ScalarLogError).decode("utf-8", "replace")

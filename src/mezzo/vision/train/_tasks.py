@@ -1,4 +1,4 @@
-"""Classification and segmentation: the loss of a batch, its logged values, and the scores of an evaluation."""
+"""Classification and segmentation: losses, logged values, and scores of an evaluation."""
 
 from __future__ import annotations
 
@@ -138,7 +138,10 @@ class Segmentation:
         self._confusion = ConfusionMatrix(self._classes, self._device)
 
     def measure(self, model: nn.Module, batch: DeviceBatch) -> None:
-        """Count the pixels of each true and predicted class; logits are resized to the labels first."""
+        """Count the pixels of each true and predicted class.
+
+        Logits are resized to the labels first.
+        """
         logits = undo_sizes(model(batch.images)[0], batch.undo)
         if logits.shape[2:] != batch.labels.shape[1:]:
             logits = undo_sizes(logits, [("resize", *batch.labels.shape[1:])])
@@ -151,7 +154,7 @@ class Segmentation:
 
 
 def undo_sizes(logits: Tensor, changes: Sequence[tuple[str, int, int]]) -> Tensor:
-    """Return logits in the size of the labels: undo the size changes of the images, the last one first."""
+    """Return logits in the size of the labels: undo the images' size changes in reverse order."""
     for kind, height, width in reversed(changes):
         if kind == "pad":
             logits = logits[:, :, :height, :width]

@@ -11,7 +11,10 @@ from mezzo.model.metric import SegmentationScores
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainLine:
-    """The numbers of a line of classification training; means are over the steps since the previous line."""
+    """The numbers of a line of classification training.
+
+    Means are over the steps since the previous line.
+    """
 
     epoch: int
     """Counted from 1."""
@@ -32,7 +35,10 @@ class TrainLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SegmentationTrainLine:
-    """The numbers of a line of segmentation training; means are over the steps since the previous line."""
+    """The numbers of a line of segmentation training.
+
+    Means are over the steps since the previous line.
+    """
 
     epoch: int
     """Counted from 1."""
@@ -117,7 +123,10 @@ def _row(values: Sequence[float]) -> str:
 
 
 def parse_train_line(text: str) -> TrainLine | SegmentationTrainLine | None:
-    """Return the numbers of a line of training, with or without a time in front of it; None for any other line."""
+    """Return the numbers of a line of training, with or without a time in front of it.
+
+    Return None for any other line.
+    """
     if match := _CLASSIFICATION.search(text):
         names = ("top1", "top5", "lr", "loss", "reader_cost_s", "batch_cost_s", "samples", "images_per_s")
         return TrainLine(

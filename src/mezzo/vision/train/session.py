@@ -71,7 +71,10 @@ class Session:
         return self.options.save_every or usual
 
     def set_learning_rate(self, step: int) -> float:
-        """Set the learning rate of a step in every group; return the rate of the recipe, without `lr_mult`."""
+        """Set the learning rate of a step in every group.
+
+        Return the rate of the recipe, without `lr_mult`.
+        """
         rate = self.recipe.schedule.lr(step, self.steps_per_epoch)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group.get("lr_mult", 1.0)
@@ -79,7 +82,10 @@ class Session:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether the whole step is one compiled program; with several processes only the forward pass is."""
+        """Whether the whole step is one compiled program.
+
+        With several processes only the forward pass is.
+        """
         return self.options.to_static and self.world.size == 1 and not self.options.fsdp
 
     def batches(self, first_step: int) -> Prefetcher:
@@ -92,7 +98,7 @@ def open_session(recipe: Recipe, options: RunOptions, world: World) -> Session:
     """Return the objects of a training run.
 
     Raises:
-        MezzoError: The recipe has no training data, the data has a fault, or an option does not fit.
+        MezzoError: The recipe has no training data, the data has a fault, or an option is wrong.
     """
     if recipe.train_data is None:
         raise UnusableRecipe("the recipe has no train_dataset: there is nothing to train on")
@@ -150,7 +156,8 @@ def open_precision(recipe: Recipe, options: RunOptions, device: torch.device | N
     """Return the precision of the options; read and check their list file.
 
     Raises:
-        OptionError: The file keeps layers in float32 that FSDP gathers in half, or the device has no FP8 products.
+        OptionError: The file keeps layers in float32 that FSDP gathers in half, or the device has
+            no FP8 products.
         ValueError: The file is wrong.
     """
     options = options.with_precision_for(recipe.task)
