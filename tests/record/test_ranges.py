@@ -233,7 +233,7 @@ def test_what_a_backward_computes_from_the_forward_alone_is_no_gradient(is_check
     assert [row.largest for row in rows if row.is_gradient] == [pytest.approx(2.0)]
     assert ranges.suggest_scale(headroom=1).largest == pytest.approx(2.0)
     lines = ranges.table().splitlines()
-    assert lines[-1] == "* no gradient: computed from the forward alone, so the loss scale does not change it"
+    assert lines[-1] == "* no gradient: computed only from the forward, so the loss scale does not change it"
     assert any(line.startswith("backward*") for line in map(str.strip, lines))
 
 

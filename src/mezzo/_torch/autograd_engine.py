@@ -34,7 +34,7 @@ queue_callback: Callable[[Callable[[], Any]], None] = Variable._execution_engine
 def hook_only(tensor: Tensor, hook: Callable[[Tensor], Any]) -> None:
     """Call a hook with the gradient of a tensor that has no hooks yet.
 
-    A tensor that has hooks is left alone.
+    Do nothing if the tensor has hooks.
 
     The same as `Tensor.register_hook` without its handle, which takes three times as long.
     """

@@ -100,7 +100,7 @@ class AddressTable:
             raise RuntimeError(
                 "an optimizer's step can be captured once, and again after an eager step: take one between two captures"
             )
-        # A replay copies from the same memory again: it must stay, and stay as it is.
+        # A replay copies from the same memory again, so it must stay allocated and unchanged.
         staged, self._staged = self._staged, None
         staged.copy_(torch.from_numpy(self._host))
         self._kept_for_replay.append(staged)

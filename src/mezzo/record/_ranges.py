@@ -44,8 +44,8 @@ class RangeRow:
     """Torch-level call; in the backward the one whose gradient it is. `linear -> float16`: values that were cast to float16
     there (inputs, weights; on a CPU without half units results too), as they were before the cast."""
     is_gradient: bool
-    """False in the forward, and for what a backward computes from the forward alone: `2 * x` for the gradient of `x ** 2`,
-    or a forward that is repeated. The loss scale does not change it."""
+    """False in the forward, and for values that a backward computes only from the forward: `2 * x`
+    for the gradient of `x ** 2`, or a repeated forward. The loss scale does not change them."""
     dtype: str
     """Dtype of the values."""
     calls: int
@@ -83,7 +83,7 @@ _Key = tuple[str, Phase, str, bool, str]
 
 
 class _ForwardBorn:
-    """Memory of tensors that the forward used or made, and of what a backward computes from those alone."""
+    """Memory of tensors of the forward, and of those that a backward computes only from them."""
 
     def __init__(self) -> None:
         self._storages: dict[int, StorageWeakRef] = {}  # the reference keeps the key from being used again
@@ -209,7 +209,7 @@ class Ranges:
         if len(shown) < len(rows):
             lines.append(f"... and {len(rows) - len(shown)} more")
         if any(row.phase == "backward" and not row.is_gradient for row in shown):
-            lines.append("* no gradient: computed from the forward alone, so the loss scale does not change it")
+            lines.append("* no gradient: computed only from the forward, so the loss scale does not change it")
         return "\n".join(lines) + "\n"
 
     def to_dict(self) -> dict[str, Any]:

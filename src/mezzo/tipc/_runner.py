@@ -223,7 +223,7 @@ class _Scheduler:
         threading.Thread(target=self._work, args=(step,), daemon=True).start()
 
     def _work(self, step: PlanStep) -> None:
-        """Run one step in its own thread; a record is made whatever happens."""
+        """Run one step in its own thread; it always leaves a record, also after an error."""
         record = self.step_runner.record(step, "failed", "the runner itself failed, see its error output")
         try:
             record = self.step_runner.run(step)

@@ -53,7 +53,7 @@ class _Series:
         self._is_reading = True
         try:
             value = self._read()
-        except Exception:  # noqa: BLE001  whatever a driver or /proc makes of it: the figure is then None
+        except Exception:  # noqa: BLE001  a driver or /proc may raise anything: the figure is then None
             self.give_up()
             return
         count, total, peak = self._so_far

@@ -155,7 +155,7 @@ def save_maps(
     """Write the pictures of an image's labels; return the files.
 
     `labels/NAME.png` holds class ids, which show as colours (more than 256 classes: 16 bits, grey);
-    `overlays/NAME.jpg` the image under them; `cutouts/NAME.png` class 1 alone.
+    `overlays/NAME.jpg` the image under them; `cutouts/NAME.png` only class 1.
 
     Args:
         folder: Where to.

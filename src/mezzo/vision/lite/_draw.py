@@ -20,7 +20,10 @@ LARGEST_COUNT = 100_000
 
 
 def random_of(name: str) -> np.random.RandomState:
-    """Return a generator that depends on a name alone; RandomState's numbers never change between versions of numpy."""
+    """Return a generator that depends only on a name.
+
+    RandomState gives the same numbers in all versions of numpy.
+    """
     return np.random.RandomState(zlib.crc32(name.encode()))
 
 

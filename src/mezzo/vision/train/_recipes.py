@@ -21,7 +21,7 @@ _BOTH_FORMS = ("data_path", "lr", "batch_size")
 def with_usual_data(options: RecipeOptions) -> RecipeOptions:
     """Return the options with a folder of images.
 
-    If they name neither a file nor a folder, add the first usual one with images.
+    If they name neither a file nor a folder, add the first usual folder with images.
     """
     options = _with_shipped_file(options)
     if options.config is None and options.data_path is None:
