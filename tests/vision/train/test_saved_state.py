@@ -81,7 +81,7 @@ WRONG += [
     ("random/python/624", 10**6, "random"),
     ("optimizer", [], "optimizer"),
     ("optimizer/param_groups", [], "groups"),
-    ("optimizer/param_groups/0/params", [0, 0, 1, 2, 3, 4], "twice"),
+    ("optimizer/param_groups/0/params", [0, 0, 1, 2, 3, 4], "only once"),
     ("optimizer/param_groups/0/lr", "abc", "lr"),
     ("optimizer/param_groups/0/lr", -1.0, "lr"),
     ("optimizer/param_groups/0/betas", (0.9, 1.5), "betas"),
