@@ -26,6 +26,7 @@ ROWS = (
     ("export",),
     ("record",),
     ("amp",),
+    ("kernels",),
     ("optim",),
     ("fp8", "checkpoint"),
     ("fetch", "report"),

@@ -1,0 +1,35 @@
+"""The one way in which mezzo registers an operator of its own with torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Function = Callable[..., Any]
+
+
+def register(
+    *, fake: Function, setup_context: Function | None = None, backward: Function | None = None
+) -> Callable[[Function], Any]:
+    """Return a decorator that registers a function as the operator `mezzo::NAME`.
+
+    Eager mode, AOTAutograd and Inductor all call the operator, so one kernel serves the three. The
+    function gets plain tensors and must not return one of its inputs. Autocast never changes its
+    inputs: who calls it decides their dtypes.
+
+    Args:
+        fake: The same signature; returns empty tensors with shape, dtype and strides of the result.
+        setup_context: Stores what the backward needs, as in `torch.library.register_autograd`.
+        backward: Returns the gradients of the inputs; it may call other operators of this package.
+    """
+
+    def decorate(function: Function) -> Any:
+        operator = torch.library.custom_op(f"mezzo::{function.__name__}", function, mutates_args=())
+        operator.register_fake(fake)
+        if backward is not None:
+            operator.register_autograd(backward, setup_context=setup_context)
+        return operator
+
+    return decorate
