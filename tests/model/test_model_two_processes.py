@@ -18,6 +18,7 @@ from model_loops import make_data, make_model, make_network
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
+SOURCE = HERE.parents[1] / "src"
 LEVELS = {"O0": None, "O1": "O1", "O2": "O2", "bf16": {"level": "O2", "dtype": "bfloat16"}}
 TOLERANCE = 1e-6  # float32 weights of about 1: the mean of two halves is not quite the mean of the whole
 
@@ -156,7 +157,11 @@ def launch(tmp_path: Path, text: str, timeout: float = 240) -> subprocess.Comple
     script = tmp_path / "script.py"
     script.write_text(BEGIN + text)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script, tmp_path]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{SOURCE}{os.pathsep}{HERE}{os.pathsep}{HERE.parent}",
+    }
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=timeout, env=environment)
 
 
