@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from mezzo.static import _convolutions
-from mezzo.static._convolutions import depthwise_input_grad, narrow_weight_grad, use_own_gradients
+from mezzo.kernels import _convolutions, depthwise_input_grad, narrow_weight_grad
+from mezzo.static._convolutions import use_own_gradients
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"

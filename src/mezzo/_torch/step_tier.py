@@ -16,6 +16,8 @@ from contextlib import contextmanager
 
 import torch
 
+from mezzo._torch.modes import no_dispatch_modes
+
 _TIERS = ("auto", "triton", "fused")
 _asked = "auto"
 
@@ -69,7 +71,8 @@ def _works_on(device_type: str) -> str | None:
     try:
         from mezzo._torch.triton_probe import try_kernel
 
-        try_kernel(device_type)
+        with no_dispatch_modes():  # while a graph is traced, tensors have no memory
+            try_kernel(device_type)
     except Exception as error:  # noqa: BLE001  a broken Triton, no C compiler, an old driver: many kinds, all mean this
         message = (str(error).strip().splitlines() or ["no message"])[0]
         reason = f"Triton cannot build a kernel here ({type(error).__name__}: {message})"

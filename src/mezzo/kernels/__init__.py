@@ -3,4 +3,17 @@
 Importing this package registers them all: compiled code from a cache on disk may call any of them.
 """
 
-__all__: list[str] = []
+from mezzo.kernels._convolutions import BLOCK as CONVOLUTION_BLOCK
+from mezzo.kernels._convolutions import depthwise_input_grad, narrow_weight_grad
+from mezzo.kernels._enlarge import enlarge_bilinear, enlarge_gradient
+from mezzo.kernels._pixel_loss import pixel_cross_entropy, pixel_loss
+
+__all__ = [
+    "CONVOLUTION_BLOCK",
+    "depthwise_input_grad",
+    "narrow_weight_grad",
+    "enlarge_bilinear",
+    "enlarge_gradient",
+    "pixel_cross_entropy",
+    "pixel_loss",
+]

@@ -33,7 +33,8 @@ from mezzo.errors import MezzoError, RunError, unknown_choice
 from mezzo.record import OperatorStats
 from mezzo.static import _region
 from mezzo.static._casts import drop_needless_casts
-from mezzo.static._convolutions import register_operators, use_own_gradients
+from mezzo.static._compared import store_compared_values
+from mezzo.static._convolutions import use_own_gradients
 from mezzo.static._operators import count_operators
 from mezzo.static._region import CastRules, NoGuardError, casting_region
 from mezzo.static._traced_regions import regions_traced
@@ -176,7 +177,6 @@ class Capture:
             return module
         if self.backend == "aot_eager":
             return _aot(module, inputs, lambda _: None)
-        register_operators()
         tidy = make_graph_pass(_tidy, _TIDY_FILES)
         options = _ON_CUDA if any(isinstance(value, Tensor) and value.is_cuda for value in inputs) else {}
         return cast(Function, compile_graph(module, inputs, {"joint_custom_pre_pass": tidy, **options}))
@@ -247,7 +247,7 @@ def _drop_casts(module: GraphModule) -> None:
 
 _TIDY_FILES = [
     str(Path(__file__).with_name(name))
-    for name in (Path(__file__).name, "_casts.py", "_convolutions.py", "_convolution_kernels.py")
+    for name in (Path(__file__).name, "_casts.py", "_compared.py", "_convolutions.py")
 ]
 """The source files of the pass below; they are part of cache keys, like the policy."""
 
@@ -257,6 +257,7 @@ def _tidy(graph: Graph) -> None:
     if is_any_autocast_enabled():
         raise RuntimeError("autocast is on while Inductor compiles: casts would be decided a second time")
     drop_needless_casts(graph)
+    store_compared_values(graph)
     use_own_gradients(graph)
 
 

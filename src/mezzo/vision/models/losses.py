@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mezzo.kernels import pixel_cross_entropy
+
 IGNORED = 255
 
 
@@ -19,6 +21,9 @@ def _in_float32(logits: Tensor) -> Tensor:
 class SegmentationLoss(nn.Module, abc.ABC):
     """Base class of losses of logits (n, classes, h, w) and labels (n, h, w); label `ignore_index` is ignored."""
 
+    takes_half = False
+    """Whether `compute` gets half logits as they are, and widens them itself."""
+
     def __init__(self, ignore_index: int = IGNORED) -> None:
         super().__init__()
         self.ignore_index = ignore_index
@@ -26,11 +31,11 @@ class SegmentationLoss(nn.Module, abc.ABC):
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss; autocast is off inside, so nothing is rounded to half precision."""
         with torch.autocast(logits.device.type, enabled=False):
-            return self.compute(_in_float32(logits), labels.long())  # label images are uint8
+            return self.compute(logits if self.takes_half else _in_float32(logits), labels.long())  # images are uint8
 
     @abc.abstractmethod
     def compute(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of float32 logits and int64 labels."""
+        """Return the loss, in float32, of logits and int64 labels."""
 
 
 class CrossEntropyLoss(SegmentationLoss):
@@ -41,19 +46,21 @@ class CrossEntropyLoss(SegmentationLoss):
         ignore_index: Label to ignore.
     """
 
+    takes_half = True
+
     def __init__(self, weight: Sequence[float] | None = None, ignore_index: int = IGNORED) -> None:
         super().__init__(ignore_index)
         self.weight: Tensor | None
         self.register_buffer("weight", None if weight is None else torch.tensor(weight, dtype=torch.float32))
 
     def compute(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of float32 logits and int64 labels."""
+        """Return the loss of logits and int64 labels."""
         counts = labels != self.ignore_index
-        weight = None if self.weight is None else self.weight.to(logits.dtype)
-        loss = F.cross_entropy(logits, labels, weight=weight, ignore_index=self.ignore_index, reduction="none")
-        share = counts.to(logits.dtype)
-        if weight is not None:
-            share = share * weight[torch.where(counts, labels, 0)]
+        loss = pixel_cross_entropy(logits, labels, self.ignore_index)
+        share = counts.to(loss.dtype)
+        if self.weight is not None:
+            share = share * self.weight.to(loss.dtype)[torch.where(counts, labels, 0)]
+            loss = loss * share
         return loss.mean() / (share.mean() + 1e-8)
 
 
@@ -66,15 +73,17 @@ class OhemCrossEntropyLoss(SegmentationLoss):
         ignore_index: Label to ignore.
     """
 
+    takes_half = True
+
     def __init__(self, threshold: float = 0.7, min_kept: int = 10000, ignore_index: int = IGNORED) -> None:
         super().__init__(ignore_index)
         self.threshold, self.min_kept = threshold, min_kept
 
     def compute(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of float32 logits and int64 labels."""
+        """Return the loss of logits and int64 labels."""
         counts = labels != self.ignore_index
-        loss = F.cross_entropy(logits, torch.where(counts, labels, 0), reduction="none")
-        mask = (counts & self._is_hard(torch.exp(-loss.detach()), counts)).to(logits.dtype)
+        loss = pixel_cross_entropy(logits, labels, self.ignore_index)
+        mask = (counts & self._is_hard(torch.exp(-loss.detach()), counts)).to(loss.dtype)
         return (loss * mask).mean() / (mask.mean() + 1e-5)
 
     def _is_hard(self, true_class: Tensor, counts: Tensor) -> Tensor:
