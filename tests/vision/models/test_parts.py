@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from mezzo.vision.models import torch_operators_only
 from mezzo.vision.models._blocks import pad_same
 from mezzo.vision.models._resize import _Enlarged, resize, resize_gradient
 
@@ -96,6 +97,17 @@ def test_on_cuda_the_gradient_is_torchs_and_the_same_every_time(layout: torch.me
     # sums of up to 256 products in float32, in another order
     torch.testing.assert_close(kept, gradient_of_torch(grad, 12, 20), rtol=1e-4, atol=1e-4)
     assert torch.equal(kept, found())
+    assert "Enlarged" in type(resize(x, like).grad_fn).__name__
+
+
+@pytest.mark.gpu
+def test_on_cuda_the_switch_gives_torchs_own_resize() -> None:
+    x = torch.randn(1, 2, 4, 4, device="cuda", requires_grad=True)
+    like = torch.empty(1, 1, 8, 8)
+    with torch_operators_only():
+        with torch_operators_only():
+            pass
+        assert "UpsampleBilinear2D" in type(resize(x, like).grad_fn).__name__
     assert "Enlarged" in type(resize(x, like).grad_fn).__name__
 
 

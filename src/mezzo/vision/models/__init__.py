@@ -5,6 +5,7 @@ from mezzo.vision.models import deeplabv3p, hrnet, losses, mobilenet_v3, ocrnet,
 from mezzo.vision.models._create import create_model
 from mezzo.vision.models._inspect import count_macs, count_parameters, describe, summarize
 from mezzo.vision.models._registry import ModelInfo, list_models, model_info, names_and_aliases
+from mezzo.vision.models._resize import torch_operators_only
 from mezzo.vision.models._trained import count_classes, load_trained
 from mezzo.vision.models._types import create_from_types
 
@@ -22,6 +23,7 @@ __all__ = [
     "count_parameters",
     "load_trained",
     "count_classes",
+    "torch_operators_only",
     "losses",
     "mobilenet_v3",
     "pp_liteseg",

@@ -8,6 +8,8 @@ enlarged eight times, about a hundred outputs compete for one input: 22 of the 3
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,11 +18,27 @@ from torch.nn import functional as F
 
 from mezzo._torch.script import tracing_state
 
+_only_torch = False
+
+
+@contextmanager
+def torch_operators_only() -> Iterator[None]:
+    """Inside, networks compute with torch's own operators only: the stock side of a benchmark.
+
+    The switch holds for the whole process. It decides in the forward pass; gradients of a forward pass follow it.
+    """
+    global _only_torch
+    before, _only_torch = _only_torch, True
+    try:
+        yield
+    finally:
+        _only_torch = before
+
 
 def resize(x: Tensor, like: Tensor) -> Tensor:
     """Return `x` at the height and width of `like`: bilinear, with half-pixel centres."""
     height, width = like.shape[-2:]
-    if x.is_cuda and _is_recorded(x) and height * width > x.shape[-2] * x.shape[-1]:
+    if not _only_torch and x.is_cuda and _is_recorded(x) and height * width > x.shape[-2] * x.shape[-1]:
         enlarged: Tensor = _Enlarged.apply(x, height, width)  # type: ignore[no-untyped-call]
         return enlarged
     return _bilinear(x, height, width)
