@@ -10,8 +10,6 @@ import pytest
 from mezzo.bench._isolate import OverBudget, call_isolated
 from mezzo.errors import RunError
 
-pytestmark = pytest.mark.slow  # every process imports torch
-
 
 def count(last: int, progress: Any) -> tuple[int, int]:
     print("noise")  # must not come out of stdout

@@ -240,18 +240,15 @@ def test_recipes_run_in_processes_of_their_own(capsys: pytest.CaptureFixture[str
     assert data["not_run"] == []
 
 
-@pytest.mark.slow
 def test_a_recipe_over_its_budget_is_named_and_others_go_on(capsys: pytest.CaptureFixture[str]) -> None:
     words = "bench static --size 16 --batch-size 8 --steps 1 --device cpu --recipes stock-eager --budget 0.000001"
     assert run(words.split()) == 0  # the user set the budget: no failure
     assert capsys.readouterr().out.count("not run: over the budget of 1e-06 s") == 2
 
 
-@pytest.mark.slow
 def test_a_recipe_that_fails_alone_is_named_and_the_command_fails(capfd: pytest.CaptureFixture[str]) -> None:
-    words = (
-        "bench static --model mobilenet_v3_small --image-size 1 --images 1 --device cpu"  # BatchNorm needs two values
-    )
+    # BatchNorm needs two values a channel
+    words = "bench static --model mobilenet_v3_small --image-size 1 --images 1 --device cpu"
     assert run([*words.split(), "--recipes", "stock-eager-contiguous", "--isolate"]) == 1
     printed = capfd.readouterr()
     assert "not run: ValueError: Expected more than 1 value per channel" in printed.out

@@ -57,6 +57,7 @@ def call_isolated(
                 child.join(END_S)
                 return result
             if kind == "failed":
+                child.join(END_S)  # it still writes its traceback
                 raise RunError(value)
             if kind == "started":
                 deadline = None if budget_s is None else time.monotonic() + budget_s
