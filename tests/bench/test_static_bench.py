@@ -1,6 +1,8 @@
 """`mezzo bench static`: what is measured, and what is made of it."""
 
+import importlib.util
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -8,12 +10,14 @@ from graph_backends import skip_without_compiler, use_backend
 from mezzo.bench import (
     STATIC_RECIPES,
     MachineClocks,
+    NotRun,
     StaticBench,
     StaticRecipe,
     StaticResult,
     StaticSettings,
     bench_static,
 )
+from mezzo.bench._static_recipes import choose_recipes
 from mezzo.cli import run
 from mezzo.record import Timing
 
@@ -31,14 +35,12 @@ def made(recipe: StaticRecipe, read_s: float, queued_s: float) -> StaticResult:
     )
 
 
-def made_bench(*results: StaticResult) -> StaticBench:
+def made_bench(*results: StaticResult, not_run: tuple[NotRun, ...] = ()) -> StaticBench:
     machine = MachineClocks(
         device="d", mem_clock="-", sm_clock="-", cpu_clocks="-", torch_version="t", driver_version="v"
     )
-    settings = StaticSettings(
-        device="cpu", size=1, batch_size=1, image_size=1, images=1, steps=1, models=("SimpleNet",)
-    )
-    return StaticBench(settings=settings, results=results, machine=machine)
+    settings = StaticSettings(device="cpu", size=1, simple_net_batch=1, steps=1, models=("SimpleNet",))
+    return StaticBench(settings=settings, results=results, machine=machine, not_run=not_run)
 
 
 def test_ratios_are_those_to_the_best_compiled_stock_recipe_of_the_same_kind() -> None:
@@ -55,13 +57,40 @@ def test_ratios_are_those_to_the_best_compiled_stock_recipe_of_the_same_kind() -
     assert result.speedup(ours, queued=False, keeps_grads=True) == 3.0
     assert made_bench(ours).speedup(ours, queued=True) is None
     row = dict(zip(result.table()[0], result.table()[-1], strict=True))
-    assert row["x compiled stock, read / queued"] == "2.00 / 1.50"
-    assert row["the same, grads kept"] == "3.00 / 3.00"
-    assert row["samples/s, queued"] == "10"
+    assert row["x compiled stock"] == "2.00 / 1.50"
+    assert row["x compiled stock, grads kept"] == "3.00 / 3.00"
+    assert row["x best stock, read / queued"] == "0.05 / 0.10"
+    assert row["rate, queued"] == "10 samples/s"
     assert row["peak memory"] == "1.00 GiB"
     data = json.loads(json.dumps(result.to_dict()))["results"][-1]
     assert data["speedup_over_compiled_stock_queued"] == 1.5
+    assert data["speedup_over_best_stock_queued"] == 0.1
+    assert (data["best_stock"], data["samples_per_s"]) == ("stock autocast", 10.0)
     assert data["recipe"]["name"] == "mezzo O2 graph"
+
+
+def test_the_best_stock_recipe_is_that_of_the_same_model_eager_too() -> None:
+    ours = made(StaticRecipe("mezzo", "O2"), 2.0, 1.0)
+    other = replace(made(StaticRecipe("stock", "autocast"), 0.5, 0.5), model="another")
+    eager = made(StaticRecipe("stock", "autocast"), 3.0, 5.0)
+    compiled = made(StaticRecipe("stock", "autocast", "default"), 4.0, 2.0)
+    result = made_bench(other, eager, compiled, ours)
+    assert result.best_stock("net") is compiled
+    assert result.best_stock("net", queued=False) is eager
+    assert result.speedup_over_best(ours, queued=True) == 2.0
+    assert result.speedup_over_best(ours, queued=False) == 1.5
+    assert made_bench(ours).speedup_over_best(ours, queued=True) is None
+
+
+def test_a_recipe_that_was_not_run_is_named_with_its_reason() -> None:
+    recipe = StaticRecipe("stock", "autocast", "reduce-overhead")
+    missing = NotRun(model="net", recipe=recipe, reason="over the budget of 3 s", is_failure=False)
+    header, first, last = made_bench(made(StaticRecipe("mezzo", "O2"), 1.0, 1.0), not_run=(missing,)).table()
+    assert len(header) == len(first) == len(last)
+    assert last[:3] == ["net", recipe.name, "not run: over the budget of 3 s"]
+    only = made_bench(not_run=(missing,))
+    assert only.table()[1] == last[:3]
+    assert json.loads(json.dumps(only.to_dict()))["not_run"][0]["reason"] == "over the budget of 3 s"
 
 
 def test_wrong_options_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,6 +98,56 @@ def test_wrong_options_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--steps 0: must be at least 1" in capsys.readouterr().err
     assert run(["bench", "static", "--model", "SimpleNett", "--device", "cpu"]) == 2
     assert "unknown --model 'SimpleNett'; did you mean 'SimpleNet'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--model pp_litesegstdc1", "did you mean 'pp_liteseg_stdc1'?"),
+        ("--model transformers:gpt3", "unknown --model 'transformers:gpt3'; did you mean 'transformers:gpt2'?"),
+        ("--recipes mezo-graph", "unknown --recipes 'mezo-graph'; did you mean 'mezzo-graph'?"),
+        ("--recipes stock-eager-channels-last", "SimpleNet has none of them; allowed: stock, stock-eager"),
+        ("--image-size 3x4x5", "must be a side, as 224, or height and width, as 512x1024"),
+        ("--image-size 0", "--image-size 0x0: must be at least 1"),
+        ("--budget 0", "--budget 0: must be above 0 seconds"),
+        ("--warm-caches -1", "--warm-caches -1: must be at least 0"),
+        ("--check-steps 0", "--check-steps 0: must be at least 1"),
+        ("--dtype float8", "unknown --dtype 'float8'; did you mean 'float16'?"),
+        ("--model timm:resnet50", "this command needs timm: pip install 'mezzo[bench]'"),
+        ("--model transformers:gpt2", "this command needs transformers: pip install 'mezzo[bench]'"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    words: str, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_spec = importlib.util.find_spec
+    hidden = ("timm", "transformers")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in hidden else find_spec(name))
+    assert run(["bench", "static", "--device", "cpu", *words.split()]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_words_choose_recipes_in_one_layout_or_in_all() -> None:
+    def chosen(kind: str, *words: str) -> list[str]:
+        return [each.name for each in choose_recipes(kind, "net", words)]
+
+    graphs = ["mezzo O2 graph", "mezzo O2 graph, channels-last"]
+    assert chosen("images", "mezzo-graph") == graphs
+    assert chosen("images", "mezzo-graph-contiguous") == graphs[:1]
+    assert chosen("images", "mezzo-graph-channels-last") == graphs[1:]
+    assert chosen("images", "mezzo-eager", "stock-reduce-overhead-channels-last") == [
+        "stock autocast, torch.compile reduce-overhead, channels-last",
+        "mezzo O2",
+        "mezzo O2, channels-last",
+    ]
+    assert chosen("tokens", "mezzo") == ["mezzo O2", "mezzo O2 graph"]
+    stock = ["stock autocast", *(f"stock autocast, torch.compile {mode}" for mode in ("default", "reduce-overhead"))]
+    assert chosen("tokens", "stock") == stock
+    assert [each.name for each in choose_recipes("images", "net", None) if each.by == "stock"] == [
+        name + layout for name in stock for layout in ("", ", channels-last")
+    ]
 
 
 def test_each_of_our_recipes_trains_to_the_loss_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,12 +173,86 @@ def test_each_of_our_recipes_trains_to_the_loss_of_float32(monkeypatch: pytest.M
 
 
 def test_mobilenet_is_trained_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipes = (StaticRecipe("stock", "autocast"), StaticRecipe("mezzo", "O2", channels_last=True))
-    monkeypatch.setitem(STATIC_RECIPES, "mobilenet_v3_small", recipes)
     use_backend(monkeypatch, "eager")
-    result = bench_static(image_size=32, images=2, steps=1, models=("mobilenet_v3_small",), device="cpu")
+    result = bench_static(
+        image_size=32,
+        images=2,
+        steps=1,
+        check_steps=2,
+        models=("mobilenet_v3_small",),
+        recipes=("stock-eager-contiguous", "mezzo-graph-channels-last"),
+        device="cpu",
+    )
     assert [r.samples for r in result.results] == [2, 2]
+    assert [r.shape for r in result.results] == [(2, 3, 32, 32)] * 2
     assert all(r.loss > 0 for r in result.results)
+
+
+def test_the_check_reports_scale_and_skipped_steps() -> None:
+    """SimpleNet of 16 with uniform numbers cannot overflow; a first scale of 2**15 of mezzo, 2**16 of torch stays."""
+    result = bench_static(
+        size=16, batch_size=8, steps=1, check_steps=3, recipes=("stock-eager",), dtype="fp16", device="cpu"
+    )
+    assert [(r.dtype, r.scale, r.skipped) for r in result.results] == [("float32", None, 0), ("float16", 2.0**16, 0)]
+    (_, half) = bench_static(
+        size=16, batch_size=8, steps=1, check_steps=3, recipes=("stock-eager",), dtype="bfloat16", device="cpu"
+    ).results
+    assert (half.dtype, half.scale, half.skipped) == ("bfloat16", None, 0)
+
+
+@pytest.mark.slow
+def test_a_zoo_network_trains_eager_and_as_a_graph_to_the_same_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_backend(monkeypatch, "aot_eager")
+    result = bench_static(
+        models=("pp_liteseg_t",),
+        image_size=(64, 96),
+        batch_size=2,
+        steps=1,
+        check_steps=12,
+        recipes=("stock-eager", "mezzo"),
+        dtype="bfloat16",
+        device="cpu",
+    )
+    assert [r.recipe.name for r in result.results] == [
+        "stock autocast",
+        "stock autocast, channels-last",
+        "mezzo O2",
+        "mezzo O2, channels-last",
+        "mezzo O2 graph",
+        "mezzo O2 graph, channels-last",
+    ]
+    first, *others = (r.loss for r in result.results)
+    # three heads with 19 classes start at 3 log(19) = 8.8
+    assert first < 8.5
+    for loss in others:
+        # bfloat16 has 8 bits, and twelve steps of a new network drift apart
+        assert loss == pytest.approx(first, rel=0.05)
+
+
+@pytest.mark.slow
+def test_recipes_run_in_processes_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "bench static --model mobilenet_v3_small --image-size 32 --images 2 --steps 1 --check-steps 2 --device cpu"
+    more = "--recipes stock-eager-contiguous,mezzo-eager-contiguous --isolate --warm-caches 2 --json"
+    assert run([*words.split(), *more.split()]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [each["recipe"]["name"] for each in data["results"]] == ["stock autocast", "mezzo O2"]
+    assert all(each["cold_build_s"] > 0 for each in data["results"])
+    assert data["not_run"] == []
+
+
+def test_a_recipe_over_its_budget_is_named_and_others_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "bench static --size 16 --batch-size 8 --steps 1 --device cpu --recipes stock-eager --budget 0.000001"
+    assert run(words.split()) == 0  # the user set the budget: no failure
+    assert capsys.readouterr().out.count("not run: over the budget of 1e-06 s") == 2
+
+
+def test_a_recipe_that_fails_alone_is_named_and_the_command_fails(capfd: pytest.CaptureFixture[str]) -> None:
+    # BatchNorm needs two values a channel
+    words = "bench static --model mobilenet_v3_small --image-size 1 --images 1 --device cpu"
+    assert run([*words.split(), "--recipes", "stock-eager-contiguous", "--isolate"]) == 1
+    printed = capfd.readouterr()
+    assert "not run: ValueError: Expected more than 1 value per channel" in printed.out
+    assert "Traceback" in printed.err
 
 
 @pytest.mark.slow

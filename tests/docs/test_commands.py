@@ -69,6 +69,12 @@ SMALL = (
     (r"^(mezzo doctor .*)--batch-size 256\b", r"\1--batch-size 2 --image-size 32", "images"),
     (r"^mezzo doctor\b", "mezzo doctor --device cpu --steps 1", "steps"),
     (r"^mezzo bench step\b", "mezzo bench step --device cpu --size 32 --batch-size 8 --steps 1", "a network"),
+    (
+        r"^mezzo bench static (.*) --warm-caches 8$",
+        r"mezzo bench static \1 --warm-caches 2 --device cpu --image-size 64 --batch-size 2 --steps 1 --check-steps 1 "
+        "--recipes stock-eager-contiguous",
+        "images, and processes",
+    ),
     (r"^(mezzo bench infer .*)$", r"\1 --rounds 1 --runs 2", "runs"),
     (r"^(mezzo tipc run .*)$", r"\1 --resume", "the README's command has run it"),
     (r"^(mezzo tipc matrix .*)$", r"\1 --resume", "the README's command has run it"),

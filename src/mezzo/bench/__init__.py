@@ -4,7 +4,10 @@ from mezzo.bench._commands import bisect_model, examine_model
 from mezzo.bench._compare import CompareSettings, Comparison, ModeResult, compare
 from mezzo.bench._factories import ModelError
 from mezzo.bench._machine import MachineClocks, read_machine
-from mezzo.bench._static import STATIC_RECIPES, StaticBench, StaticRecipe, StaticResult, StaticSettings, bench_static
+from mezzo.bench._networks import network_names
+from mezzo.bench._static import bench_static
+from mezzo.bench._static_recipes import STATIC_RECIPES, StaticRecipe, recipe_choices
+from mezzo.bench._static_result import NotRun, StaticBench, StaticResult, StaticSettings
 from mezzo.bench._step import (
     OPTIMIZERS,
     StepBench,
@@ -39,6 +42,9 @@ __all__ = [
     "StaticRecipe",
     "StaticResult",
     "STATIC_RECIPES",
+    "NotRun",
+    "recipe_choices",
+    "network_names",
     "find_workload",
     "load_workload",
     "simple_net_workload",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
@@ -101,20 +102,20 @@ def measure_each(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Bench(Generic[SettingsT, ResultT]):
+class Bench(abc.ABC, Generic[SettingsT, ResultT]):
     """The results of one run. A subclass defines the cells of the table and the computed figures of the JSON."""
 
     settings: SettingsT
     results: tuple[ResultT, ...]
     machine: MachineClocks
 
+    @abc.abstractmethod
     def cells(self, result: ResultT) -> dict[str, str]:
         """Return one row of the table: the text of each column by its header."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def figures(self, result: ResultT) -> dict[str, Any]:
         """Return what the JSON has for a result besides its fields."""
-        raise NotImplementedError
 
     def table(self) -> list[list[str]]:
         """Return the header and one row per result."""

@@ -1,323 +1,143 @@
-"""Graph mode beside torch.compile with torch.autocast, in one run (`mezzo bench static`)."""
+"""Graph mode beside stock torch, eager and compiled, on any network (`mezzo bench static`)."""
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
-import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
-from torch.optim import SGD, Optimizer
-
-from mezzo import static
-from mezzo.bench._frame import (
-    Bench,
-    Meter,
-    Progress,
-    choose,
-    gibibytes,
-    measure_each,
-    milliseconds,
-    name_with_switches,
-    ratio,
-    refuse_below_one,
-    simple_net_sizes,
-)
+from mezzo.bench._frame import Progress, simple_net_sizes
+from mezzo.bench._isolate import OverBudget, call_isolated
 from mezzo.bench._machine import read_machine
-from mezzo.bench._training import StockPrecision, TrainingLoop
-from mezzo.bench._workloads import SEED, SimpleNet, simple_net_workload
+from mezzo.bench._networks import find_network
+from mezzo.bench._static_recipes import StaticRecipe, choose_recipes
+from mezzo.bench._static_result import NotRun, StaticBench, StaticResult, StaticSettings
+from mezzo.bench._static_run import build_recipe, measure_recipe
 from mezzo.devices import find_device
-from mezzo.precision import Precision
-from mezzo.record import Timing, synchronize
-from mezzo.trial import Workload
-from mezzo.vision.models import create_model
+from mezzo.dtypes import HALF_SPELLINGS
+from mezzo.errors import OptionError, RunError, unknown_choice
+from mezzo.record import release_memory
 
-WARMUP_STEPS = 5
-ROUNDS = 3
-ROUND_S = 0.5
-"""Shortest round of queued steps on a GPU: the first step of a round finds the device idle and is slower."""
-REST_S = 2.0
-"""Pause before each recipe: a GPU at its power limit is slower right after heavy work."""
-
-
-@dataclass(frozen=True, slots=True)
-class StaticRecipe:
-    """One way to train."""
-
-    by: str
-    """stock or mezzo."""
-    level: str
-    """stock: float32 or autocast; mezzo: FP32, O1, O2, O2 guard."""
-    compile_mode: str | None = None
-    """stock: the mode of torch.compile; None: not compiled."""
-    keeps_grads: bool = False
-    """Gradients are set to zero between steps, not freed, as in old training loops."""
-    channels_last: bool = False
-    compact: bool = False
-    """mezzo: compact masters."""
-
-    @property
-    def name(self) -> str:
-        """The name in the table."""
-        compiled = f", torch.compile {self.compile_mode}" if self.compile_mode else ""
-        graph = " graph" if self.by == "mezzo" else ""
-        switches = {
-            "channels-last": self.channels_last,
-            "compact masters": self.compact,
-            "grads kept": self.keeps_grads,
-        }
-        return name_with_switches(f"{self.by} {self.level}{graph}{compiled}", switches)
-
-
-STATIC_RECIPES: dict[str, tuple[StaticRecipe, ...]] = {
-    "SimpleNet": (
-        StaticRecipe("stock", "float32"),
-        StaticRecipe("stock", "autocast"),
-        *(StaticRecipe("stock", "autocast", mode) for mode in ("default", "reduce-overhead")),
-        # with reduce-overhead torch refuses kept gradients: they lie in the memory of its graph
-        StaticRecipe("stock", "autocast", "default", keeps_grads=True),
-        *(StaticRecipe("mezzo", level) for level in ("FP32", "O1", "O2")),
-        StaticRecipe("mezzo", "O2", compact=True),
-        StaticRecipe("mezzo", "O2 guard"),
-    ),
-    "mobilenet_v3_small": (
-        StaticRecipe("stock", "autocast"),
-        StaticRecipe("stock", "autocast", channels_last=True),
-        StaticRecipe("stock", "autocast", "reduce-overhead", channels_last=True),
-        StaticRecipe("mezzo", "O2", channels_last=True),
-    ),
-}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StaticSettings:
-    """What is measured."""
-
-    device: str
-    size: int
-    batch_size: int
-    image_size: int
-    images: int
-    steps: int
-    models: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        refuse_below_one(self, "size", "batch_size", "image_size", "images", "steps")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StaticResult:
-    """Time, memory and loss of one recipe."""
-
-    model: str
-    recipe: StaticRecipe
-    samples: int
-    """In a batch."""
-    build_s: float
-    """The first step: tracing, compiling, capturing."""
-    timing: Timing
-    """Steps whose loss the host reads, one by one."""
-    queued_s: float
-    """A step when the host waits only at the end of a round of steps; the median of three rounds."""
-    loss: float
-    peak_memory_bytes: int | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StaticBench(Bench[StaticSettings, StaticResult]):
-    """All recipes of one run."""
-
-    def speedup(self, result: StaticResult, *, queued: bool, keeps_grads: bool = False) -> float | None:
-        """Return the speed-up over the fastest compiled stock recipe of the same model; None if there is none."""
-        rivals = [
-            _time_of(other, queued)
-            for other in self.results
-            if (other.model, other.recipe.by) == (result.model, "stock")
-            and other.recipe.compile_mode is not None
-            and other.recipe.keeps_grads == keeps_grads
-        ]
-        return min(rivals) / _time_of(result, queued) if rivals else None
-
-    def cells(self, result: StaticResult) -> dict[str, str]:
-        """Return one row of the table."""
-
-        def ratios(keeps_grads: bool) -> str:
-            both = (self.speedup(result, queued=queued, keeps_grads=keeps_grads) for queued in (False, True))
-            return " / ".join(map(ratio, both))
-
-        return {
-            "model": result.model,
-            "recipe": result.recipe.name,
-            "step, loss read": milliseconds(result.timing.median_s),
-            "spread": milliseconds(result.timing.spread_s),
-            "step, queued": milliseconds(result.queued_s),
-            "samples/s, queued": f"{result.samples / result.queued_s:.0f}",
-            "x compiled stock, read / queued": ratios(False),
-            "the same, grads kept": ratios(True),
-            "first step": f"{result.build_s:.1f} s",
-            "peak memory": gibibytes(result.peak_memory_bytes),
-            "loss": f"{result.loss:.6f}",
-        }
-
-    def figures(self, result: StaticResult) -> dict[str, Any]:
-        """Return the name and the speed-ups of a recipe."""
-        speedups = {
-            f"speedup_over_compiled_stock{'_grads_kept' * kept}{'_queued' * queued}": self.speedup(
-                result, queued=queued, keeps_grads=kept
-            )
-            for kept in (False, True)
-            for queued in (False, True)
-        }
-        return {"recipe": {**asdict(result.recipe), "name": result.recipe.name}, **speedups}
-
-
-def _time_of(result: StaticResult, queued: bool) -> float:
-    return result.queued_s if queued else result.timing.median_s
-
-
-class _GuardedSimpleNet(SimpleNet):
-    """All but the first layer inside `fp16_guard`, as in the guide's 3.2.3."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.linears[0](x)
-        for layer in self.linears[1:]:
-            with static.amp.fp16_guard():
-                x = layer(x)
-        return x
-
-
-def _make_workload(
-    model: str, settings: StaticSettings, device: torch.device, recipe: StaticRecipe
-) -> tuple[Workload, Optimizer]:
-    """Return a model with its one batch, and its optimizer; the same numbers at every call."""
-    if model == "SimpleNet":
-        workload = simple_net_workload(settings.size, settings.batch_size, device)
-        if recipe.level == "O2 guard":
-            workload.model.__class__ = _GuardedSimpleNet
-        return workload, SGD(workload.model.parameters(), lr=0.003)
-    torch.manual_seed(SEED)
-    network = create_model(model, num_classes=1000).to(device)
-    images = torch.randn(settings.images, 3, settings.image_size, settings.image_size, device=device)
-    if recipe.channels_last:
-        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        images = images.to(memory_format=torch.channels_last)
-    labels = torch.randint(0, 1000, (settings.images,), device=device)
-    fused = {"fused": True} if recipe.by == "stock" and device.type == "cuda" else {}
-    optimizer = SGD(network.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4, **fused)
-    return Workload(network.train(), images, labels, cross_entropy), optimizer
-
-
-def _make_step(
-    recipe: StaticRecipe, workload: Workload, optimizer: Optimizer, device: torch.device
-) -> Callable[[], Tensor]:
-    if recipe.by == "stock":
-        stock = StockPrecision(device.type, "float32" if recipe.level == "float32" else "float16")
-        options: dict[str, Any] = {"keeps_grads": recipe.keeps_grads, "compile_mode": recipe.compile_mode}
-        return TrainingLoop(workload, optimizer, stock, **options).step
-    if recipe.level == "FP32":
-        step = static.compile_step(workload.model, workload.loss_fn, optimizer)
-    else:
-        level = recipe.level.split()[0]
-        is_guarded = recipe.level == "O2 guard"
-        excluded = workload.model.linears[0] if is_guarded and isinstance(workload.model, SimpleNet) else None
-        masters: Any = "compact" if recipe.compact else True
-        precision = Precision(level, master_weight=masters, excluded_layers=excluded)
-        precision.prepare(workload.model, optimizer)
-        step = precision.compile(workload.model, workload.loss_fn, optimizer, use_fp16_guard=is_guarded)
-    return lambda: step(workload.inputs, workload.targets)
+DEFAULT_MODELS = ("SimpleNet", "mobilenet_v3_small")
+Variant = tuple[str, StaticRecipe]
 
 
 def bench_static(
     *,
     size: int | None = None,
     batch_size: int | None = None,
-    image_size: int = 224,
-    images: int = 256,
+    image_size: int | tuple[int, int] | None = None,
+    images: int | None = None,
     steps: int = 20,
-    models: tuple[str, ...] | None = None,
+    check_steps: int = 50,
+    models: Sequence[str] | None = None,
+    recipes: Sequence[str] | None = None,
+    dtype: str | None = None,
+    fuse: bool = False,
+    isolate: bool = False,
+    budget_s: float | None = None,
+    warm_caches: int = 0,
     device: str | None = None,
     progress: Progress | None = None,
 ) -> StaticBench:
-    """Train with every recipe, in graph mode and with torch.compile; return times, memory and losses.
+    """Train networks with every recipe, stock and mezzo's, eager and compiled; return times, memory and losses.
+
+    Each network trains at the size, with the batch, the loss and the optimizer of its own recipe. Random
+    weights first train `check_steps` steps on four batches that can be learned; then steps are timed.
 
     Args:
         size: Width of SimpleNet; None: 8192 on a GPU, 256 on a CPU.
-        batch_size: Of SimpleNet; None: 2048 on a GPU, 64 on a CPU.
-        image_size: Height and width of MobileNet's images.
-        images: Images in MobileNet's batch.
+        batch_size: Of every network; None: that of its recipe. SimpleNet: 2048 on a GPU, 64 on a CPU.
+        image_size: Side of the images, or their height and width; None: those of the network's recipe.
+        images: Batch size of image networks; goes before `batch_size`.
         steps: Timed steps of each recipe.
-        models: Some of SimpleNet, mobilenet_v3_small; None: both on a GPU, SimpleNet on a CPU.
+        check_steps: Steps of the training whose loss, loss scale and skipped steps are reported.
+        models: SimpleNet, names of `mezzo.vision.models`, timm:NAME, transformers:gpt2, bert or llama;
+            None: SimpleNet, and on a GPU mobilenet_v3_small.
+        recipes: Words such as stock-eager or mezzo-graph-channels-last (`recipe_choices`); None: all.
+        dtype: float16 or bfloat16; None: bfloat16 for timm and transformers, otherwise float16.
+        fuse: Prepare mezzo's side with `fuse=True`.
+        isolate: Each recipe in a process of its own. A recipe that fails is then named in the result.
+        budget_s: Longest first step in seconds; a recipe that takes longer is killed. Implies `isolate`.
+        warm_caches: Build all recipes in this many processes at the same time, before anything is measured.
         device: cpu, cuda, cuda:i, gpu or gpu:i; None: the GPU if there is one.
         progress: Called after every step.
+
+    Raises:
+        MezzoError: A network is unknown, or its package is missing.
+        ValueError: Another option is wrong.
     """
     place = find_device(device)
+    if dtype is not None and dtype not in HALF_SPELLINGS:
+        raise OptionError(unknown_choice("--dtype", dtype, HALF_SPELLINGS))
+    simple_net = simple_net_sizes(place, size, batch_size)
     settings = StaticSettings(
         device=str(place),
-        **simple_net_sizes(place, size, batch_size),
-        image_size=image_size,
+        models=tuple(models or (DEFAULT_MODELS if place.type == "cuda" else DEFAULT_MODELS[:1])),
+        size=simple_net["size"],
+        simple_net_batch=simple_net["batch_size"],
+        batch_size=batch_size,
         images=images,
+        image_size=(image_size, image_size) if isinstance(image_size, int) else image_size,
         steps=steps,
-        models=choose("--model", models if models or place.type == "cuda" else ("SimpleNet",), tuple(STATIC_RECIPES)),
+        check_steps=check_steps,
+        recipes=None if recipes is None else tuple(recipes),
+        dtype=None if dtype is None else HALF_SPELLINGS[dtype],
+        fuse=fuse,
+        isolate=isolate or budget_s is not None,
+        budget_s=budget_s,
+        warm_caches=warm_caches,
     )
+    networks = [find_network(model, settings.sizes) for model in settings.models]
+    variants = [(each.name, recipe) for each in networks for recipe in choose_recipes(each.kind, each.name, recipes)]
+    cold = _warm(variants, settings, progress) if warm_caches else {}
+    results: list[StaticResult] = []
+    not_run: list[NotRun] = []
+    for variant in variants:
+        found = (
+            _measure_alone(variant, settings, progress)
+            if settings.isolate
+            else measure_recipe(*variant, settings, progress)
+        )
+        if isinstance(found, NotRun):
+            not_run.append(found)
+        else:
+            results.append(replace(found, cold_build_s=cold.get(variant)))
+        release_memory(place)
+    return StaticBench(settings=settings, results=tuple(results), machine=read_machine(place), not_run=tuple(not_run))
 
-    def measure(variant: tuple[str, StaticRecipe]) -> StaticResult:
-        total = 1 + WARMUP_STEPS + settings.steps + ROUNDS
-        try:
-            return _measure(
-                *variant, settings, place, Meter(f"{variant[0]}, {variant[1].name}", total, place, progress)
-            )
-        finally:
-            torch.compiler.reset()
 
-    variants = [(model, recipe) for model in settings.models for recipe in STATIC_RECIPES[model]]
-    benchmark_before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
+def _measure_alone(variant: Variant, settings: StaticSettings, progress: Progress | None) -> StaticResult | NotRun:
+    """Measure in a fresh process; a failure is a part of the result, so that it does not lose the others."""
+    model, recipe = variant
     try:
-        results = measure_each(variants, measure, place)
+        return call_isolated(measure_recipe, model, recipe, settings, budget_s=settings.budget_s, progress=progress)
+    except RunError as error:
+        over = isinstance(error, OverBudget)
+        return NotRun(model=model, recipe=recipe, reason=str(error), is_failure=not over)
+
+
+def _warm(variants: list[Variant], settings: StaticSettings, progress: Progress | None) -> dict[Variant, float]:
+    """Build all recipes in parallel processes; return the seconds of the first steps.
+
+    A recipe that fails here, or is over the budget, has none. It is measured all the same: that decides, and it
+    finds what was compiled until then in the caches.
+    """
+    threads = max(1, (os.cpu_count() or 1) // settings.warm_caches)
+
+    def build(variant: Variant) -> float | None:
+        try:
+            return call_isolated(build_recipe, *variant, settings, threads, budget_s=settings.budget_s)
+        except RunError:
+            return None
+        finally:
+            if progress is not None:
+                progress(f"building {variant[0]}, {variant[1].name}", 1, 1)
+
+    pool = ThreadPoolExecutor(settings.warm_caches)
+    try:
+        built = list(pool.map(build, variants))
     finally:
-        torch.backends.cudnn.benchmark = benchmark_before
-    return StaticBench(settings=settings, results=results, machine=read_machine(place))
-
-
-def _measure(
-    model: str, recipe: StaticRecipe, settings: StaticSettings, device: torch.device, meter: Meter
-) -> StaticResult:
-    workload, optimizer = _make_workload(model, settings, device, recipe)
-    step = _make_step(recipe, workload, optimizer, device)
-
-    def read_loss() -> float:
-        return step().item()
-
-    start = time.perf_counter()
-    read_loss()
-    build_s = time.perf_counter() - start
-    meter.advance()
-    meter.reset_peak()
-    if device.type == "cuda":
-        time.sleep(REST_S)
-    meter.warm_up(read_loss, WARMUP_STEPS)
-    timing = meter.time(read_loss, settings.steps)
-    queued = []
-    steps = max(settings.steps, round(ROUND_S / timing.median_s)) if device.type == "cuda" else settings.steps
-    for _ in range(ROUNDS):
-        synchronize(device)
-        start = time.perf_counter()
-        for _ in range(steps):
-            loss = step()
-        synchronize(device)
-        queued.append((time.perf_counter() - start) / steps)
-        meter.advance()
-    return StaticResult(
-        model=model,
-        recipe=recipe,
-        samples=settings.batch_size if model == "SimpleNet" else settings.images,
-        build_s=build_s,
-        timing=timing,
-        queued_s=statistics.median(queued),
-        loss=loss.item(),
-        peak_memory_bytes=meter.peak_memory_bytes(),
-    )
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C no further build starts
+    return {variant: seconds for variant, seconds in zip(variants, built, strict=True) if seconds is not None}

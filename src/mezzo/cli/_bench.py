@@ -2,14 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from mezzo._options import Option, split_commas
+from mezzo.cli._bench_static import static
 from mezzo.cli._common import Device, Json, SimpleNetBatch, SimpleNetSize, Steps
 from mezzo.cli._generate import add_command
-from mezzo.cli._show import progress_bar
+from mezzo.cli._show import print_bench, progress_bar
 from mezzo.errors import require
 from mezzo.files import say
 from mezzo.report import markdown_table
@@ -54,58 +55,7 @@ def step(
         f"SimpleNet, size {settings.size}, batch size {settings.batch_size}; {settings.steps} steps a recipe; "
         f"a copy reaches {result.copy_bytes_per_s / 1e9:.0f} GB/s"
     )
-    return _print(result, title, as_json)
-
-
-def static(
-    size: SimpleNetSize = None,
-    batch_size: SimpleNetBatch = None,
-    image_size: Annotated[int, Option("Height and width of MobileNet's images.")] = 224,
-    images: Annotated[int, Option("Batch size of MobileNet.")] = 256,
-    steps: Steps = 20,
-    model: Annotated[
-        tuple[str, ...],
-        Option(
-            "SimpleNet, mobilenet_v3_small.",
-            suggest=lambda: ("SimpleNet", "mobilenet_v3_small"),
-            default_text="both; SimpleNet on a CPU",
-        ),
-    ] = (),
-    device: Device = None,
-    as_json: Json = False,
-) -> int:
-    """Time training steps of graph mode.
-
-    FP32, O1, O2, with compact masters and with guard, beside torch.compile with torch.autocast.
-    """
-    from mezzo.bench import bench_static
-
-    with progress_bar() as report:
-        result = bench_static(
-            size=size,
-            batch_size=batch_size,
-            image_size=image_size,
-            images=images,
-            steps=steps,
-            models=model or None,
-            device=device,
-            progress=report,
-        )
-    settings = result.settings
-    title = (
-        f"SimpleNet {settings.size}, batch {settings.batch_size}; images {settings.image_size}, batch {settings.images}"
-    )
-    return _print(result, title, as_json)
-
-
-def _print(result: Any, title: str, as_json: bool) -> int:
-    """Print a benchmark as JSON, or as its table and that of the machine."""
-    if as_json:
-        say(json.dumps(result.to_dict(), indent=2))
-        return 0
-    machine = result.machine
-    versions = f"torch {machine.torch_version}, driver {machine.driver_version}"
-    say("\n\n".join([title, markdown_table(result.table()), f"{markdown_table(machine.table())}\n{versions}"]))
+    print_bench(result, title, as_json)
     return 0
 
 

@@ -1,13 +1,16 @@
-"""The progress display of commands."""
+"""The progress display of commands, and the printing of a benchmark."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
 from mezzo.files import plain, say
+from mezzo.report import markdown_table
 
 ReportProgress = Callable[[str, int, int], None]
 """Called with the name of the work, the finished steps and the total steps."""
@@ -29,3 +32,13 @@ def progress_bar() -> Iterator[ReportProgress]:
             bar.update(tasks[mode], completed=done)
 
         yield report
+
+
+def print_bench(result: Any, title: str, as_json: bool) -> None:
+    """Print a benchmark as JSON, or as its table and that of the machine."""
+    if as_json:
+        say(json.dumps(result.to_dict(), indent=2))
+        return
+    machine = result.machine
+    versions = f"torch {machine.torch_version}, driver {machine.driver_version}"
+    say("\n\n".join([title, markdown_table(result.table()), f"{markdown_table(machine.table())}\n{versions}"]))

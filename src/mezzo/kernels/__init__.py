@@ -7,6 +7,7 @@ from mezzo.kernels._convolutions import BLOCK as CONVOLUTION_BLOCK
 from mezzo.kernels._convolutions import depthwise_input_grad, narrow_weight_grad
 from mezzo.kernels._enlarge import enlarge_bilinear, enlarge_gradient
 from mezzo.kernels._pixel_loss import pixel_cross_entropy, pixel_loss
+from mezzo.kernels._switch import torch_operators_only, uses_own_operators
 
 __all__ = [
     "CONVOLUTION_BLOCK",
@@ -16,4 +17,6 @@ __all__ = [
     "enlarge_gradient",
     "pixel_cross_entropy",
     "pixel_loss",
+    "torch_operators_only",
+    "uses_own_operators",
 ]

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy, one_hot
 from mezzo._torch.step_tier import uses_triton
 from mezzo.dtypes import HALF_DTYPES
 from mezzo.kernels._registry import register
+from mezzo.kernels._switch import uses_own_operators
 
 _MOST_CLASSES = 256
 _TILE = 4096
@@ -31,7 +32,7 @@ def pixel_cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int = -100
             of torch; for half logits on CUDA its loss and gradient are NaN.
         ignore_index: Label to ignore.
     """
-    if logits.is_cuda and _fits(logits, labels):
+    if logits.is_cuda and uses_own_operators() and _fits(logits, labels):
         losses: Tensor = pixel_loss(logits, labels, ignore_index)[0]
         return losses
     logits = logits.float() if logits.dtype in HALF_DTYPES else logits

@@ -20,7 +20,7 @@ from mezzo.dtypes import HALF_DTYPES
 
 _aten = torch.ops.aten
 _COMPARISONS = (_aten.eq.Tensor, _aten.ne.Tensor)
-_VIEWS = (_aten.expand.default, _aten.unsqueeze.default, _aten.view.default, _aten.permute.default)
+_VIEWS = tuple(getattr(_aten, name).default for name in "expand unsqueeze squeeze view permute alias detach".split())
 
 
 def store_compared_values(graph: Graph) -> int:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from mezzo.kernels import torch_operators_only
 from mezzo.vision.models._blocks import pad_same
 from mezzo.vision.models._resize import resize
 
@@ -46,6 +47,17 @@ def test_a_resize_works_under_vmap(device: str) -> None:
         [torch.func.grad(lambda x: (F.interpolate(x, size=(6, 8), mode="bilinear") ** 2).sum())(one) for one in x]
     )
     torch.testing.assert_close(gradients, right, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_on_cuda_the_switch_gives_torchs_own_resize() -> None:
+    x = torch.randn(1, 2, 4, 4, device="cuda", requires_grad=True)
+    like = torch.empty(1, 1, 8, 8)
+    with torch_operators_only():
+        with torch_operators_only():
+            pass
+        assert "UpsampleBilinear2D" in type(resize(x, like).grad_fn).__name__
+    assert "enlarge" in type(resize(x, like).grad_fn).__name__
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 7), st.integers(1, 5))

@@ -76,6 +76,12 @@ def test_rmsprop_is_the_one_mobilenet_was_trained_with() -> None:
     assert (optimizer.defaults["alpha"], optimizer.defaults["eps"]) == (0.9, 0.0316)
 
 
+@pytest.mark.parametrize("kind", ["sgd", "adam", "adamw", "rmsprop"])
+def test_more_arguments_reach_the_class_of_the_optimizer(kind: Any) -> None:
+    optimizer = OptimizerRecipe(kind=kind, lr=0.1).create(network(), foreach=False)
+    assert optimizer.defaults["foreach"] is False
+
+
 @pytest.mark.parametrize("block", [{"custom_cfg": [{"name": "backbone", "lr_mult": 0.25}]}, {"backbone_lr_mult": 0.25}])
 def test_a_part_of_the_network_has_its_own_rate(block: dict, read: Read) -> None:
     model = network()

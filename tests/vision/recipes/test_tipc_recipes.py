@@ -98,6 +98,7 @@ def test_numbers_are_those_of_the_table(row: Row) -> None:
     optimizer = recipe.optimizer
     assert (optimizer.kind, optimizer.momentum, optimizer.weight_decay) == ("sgd", 0.9, row.weight_decay)
     assert (optimizer.parts, optimizer.clip_norm) == ((), None)
+    assert recipe.train_size == (row.size[1], row.size[0])
     rates = [row.lr * (1 - step / row.iters) ** 0.9 for step in (0, row.iters // 3, row.iters)]
     assert [recipe.schedule.lr(step) for step in (0, row.iters // 3, row.iters)] == pytest.approx(rates)
     assert recipe.ignored == ()

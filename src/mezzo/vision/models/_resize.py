@@ -8,13 +8,13 @@ from torch.nn import functional as F
 
 from mezzo._torch.functorch import innermost_transform
 from mezzo._torch.script import tracing_state
-from mezzo.kernels import enlarge_bilinear
+from mezzo.kernels import enlarge_bilinear, uses_own_operators
 
 
 def resize(x: Tensor, like: Tensor) -> Tensor:
     """Return `x` at the height and width of `like`: bilinear, with half-pixel centres."""
     height, width = like.shape[-2:]
-    if _is_trained(x) and height * width > x.shape[-2] * x.shape[-1]:
+    if uses_own_operators() and _is_trained(x) and height * width > x.shape[-2] * x.shape[-1]:
         enlarged: Tensor = enlarge_bilinear(x, height, width)
         return enlarged
     return F.interpolate(x, size=(height, width), mode="bilinear", align_corners=False)

@@ -66,13 +66,17 @@ class OptimizerRecipe:
         if self.clip_norm is not None:
             check_number("clip_norm", self.clip_norm, above=0)
 
-    def create(self, model: nn.Module) -> Optimizer:
+    def create(self, model: nn.Module, **options: Any) -> Optimizer:
         """Return an optimizer of all trained parameters; each group carries its `lr_mult`.
+
+        Args:
+            model: The network.
+            options: More arguments of the optimizer's class, such as `fused`.
 
         Raises:
             ValueError: A part fits no parameter.
         """
-        return _MAKERS[self.kind](self, list(self.groups(model)))
+        return _MAKERS[self.kind](self, list(self.groups(model)), **options)
 
     def groups(self, model: nn.Module) -> Iterator[dict[str, Any]]:
         """Yield the groups of parameters that `create` gives the optimizer."""
@@ -89,24 +93,24 @@ class OptimizerRecipe:
                 yield {"params": parameters, **group}
 
 
-def _sgd(recipe: OptimizerRecipe, groups: list[dict[str, Any]]) -> Optimizer:
-    return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.nesterov)
+def _sgd(recipe: OptimizerRecipe, groups: list[dict[str, Any]], **options: Any) -> Optimizer:
+    return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.nesterov, **options)
 
 
-def _adam(recipe: OptimizerRecipe, groups: list[dict[str, Any]]) -> Optimizer:
-    return torch.optim.Adam(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps)
+def _adam(recipe: OptimizerRecipe, groups: list[dict[str, Any]], **options: Any) -> Optimizer:
+    return torch.optim.Adam(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, **options)
 
 
-def _adamw(recipe: OptimizerRecipe, groups: list[dict[str, Any]]) -> Optimizer:
-    return torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps)
+def _adamw(recipe: OptimizerRecipe, groups: list[dict[str, Any]], **options: Any) -> Optimizer:
+    return torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, **options)
 
 
-def _rmsprop(recipe: OptimizerRecipe, groups: list[dict[str, Any]]) -> Optimizer:
+def _rmsprop(recipe: OptimizerRecipe, groups: list[dict[str, Any]], **options: Any) -> Optimizer:
     # The values of the MobileNetV3 paper, as in torchvision.
-    return torch.optim.RMSprop(groups, lr=recipe.lr, momentum=recipe.momentum, alpha=0.9, eps=0.0316)
+    return torch.optim.RMSprop(groups, lr=recipe.lr, momentum=recipe.momentum, alpha=0.9, eps=0.0316, **options)
 
 
-_MAKERS: dict[str, Callable[[OptimizerRecipe, list[dict[str, Any]]], Optimizer]] = {
+_MAKERS: dict[str, Callable[..., Optimizer]] = {
     "sgd": _sgd,
     "adam": _adam,
     "adamw": _adamw,

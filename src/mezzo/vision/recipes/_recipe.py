@@ -40,6 +40,22 @@ class Recipe:
     """Settings without effect, each as `position: name: reason`; the training prints them."""
 
     @property
+    def train_size(self) -> tuple[int, int]:
+        """Height and width of the images that the network is trained on.
+
+        Raises:
+            ValueError: No transform of the training images has a fixed size.
+        """
+        chain = () if self.train_data is None else self.train_data.transforms.on_host
+        for transform in reversed(chain):  # the last one decides
+            for name in ("crop_size", "target_size", "size"):
+                found = getattr(transform, name, None)
+                if found is not None:
+                    width, height = (found, found) if isinstance(found, int) else found
+                    return height, width
+        raise ValueError("train_dataset: no transform gives the images a size, as Resize or RandomPaddingCrop do")
+
+    @property
     def pretrained(self) -> str | None:
         """File or URL of weights of the whole network."""
         return self.model.pretrained
