@@ -171,10 +171,24 @@ class CapturedStep:
                 "drop the last, smaller batch, or capture a step for each shape"
             )
 
-    def capture(self, batch: Sequence[Tensor], device: torch.device, warmup_steps: int, pool: Any = None) -> None:
+    def capture(
+        self,
+        batch: Sequence[Tensor],
+        device: torch.device,
+        warmup_steps: int,
+        pool: Any = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         """Warm up on a batch, and capture the step.
 
         Then restore everything except gradients, which are None.
+
+        Args:
+            batch: Inputs of the model, then the target.
+            device: The CUDA device of model and batch.
+            warmup_steps: Steps before the capture.
+            pool: Memory pool that the graph shares with others.
+            check: Called between warm-up and capture; raises if the step cannot be captured.
 
         Raises:
             ValueError: Some parameter or gradient cannot be part of a captured step.
@@ -192,6 +206,7 @@ class CapturedStep:
         ):
             with step.rehearsal():
                 self._warm_up(warmup_steps, device, stream)
+                check()
             self._plan = engine_of(step.optimizer).last_plan  # its tables are part of the graph
             if self._plan is None:
                 raise ValueError(

@@ -18,7 +18,7 @@ from mezzo.precision import Precision
 from mezzo.record import OperatorStats
 from mezzo.static._average import WeightAverage
 from mezzo.static._capture import CapturedStep, check_warmup, refuse_what_cannot_be_captured, unpacked
-from mezzo.static._graph import Capture, CapturedGraph
+from mezzo.static._graph import Capture, CapturedGraph, refuse_reads_on_host
 from mezzo.static._processes import processes_of
 from mezzo.static._region import CastRules
 from mezzo.static._step import (
@@ -146,10 +146,14 @@ class CompiledStep:
             if self._extra.processes is not None and not self._is_connected:
                 self._extra.processes.connect()
                 self._is_connected = True
-            captured.capture(batch, device, self._warmup_steps, self._pool)
+            captured.capture(batch, device, self._warmup_steps, self._pool, self._check_last_graph)
         elif not self.pending:
             optimizer.zero_grad(set_to_none=True)  # as after a capture
         return captured
+
+    def _check_last_graph(self) -> None:
+        if self.graphs:
+            refuse_reads_on_host(self.graphs[-1])
 
     @property
     def graphs(self) -> list[CapturedGraph]:
