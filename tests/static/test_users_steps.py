@@ -73,20 +73,23 @@ class Product(torch.autograd.Function):
 
 
 class InFloat32(torch.autograd.Function):
-    """A function that asks for float32 inputs."""
+    """A function that asks for float32 inputs.
+
+    It is a flat one: with exp, float16 itself moves one weight 0.02 away from float32, and compiled code another way.
+    """
 
     @staticmethod
     @custom_fwd(cast_inputs=torch.float32)
     def forward(ctx: Any, x: Tensor) -> Tensor:
         assert x.dtype is torch.float32
         ctx.save_for_backward(x)
-        return x.exp()
+        return x.tanh()
 
     @staticmethod
     @custom_bwd
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        return x.exp() * grad
+        return (1 - x.tanh().square()) * grad
 
 
 class TorchProduct(torch.autograd.Function):
@@ -141,7 +144,7 @@ MIDDLES: dict[str, Callable[[Net, Tensor], Tensor]] = {
     "checkpoint with dropout": lambda net, x: checkpoint(lambda h: net.drop(net.block(h)), x, use_reentrant=False),
     "autograd function": lambda net, x: Doubled.apply(net.block(x)),
     "custom_fwd": lambda net, x: Product.apply(net.block(x), net.inner.weight),
-    "custom_fwd in float32": lambda net, x: InFloat32.apply(-net.block(x)),
+    "custom_fwd in float32": lambda net, x: InFloat32.apply(net.block(x)),
     "torch's custom_fwd": lambda net, x: TorchProduct.apply(net.block(x), net.inner.weight),
 }
 RANDOM = ("dropout", "drop path", "checkpoint with dropout")

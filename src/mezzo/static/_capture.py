@@ -88,7 +88,7 @@ class CapturedStep:
         self._batch: list[Tensor] = []
         self._modules_hold: Callable[[], bool] = lambda: True
         self._graphs: dict[bool, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
-        """By kind of call (whether it updates the weights): the graph and where it leaves its results."""
+        """By kind of call (whether it updates the weights): graph, and where it leaves its results."""
         self._plan: Any = None
         self._copies: CopiesOfWeights | None = None
         self._scaling: Any = None

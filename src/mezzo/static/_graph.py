@@ -370,7 +370,7 @@ _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<nam
 
 
 def _printed_stack(text: str) -> list[traceback.FrameSummary]:
-    """Return the frames of a stack that is written in a message; some errors of Dynamo have no other."""
+    """Return the frames of a stack in a message; some errors of Dynamo have no other stack."""
     found = _FRAME.finditer(text)
     return [traceback.FrameSummary(frame["file"], int(frame["line"]), frame["name"]) for frame in found]
 

@@ -1,4 +1,4 @@
-"""Several processes that train one model in compiled steps: their gradients are averaged in the step.
+"""Several processes that train one model in compiled steps, which average their gradients.
 
 `DistributedDataParallel` averages gradients in hooks of the backward pass. A CUDA graph cannot hold
 these hooks: they keep state on the host. So the step averages the gradients itself, between the

@@ -52,8 +52,8 @@ class Window:
     def make_buffers(self) -> None:
         """Make buffers for the gradients that are there now; they start as zeros.
 
-        A parameter without a gradient gets no buffer: weight decay must not move it. Later shapes use
-        the same buffers.
+        A parameter without a gradient gets no buffer: weight decay must not move it. Later shapes
+        use the same buffers.
         """
         if not self._buffers:
             params = [p for group in self._optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -62,7 +62,7 @@ class Window:
             param.grad = buffer.zero_()
 
     def use_buffers(self) -> None:
-        """Put the buffers back where somebody removed the gradients, which means that they are zero."""
+        """Put the buffers back; where somebody removed a gradient, it is zero."""
         for param, buffer in self._buffers:
             if param.grad is not buffer:
                 param.grad = buffer.zero_() if param.grad is None else buffer.copy_(param.grad)
