@@ -19,7 +19,11 @@ _forget_workspaces: Callable[[], None] = getattr(torch._C, "_cuda_clearCublasWor
 
 @contextmanager
 def capture_into(
-    graph: torch.cuda.CUDAGraph, *, pool: Any = None, stream: torch.cuda.Stream | None = None
+    graph: torch.cuda.CUDAGraph,
+    *,
+    pool: Any = None,
+    stream: torch.cuda.Stream | None = None,
+    capture_error_mode: str = "global",
 ) -> Iterator[None]:
     """Return a context for a capture with its own cuBLAS workspace.
 
@@ -30,10 +34,11 @@ def capture_into(
         graph: The graph to capture into.
         pool: Memory pool that it shares with other graphs, from `torch.cuda.graph_pool_handle()`.
         stream: The stream to capture; None: torch's stream for captures.
+        capture_error_mode: `thread_local` lets other threads call what a capture forbids.
     """
     _forget_workspaces()
     try:
-        with torch.cuda.graph(graph, pool=pool, stream=stream):
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=capture_error_mode):
             yield
     finally:
         _forget_workspaces()

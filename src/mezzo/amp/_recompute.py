@@ -124,6 +124,8 @@ def custom_fwd(
 
     @functools.wraps(forward)
     def run(ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return _run_traced(ctx, forward, cast_inputs, args, kwargs)
         state = read_state()
         if cast_inputs is not None and state.policy is not None:
             state = state_without(state.policy.dtype)
@@ -139,12 +141,37 @@ def custom_bwd(backward: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(backward)
     def run(ctx: Any, *grads: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            if not ctx._mezzo_is_uncast:  # the backward pass is traced under the policy
+                return backward(ctx, *grads)
+            with torch.autocast(grads[0].device.type, enabled=False):
+                return backward(ctx, *grads)
         state = getattr(ctx, "_mezzo_state", None)
         if state is None:
             raise RuntimeError("custom_bwd: the forward of this Function has no mezzo.amp.custom_fwd; decorate it too")
         return run_in_state(state, backward, ctx, *grads)
 
     return run
+
+
+# Dynamo traces what follows. It knows torch's autocast, but no policy: both passes are traced under the
+# policy that is active, and casts become operators of the graph.
+
+
+def _run_traced(
+    ctx: Any,
+    forward: Callable[..., Any],
+    cast_inputs: torch.dtype | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    kind = next((value.device.type for value in args if isinstance(value, torch.Tensor)), "cpu")
+    ctx._mezzo_is_uncast = cast_inputs is not None and torch.is_autocast_enabled(kind)
+    if cast_inputs is None or not ctx._mezzo_is_uncast:
+        return forward(ctx, *args, **kwargs)
+    args, kwargs = _cast_inputs((args, kwargs), cast_inputs)
+    with torch.autocast(kind, enabled=False):
+        return forward(ctx, *args, **kwargs)
 
 
 def _cast_inputs(values: Any, dtype: torch.dtype) -> Any:

@@ -22,9 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 from mezzo._torch.process_groups import default_store
 from mezzo.devices import find_device
 from mezzo.errors import MezzoError, RunError
-from mezzo.fp8 import renew_copies
 from mezzo.model.watchdog import explained_start, explained_waiting, is_timeout, start_watch, stop_watch
-from mezzo.optim import master_of, publish
+from mezzo.optim import share_weights
 
 DIST_TIMEOUT_S = 1800.0
 """Default number of seconds that a process waits for the others."""
@@ -197,21 +196,10 @@ def share_buffers(model: nn.Module, world: World) -> None:
             dist.broadcast(buffer, 0)
 
 
-@torch.no_grad()
 def share_state(model: nn.Module, world: World) -> None:
     """Copy the weights and buffers of the first process to all; half weights by their masters."""
-    if world.size == 1:
-        return
-    for param in model.parameters():
-        master = master_of(param)
-        if master is None:
-            dist.broadcast(param, 0)
-        else:
-            dist.broadcast(master, 0)
-            publish([param], [master])
-    renew_copies(model.parameters())
-    for buffer in model.buffers():
-        dist.broadcast(buffer, 0)
+    if world.size > 1:
+        share_weights(model)
 
 
 def wrap(model: nn.Module, world: World, *, is_shared: bool = False) -> nn.Module:

@@ -28,6 +28,7 @@ from mezzo.optim._names import describe_parameter, name_of, remember_names
 from mezzo.optim._outside import forget_casts, keep_autocast, outside_autocast
 from mezzo.optim._rescale import COUNTERS, rescale
 from mezzo.optim._shards import is_dtensor
+from mezzo.optim._share import share_weights
 
 __all__ = [
     "attach_master",
@@ -45,6 +46,7 @@ __all__ = [
     "StepRequest",
     "Verdict",
     "is_dtensor",
+    "share_weights",
     "attach",
     "engine_of",
     "find_engine",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -87,8 +87,8 @@ class CapturedStep:
         self._shapes = [describe(tensor) for tensor in batch]
         self._batch: list[Tensor] = []
         self._modules_hold: Callable[[], bool] = lambda: True
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._results: tuple[Tensor, ...] = ()
+        self._graphs: dict[bool, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
+        """By kind of call (whether it updates the weights): graph, and where it leaves its results."""
         self._plan: Any = None
         self._copies: CopiesOfWeights | None = None
         self._scaling: Any = None
@@ -98,7 +98,7 @@ class CapturedStep:
     @property
     def is_captured(self) -> bool:
         """Whether calls replay a CUDA graph."""
-        return self._graph is not None
+        return bool(self._graphs)
 
     @property
     def grad_norm(self) -> Tensor | None:
@@ -123,19 +123,31 @@ class CapturedStep:
             )
         return unpacked(self.run(batch))
 
-    def run(self, batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def run(self, batch: Sequence[Tensor], updates: bool = True) -> tuple[Tensor, ...]:
         """Train one step on a batch of the right shapes.
 
         A captured step uses the batch of `prepare_replay`.
+
+        Args:
+            batch: Inputs of the model, then the target.
+            updates: False only adds to the gradients.
         """
-        if self._graph is None:
-            return self._step.run(batch)
-        self._graph.replay()
+        if not self._graphs:
+            return self._step.run(batch, updates)
+        graph, results = self._graphs[updates]
+        window, average = self._step.parts.window, self._step.parts.average
+        if window is not None:
+            window.use_buffers()
+        if average is not None and updates:
+            average.prepare_replay()
+        graph.replay()
         if self._copies is not None:
             self._copies.forget()
-        if self._scaling is not None:
+        if average is not None and updates:
+            average.note_replay()
+        if self._scaling is not None and updates:
             self._scaling.note_replay(self._outcome)
-        return tuple(result.clone() for result in self._results)
+        return tuple(result.clone() for result in results)
 
     def prepare_replay(self, batch: Sequence[Tensor]) -> bool:
         """Copy a batch into the graph's input memory, and refresh what may change between calls.
@@ -159,25 +171,42 @@ class CapturedStep:
                 "drop the last, smaller batch, or capture a step for each shape"
             )
 
-    def capture(self, batch: Sequence[Tensor], device: torch.device, warmup_steps: int, pool: Any = None) -> None:
+    def capture(
+        self,
+        batch: Sequence[Tensor],
+        device: torch.device,
+        warmup_steps: int,
+        pool: Any = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         """Warm up on a batch, and capture the step.
 
         Then restore everything except gradients, which are None.
+
+        Args:
+            batch: Inputs of the model, then the target.
+            device: The CUDA device of model and batch.
+            warmup_steps: Steps before the capture.
+            pool: Memory pool that the graph shares with others.
+            check: Called between warm-up and capture; raises if the step cannot be captured.
 
         Raises:
             ValueError: Some parameter or gradient cannot be part of a captured step.
         """
         step = self._step
+        window, processes, average = step.parts.window, step.parts.processes, step.parts.average
         self._batch = [tensor.clone() for tensor in batch]
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
-        graph = torch.cuda.CUDAGraph()
-        with step.gradients_put_aside(), _random_numbers_kept(device):
+        with (
+            nullcontext() if window is None else window.put_aside(),
+            step.gradients_put_aside(),
+            _random_numbers_kept(device),
+            nullcontext() if average is None else average.rehearsal(device),
+        ):
             with step.rehearsal():
-                with torch.cuda.stream(stream):
-                    for _ in range(warmup_steps):
-                        step.run(self._batch)
-                torch.cuda.current_stream(device).wait_stream(stream)
+                self._warm_up(warmup_steps, device, stream)
+                check()
             self._plan = engine_of(step.optimizer).last_plan  # its tables are part of the graph
             if self._plan is None:
                 raise ValueError(
@@ -186,16 +215,35 @@ class CapturedStep:
                 )
             self._copies = CopiesOfWeights(step, self._plan)
             self._copies.prepare()
-            with capture_with_managed_copies(), capture_into(graph, pool=pool, stream=stream):
-                self._results = step.run(self._batch)
-            torch.cuda.current_stream(device).wait_stream(stream)
-            self._copies.forget()
+            # NCCL's own thread asks for events, which another mode forbids during a capture.
+            mode = "global" if processes is None else "thread_local"
+            graphs = {}
+            for updates in step.parts.kinds:
+                graph = torch.cuda.CUDAGraph()
+                with (
+                    capture_with_managed_copies(),
+                    capture_into(graph, pool=pool, stream=stream, capture_error_mode=mode),
+                ):
+                    graphs[updates] = graph, step.run(self._batch, updates)
+                torch.cuda.current_stream(device).wait_stream(stream)
+                self._copies.forget()
         foreach_copy_(self._batch, list(batch), non_blocking=True)  # the model may have written into it
         if step.scaler is not None:
             self._scaling = step.scaler.captured
             self._settings, self._outcome = self._scaling.settings, self._scaling.take_outcome()
         self._modules_hold = step.module_watch()
-        self._graph = graph
+        self._graphs = graphs
+
+    def _warm_up(self, warmup_steps: int, device: torch.device, stream: torch.cuda.Stream) -> None:
+        """Train some steps on a stream; a window leaves its gradients in its buffers, as zeros."""
+        step, window = self._step, self._step.parts.window
+        with torch.cuda.stream(stream):
+            for number in range(warmup_steps):
+                for updates in step.parts.kinds:
+                    step.run(self._batch, updates)
+                    if window is not None and number == 0 and not updates:
+                        window.make_buffers()
+        torch.cuda.current_stream(device).wait_stream(stream)
 
 
 def unpacked(results: tuple[Tensor, ...]) -> Any:

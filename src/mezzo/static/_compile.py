@@ -4,29 +4,37 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
 from mezzo.amp import GradScaler, Policy
 from mezzo.files import say
 from mezzo.optim import attach
 from mezzo.precision import Precision
 from mezzo.record import OperatorStats
+from mezzo.static._average import WeightAverage
 from mezzo.static._capture import CapturedStep, check_warmup, refuse_what_cannot_be_captured, unpacked
-from mezzo.static._graph import Capture, CapturedGraph
+from mezzo.static._graph import Capture, CapturedGraph, refuse_reads_on_host
+from mezzo.static._processes import processes_of
 from mezzo.static._region import CastRules
 from mezzo.static._step import (
     Compute,
     Loss,
+    StepParts,
     TrainingStep,
     check_optimizer,
     device_of,
     forward_and_loss,
     precision_of_step,
 )
+from mezzo.static._window import Window
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 Shapes = tuple[tuple[torch.Size, torch.dtype], ...]
 
@@ -50,6 +58,7 @@ class CompiledStep:
         max_shapes: int = 8,
         warmup_steps: int = 3,
         smallest_batch: int = 2,
+        parts: StepParts | None = None,
     ) -> None:
         check_optimizer(optimizer)
         check_warmup(warmup_steps)
@@ -61,6 +70,8 @@ class CompiledStep:
         self._last: CapturedStep | None = None
         self._pool: Any = None
         self._smallest_batch = smallest_batch
+        self._extra = parts or StepParts()
+        self._is_connected = False
 
     @property
     def is_captured(self) -> bool:
@@ -77,10 +88,21 @@ class CompiledStep:
         """Norm of the true gradients of the last call, before clipping; None without `max_norm`."""
         return None if self._last is None else self._last.grad_norm
 
+    @property
+    def pending(self) -> int:
+        """With `accumulate`: how many calls have added to the gradients since the last update."""
+        return 0 if self._extra.window is None else self._extra.window.pending
+
+    def drop_pending(self) -> None:
+        """Drop the gradients since the last update; the next call begins a new window."""
+        if self._extra.window is not None:
+            self._extra.window.drop()
+
     def __call__(self, *batch: Tensor) -> Any:
         """Train one step on a batch.
 
-        Return its loss, on the device, and other results of the loss function.
+        Return its loss, on the device, and other results of the loss function. With `accumulate`
+        the loss is that of this call, not divided.
 
         Raises:
             ValueError: The batch is not on the model's device, or the optimizer cannot be part of a
@@ -101,7 +123,12 @@ class CompiledStep:
             self._steps[shapes] = step
         self._steps.move_to_end(shapes)
         self._last = step
-        return step.run(batch)
+        window = self._extra.window
+        if window is None:
+            return step.run(batch)
+        results = step.run(batch, window.updates_next)
+        window.note_call()
+        return results
 
     def _new(self, batch: Sequence[Tensor], compiled: Compute | None) -> CapturedStep:
         compute, modules, optimizer, precision, max_norm = self._parts
@@ -109,17 +136,24 @@ class CompiledStep:
         is_captured = device.type == "cuda" and self._capture.backend != "eager"
         if is_captured:
             refuse_what_cannot_be_captured(optimizer)
-        step = TrainingStep(
-            compiled or self._capture.compile(compute), modules, optimizer, precision, self._capture.precision, max_norm
-        )
+        compiled = compiled or self._capture.compile(compute)
+        rules = self._capture.precision
+        step = TrainingStep(compiled, modules, optimizer, precision, rules, max_norm, self._extra)
         captured = CapturedStep(step, batch)
         attach(optimizer)
         if is_captured:
             self._pool = self._pool or torch.cuda.graph_pool_handle()
-            captured.capture(batch, device, self._warmup_steps, self._pool)
-        else:
+            if self._extra.processes is not None and not self._is_connected:
+                self._extra.processes.connect()
+                self._is_connected = True
+            captured.capture(batch, device, self._warmup_steps, self._pool, self._check_last_graph)
+        elif not self.pending:
             optimizer.zero_grad(set_to_none=True)  # as after a capture
         return captured
+
+    def _check_last_graph(self) -> None:
+        if self.graphs:
+            refuse_reads_on_host(self.graphs[-1])
 
     @property
     def graphs(self) -> list[CapturedGraph]:
@@ -163,6 +197,9 @@ def compile_step(
     backend: str = "inductor",
     max_shapes: int = 8,
     warmup_steps: int = 3,
+    accumulate: int = 1,
+    ema: AveragedModel | None = None,
+    process_group: ProcessGroup | None = None,
 ) -> CompiledStep:
     """Compile `loss_fn(model(*inputs), target)`, backward and optimizer step into one program.
 
@@ -186,6 +223,12 @@ def compile_step(
             it; `eager` captures nothing, so that breakpoints and prints in the model work.
         max_shapes: How many shapes of a batch are kept.
         warmup_steps: On CUDA: steps before the capture; they are undone.
+        accumulate: So many calls make one update: each call adds the gradients of its loss, divided
+            by this number, and the last one updates.
+        ema: Updated in each step that updates the weights, from the float32 masters.
+        process_group: The processes that train this model together: gradients are averaged over
+            them, and buffers are those of the first process. A model in `DistributedDataParallel`
+            brings its own group; on a GPU give the network itself instead.
 
     >>> net = nn.Linear(4, 2)
     >>> step = compile_step(net, nn.functional.mse_loss, torch.optim.SGD(net.parameters(), lr=0.1), backend="aot_eager")
@@ -194,7 +237,14 @@ def compile_step(
     >>> step.operators().totals()["addmm"]
     (0, 0, 1, 0)
     """
+    check_optimizer(optimizer)
     precision = precision_of_step(precision, policy, scaler, model)
     capture = Capture(CastRules(precision.policy, use_fp16_guard), backend)
+    window = Window(accumulate, optimizer)
+    model, processes = processes_of(model, process_group)
+    average = None if ema is None else WeightAverage(ema, model)
+    parts = StepParts(window if window.size > 1 else None, processes, average)
     compute = forward_and_loss(model, loss_fn)
-    return CompiledStep(compute, [model], optimizer, precision, capture, max_norm, max_shapes, warmup_steps)
+    return CompiledStep(
+        compute, [model], optimizer, precision, capture, max_norm, max_shapes, warmup_steps, parts=parts
+    )

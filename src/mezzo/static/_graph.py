@@ -74,6 +74,25 @@ def _show_markers_to_dynamo() -> None:
         torch.compiler.allow_in_graph(marker)
 
 
+def refuse_reads_on_host(graph: CapturedGraph) -> None:
+    """Raise CaptureError if a graph reads a value from the device, which a CUDA graph cannot do.
+
+    Dynamo puts `x.item()` into its graph as long as no branch depends on it (torch 2.12 and later).
+    """
+    for node in graph.calls_of_dynamo:
+        if node.op == "call_method" and node.target in ("item", "tolist"):
+            frame = innermost_user_frame(_printed_stack(node.meta.get("stack_trace") or ""))
+            where = "" if frame is None else f"; it stops at {_describe(frame)}"
+            raise CaptureError(
+                f"the step cannot be captured as one CUDA graph{where} (it reads a value from the device on the host); compute "
+                "with the tensor itself, or run with backend='eager'"
+            )
+
+
+def _describe(frame: traceback.FrameSummary) -> str:
+    return f"{frame.filename}:{frame.lineno}: `{linecache.getline(frame.filename, frame.lineno or 0).strip()}`"
+
+
 class CapturedGraph:
     """The captured graph of one call: the forward and, in training, the backward, with casts."""
 
@@ -89,6 +108,11 @@ class CapturedGraph:
         with torch.set_grad_enabled(self._has_backward), region:
             _aot(copy.deepcopy(self._module), self._inputs, found.append)
         return found[0], found[1] if len(found) > 1 else None
+
+    @property
+    def calls_of_dynamo(self) -> list[Node]:
+        """The calls as the user wrote them, before they are traced into operators."""
+        return list(self._module.graph.nodes)
 
     def operators(self, include_views: bool = False) -> OperatorStats:
         """Return how many calls of each operator compute in which dtype."""
@@ -316,10 +340,8 @@ def _explained(error: BaseException) -> BaseException:
     of_region = f"; {_REGION_ADVICE}" if _is_about_regions(error) else ""
     if frame is None:
         return CaptureError(f"the step cannot be captured as one graph: {reason}{of_region}")
-    code = linecache.getline(frame.filename, frame.lineno or 0).strip()
-    where = f"{frame.filename}:{frame.lineno}"
     return CaptureError(
-        f"the step cannot be captured as one graph; it stops at {where}: `{code}` ({reason}){of_region}; take it out of the "
+        f"the step cannot be captured as one graph; it stops at {_describe(frame)} ({reason}){of_region}; take it out of the "
         "step, or run with backend='eager'"
     )
 
@@ -341,7 +363,21 @@ def _reason(error: BaseException) -> str:
 
 def _user_frame(error: BaseException) -> traceback.FrameSummary | None:
     """Return the innermost frame of the user's code in which Dynamo stopped."""
-    stack = getattr(error, "real_stack", None) or []
+    stack = getattr(error, "real_stack", None) or _printed_stack(str(error))
+    return innermost_user_frame(stack)
+
+
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
+
+
+def _printed_stack(text: str) -> list[traceback.FrameSummary]:
+    """Return the frames of a stack in a message; some errors of Dynamo have no other stack."""
+    found = _FRAME.finditer(text)
+    return [traceback.FrameSummary(frame["file"], int(frame["line"]), frame["name"]) for frame in found]
+
+
+def innermost_user_frame(stack: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary | None:
+    """Return the last frame that is neither torch's nor mezzo's."""
     ours = str(Path(__file__).parents[1])
     torchs = str(Path(torch.__file__).parent)
     frames = [frame for frame in stack if not frame.filename.startswith((ours, torchs))]

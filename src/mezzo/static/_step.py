@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +18,10 @@ from mezzo.errors import MezzoError
 from mezzo.fp8 import histories_of
 from mezzo.optim import stored_master
 from mezzo.precision import Precision
+from mezzo.static._average import WeightAverage
+from mezzo.static._processes import Processes
 from mezzo.static._region import CastRules, casting_region
+from mezzo.static._window import Window
 
 Loss = Callable[[Any, Tensor], Any]
 Compute = Callable[..., tuple[Tensor, ...]]
@@ -74,6 +78,23 @@ def forward_and_loss(model: nn.Module, loss_fn: Loss) -> Compute:
     return compute
 
 
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """What a step may do besides."""
+
+    window: Window | None = None
+    """Several calls make one update."""
+    processes: Processes | None = None
+    """Gradients are averaged over these."""
+    average: WeightAverage | None = None
+    """The average of the weights."""
+
+    @property
+    def kinds(self) -> tuple[bool, ...]:
+        """The kinds of calls: whether they update the weights."""
+        return (True,) if self.window is None else self.window.kinds
+
+
 class TrainingStep:
     """Forward and loss, backward, check, update, scale."""
 
@@ -85,9 +106,11 @@ class TrainingStep:
         precision: Precision,
         rules: CastRules,
         max_norm: float | None,
+        parts: StepParts | None = None,
     ) -> None:
         self.compute, self.modules, self.optimizer = compute, modules, optimizer
         self.precision, self.rules, self.max_norm = precision, rules, max_norm
+        self.parts = parts or StepParts()
         self.grad_norm: Tensor | None = None
 
     @property
@@ -95,8 +118,13 @@ class TrainingStep:
         """The loss scaler; None if the loss is not scaled."""
         return self.precision.scaler
 
-    def run(self, batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Train one step; return its loss and the other results of `compute`."""
+    def run(self, batch: Sequence[Tensor], updates: bool = True) -> tuple[Tensor, ...]:
+        """Train one step; return its loss and the other results of `compute`.
+
+        Args:
+            batch: Inputs of the model, then the target.
+            updates: False only adds to the gradients.
+        """
         with casting_region(self.rules):
             try:
                 results = self.compute(*batch)
@@ -106,10 +134,26 @@ class TrainingStep:
         _check_results(results)
         loss = results[0].float() if results[0].dtype in HALF_DTYPES else results[0]
         results = (loss, *results[1:])
-        self.precision.backward(loss)
-        self.grad_norm = self.precision.step(self.optimizer, max_norm=self.max_norm)
-        self.optimizer.zero_grad(set_to_none=True)
+        window = self.parts.window
+        self.precision.backward(loss if window is None else loss / window.size)
+        if updates:
+            self._update()
         return tuple(result.detach().clone() for result in results)
+
+    def _update(self) -> None:
+        window, processes, average = self.parts.window, self.parts.processes, self.parts.average
+        if processes is not None:
+            params = [p for group in self.optimizer.param_groups for p in group["params"]]
+            processes.average([param.grad for param in params if param.grad is not None])
+        self.grad_norm = self.precision.step(self.optimizer, max_norm=self.max_norm)
+        if processes is not None:
+            processes.share_buffers()
+        if average is not None:
+            average.update()
+        if window is None:
+            self.optimizer.zero_grad(set_to_none=True)
+        else:
+            window.clear()
 
     def _explain_missing_policy(self, error: Exception) -> None:
         """Raise ValueError if half weights met float32 inputs because the step has no policy.
@@ -142,6 +186,8 @@ class TrainingStep:
         held = [of[kind] for of in attributes for kind in ("_modules", "_parameters", "_buffers")]
         params = list(self._params())
         buffers = [buffer for module in self.modules for buffer in module.buffers()]
+        if self.parts.average is not None:
+            buffers += self.parts.average.tensors
 
         def state() -> tuple[list[int], list[bool], list[bool], list[int]]:
             return (
@@ -181,7 +227,11 @@ class TrainingStep:
         values = [(tensor, tensor.clone()) for tensor in self._weights_and_buffers()]
         states = {param: _clones(state) for param, state in self.optimizer.state.items()}
         histories = {history: history.copy() for history in histories_of(self._weights()) if not history.is_empty}
-        with nullcontext() if self.scaler is None else self.scaler.captured.rehearsal():
+        with ExitStack() as parts:
+            if self.scaler is not None:
+                parts.enter_context(self.scaler.captured.rehearsal())
+            if self.parts.processes is not None:
+                parts.enter_context(self.parts.processes.paused())
             try:
                 yield
             finally:
