@@ -88,7 +88,7 @@ def test_a_captured_step_equals_the_uncaptured_one(
         model, optimizer, scaler = make(kind, "cuda", level, masters, **options)
         step = step_of(model, optimizer, scaler, "cuda", policy=Policy.create(level), max_norm=max_norm)
         assert step.is_captured
-        call = step if captured else lambda *batch, step=step: step._step.run(batch)[0]
+        call = step if captured else lambda *batch, step=step: step.training.run(batch)[0]
         torch.manual_seed(7)  # dropout
         losses = []
         for number in range(10):
@@ -161,7 +161,7 @@ def test_two_shapes_are_two_steps_of_one_optimizer() -> None:
         model, nn.functional.mse_loss, optimizer, (x[:8], y[:8]), scaler=scaler, policy=Policy.create("O2")
     )
     other, other_optimizer, other_scaler = make(SGD, "cuda", lr=0.1)
-    eager = step_of(other, other_optimizer, other_scaler, "cuda")._step
+    eager = step_of(other, other_optimizer, other_scaler, "cuda").training
     torch.manual_seed(0)
     for step, count in ((large, 16), (small, 8), (large, 16)):
         torch.cuda.manual_seed(count)
@@ -177,7 +177,7 @@ def test_eager_steps_and_checkpoints_work_beside_a_captured_step() -> None:
     model, optimizer, scaler = make(AdamW, "cuda", lr=0.01)
     step = step_of(model, optimizer, scaler, "cuda")
     step(*batch_of(0, "cuda"))
-    step._step.run(batch_of(1, "cuda"))
+    step.training.run(batch_of(1, "cuda"))
     saved = copy.deepcopy(model.state_dict())
     step(*batch_of(2, "cuda"))
     assert optimizer.state[model.head.weight]["step"].item() == 3
@@ -198,7 +198,7 @@ def test_eager_and_captured_steps_may_alternate() -> None:
             if captured and number % 2:
                 step(*batch)
             else:
-                step._step.run(batch)
+                step.training.run(batch)
         runs.append(everything(model, optimizer))
     for one, other in zip(*runs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
@@ -317,11 +317,11 @@ def test_a_rehearsal_leaves_everything_as_it_was(kind: Any) -> None:
             state[key] = state[key].double()
     model.register_buffer("own", torch.ones(1))
     before, scale = [t.float() for t in everything(model, optimizer)], scaler.state_dict()
-    with step._step.rehearsal():
+    with step.training.rehearsal():
         for number in range(3):
             x, y = batch_of(number, "cpu")
             y[0, 0] = 1e30 if number == 2 else y[0, 0]
-            step._step.run((x, y))
+            step.training.run((x, y))
         model.own.add_(1)
         assert scaler.get_scale() == 512.0
     after = everything(model, optimizer)
@@ -338,7 +338,7 @@ def test_a_rehearsal_leaves_everything_as_it_was(kind: Any) -> None:
 def test_state_that_a_rehearsal_makes_is_zero() -> None:
     model, optimizer, scaler = make(AdamW, "cpu", lr=0.1)
     step = step_of(model, optimizer, scaler, "cpu")
-    with step._step.rehearsal():
+    with step.training.rehearsal():
         step(*batch_of(0, "cpu"))
     assert all(not t.any() for state in optimizer.state.values() for t in state.values())
 
@@ -349,7 +349,7 @@ def test_gradients_of_others_are_put_aside_and_back() -> None:
     step = step_of(model, optimizer, scaler, "cpu")
     model.conv.weight.grad = torch.ones_like(model.conv.weight)
     model.head.weight.grad = torch.ones_like(model.head.weight)
-    with step._step.gradients_put_aside():
+    with step.training.gradients_put_aside():
         assert all(p.grad is None for p in model.parameters())
         step(*batch_of(0, "cpu"))
     assert (model.conv.weight.grad == 1).all()

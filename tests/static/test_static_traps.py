@@ -191,7 +191,7 @@ def test_a_loss_in_half_is_scaled_and_returned_in_float32() -> None:
     )
     loss = step(torch.ones(2, 3), torch.full((2, 4), 100.0))  # times the scale no number of float16
     assert loss.dtype is torch.float32
-    assert step._last._step.scaler.skipped_steps == 0
+    assert step._last.training.scaler.skipped_steps == 0
 
 
 def test_writing_a_program_leaves_a_module_as_it_was() -> None:
@@ -331,7 +331,7 @@ def test_what_a_captured_step_has_of_its_modules_is_seen_to_change() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout())
     step = compile_step(net, functional.mse_loss, SGD(net.parameters(), lr=0.1), backend="eager")
     step(torch.ones(2, 3), torch.ones(2, 4))
-    holds = step._last._step.module_watch()
+    holds = step._last.training.module_watch()
     assert holds()
     net[2].eval()
     assert not holds()
@@ -353,7 +353,7 @@ def test_a_captured_step_sees_that_parts_of_its_modules_were_replaced() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.ReLU()))
     step = compile_step(net, functional.mse_loss, SGD(net.parameters(), lr=0.1), backend="eager")
     step(torch.ones(2, 3), torch.ones(2, 4))
-    holds = step._last._step.module_watch()
+    holds = step._last.training.module_watch()
     kept = net[1][0]
     net[1][0] = nn.Tanh()
     assert not holds()

@@ -2,6 +2,7 @@
 
 from mezzo.static import amp
 from mezzo.static._capture import CapturedStep, capture_step
+from mezzo.static._choice import StepReport
 from mezzo.static._compile import CompiledStep, compile_step
 from mezzo.static._current import (
     data,
@@ -14,7 +15,7 @@ from mezzo.static._current import (
     program_guard,
 )
 from mezzo.static._executor import Executor
-from mezzo.static._graph import CapturedGraph, CaptureError
+from mezzo.static._graph import CapturedGraph, CaptureError, CompilerError
 from mezzo.static._program import Program
 from mezzo.static._save import save_forward
 from mezzo.static._to_static import StaticFunction, static_forward, to_static
@@ -25,7 +26,9 @@ __all__ = [
     "CapturedStep",
     "compile_step",
     "CompiledStep",
+    "StepReport",
     "CaptureError",
+    "CompilerError",
     "CapturedGraph",
     "Program",
     "Variable",

@@ -83,7 +83,8 @@ class CapturedStep:
     """
 
     def __init__(self, step: TrainingStep, batch: Sequence[Tensor]) -> None:
-        self._step = step
+        self.training = step
+        """What it runs or captured."""
         self._shapes = [describe(tensor) for tensor in batch]
         self._batch: list[Tensor] = []
         self._modules_hold: Callable[[], bool] = lambda: True
@@ -103,7 +104,7 @@ class CapturedStep:
     @property
     def grad_norm(self) -> Tensor | None:
         """Norm of the true gradients of the last call, before clipping; None without `max_norm`."""
-        norm = self._step.grad_norm
+        norm = self.training.grad_norm
         return None if norm is None else norm.clone()
 
     def __call__(self, *batch: Tensor) -> Any:
@@ -133,9 +134,9 @@ class CapturedStep:
             updates: False only adds to the gradients.
         """
         if not self._graphs:
-            return self._step.run(batch, updates)
+            return self.training.run(batch, updates)
         graph, results = self._graphs[updates]
-        window, average = self._step.parts.window, self._step.parts.average
+        window, average = self.training.parts.window, self.training.parts.average
         if window is not None:
             window.use_buffers()
         if average is not None and updates:
@@ -193,17 +194,12 @@ class CapturedStep:
         Raises:
             ValueError: Some parameter or gradient cannot be part of a captured step.
         """
-        step = self._step
-        window, processes, average = step.parts.window, step.parts.processes, step.parts.average
+        step = self.training
+        processes = step.parts.processes
         self._batch = [tensor.clone() for tensor in batch]
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
-        with (
-            nullcontext() if window is None else window.put_aside(),
-            step.gradients_put_aside(),
-            _random_numbers_kept(device),
-            nullcontext() if average is None else average.rehearsal(device),
-        ):
+        with self._put_aside(device):
             with step.rehearsal():
                 self._warm_up(warmup_steps, device, stream)
                 check()
@@ -234,9 +230,27 @@ class CapturedStep:
         self._modules_hold = step.module_watch()
         self._graphs = graphs
 
+    @contextmanager
+    def _put_aside(self, device: torch.device) -> Iterator[None]:
+        """Restore gradients, random numbers and averages afterwards."""
+        window, average = self.training.parts.window, self.training.parts.average
+        with (
+            nullcontext() if window is None else window.put_aside(),
+            self.training.gradients_put_aside(),
+            random_numbers_kept(device),
+            nullcontext() if average is None else average.rehearsal(device),
+        ):
+            yield
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Inside, calls of a captured step are only tried: what they change is restored."""
+        with self._put_aside(self._batch[0].device), self.training.rehearsal():
+            yield
+
     def _warm_up(self, warmup_steps: int, device: torch.device, stream: torch.cuda.Stream) -> None:
         """Train some steps on a stream; a window leaves its gradients in its buffers, as zeros."""
-        step, window = self._step, self._step.parts.window
+        step, window = self.training, self.training.parts.window
         with torch.cuda.stream(stream):
             for number in range(warmup_steps):
                 for updates in step.parts.kinds:
@@ -252,13 +266,16 @@ def unpacked(results: tuple[Tensor, ...]) -> Any:
 
 
 @contextmanager
-def _random_numbers_kept(device: torch.device) -> Iterator[None]:
-    on_host, on_device = torch.get_rng_state(), torch.cuda.get_rng_state(device)
+def random_numbers_kept(device: torch.device) -> Iterator[None]:
+    """Restore the generators of the host and of a device."""
+    on_host = torch.get_rng_state()
+    on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     try:
         yield
     finally:
         torch.set_rng_state(on_host)
-        torch.cuda.set_rng_state(on_device, device)
+        if on_device is not None:
+            torch.cuda.set_rng_state(on_device, device)
 
 
 def refuse_what_cannot_be_captured(optimizer: Optimizer) -> None:

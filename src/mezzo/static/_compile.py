@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,13 +15,25 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from mezzo.amp import GradScaler, Policy
+from mezzo.amp.user_lines import level_of_user
+from mezzo.errors import unknown_choice
 from mezzo.files import say
 from mezzo.optim import attach
 from mezzo.precision import Precision
 from mezzo.record import OperatorStats
 from mezzo.static._average import WeightAverage
 from mezzo.static._capture import CapturedStep, check_warmup, refuse_what_cannot_be_captured, unpacked
-from mezzo.static._graph import Capture, CapturedGraph, refuse_reads_on_host
+from mezzo.static._choice import (
+    AS_WRITTEN,
+    COMPILED,
+    UNDECIDED,
+    StepReport,
+    compiling_shown,
+    decide,
+    time_gradients,
+    time_replays,
+)
+from mezzo.static._graph import BACKENDS, Capture, CapturedGraph, CompilerError, refuse_reads_on_host
 from mezzo.static._processes import processes_of
 from mezzo.static._region import CastRules
 from mezzo.static._step import (
@@ -35,6 +50,8 @@ from mezzo.static._window import Window
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+AUTO = "auto"
 
 Shapes = tuple[tuple[torch.Size, torch.dtype], ...]
 
@@ -59,6 +76,7 @@ class CompiledStep:
         warmup_steps: int = 3,
         smallest_batch: int = 2,
         parts: StepParts | None = None,
+        measures: bool = False,
     ) -> None:
         check_optimizer(optimizer)
         check_warmup(warmup_steps)
@@ -71,7 +89,18 @@ class CompiledStep:
         self._pool: Any = None
         self._smallest_batch = smallest_batch
         self._extra = parts or StepParts()
+        self._report = StepReport()
+        self._decide_without_measuring(measures)
         self._is_connected = False
+
+    def _decide_without_measuring(self, measures: bool) -> None:
+        """Note the form of the step, unless the first batch decides."""
+        report, backend = self._report, self._capture.backend
+        if measures and backend == "inductor" and self._extra.processes is None:
+            return
+        report.chosen, report.reason = AS_WRITTEN if backend == "eager" else COMPILED, f"its backend is {backend!r}"
+        if measures and self._extra.processes is not None:
+            report.reason += "; processes do not measure, because all of them must run the same form"
 
     @property
     def is_captured(self) -> bool:
@@ -117,7 +146,7 @@ class CompiledStep:
         step = self._steps.get(shapes)
         if step is None or (step.is_captured and not step.prepare_replay(batch)):
             self._steps.pop(shapes, None)  # free its device memory for the new one
-            step = self._new(batch, None if step is None else step._step.compute)
+            step = self._new(batch, None if step is None else step.training.compute)
             while len(self._steps) >= self._max_shapes:
                 self._steps.popitem(last=False)
             self._steps[shapes] = step
@@ -130,26 +159,66 @@ class CompiledStep:
         window.note_call()
         return results
 
-    def _new(self, batch: Sequence[Tensor], compiled: Compute | None) -> CapturedStep:
-        compute, modules, optimizer, precision, max_norm = self._parts
+    def _new(self, batch: Sequence[Tensor], known: Compute | None) -> CapturedStep:
+        """Return the step of a new shape; `known` is what computed its loss before, if anything did."""
+        compute, modules, optimizer, _, _ = self._parts
         device = device_of(modules, batch, self._smallest_batch)
         is_captured = device.type == "cuda" and self._capture.backend != "eager"
         if is_captured:
             refuse_what_cannot_be_captured(optimizer)
-        compiled = compiled or self._capture.compile(compute)
-        rules = self._capture.precision
-        step = TrainingStep(compiled, modules, optimizer, precision, rules, max_norm, self._extra)
-        captured = CapturedStep(step, batch)
         attach(optimizer)
-        if is_captured:
+        if known is None and self._report.chosen == AS_WRITTEN:
+            known = compute
+        start = time.perf_counter()
+        with compiling_shown("compiling the training step") if known is None else nullcontext():
+            if known is None and self._report.chosen == UNDECIDED:
+                step = self._choose(batch, device)
+            else:
+                step = self._build(known or self._capture.compile(compute), batch, device)
+        if not self._report.build_s:
+            self._report.build_s = time.perf_counter() - start
+        if not is_captured and not self.pending:
+            optimizer.zero_grad(set_to_none=True)  # as after a capture
+        return step
+
+    def _build(self, compute: Compute, batch: Sequence[Tensor], device: torch.device) -> CapturedStep:
+        """Return a step; on a GPU it is captured."""
+        _, modules, optimizer, precision, max_norm = self._parts
+        rules = self._capture.precision
+        step = CapturedStep(TrainingStep(compute, modules, optimizer, precision, rules, max_norm, self._extra), batch)
+        if device.type == "cuda" and self._capture.backend != "eager":
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             if self._extra.processes is not None and not self._is_connected:
                 self._extra.processes.connect()
                 self._is_connected = True
-            captured.capture(batch, device, self._warmup_steps, self._pool, self._check_last_graph)
-        elif not self.pending:
-            optimizer.zero_grad(set_to_none=True)  # as after a capture
-        return captured
+            step.capture(batch, device, self._warmup_steps, self._pool, self._check_last_graph)
+        return step
+
+    def _choose(self, batch: Sequence[Tensor], device: torch.device) -> CapturedStep:
+        """Build the step compiled and as written, measure both, and return the faster one."""
+        report, compute = self._report, self._parts[0]
+        report.device = str(device)
+        try:
+            compiled = self._build(self._capture.compile(compute), batch, device)
+            compiled_s = self._time(compiled, batch, device)
+        except CompilerError as error:
+            report.chosen, report.reason = AS_WRITTEN, str(error)
+            warnings.warn(f"{error}; the step runs as written", UserWarning, stacklevel=level_of_user())
+            return self._build(compute, batch, device)
+        written = self._build(compute, batch, device)
+        report.seconds = {AS_WRITTEN: self._time(written, batch, device), COMPILED: compiled_s}
+        decide(report)
+        return compiled if report.chosen == COMPILED else written
+
+    @staticmethod
+    def _time(step: CapturedStep, batch: Sequence[Tensor], device: torch.device) -> float:
+        if step.is_captured:
+            return time_replays(step, batch, device)
+        return time_gradients(step.training, batch, device)
+
+    def report(self) -> StepReport:
+        """Return which form of the step runs and why; `print(step.report())` shows it."""
+        return self._report
 
     def _check_last_graph(self) -> None:
         if self.graphs:
@@ -194,7 +263,7 @@ def compile_step(
     policy: Policy | str | None = None,
     use_fp16_guard: bool = False,
     max_norm: float | None = None,
-    backend: str = "inductor",
+    backend: str = "auto",
     max_shapes: int = 8,
     warmup_steps: int = 3,
     accumulate: int = 1,
@@ -219,8 +288,11 @@ def compile_step(
             none), or from `Policy.create(...)`; None: no auto_cast.
         use_fp16_guard: Only what runs inside `mezzo.static.amp.fp16_guard()` follows the policy.
         max_norm: Clip the norm of the true gradients to this.
-        backend: `inductor` fuses operators; `aot_eager` runs the captured graph without compiling
-            it; `eager` captures nothing, so that breakpoints and prints in the model work.
+        backend: `auto` measures the step compiled by Inductor and as written at the first batch,
+            and keeps the faster one (`step.report()`); if the compiler fails, it warns and keeps
+            the step as written. Another run may choose the other one: name a backend to repeat a
+            run bit for bit. `inductor` fuses operators; `aot_eager` runs the captured graph without
+            compiling it; `eager` captures nothing, so that breakpoints and prints in the model work.
         max_shapes: How many shapes of a batch are kept.
         warmup_steps: On CUDA: steps before the capture; they are undone.
         accumulate: So many calls make one update: each call adds the gradients of its loss, divided
@@ -238,13 +310,25 @@ def compile_step(
     (0, 0, 1, 0)
     """
     check_optimizer(optimizer)
+    if backend not in (AUTO, *BACKENDS):
+        raise ValueError(unknown_choice("backend", backend, (AUTO, *BACKENDS)))
     precision = precision_of_step(precision, policy, scaler, model)
-    capture = Capture(CastRules(precision.policy, use_fp16_guard), backend)
+    rules = CastRules(precision.policy, use_fp16_guard)
+    capture = Capture(rules, "inductor" if backend == AUTO else backend)
     window = Window(accumulate, optimizer)
     model, processes = processes_of(model, process_group)
     average = None if ema is None else WeightAverage(ema, model)
     parts = StepParts(window if window.size > 1 else None, processes, average)
     compute = forward_and_loss(model, loss_fn)
     return CompiledStep(
-        compute, [model], optimizer, precision, capture, max_norm, max_shapes, warmup_steps, parts=parts
+        compute,
+        [model],
+        optimizer,
+        precision,
+        capture,
+        max_norm,
+        max_shapes,
+        warmup_steps,
+        parts=parts,
+        measures=backend == AUTO,
     )

@@ -54,6 +54,10 @@ class CaptureError(MezzoError):
     """A function cannot be captured as one graph."""
 
 
+class CompilerError(RunError):
+    """The compiler failed on a captured graph."""
+
+
 def named(value: Tensor, name: str) -> Tensor:
     """Mark a tensor inside a captured function with the name of its variable."""
     return value
@@ -329,7 +333,9 @@ def _explained(error: BaseException) -> BaseException:
         return cause
     if isinstance(error, (dynamo_errors().BackendCompilerFailed, inductor_error())):
         first = " ".join(str(cause or error).split())[:300]
-        return RunError(f"the compiler failed on the captured graph: {first}; backend='aot_eager' runs it without one")
+        return CompilerError(
+            f"the compiler failed on the captured graph: {first}; backend='aot_eager' runs it without one"
+        )
     if isinstance(error, dynamo_errors().FailOnRecompileLimitHit):
         return CaptureError(
             "captured again and again: something that the forward reads changes from call to call (a counter, a list, the "

@@ -125,6 +125,20 @@ class TrainingStep:
             batch: Inputs of the model, then the target.
             updates: False only adds to the gradients.
         """
+        results = self._forward(batch)
+        loss, window = results[0], self.parts.window
+        self.precision.backward(loss if window is None else loss / window.size)
+        if updates:
+            self._update()
+        return tuple(result.detach().clone() for result in results)
+
+    def differentiate(self, batch: Sequence[Tensor]) -> None:
+        """Run forward and backward pass only, without a loss scale."""
+        self._forward(batch)[0].backward()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _forward(self, batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the loss, in float32 or wider, and the other results of `compute`."""
         with casting_region(self.rules):
             try:
                 results = self.compute(*batch)
@@ -133,12 +147,7 @@ class TrainingStep:
                 raise
         _check_results(results)
         loss = results[0].float() if results[0].dtype in HALF_DTYPES else results[0]
-        results = (loss, *results[1:])
-        window = self.parts.window
-        self.precision.backward(loss if window is None else loss / window.size)
-        if updates:
-            self._update()
-        return tuple(result.detach().clone() for result in results)
+        return loss, *results[1:]
 
     def _update(self) -> None:
         window, processes, average = self.parts.window, self.parts.processes, self.parts.average

@@ -1,0 +1,106 @@
+"""`backend="auto"`: measures a step compiled and as written, and keeps the faster one."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mezzo.static._capture import CapturedStep, random_numbers_kept
+from mezzo.static._step import TrainingStep
+
+AS_WRITTEN = "as written"
+COMPILED = "compiled"
+UNDECIDED = "none yet"
+_ROUNDS = 5
+_LEAST_GAIN = 0.98
+"""The compiled step is kept if it takes less than this share of the time of the other one."""
+
+
+@dataclass(slots=True)
+class StepReport:
+    """Which form of a step runs, and why; print it."""
+
+    chosen: str = UNDECIDED
+    """`compiled` or `as written`; `none yet` before the first batch."""
+    reason: str = ""
+    device: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Seconds of each form: whole steps on a GPU, forward and backward pass on a CPU."""
+    build_s: float = 0.0
+    """Seconds that the first batch took to trace, compile, capture and measure."""
+
+    def __str__(self) -> str:
+        if self.chosen == UNDECIDED:
+            return "the step was not called yet: the first batch decides whether it runs compiled or as written"
+        lines = [f"the step runs {self.chosen}: {self.reason}"]
+        lines += [f"  {name}: {seconds * 1e3:.2f} ms" for name, seconds in self.seconds.items()]
+        if self.build_s:
+            lines.append(f"  the first batch took {self.build_s:.1f} s on {self.device} to compile and measure")
+        return "\n".join(lines)
+
+
+def decide(report: StepReport) -> None:
+    """Choose the faster form from the measured seconds."""
+    written, compiled = report.seconds[AS_WRITTEN], report.seconds[COMPILED]
+    ratio = written / compiled
+    if compiled < _LEAST_GAIN * written:
+        report.chosen, report.reason = COMPILED, f"{ratio:.2f} times as fast as the step as written"
+    else:
+        report.chosen = AS_WRITTEN
+        report.reason = f"compiling makes it {ratio:.2f} times as fast, which is no gain"
+
+
+def time_replays(step: CapturedStep, batch: Sequence[Tensor], device: torch.device) -> float:
+    """Return the seconds of a captured step; what its replays change is restored."""
+    with step.rehearsal():
+        if not step.prepare_replay(batch):
+            raise AssertionError("a step that was captured just now can be replayed")
+        step.run(batch)
+        return _median(lambda: step.run(batch), lambda: torch.cuda.synchronize(device))
+
+
+def time_gradients(step: TrainingStep, batch: Sequence[Tensor], device: torch.device) -> float:
+    """Return the seconds of a step's forward and backward pass on a CPU; nothing changes.
+
+    The first pass, which may compile, is not timed. The update is the same in both forms.
+    """
+
+    def run() -> None:
+        step.differentiate(batch)
+
+    with step.gradients_put_aside(), step.rehearsal(), random_numbers_kept(device):
+        run()
+        return _median(run, lambda: None)
+
+
+def _median(run: Callable[[], object], wait: Callable[[], None]) -> float:
+    times = []
+    for _ in range(_ROUNDS):
+        wait()
+        start = time.perf_counter()
+        run()
+        wait()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+@contextmanager
+def compiling_shown(what: str) -> Iterator[None]:
+    """Show on a terminal that something compiles, with the seconds so far; elsewhere show nothing."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        progress.add_task(what, total=None)
+        yield
