@@ -48,7 +48,7 @@ def test_workspaces_are_forgotten_before_a_capture_and_after_it(monkeypatch: pyt
     seen: list[Any] = []
 
     @contextmanager
-    def capture(graph: Any, pool: Any, stream: Any) -> Any:
+    def capture(graph: Any, pool: Any, stream: Any, capture_error_mode: str) -> Any:
         seen.append((graph, pool, stream))
         yield
 
