@@ -32,7 +32,7 @@ from mezzo.model.parallel import decide_first, enter_world, share_buffers, share
 from mezzo.model.summary import layer_table, parameter_counts
 from mezzo.precision import Precision
 from mezzo.record import operator_log
-from mezzo.static import InputSpec
+from mezzo.static import CompiledStep, InputSpec
 
 Callbacks = Callback | Sequence[Callback] | None
 _prepared_as: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
@@ -98,6 +98,11 @@ class Model:
         return self._prepared.precision
 
     @property
+    def compiled_step(self) -> CompiledStep | None:
+        """The captured training step; None without `graph=True`."""
+        return self._prepared.compiled
+
+    @property
     def scaler(self) -> GradScaler | None:
         """The loss scaler; None without float16."""
         return self._prepared.precision.scaler
@@ -130,6 +135,7 @@ class Model:
         amp_configs: str | Mapping[str, Any] | None = None,
         *,
         max_norm: float | None = None,
+        graph: bool = False,
     ) -> None:
         """Set optimizer, loss, metrics and precision; check all arguments before any change.
 
@@ -144,6 +150,9 @@ class Model:
                 `decr_every_n_nan_or_inf`, `use_dynamic_loss_scaling`, `custom_white_list`,
                 `custom_black_list`, `fp8` (a dict).
             max_norm: Largest norm of the gradients; larger ones are clipped.
+            graph: Train in graph mode: the whole step is captured and, where that is faster,
+                compiled at the first batch (`mezzo.static.compile_step`). Gradients cannot be
+                accumulated over batches then. `compiled_step.report()` tells which form runs.
 
         Raises:
             TypeError: An argument has the wrong type.
@@ -170,12 +179,15 @@ class Model:
                 f"the network's weights are in {before}, but amp_configs asks for {precision.name}: prepare a Model of "
                 "another network, such as amp.float32_copy(model.network)"
             )
+        if graph and (optimizer is None or loss is None):
+            raise ValueError("graph=True captures a training step: give an optimizer and a loss, too")
         share_state(self.network, self.world)
         precision.prepare(self.network, optimizer)
         _prepared_as[self.network] = precision.name
         if isinstance(loss, nn.Module):
             loss.to(self.world.device)
-        wrapped = self.network if optimizer is None else wrap(self.network, self.world, is_shared=True)
+        is_plain = optimizer is None or graph  # a captured step averages the gradients itself
+        wrapped = self.network if is_plain else wrap(self.network, self.world, is_shared=True)
         self._prepared = replace(
             self._prepared,
             wrapped=wrapped,
@@ -185,7 +197,19 @@ class Model:
             metrics=chosen,
             max_norm=max_norm,
             is_double=any(param.dtype is torch.float64 for param in self.network.parameters()),
+            compiled=None,
         )
+        if graph:
+            assert optimizer is not None
+            prepared = self._prepared
+            prepared.compiled = precision.compile(
+                self.network,
+                prepared.loss_and_outputs,
+                optimizer,
+                max_norm=max_norm,
+                num_inputs=prepared.num_inputs,
+                process_group=self.world.group,
+            )
 
     def _refuse_what_does_not_fit(self, optimizer: Optimizer | None, metrics: Sequence[Metric]) -> None:
         if optimizer is not None:

@@ -19,6 +19,7 @@ from mezzo.model.summary import in_evaluation
 from mezzo.model.watchdog import FORWARD_DONE, enter
 from mezzo.precision import Precision
 from mezzo.record import operator_log
+from mezzo.static import CompiledStep
 
 Loss = Callable[..., Any]
 Batch = tuple[list[Tensor], list[Tensor]]
@@ -47,6 +48,8 @@ class Prepared:
     """Inputs of the first two samples of the first batch; an exported file is tested with them."""
     has_updated: bool = True
     """Whether the last batch of training updated the weights."""
+    compiled: CompiledStep | None = None
+    """The whole step as one program, with `graph=True`."""
 
     def split(self, batch: Any) -> Batch:
         """Return inputs and labels of a batch, on the device."""
@@ -71,6 +74,8 @@ class Prepared:
         self._remember(inputs)
         if not self.network.training:  # otherwise keep frozen parts, for example batch norms, in evaluation mode
             self.wrapped.train()
+        if self.compiled is not None and not (operator_log.is_pending and self.world.size == 1):
+            return self._train_compiled(self.compiled, batch, update)
 
         def forward() -> tuple[Any, Tensor]:
             outputs = self.wrapped(*inputs)
@@ -84,6 +89,23 @@ class Prepared:
         self.has_updated = update
         self._update_metrics(outputs, labels)
         return StepResult(loss, {})
+
+    def _train_compiled(self, step: CompiledStep, batch: Batch, update: bool) -> StepResult:
+        if not update:
+            raise ValueError(
+                "graph=True trains whole steps, and this call would only add to the gradients: leave "
+                "accumulate_grad_batches and update=False out, or prepare with graph=False"
+            )
+        inputs, labels = batch
+        loss, *outputs = step.run([*inputs, *labels])
+        enter(FORWARD_DONE)
+        self.has_updated = True
+        self._update_metrics(outputs, labels)
+        return StepResult(loss, {})
+
+    def loss_and_outputs(self, outputs: Any, *labels: Tensor) -> tuple[Tensor, ...]:
+        """Return the loss and, if there are metrics, the outputs that they are computed from."""
+        return self._loss_of(outputs, list(labels)), *(as_list(outputs) if self.metrics else ())
 
     def measure(self, batch: Batch) -> Tensor | None:
         """Update the metrics with a batch; return its loss, None without a loss function.

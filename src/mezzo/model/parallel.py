@@ -50,6 +50,11 @@ class World:
         """Whether this process writes files and prints lines."""
         return self.rank == 0
 
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The group of all processes; None with one process."""
+        return dist.group.WORLD if self.size > 1 else None
+
     def barrier(self) -> None:
         """Wait for all processes."""
         if self.size > 1:

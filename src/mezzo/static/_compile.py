@@ -167,8 +167,8 @@ class CompiledStep:
         if is_captured:
             refuse_what_cannot_be_captured(optimizer)
         attach(optimizer)
-        if known is None and self._report.chosen == AS_WRITTEN:
-            known = compute
+        if known is None and self._report.chosen == AS_WRITTEN and self._capture.backend != "eager":
+            known = compute  # the first batch chose it, after a check of the compiled form
         start = time.perf_counter()
         with compiling_shown("compiling the training step") if known is None else nullcontext():
             if known is None and self._report.chosen == UNDECIDED:
@@ -269,6 +269,7 @@ def compile_step(
     accumulate: int = 1,
     ema: AveragedModel | None = None,
     process_group: ProcessGroup | None = None,
+    num_inputs: int | None = None,
 ) -> CompiledStep:
     """Compile `loss_fn(model(*inputs), target)`, backward and optimizer step into one program.
 
@@ -301,6 +302,8 @@ def compile_step(
         process_group: The processes that train this model together: gradients are averaged over
             them, and buffers are those of the first process. A model in `DistributedDataParallel`
             brings its own group; on a GPU give the network itself instead.
+        num_inputs: How many tensors of a batch are inputs of the model; the others are targets,
+            which `loss_fn` gets after the output. None: all but the last.
 
     >>> net = nn.Linear(4, 2)
     >>> step = compile_step(net, nn.functional.mse_loss, torch.optim.SGD(net.parameters(), lr=0.1), backend="aot_eager")
@@ -319,7 +322,9 @@ def compile_step(
     model, processes = processes_of(model, process_group)
     average = None if ema is None else WeightAverage(ema, model)
     parts = StepParts(window if window.size > 1 else None, processes, average)
-    compute = forward_and_loss(model, loss_fn)
+    if num_inputs is not None and num_inputs < 1:
+        raise ValueError(f"num_inputs={num_inputs}: must be at least 1")
+    compute = forward_and_loss(model, loss_fn, num_inputs)
     return CompiledStep(
         compute,
         [model],
@@ -329,6 +334,7 @@ def compile_step(
         max_norm,
         max_shapes,
         warmup_steps,
-        parts=parts,
+        2 if num_inputs is None else num_inputs,
+        parts,
         measures=backend == AUTO,
     )

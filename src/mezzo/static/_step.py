@@ -23,7 +23,7 @@ from mezzo.static._processes import Processes
 from mezzo.static._region import CastRules, casting_region
 from mezzo.static._window import Window
 
-Loss = Callable[[Any, Tensor], Any]
+Loss = Callable[..., Any]
 Compute = Callable[..., tuple[Tensor, ...]]
 
 _TYPES_DIFFER = re.compile(r"dtype|scalar type|same type|type .* should be the same")
@@ -67,12 +67,18 @@ def policy_of(policy: Any, model: nn.Module) -> Policy | None:
     return Policy.create(policy, half)
 
 
-def forward_and_loss(model: nn.Module, loss_fn: Loss) -> Compute:
-    """Return a function from a batch (inputs, then the target) to the results of `loss_fn`."""
+def forward_and_loss(model: nn.Module, loss_fn: Loss, num_inputs: int | None = None) -> Compute:
+    """Return a function from a batch (inputs, then targets) to the results of `loss_fn`.
+
+    Args:
+        model: Gets the inputs.
+        loss_fn: Gets the model's output, and the targets.
+        num_inputs: How many tensors are inputs; None: all but the last.
+    """
 
     def compute(*batch: Tensor) -> tuple[Tensor, ...]:
-        *inputs, target = batch
-        result = loss_fn(model(*inputs), target)
+        split = len(batch) - 1 if num_inputs is None else num_inputs
+        result = loss_fn(model(*batch[:split]), *batch[split:])
         return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
     return compute
