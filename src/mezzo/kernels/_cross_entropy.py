@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mezzo._torch.modes import no_torch_function
 from mezzo._torch.step_tier import uses_triton
 from mezzo.kernels._launch import differentiable_gradients, on_device
 from mezzo.kernels._registry import register
@@ -71,7 +72,9 @@ def _differentiate(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None
             lambda given: _plain_losses(given, target, ctx.ignore_index, ctx.smoothing), (logits,), grad
         )
         return found, None, None, None
-    return token_losses_backward(grad, logits, target, sums, ctx.ignore_index, ctx.smoothing), None, None, None
+    with no_torch_function():  # recorded as a gradient, not as a call of the user
+        found = token_losses_backward(grad, logits, target, sums, ctx.ignore_index, ctx.smoothing)
+    return found, None, None, None
 
 
 @register(fake=_empty_losses, setup_context=_keep, backward=_differentiate)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mezzo._torch.modes import no_torch_function
 from mezzo._torch.step_tier import uses_triton
 from mezzo.kernels._launch import differentiable_gradients, next_power_of_two, on_device, resident_programs
 from mezzo.kernels._registry import register
@@ -205,7 +206,8 @@ def _differentiate_layer_norm(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[T
             partial(_plain_layer_norm, dims=ctx.dims, eps=ctx.eps), (x, weight, bias), grad
         )
         return *found, None, None
-    of_x, of_weight, of_bias = layer_norm_backward(grad, x, weight, bias, means, scales, ctx.dims)
+    with no_torch_function():  # recorded as a gradient, not as a call of the user
+        of_x, of_weight, of_bias = layer_norm_backward(grad, x, weight, bias, means, scales, ctx.dims)
     return of_x, None if weight is None else of_weight, None if bias is None else of_bias, None, None
 
 
@@ -255,7 +257,8 @@ def _differentiate_rms_norm(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tens
     if torch.is_grad_enabled():  # create_graph
         found = differentiable_gradients(partial(_plain_rms_norm, dims=ctx.dims, eps=ctx.eps), (x, weight), grad)
         return *found, None, None
-    of_x, of_weight = rms_norm_backward(grad, x, weight, scales, ctx.dims)
+    with no_torch_function():
+        of_x, of_weight = rms_norm_backward(grad, x, weight, scales, ctx.dims)
     return of_x, None if weight is None else of_weight, None, None
 
 
