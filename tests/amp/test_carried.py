@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional as F
 
 from mezzo.amp import auto_cast
@@ -136,3 +137,27 @@ def test_torchs_own_kernels_that_are_float32_inside_are_called_without_casts(nam
     (grad,) = torch.autograd.grad(result, x, weights)
     (wanted,) = torch.autograd.grad(expected, reference, weights.double())
     torch.testing.assert_close(grad.double(), wanted, rtol=4 * unit, atol=4 * unit * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize(("classes", "is_ours"), [(8192, True), (12, False)])
+def test_a_captured_graph_keeps_the_loss_of_a_large_vocabulary_and_leaves_norms_to_inductor(
+    classes: int, is_ours: bool
+) -> None:
+    head = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, classes)).to(DEVICE)
+    x, target = torch.randn(3, 4, device=DEVICE), torch.tensor([1, 2, -100], device=DEVICE)
+    traced: list[str] = []
+
+    def read(graph: torch.fx.GraphModule, inputs: list) -> Callable:
+        traced.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    @torch.compile(backend=aot_autograd(fw_compiler=read), fullgraph=True)
+    def compute(x: Tensor) -> Tensor:
+        return F.cross_entropy(head(x), target)
+
+    with auto_cast(level="O2", dtype="bfloat16"):
+        loss = compute(x.bfloat16())
+    expected = F.cross_entropy(head(x), target)
+    torch.testing.assert_close(loss, expected, rtol=0.02, atol=0)  # bfloat16 logits
+    assert ("mezzo.token_losses.default" in traced) == is_ours
+    assert not any("mezzo.layer_norm" in name for name in traced)
