@@ -318,6 +318,7 @@ LAYERS = (
         ("full", ("export",), "a module as verified .pt2 or ONNX, and engines that run them"),
         ("full", ("record",), "what ran, in which dtype, with which numbers; listeners"),
         ("full", ("amp",), "policy, lists, kernels, auto_cast, decorate, GradScaler"),
+        ("full", ("kernels",), "operators of mezzo's own: norms, cross entropy"),
         ("full", ("optim",), "float32 masters; the step: check, update, rescale"),
         ("full", ("fp8", "checkpoint"), "FP8 products;  weights and states as files"),
     )),

@@ -19,6 +19,7 @@ from mezzo.amp import (
     Excluded,
     Explanation,
     Fp8Recipe,
+    FusedPart,
     GradScaler,
     Policy,
     auto_cast,
@@ -28,6 +29,7 @@ from mezzo.amp import (
     find_excluded,
     first_and_last,
     fp8_scales,
+    fuse_parts,
     keep_in_half,
     load_fp8_scales,
     load_lists,
@@ -135,6 +137,8 @@ class Precision:
         self.scaler: GradScaler | None = self._scaler if self._scaler.is_enable() else None
         """The loss scaler; None if the loss is not scaled."""
         self._region = auto_cast(enable=False) if self.policy is None else auto_cast(policy=policy)
+        self.fused: Sequence[FusedPart] = ()
+        """What `prepare(fuse=True)` replaced: path, class and replacement of each part."""
         self._model: nn.Module | None = None
         """The model whose delayed FP8 scales belong to the state; None without such scales."""
         self._awaits_step: bool | None = None
@@ -175,16 +179,24 @@ class Precision:
     # Before training
 
     @overload
-    def prepare(self, model: M) -> M: ...
+    def prepare(self, model: M, *, fuse: bool = False) -> M: ...
     @overload
-    def prepare(self, model: M, optimizer: Optimizers) -> tuple[M, Optimizers]: ...
+    def prepare(self, model: M, optimizer: Optimizers, *, fuse: bool = False) -> tuple[M, Optimizers]: ...
     @overload
-    def prepare(self, model: M, optimizer: Optimizer | None) -> Any: ...
-    def prepare(self, model: Any, optimizer: Any = None) -> Any:
+    def prepare(self, model: M, optimizer: Optimizer | None, *, fuse: bool = False) -> Any: ...
+    def prepare(self, model: Any, optimizer: Any = None, *, fuse: bool = False) -> Any:
         """Make a model and its optimizer(s) ready to train, in place; return them.
 
         Call it before a wrapper such as DDP or FSDP. Several networks: give them as one
         `nn.ModuleList`, and their optimizers as a list.
+
+        Args:
+            model: The model, on its device.
+            optimizer: Its optimizer, or a list of them; None: the model is prepared by itself.
+            fuse: Also replace what transformers and others write out by hand (GELU, RMS norm, the
+                causal loss) by one fused operator each; `fused` lists what was replaced. Parameters
+                and state_dict keys stay. Excluded layers stay as they are. Hooks of a replaced
+                module are lost: register them afterwards.
 
         Raises:
             TypeError: `model` is not a module, or `optimizer` is not an optimizer.
@@ -195,6 +207,11 @@ class Precision:
             kind = type(model).__name__
             raise TypeError(f"prepare(): model must be an nn.Module (several: one nn.ModuleList), not {kind}")
         _check_optimizers(optimizer)
+        if fuse not in (True, False):
+            raise TypeError(f"prepare(): fuse={fuse!r}: must be True or False")
+        if fuse:
+            spared = self._find(model, self.excluded_layers, "excluded_layers") if self.policy is not None else []
+            self.fused = fuse_parts(model, spared)
         if self.policy is not None:
             self._convert(model, optimizer)
         self._model = model if self._is_delayed else None

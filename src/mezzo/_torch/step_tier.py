@@ -66,6 +66,8 @@ def _works_on(device_type: str) -> str | None:
         return f"Triton has no kernels for {device_type} tensors"
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
+    if not interpreted and not torch.cuda.is_available():  # a tensor without memory on a device that is not here
+        return "there is no CUDA device"
     if not interpreted and torch.cuda.get_device_capability() < (7, 0):
         return "Triton needs a GPU of compute capability 7.0 or above"
     try:

@@ -22,6 +22,7 @@ from mezzo._torch.dispatcher import (
     keys_of,
 )
 from mezzo._torch.dynamo import hide_from_dynamo
+from mezzo.amp._carried import is_plainly_called
 from mezzo.amp._casting import TRANSFORMS, cast_arguments, cast_outputs
 from mezzo.amp._compiled import COMPILED
 from mezzo.amp._fp8 import fp8_call, has_fp8
@@ -168,6 +169,10 @@ class _Target:
         compute, result = decision.compute, decision.dtype
         if compute is None or result is None:
             raise AssertionError("a decision to leave the call as it is has no action")
+        if compute is torch.float32:
+            outputs = self.carry_out_on_half(result, plan, args, kwargs)
+            if outputs is not None:
+                return outputs
         slots = self.cast_slots if compute is not torch.float32 else self.signature.slots
         args = cast_arguments(slots, args, compute, plan.spare_scalars)
         if plan.border_only and compute is not torch.float32:
@@ -180,6 +185,18 @@ class _Target:
         if result is compute:
             return outputs
         return cast_outputs(outputs, result, only_first=compute is torch.float32)
+
+    def carry_out_on_half(
+        self, result: torch.dtype, plan: CastPlan, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return the result of a call that is float32 inside without casts; None if it needs them."""
+        if plan.carrier is not None:
+            wanted = torch.float32 if self.op.name == "cross_entropy_loss" else args[0].dtype
+            if result is wanted:
+                return _call_without_autocast(self.own_keys, plan.carrier, (args, kwargs), {})
+        elif plan.is_float32_inside and result is args[0].dtype and is_plainly_called(args):
+            return _call_without_autocast(self.own_keys, self.function, args, kwargs)
+        return None
 
 
 def _is_elsewhere(args: Sequence[Any]) -> bool:

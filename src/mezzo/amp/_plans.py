@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from mezzo.amp import _cpu
+from mezzo.amp._carried import carrier_of, needs_no_casts, replaces_a_float32_copy
 from mezzo.amp._native import Native, native_behaviour
 from mezzo.amp._ops import HEAVY, NO_CPU_HALF_KERNEL, PIECES, VARIANTS, Op
 from mezzo.amp._overloads import overloads_of, qualified
@@ -16,7 +17,7 @@ from mezzo.amp._policy import CASTABLE, Decision, Policy
 class CastPlan:
     """What a kernel does for one variant under one policy; made at the first call."""
 
-    __slots__ = ("actions", "border_only", "defer", "leaves_alone", "spare_scalars")
+    __slots__ = ("actions", "border_only", "carrier", "defer", "is_float32_inside", "leaves_alone", "spare_scalars")
 
     def __init__(self, policy: Policy, op: Op, variant: str, native: Native, device_type: str) -> None:
         gray = not (variant in policy.white or variant in policy.black or variant in policy.inside)
@@ -30,6 +31,10 @@ class CastPlan:
         """0-dim tensors neither decide nor are cast, like Python numbers: a float32 loss stays float32 at O2."""
         self.border_only = _computes_in_float32(policy, variant, device_type)
         """CPU: inputs and outputs are half, the arithmetic is float32."""
+        self.carrier = carrier_of(variant, device_type)
+        """Carries out float32 arithmetic on half inputs without a float32 copy; None if nothing does."""
+        self.is_float32_inside = needs_no_casts(variant, device_type)
+        """torch's own kernel computes in float32 on half inputs."""
         self.actions: dict[Any, Decision | None] = {}
         """By input dtypes: the decision, or None if the call is right as it is."""
 
@@ -56,6 +61,8 @@ def agrees_with_native(policy: Policy, op: Op, variant: str, native: Native, dev
     if for_half.compute is low and _computes_in_float32(policy, variant, device_type):
         return False
     if for_half.dtype is for_fp32.dtype:
+        if for_half.dtype is fp32 and replaces_a_float32_copy(variant, device_type):
+            return False
         if native is Native.NONE and for_half.dtype is fp32:
             return _pieces_are_float32(policy, variant, device_type)
         return native is (Native.LOW if for_half.dtype is low else Native.FP32)

@@ -5,7 +5,9 @@ Importing this package registers them all: compiled code from a cache on disk ma
 
 from mezzo.kernels._convolutions import BLOCK as CONVOLUTION_BLOCK
 from mezzo.kernels._convolutions import depthwise_input_grad, narrow_weight_grad
+from mezzo.kernels._cross_entropy import fused_cross_entropy
 from mezzo.kernels._enlarge import enlarge_bilinear, enlarge_gradient
+from mezzo.kernels._norms import MOST_NORMED, fused_layer_norm, fused_rms_norm
 from mezzo.kernels._pixel_loss import pixel_cross_entropy, pixel_loss
 from mezzo.kernels._switch import torch_operators_only, uses_own_operators
 
@@ -13,6 +15,10 @@ __all__ = [
     "CONVOLUTION_BLOCK",
     "depthwise_input_grad",
     "narrow_weight_grad",
+    "MOST_NORMED",
+    "fused_cross_entropy",
+    "fused_layer_norm",
+    "fused_rms_norm",
     "enlarge_bilinear",
     "enlarge_gradient",
     "pixel_cross_entropy",

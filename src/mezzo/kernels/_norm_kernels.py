@@ -1,0 +1,93 @@
+"""Triton kernels of layer norm and RMS norm: half in memory, float32 in registers.
+
+A program holds whole rows, so each tensor is read once. `CENTER` subtracts the mean: layer norm does,
+RMS norm does not.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def norm_kernel(
+    x, weight, bias, result, means, scales, rows, size, eps,
+    CENTER: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Normalise rows; write the result, and mean and inverse deviation of each row in float32."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    is_row, is_column = row < rows, column < size
+    exists = is_row[:, None] & is_column[None, :]
+    at = row[:, None] * size + column[None, :]
+    values = tl.load(x + at, mask=exists, other=0.0).to(tl.float32)
+    if CENTER:
+        mean = tl.sum(values, 1) / size
+        values = tl.where(exists, values - mean[:, None], 0.0)
+        tl.store(means + row, mean, mask=is_row)
+    scale = 1.0 / tl.sqrt_rn(tl.sum(values * values, 1) / size + eps)
+    tl.store(scales + row, scale, mask=is_row)
+    values = values * scale[:, None]
+    if HAS_WEIGHT:
+        values = values * tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    if HAS_BIAS:
+        values = values + tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    tl.store(result + at, values, mask=exists)
+
+
+@triton.jit
+def norm_backward_kernel(
+    grad, x, weight, means, scales, grad_x, weight_sums, bias_sums, rows, size, share,
+    CENTER: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the input's gradient of a share of the rows, and the share's sums for weight and bias.
+
+    The sums are (programs, size) in float32. Each program has its own, so there are no atomics, and
+    the result is the same in every run.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    is_column = column < size
+    weight_sum = tl.zeros([ROWS, BLOCK], tl.float32)
+    bias_sum = tl.zeros([ROWS, BLOCK], tl.float32)
+    if HAS_WEIGHT:
+        factor = tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    start = program * 0
+    while start < share:  # Triton's interpreter knows no range up to an argument
+        row = program * share + start + tl.arange(0, ROWS)
+        is_row = row < rows
+        exists = is_row[:, None] & is_column[None, :]
+        at = row[:, None] * size + column[None, :]
+        given = tl.load(grad + at, mask=exists, other=0.0).to(tl.float32)
+        normed = tl.load(x + at, mask=exists, other=0.0).to(tl.float32)
+        scale = tl.load(scales + row, mask=is_row, other=0.0)
+        if CENTER:
+            normed = normed - tl.load(means + row, mask=is_row, other=0.0)[:, None]
+        normed = tl.where(exists, normed * scale[:, None], 0.0)
+        if HAS_BIAS:
+            bias_sum += given
+        if HAS_WEIGHT:
+            weight_sum += given * normed
+            given = given * factor
+        change = given - normed * (tl.sum(given * normed, 1) / size)[:, None]
+        if CENTER:
+            change = change - (tl.sum(given, 1) / size)[:, None]
+        tl.store(grad_x + at, change * scale[:, None], mask=exists)
+        start += ROWS
+    if HAS_WEIGHT:
+        tl.store(weight_sums + program * size + column, tl.sum(weight_sum, 0), mask=is_column)
+    if HAS_BIAS:
+        tl.store(bias_sums + program * size + column, tl.sum(bias_sum, 0), mask=is_column)
+
+
+@triton.jit
+def column_sums_kernel(parts, result, count, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Add up `count` rows of float32, always in the same order, and round once."""
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    sums = tl.zeros([ROWS, BLOCK], tl.float32)
+    start = tl.program_id(0) * 0
+    while start < count:
+        row = start + tl.arange(0, ROWS)
+        exists = (row < count)[:, None] & (column < size)[None, :]
+        sums += tl.load(parts + row[:, None] * size + column[None, :], mask=exists, other=0.0)
+        start += ROWS
+    tl.store(result + column, tl.sum(sums, 0), mask=column < size)
