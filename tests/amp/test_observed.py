@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from installed_kernels import count_kernels, install_no_kernels, uninstall_kernels
 from mezzo.amp import VARIANTS, Policy, auto_cast, black_list, debugging, white_list
+from mezzo.amp._carried import FLOAT32_INSIDE
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*not part of single contiguous chunk.*")  # cuDNN, on the samples' RNNs
 
@@ -134,6 +135,8 @@ def test_fp32_inside_operators_compute_in_float32_on_half_inputs(level: str, dev
     policy = Policy.create(level)
     inside = [variant for variant in sorted(policy.inside) if variant in SAMPLES]
     assert len(inside) >= 12
+    if device == "cuda":  # these kernels of torch are float32 inside; tests/amp/test_carried.py compares their numbers
+        inside = [variant for variant in inside if variant not in FLOAT32_INSIDE]
     assert {v: kernels_in_half(v, policy, device) for v in inside} == {v: [] for v in inside}
 
 
@@ -158,7 +161,7 @@ NEEDS_OUR_KERNEL = {
     ("cuda", "black", "O1"): "mean.full",
     ("cuda", "black", "O2"): "mean.full",
     ("cuda", "inside", "O1"): "upsample_bilinear2d",
-    ("cuda", "inside", "O2"): "softmax",
+    ("cuda", "inside", "O2"): "log_softmax",
     ("cuda", "gray", "OD"): "relu",
     ("cuda", "gray", "O1"): "log1p",
     ("cuda", "gray", "O2"): "log1p",

@@ -49,16 +49,22 @@ def test_the_padded_product_and_its_gradients_are_those_of_float64(shape: tuple[
 
     x = torch.randn(shape, device=device).half().requires_grad_()
     weight = torch.randn(ODD, 24, device=device).half().requires_grad_()
-    result = _PaddedProduct.apply(x, weight)
+    bias = torch.randn(ODD, device=device).half().requires_grad_()
+    result = _PaddedProduct.apply(x, weight, bias)
     assert result.shape == (*shape[:-1], ODD)
     assert result.stride(-2) % 8 == 0
     grad = torch.randn(result.shape, device=device).half()
     result.backward(grad)
-    wide_x, wide_weight = (t.detach().double().requires_grad_() for t in (x, weight))
-    expected = nn.functional.linear(wide_x, wide_weight)
+    wide_x, wide_weight, wide_bias = (t.detach().double().requires_grad_() for t in (x, weight, bias))
+    expected = nn.functional.linear(wide_x, wide_weight, wide_bias)
     expected.backward(grad.double())
     # sums of 24 or 1029 products with float32 accumulation, rounded to half at the end
-    for found, right in ((result, expected), (x.grad, wide_x.grad), (weight.grad, wide_weight.grad)):
+    for found, right in (
+        (result, expected),
+        (x.grad, wide_x.grad),
+        (weight.grad, wide_weight.grad),
+        (bias.grad, wide_bias.grad),
+    ):
         assert found is not None
         assert right is not None
         assert ((found.double() - right).abs() <= 2**-10 * right.abs() + 2**-10).all()

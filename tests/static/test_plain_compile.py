@@ -15,6 +15,12 @@ from mezzo.precision import Precision
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),  # of Inductor's own imports
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),  # its advice for float32 products
+    pytest.mark.filterwarnings(
+        "ignore:(?s).*Online softmax is disabled:UserWarning"
+    ),  # advice of Inductor in torch 2.11
+    pytest.mark.filterwarnings(
+        "ignore:The CUDA Graph is empty:UserWarning"
+    ),  # of reduce-overhead, for a graph of views
 ]
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -269,6 +269,10 @@ def test_every_step_draws_new_masks_of_the_right_distribution(kind: str, backend
 
     step = compile_step(net, mean_and_masks, optimizer, backend=backend)
     batch = torch.ones(64, 64, device=device), torch.zeros(64, device=device)
+    if (kind, backend, device) == ("checkpoint with dropout", "aot_eager", "cuda"):
+        with pytest.raises(CaptureError, match=r"checkpoint.*inductor"):
+            step(*batch)
+        return
     masks = []
     torch.manual_seed(3)
     for _ in range(STEPS):

@@ -28,7 +28,8 @@ def capture_into(
     """Return a context for a capture with its own cuBLAS workspace.
 
     Workspaces are forgotten before the capture, so that it allocates one in the graph's pool, and
-    afterwards, so that no other code uses or frees that one.
+    afterwards, so that no other code uses or frees that one. An exception of the captured code leaves
+    as it is, although the end of such a capture raises one, too.
 
     Args:
         graph: The graph to capture into.
@@ -37,8 +38,17 @@ def capture_into(
         capture_error_mode: `thread_local` lets other threads call what a capture forbids.
     """
     _forget_workspaces()
+    reason: BaseException | None = None
     try:
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=capture_error_mode):
-            yield
+            try:
+                yield
+            except BaseException as error:
+                reason = error
+                raise
+    except RuntimeError:
+        if reason is not None:  # ending a capture that failed fails too, in words that do not help
+            raise reason from None
+        raise
     finally:
         _forget_workspaces()

@@ -57,6 +57,11 @@ def uses_triton(device: torch.device) -> bool:
     return works
 
 
+def has_triton(device: torch.device) -> bool:
+    """Whether Triton kernels run on a device, whichever tier takes the steps."""
+    return _works_on(device.type) is None
+
+
 @functools.cache
 def _works_on(device_type: str) -> str | None:
     """Return why Triton does not work on a device type; None if it does."""

@@ -24,7 +24,7 @@ from torch.nn import Parameter
 from mezzo._torch.dispatcher import is_key_included
 from mezzo._torch.fake_tensors import FakeTensor, FunctionalTensor
 from mezzo._torch.script import tracing_state
-from mezzo._torch.step_tier import uses_triton
+from mezzo._torch.step_tier import has_triton
 from mezzo.amp._casting import TRANSFORMS
 from mezzo.dtypes import HALF_DTYPES
 from mezzo.kernels import MOST_NORMED, fused_cross_entropy, fused_layer_norm, fused_rms_norm
@@ -58,7 +58,7 @@ def needs_no_casts(variant: str, device_type: str) -> bool:
 
 def replaces_a_float32_copy(variant: str, device_type: str) -> bool:
     """Whether a variant with a float32 result has a carrier, so that torch's own cast is not wanted."""
-    is_served = device_type == "cuda" or uses_triton(torch.device(device_type))  # the latter: Triton's interpreter
+    is_served = device_type == "cuda" or has_triton(torch.device(device_type))  # the latter: Triton's interpreter
     return variant == "cross_entropy_loss" and is_served
 
 
@@ -80,7 +80,7 @@ def _get(args: Sequence[Any], kwargs: Mapping[str, Any], position: int, name: st
 def _fits_norm(args: Sequence[Any], shape: Sequence[int]) -> bool:
     """Whether mezzo's kernel takes a norm; anything odd goes to torch, which also words the errors."""
     x = args[0]
-    if not is_plainly_called(args) or not uses_triton(x.device):
+    if not is_plainly_called(args) or not has_triton(x.device):
         return False
     params = [value for value in args[2:4] if isinstance(value, Tensor)]
     fits = len(shape) > 0 and tuple(x.shape[x.dim() - len(shape) :]) == tuple(shape) and x.dim() >= len(shape)
@@ -112,7 +112,7 @@ def _rms_norm(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 def _cross_entropy(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     logits, target = args[:2]
     weight = _get(args, kwargs, 2, "weight", None)
-    if weight is not None or not is_plainly_called(args, _TRACED) or not uses_triton(logits.device):
+    if weight is not None or not is_plainly_called(args, _TRACED) or not has_triton(logits.device):
         return None
     if logits.dim() != 2 or target.dim() != 1 or target.dtype is not torch.int64 or target.device != logits.device:
         return None

@@ -37,12 +37,12 @@ class PaddedLinear(nn.Linear):
         """Return `x @ weight.T + bias`."""
         if torch.compiler.is_compiling() or not x.is_cuda or not self._is_half(x):
             return super().forward(x)
-        result: Tensor = _PaddedProduct.apply(x, self.weight)  # type: ignore[no-untyped-call]
-        return result if self.bias is None else result + self.bias
+        result: Tensor = _PaddedProduct.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        return result
 
     def _is_half(self, x: Tensor) -> bool:
         dtype, policy = self.weight.dtype, current_policy()
-        if dtype not in HALF_DTYPES or x.dtype is not dtype:
+        if dtype not in HALF_DTYPES or x.dtype is not dtype or (self.bias is not None and self.bias.dtype is not dtype):
             return False
         return policy is None or (policy.fp8 is None and policy.decide("linear", (dtype, dtype)).dtype is dtype)
 
@@ -53,23 +53,25 @@ def pad_in_place(layer: nn.Module) -> None:
 
 
 class _PaddedProduct(torch.autograd.Function):
-    """`x @ weight.T` with zero rows below the weight."""
+    """`x @ weight.T + bias` with zero rows below the weight."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         with torch.autocast(x.device.type, enabled=False):
-            return F.linear(x, _padded(weight))[..., : len(weight)]
+            wide_bias = None if bias is None else _padded(bias.unsqueeze(1)).squeeze(1)
+            return F.linear(x, _padded(weight), wide_bias)[..., : len(weight)]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         outputs = len(weight)
         with torch.autocast(x.device.type, enabled=False):
             grad = _padded(grads[0].reshape(-1, outputs).t()).t()
             x_grad = (grad @ _padded(weight)).view(x.shape) if ctx.needs_input_grad[0] else None
             weight_grad = (grad.t() @ x.reshape(-1, x.shape[-1]))[:outputs] if ctx.needs_input_grad[1] else None
-        return x_grad, weight_grad
+            bias_grad = grad.sum(0)[:outputs] if ctx.needs_input_grad[2] else None
+        return x_grad, weight_grad, bias_grad
 
 
 def _padded(matrix: Tensor) -> Tensor:

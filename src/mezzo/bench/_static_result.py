@@ -80,6 +80,8 @@ class StaticResult:
     """The loss scale after the check; None: the loss is not scaled."""
     skipped: int = 0
     """Steps of the check that changed nothing because a gradient was not finite."""
+    form: str = ""
+    """Graph mode: whether the step runs compiled or as written."""
     peak_memory_bytes: int | None
 
 
@@ -131,7 +133,7 @@ class StaticBench(Bench[StaticSettings, StaticResult]):
         keeps_grads = any(each.recipe.keeps_grads for each in self.results)
         return {
             "model": result.model,
-            "recipe": result.recipe.name,
+            "recipe": f"{result.recipe.name} ({result.form})" if result.form else result.recipe.name,
             "step, loss read": milliseconds(result.timing.median_s),
             "spread": milliseconds(result.timing.spread_s),
             "step, queued": milliseconds(result.queued_s),

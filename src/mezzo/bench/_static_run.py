@@ -25,6 +25,7 @@ from mezzo.devices import find_device
 from mezzo.kernels import torch_operators_only
 from mezzo.precision import Precision
 from mezzo.record import synchronize
+from mezzo.static import CompiledStep
 from mezzo.trial import Workload
 
 WARMUP_STEPS = 5
@@ -55,6 +56,13 @@ class _Training:
     batches: list[Batch]
     precision: Precision | StockPrecision | None
     """None: float32 without any."""
+    captured: CompiledStep | None = None
+    """The step of graph mode."""
+
+    @property
+    def form(self) -> str:
+        """How the step of graph mode runs; empty for other recipes."""
+        return "" if self.captured is None else self.captured.report().chosen
 
     @property
     def scale(self) -> float | None:
@@ -92,7 +100,7 @@ def _prepare(network: Network, recipe: StaticRecipe, settings: StaticSettings, d
         return _stock(recipe, workload, optimizer, batches, device, dtype)
     if recipe.level == "FP32":
         captured = static.compile_step(model, loss_fn, optimizer)
-        return _Training(lambda batch: captured(*batch), batches, None)
+        return _Training(lambda batch: captured(*batch), batches, None, captured)
     return _mezzo(recipe, workload, optimizer, batches, dtype, {"fuse": True} if settings.fuse else {})
 
 
@@ -132,7 +140,7 @@ def _mezzo(
     if recipe.is_eager:
         return _Training(TrainingLoop(workload, optimizer, precision).step, batches, precision)
     captured = precision.compile(model, workload.loss_fn, optimizer, use_fp16_guard=is_guarded)
-    return _Training(lambda batch: captured(*batch), batches, precision)
+    return _Training(lambda batch: captured(*batch), batches, precision, captured)
 
 
 @contextmanager
@@ -225,5 +233,6 @@ def _measure(
         loss=loss,
         scale=scale,
         skipped=skipped,
+        form=training.form,
         peak_memory_bytes=meter.peak_memory_bytes(),
     )

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mezzo._torch.modes import no_torch_function
-from mezzo._torch.step_tier import uses_triton
+from mezzo._torch.step_tier import has_triton
 from mezzo.kernels._launch import differentiable_gradients, on_device
 from mezzo.kernels._registry import register
 
@@ -80,7 +80,7 @@ def _differentiate(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None
 @register(fake=_empty_losses, setup_context=_keep, backward=_differentiate)
 def token_losses(logits: Tensor, target: Tensor, ignore_index: int, smoothing: float) -> tuple[Tensor, Tensor]:
     """Return the loss and the log-sum-exp of each row; an ignored row has loss 0."""
-    if not uses_triton(logits.device):
+    if not has_triton(logits.device):
         return _plain_losses(logits, target, ignore_index, smoothing), logits.float().logsumexp(1)
     from mezzo.kernels._cross_entropy_kernels import cross_entropy_kernel
 
@@ -108,7 +108,7 @@ def token_losses_backward(
 ) -> Tensor:
     """Return the gradient of the logits, in their dtype."""
     rows, size = logits.shape
-    if not uses_triton(logits.device):
+    if not has_triton(logits.device):
         found = (logits.float() - sums[:, None]).exp() - smoothing / size
         counted = target != ignore_index
         found[counted, target[counted]] -= 1 - smoothing

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mezzo._torch.step_tier import uses_triton
+from mezzo._torch.step_tier import has_triton
 from mezzo.dtypes import HALF_DTYPES
 from mezzo.kernels._registry import register
 
@@ -115,4 +115,4 @@ enlarge_gradient.register_autograd(  # linear: the gradient of the gradient is t
 def _has_kernels(x: Tensor) -> bool:
     """Whether the Triton kernels take a tensor; float64 and huge planes go to torch."""
     fits = x.dtype in (torch.float32, torch.float16, torch.bfloat16) and x.numel() > 0
-    return fits and x[0].numel() < 2**31 and uses_triton(x.device)
+    return fits and x[0].numel() < 2**31 and has_triton(x.device)

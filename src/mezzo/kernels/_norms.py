@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mezzo._torch.modes import no_torch_function
-from mezzo._torch.step_tier import uses_triton
+from mezzo._torch.step_tier import has_triton
 from mezzo.kernels._launch import differentiable_gradients, next_power_of_two, on_device, resident_programs
 from mezzo.kernels._registry import register
 
@@ -74,7 +74,7 @@ def _sizes(x: Tensor, dims: int) -> tuple[int, int]:
 
 def _takes(x: Tensor, dims: int) -> bool:
     """Whether the Triton kernels take a call; otherwise torch computes it in float32."""
-    return uses_triton(x.device) and _sizes(x, dims)[1] <= MOST_NORMED
+    return has_triton(x.device) and _sizes(x, dims)[1] <= MOST_NORMED
 
 
 def _tile(size: int) -> dict[str, int]:

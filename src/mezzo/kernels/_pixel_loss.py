@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
-from mezzo._torch.step_tier import uses_triton
+from mezzo._torch.step_tier import has_triton
 from mezzo.dtypes import HALF_DTYPES
 from mezzo.kernels._registry import register
 from mezzo.kernels._switch import uses_own_operators
@@ -59,7 +59,7 @@ def _fake_gradient(grad: Tensor, logits: Tensor, labels: Tensor, sums: Tensor, i
 @register(fake=_fake_gradient)
 def pixel_loss_gradient(grad: Tensor, logits: Tensor, labels: Tensor, sums: Tensor, ignore_index: int) -> Tensor:
     """Return the gradient of the logits of `pixel_loss`."""
-    if not uses_triton(logits.device):
+    if not has_triton(logits.device):
         counts = labels != ignore_index
         is_class = one_hot(torch.where(counts, labels, 0).long(), logits.shape[1]).movedim(-1, 1)
         share = (logits.float() - sums.unsqueeze(1)).exp() - is_class
@@ -100,7 +100,7 @@ def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor |
 @register(fake=_fake_losses, setup_context=_keep, backward=_backward)
 def pixel_loss(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
     """Return loss and log-sum-exp of each pixel, in float32; half logits in channels-last."""
-    if not uses_triton(logits.device):
+    if not has_triton(logits.device):
         values = logits.float()
         losses = cross_entropy(values, labels.long(), ignore_index=ignore_index, reduction="none")
         return losses, values.logsumexp(1)

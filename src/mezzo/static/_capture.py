@@ -16,6 +16,7 @@ from mezzo.amp import GradScaler, Policy
 from mezzo.fp8 import WeightCopies, capture_with_managed_copies, copies_of
 from mezzo.optim import attach, engine_of
 from mezzo.precision import Precision
+from mezzo.static._graph import CaptureError
 from mezzo.static._region import CastRules
 from mezzo.static._step import (
     Loss,
@@ -220,7 +221,7 @@ class CapturedStep:
                     capture_with_managed_copies(),
                     capture_into(graph, pool=pool, stream=stream, capture_error_mode=mode),
                 ):
-                    graphs[updates] = graph, step.run(self._batch, updates)
+                    graphs[updates] = graph, self._run_captured(updates)
                 torch.cuda.current_stream(device).wait_stream(stream)
                 self._copies.forget()
         foreach_copy_(self._batch, list(batch), non_blocking=True)  # the model may have written into it
@@ -229,6 +230,17 @@ class CapturedStep:
             self._settings, self._outcome = self._scaling.settings, self._scaling.take_outcome()
         self._modules_hold = step.module_watch()
         self._graphs = graphs
+
+    def _run_captured(self, updates: bool) -> tuple[Tensor, ...]:
+        try:
+            return self.training.run(self._batch, updates)
+        except RuntimeError as error:
+            if "generator not in capture mode" not in str(error):
+                raise
+            raise CaptureError(
+                "the step draws random numbers inside an activation checkpoint, and backend 'aot_eager' cannot capture "
+                "that on a GPU; use backend='inductor'"
+            ) from error
 
     @contextmanager
     def _put_aside(self, device: torch.device) -> Iterator[None]:
@@ -245,8 +257,11 @@ class CapturedStep:
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
         """Inside, calls of a captured step are only tried: what they change is restored."""
-        with self._put_aside(self._batch[0].device), self.training.rehearsal():
-            yield
+        with self._put_aside(self._batch[0].device):
+            with self.training.rehearsal():
+                yield
+            if self._copies is not None:
+                self._copies.prepare()  # the update wrote those of its weights
 
     def _warm_up(self, warmup_steps: int, device: torch.device, stream: torch.cuda.Stream) -> None:
         """Train some steps on a stream; a window leaves its gradients in its buffers, as zeros."""

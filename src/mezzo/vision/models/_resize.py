@@ -26,7 +26,9 @@ def _is_trained(x: Tensor) -> bool:
     Exporters get torch's operator, which other programs can read. So do `torch.func.grad` and
     `torch.func.vmap`, which registered operators do not support.
     """
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return False
     if torch.compiler.is_compiling():
-        return x.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_exporting()
-    is_recorded = x.is_cuda and x.requires_grad and torch.is_grad_enabled()
-    return is_recorded and tracing_state() is None and innermost_transform() is None
+        # Not `is_exporting()`: Dynamo of torch 2.11 takes it for True. Exports do not go through Dynamo by default.
+        return torch.compiler.is_dynamo_compiling()
+    return x.is_cuda and tracing_state() is None and innermost_transform() is None
