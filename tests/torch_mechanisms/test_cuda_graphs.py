@@ -63,3 +63,22 @@ def test_workspaces_are_forgotten_before_a_capture_and_after_it(monkeypatch: pyt
     except InterruptedError:
         assert fails
     assert seen == ["forgotten", (graph, (0, 1), None), "work", "forgotten"]
+
+
+@pytest.mark.gpu
+def test_after_a_capture_that_failed_its_reason_is_raised_and_random_numbers_work() -> None:
+    def capture_a_read() -> None:
+        with capture_into(torch.cuda.CUDAGraph()):
+            torch.rand(4, device="cuda").sum().item()  # not permitted while a stream is captured
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="not permitted"):
+            capture_a_read()
+        assert 0 <= torch.rand(1, device="cuda").item() < 1
+    graph = torch.cuda.CUDAGraph()
+    with capture_into(graph):
+        drawn = torch.rand(4, device="cuda")
+    graph.replay()
+    first = drawn.clone()
+    graph.replay()
+    assert not torch.equal(first, drawn)

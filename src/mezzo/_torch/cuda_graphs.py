@@ -17,6 +17,18 @@ import torch
 _forget_workspaces: Callable[[], None] = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
 
 
+def _renew_generator() -> None:
+    """Give the current device's generator a new state with its seed.
+
+    After a capture that failed, torch takes the old state for one of a running capture, and every
+    random number of the process is an error.
+    """
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    fresh = torch.Generator(generator.device)
+    fresh.manual_seed(generator.initial_seed())
+    generator.graphsafe_set_state(fresh.graphsafe_get_state())
+
+
 @contextmanager
 def capture_into(
     graph: torch.cuda.CUDAGraph,
@@ -47,6 +59,7 @@ def capture_into(
                 reason = error
                 raise
     except RuntimeError:
+        _renew_generator()
         if reason is not None:  # ending a capture that failed fails too, in words that do not help
             raise reason from None
         raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -40,6 +40,7 @@ def bench_static(
     warm_caches: int = 0,
     device: str | None = None,
     progress: Progress | None = None,
+    finished: Callable[[StaticResult | NotRun], object] = lambda result: None,
 ) -> StaticBench:
     """Train networks with every recipe, stock and mezzo's, eager and compiled; return times, memory and losses.
 
@@ -63,6 +64,7 @@ def bench_static(
         warm_caches: Build all recipes in this many processes at the same time, before anything is measured.
         device: cpu, cuda, cuda:i, gpu or gpu:i; None: the GPU if there is one.
         progress: Called after every step.
+        finished: Called with each result as soon as it is there, so that a run that is stopped shows them.
 
     Raises:
         MezzoError: A network is unknown, or its package is missing.
@@ -100,6 +102,7 @@ def bench_static(
             if settings.isolate
             else measure_recipe(*variant, settings, progress)
         )
+        finished(found)
         if isinstance(found, NotRun):
             not_run.append(found)
         else:

@@ -84,6 +84,14 @@ class StaticResult:
     """Graph mode: whether the step runs compiled or as written."""
     peak_memory_bytes: int | None
 
+    def __str__(self) -> str:
+        form = f" ({self.form})" if self.form else ""
+        rate = f"{self.samples / self.queued_s:.0f} {self.unit}/s"
+        return (
+            f"{self.model}, {self.recipe.name}{form}: {milliseconds(self.queued_s)} queued, {rate}, first step "
+            f"{self.build_s:.1f} s, loss {self.loss:.6f}, skipped {self.skipped}"
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NotRun:
@@ -94,6 +102,9 @@ class NotRun:
     reason: str
     is_failure: bool
     """False: it was over the budget."""
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.recipe.name}: not run: {self.reason}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,6 +9,7 @@ from mezzo._options import Option, split_commas
 from mezzo.cli._common import Device, Json, SimpleNetSize, Steps
 from mezzo.cli._show import print_bench, progress_bar
 from mezzo.dtypes import HALF_SPELLINGS
+from mezzo.files import say
 
 
 def _names() -> Iterable[str]:
@@ -108,6 +109,7 @@ def static(
             warm_caches=warm_caches,
             device=device,
             progress=report,
+            finished=lambda found: say(str(found), err=True),
         )
     print_bench(result, f"{steps} timed steps a recipe; loss after {check_steps} steps", as_json)
     return int(any(each.is_failure for each in result.not_run))
