@@ -1,4 +1,4 @@
-"""Time the backward pass of bilinear upsampling on CUDA: torch's kernel, and mezzo's two matrix products.
+"""Time the backward pass of bilinear upsampling on CUDA: torch's kernel, and mezzo's operator.
 
 PYTHONPATH=src python benchmarks/resize.py
 """
@@ -7,7 +7,7 @@ import statistics
 
 import torch
 
-from mezzo.vision.models._resize import resize_gradient
+from mezzo.kernels import enlarge_gradient
 
 CASES = [  # n, channels, from, to: heads and fusions of the networks
     (16, 11, (44, 60), (352, 480)),
@@ -36,7 +36,7 @@ def time_of(run, rounds: int = 15) -> float:
 
 def main() -> None:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; milliseconds, median of 15")
-    print("| shape | to | dtype | layout | torch | two products | ratio | error torch | error ours |")
+    print("| shape | to | dtype | layout | torch | mezzo | ratio | error torch | error ours |")
     print("|---|---|---|---|---|---|---|---|---|")
     for n, channels, size, to in CASES:
         wide = torch.randn(n, channels, *to, device="cuda", dtype=torch.float64)
@@ -50,7 +50,7 @@ def main() -> None:
                     return torch.ops.aten.upsample_bilinear2d_backward(grad, list(to), list(x.shape), False)
 
                 def ours(grad=grad, size=size):
-                    return resize_gradient(grad, *size)
+                    return enlarge_gradient(grad, *size)
 
                 errors = [((run() - right).abs().max() / right.std()).item() for run in (stock, ours)]
                 a, b = time_of(stock), time_of(ours)
