@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from mezzo._torch.kernel_library import OVERRIDE, remove_kernels
+from mezzo.amp import _own_operators  # noqa: F401  its import registers kernels
 from mezzo.amp._compiled import COMPILED, load_kernels
 from mezzo.amp._fp8 import has_fp8
 from mezzo.amp._kernels import make_kernel

@@ -9,6 +9,7 @@ from mezzo.kernels._cross_entropy import fused_cross_entropy
 from mezzo.kernels._enlarge import enlarge_bilinear, enlarge_gradient
 from mezzo.kernels._norms import MOST_NORMED, fused_layer_norm, fused_rms_norm
 from mezzo.kernels._pixel_loss import pixel_cross_entropy, pixel_loss
+from mezzo.kernels._registry import operator_name
 from mezzo.kernels._switch import torch_operators_only, uses_own_operators
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "enlarge_gradient",
     "pixel_cross_entropy",
     "pixel_loss",
+    "operator_name",
     "torch_operators_only",
     "uses_own_operators",
 ]

@@ -9,6 +9,8 @@ import torch
 
 Function = Callable[..., Any]
 
+_names: dict[Any, str] = {}
+
 
 def register(
     *, fake: Function, setup_context: Function | None = None, backward: Function | None = None
@@ -27,9 +29,16 @@ def register(
 
     def decorate(function: Function) -> Any:
         operator = torch.library.custom_op(f"mezzo::{function.__name__}", function, mutates_args=())
+        _names[operator] = function.__name__
         operator.register_fake(fake)
         if backward is not None:
             operator.register_autograd(backward, setup_context=setup_context)
         return operator
 
     return decorate
+
+
+def operator_name(operator: Any) -> str:
+    """Return the name of a registered operator, such as `enlarge_bilinear`."""
+    name: str = _names[operator]
+    return name
