@@ -139,10 +139,8 @@ def test_torchs_own_kernels_that_are_float32_inside_are_called_without_casts(nam
     torch.testing.assert_close(grad.double(), wanted, rtol=4 * unit, atol=4 * unit * float(wanted.abs().max()))
 
 
-@pytest.mark.parametrize(("classes", "is_ours"), [(8192, True), (12, False)])
-def test_a_captured_graph_keeps_the_loss_of_a_large_vocabulary_and_leaves_norms_to_inductor(
-    classes: int, is_ours: bool
-) -> None:
+@pytest.mark.parametrize("classes", [8192, 12])
+def test_a_captured_graph_leaves_losses_and_norms_to_inductor(classes: int) -> None:
     head = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, classes)).to(DEVICE)
     x, target = torch.randn(3, 4, device=DEVICE), torch.tensor([1, 2, -100], device=DEVICE)
     traced: list[str] = []
@@ -159,5 +157,5 @@ def test_a_captured_graph_keeps_the_loss_of_a_large_vocabulary_and_leaves_norms_
         loss = compute(x.bfloat16())
     expected = F.cross_entropy(head(x), target)
     torch.testing.assert_close(loss, expected, rtol=0.02, atol=0)  # bfloat16 logits
-    assert ("mezzo.token_losses.default" in traced) == is_ours
-    assert not any("mezzo.layer_norm" in name for name in traced)
+    assert traced
+    assert not any("mezzo" in name for name in traced)

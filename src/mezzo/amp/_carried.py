@@ -22,7 +22,6 @@ from torch.autograd.forward_ad import unpack_dual
 from torch.nn import Parameter
 
 from mezzo._torch.dispatcher import is_key_included
-from mezzo._torch.fake_tensors import FakeTensor, FunctionalTensor
 from mezzo._torch.script import tracing_state
 from mezzo._torch.step_tier import has_triton
 from mezzo.amp._casting import TRANSFORMS
@@ -32,9 +31,6 @@ from mezzo.kernels import MOST_NORMED, fused_cross_entropy, fused_layer_norm, fu
 Carrier = Callable[[Sequence[Any], Mapping[str, Any]], Any]
 
 _PLAIN = (Tensor, Parameter)
-_TRACED = (*_PLAIN, FakeTensor, FunctionalTensor)
-_LARGE_VOCABULARY = 8192
-"""From here on a captured graph keeps mezzo's cross entropy; Inductor fuses a smaller one well itself."""
 _REDUCTIONS = ("none", "mean", "sum")
 
 FLOAT32_INSIDE = {
@@ -62,15 +58,16 @@ def replaces_a_float32_copy(variant: str, device_type: str) -> bool:
     return variant == "cross_entropy_loss" and is_served
 
 
-def is_plainly_called(args: Sequence[Any], kinds: tuple[type, ...] = _PLAIN) -> bool:
+def is_plainly_called(args: Sequence[Any]) -> bool:
     """Whether a call has half data and ordinary tensors, outside of torch.func, forward AD and jit traces.
 
-    A tensor of a tracer or of another library (a sharded one) has a type of its own.
+    A tensor of a tracer has a type of its own: in compiled graphs Inductor fuses these operators. So
+    has one of another library (a sharded one).
     """
     if args[0].dtype not in HALF_DTYPES or is_key_included(TRANSFORMS) or tracing_state() is not None:
         return False
     tensors = [value for value in args if isinstance(value, Tensor)]
-    return all(type(t) in kinds and t.layout is torch.strided and unpack_dual(t).tangent is None for t in tensors)
+    return all(type(t) in _PLAIN and t.layout is torch.strided and unpack_dual(t).tangent is None for t in tensors)
 
 
 def _get(args: Sequence[Any], kwargs: Mapping[str, Any], position: int, name: str, default: Any) -> Any:
@@ -112,11 +109,11 @@ def _rms_norm(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 def _cross_entropy(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     logits, target = args[:2]
     weight = _get(args, kwargs, 2, "weight", None)
-    if weight is not None or not is_plainly_called(args, _TRACED) or not has_triton(logits.device):
+    if weight is not None or not is_plainly_called(args) or not has_triton(logits.device):
         return None
     if logits.dim() != 2 or target.dim() != 1 or target.dtype is not torch.int64 or target.device != logits.device:
         return None
-    if len(logits) != len(target) or (type(logits) not in _PLAIN and logits.shape[1] < _LARGE_VOCABULARY):
+    if len(logits) != len(target):
         return None
     reduction = _REDUCTIONS[_get(args, kwargs, 3, "reduction", 1)]
     ignored, smoothing = _get(args, kwargs, 4, "ignore_index", -100), _get(args, kwargs, 5, "label_smoothing", 0.0)

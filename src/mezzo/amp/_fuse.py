@@ -93,11 +93,14 @@ def causal_lm_loss(
         shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
     target = shift_labels.reshape(-1).to(logits.device)
     rows = logits.reshape(-1, vocab_size)
-    if num_items_in_batch is None:
-        return fused_cross_entropy(rows, target, "mean", ignore_index)
+    reduction = "mean" if num_items_in_batch is None else "sum"
+    if torch.compiler.is_compiling():  # Inductor fuses the cast and the loss
+        loss = F.cross_entropy(rows.float(), target, reduction=reduction, ignore_index=ignore_index)
+    else:
+        loss = fused_cross_entropy(rows, target, reduction, ignore_index)
     if isinstance(num_items_in_batch, Tensor):
         num_items_in_batch = num_items_in_batch.to(logits.device)
-    return fused_cross_entropy(rows, target, "sum", ignore_index) / num_items_in_batch
+    return loss if num_items_in_batch is None else loss / num_items_in_batch
 
 
 def _fused(module: nn.Module) -> nn.Module | None:
