@@ -139,7 +139,7 @@ def test_in_two_processes_the_whole_step_is_captured(persons: Path, tmp_path: Pa
     assert (mine - theirs).abs().max() < 1e-4
 
 
-def test_in_two_processes_a_captured_run_in_half_skips_saves_and_resumes(persons: Path, tmp_path: Path) -> None:
+def test_in_two_processes_a_resumed_run_in_half_repeats_the_unbroken_one(persons: Path, tmp_path: Path) -> None:
     config = person_config(tmp_path, persons, iters=4, batch_size=2)
     options = ["--config", config, "--precision", "fp16", "--amp_level", "O2", "--save_interval", 2]
     options += ["--to_static_training"]
