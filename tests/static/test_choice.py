@@ -144,8 +144,10 @@ def test_compiled_code_is_kept_if_it_is_faster() -> None:
             self.scale = nn.Parameter(torch.ones(1 << 18))
 
         def forward(self, x: Tensor) -> Tensor:
-            for _ in range(40):  # 40 passes over memory as written, one pass if fused
-                x = (x * self.scale).sin() + x
+            # 40 passes over memory as written, one pass if fused. Each uses x once: Inductor inlines every use of it,
+            # so that two uses would make 2^40 operators.
+            for _ in range(40):
+                x = (x * self.scale).sin()
             return x
 
     net = Chain()
