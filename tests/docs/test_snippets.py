@@ -17,13 +17,16 @@ LANGUAGES = {"", "bash", "pycon", "python", "text", "yaml"}
 NOT_RUN: dict[str, int] = {}
 
 #: Pages whose code takes more than five seconds, and what takes it.
-SLOW = {"docs/static.md": "compiles training steps"}
+SLOW = {page: "compiles training steps" for page in ("docs/model.md", "docs/static.md")}
 
 #: Pages that another test runs and looks at more closely.
 ELSEWHERE = {"docs/quickstart.md": "test_newcomer.py"}
 
 #: Warnings of others, and whose.
-WARNINGS = {"docs/static.md": ("ignore:.*torch.jit:DeprecationWarning", "Inductor's own imports")}
+WARNINGS = {
+    page: ("ignore:.*torch.jit:DeprecationWarning", "Inductor's own imports")
+    for page in ("docs/model.md", "docs/static.md")
+}
 
 #: What a page asks for that is not on every machine: (as it is written, as it is run, why).
 SUBSTITUTIONS = {

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 import mezzo
-from mezzo.static import CaptureError, CompilerError, _graph, compile_step
+from mezzo.static import CaptureError, CompilerError, StepReport, _compile, _graph, compile_step
+from mezzo.static._choice import decide
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of Inductor's own imports
 
@@ -74,6 +75,57 @@ def test_the_step_as_written_is_kept_if_compiled_code_is_slower_and_trains_as_it
         assert torch.equal(value, other.state_dict()[name]), name
 
 
+@pytest.mark.parametrize("chosen", ["as written", "compiled"])
+def test_the_backend_of_the_report_repeats_the_choice(chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_graph(module, inputs, options):
+        return lambda *args: [value * 1.5 for value in module(*args)]  # so that the forms differ
+
+    monkeypatch.setattr(_graph, "compile_graph", compile_graph)
+    monkeypatch.setattr(_compile, "decide", lambda report: choose(report, chosen))
+    net, step = make_step("auto")
+    losses = train(step)
+    assert step.report().chosen == chosen
+    monkeypatch.setattr(_compile, "decide", None)  # nothing is measured from now on
+    other, again = make_step(step.report().backend)
+    assert train(again) == losses
+    assert again.report().chosen == chosen
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, other.state_dict()[name]), name
+
+
+def choose(report: StepReport, form: str) -> None:
+    """Decide as if this form were twice as fast as the other one."""
+    report.seconds = {name: 1.0 if name == form else 2.0 for name in report.seconds}
+    decide(report)
+
+
+@pytest.mark.usefixtures("broken_compiler")
+def test_a_step_as_written_does_not_need_a_compiler_and_trains_as_without_capture() -> None:
+    net, step = make_step("as_written")
+    other, eager = make_step("eager")
+    assert train(step) == train(eager)
+    assert step.report().chosen == "as written"
+    assert not step.graphs
+    with pytest.raises(RuntimeError, match="another backend than 'eager' and 'as_written'"):
+        step.operators()
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, other.state_dict()[name]), name
+
+
+@pytest.mark.gpu
+def test_a_step_as_written_is_captured_on_a_gpu_and_trains_as_without_capture() -> None:
+    seen = []
+    for backend in ("as_written", "eager"):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)).cuda()
+        precision = mezzo.Precision("O2", "bfloat16")
+        precision.prepare(net, optimizer := torch.optim.AdamW(net.parameters(), lr=0.01))
+        step = precision.compile(net, mse_loss, optimizer, backend=backend)
+        seen.append([step(*(tensor.cuda() for tensor in batch())).item() for _ in range(4)])
+        assert step.is_captured is (backend == "as_written")
+    assert seen[0] == pytest.approx(seen[1], rel=1e-2)  # one unit of bfloat16: kernels of a graph may differ
+
+
 @pytest.mark.usefixtures("slow_compiled_code")
 def test_the_first_batch_decides_for_later_shapes() -> None:
     _, step = make_step("auto")
@@ -92,8 +144,10 @@ def test_compiled_code_is_kept_if_it_is_faster() -> None:
             self.scale = nn.Parameter(torch.ones(1 << 18))
 
         def forward(self, x: Tensor) -> Tensor:
-            for _ in range(40):  # 40 passes over memory as written, one pass if fused
-                x = (x * self.scale).sin() + x
+            # 40 passes over memory as written, one pass if fused. Each uses x once: Inductor inlines every use of it,
+            # so that two uses would make 2^40 operators.
+            for _ in range(40):
+                x = (x * self.scale).sin()
             return x
 
     net = Chain()
@@ -111,6 +165,7 @@ def test_a_compiler_that_fails_is_one_warning_and_the_step_trains_as_written() -
         first = step(*batch()).item()
     assert [step(*batch()).item() for _ in range(20)][-1] < first
     assert step.report().chosen == "as written"
+    assert step.report().backend == "as_written"
     assert "frobnicate" in step.report().reason
 
 

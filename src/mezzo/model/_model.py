@@ -300,6 +300,7 @@ class Model:
         Raises:
             NonFiniteLoss: The loss became inf or nan, and no dynamic loss scale can correct it.
             FolderInUse: Another training is writing to `save_dir`.
+            ValueError: `accumulate_grad_batches` with `graph=True`.
         """
         prepared = self._prepared
         optimizer: Optimizer = prepared.need("optimizer", "fit")
@@ -307,6 +308,8 @@ class Model:
         _check_counts(
             epochs=epochs, eval_freq=eval_freq, accumulate_grad_batches=accumulate_grad_batches, num_iters=num_iters
         )
+        if accumulate_grad_batches > 1:
+            prepared.refuse_accumulation()
         world = self.world
         loader = make_loader(
             train_data,

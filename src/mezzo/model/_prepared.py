@@ -92,16 +92,21 @@ class Prepared:
 
     def _train_compiled(self, step: CompiledStep, batch: Batch, update: bool) -> StepResult:
         if not update:
-            raise ValueError(
-                "graph=True trains whole steps, and this call would only add to the gradients: leave "
-                "accumulate_grad_batches and update=False out, or prepare with graph=False"
-            )
+            self.refuse_accumulation()
         inputs, labels = batch
         loss, *outputs = step.run([*inputs, *labels])
         enter(FORWARD_DONE)
         self.has_updated = True
         self._update_metrics(outputs, labels)
         return StepResult(loss, {})
+
+    def refuse_accumulation(self) -> None:
+        """Raise ValueError if the step is captured: a call cannot only add to the gradients then."""
+        if self.compiled is not None:
+            raise ValueError(
+                "graph=True trains whole steps, and this call would only add to the gradients: leave "
+                "accumulate_grad_batches and update=False out, or prepare with graph=False"
+            )
 
     def loss_and_outputs(self, outputs: Any, *labels: Tensor) -> tuple[Tensor, ...]:
         """Return the loss and, if there are metrics, the outputs that they are computed from."""

@@ -18,6 +18,8 @@ from mezzo.static._step import TrainingStep
 AS_WRITTEN = "as written"
 COMPILED = "compiled"
 UNDECIDED = "none yet"
+BACKEND_AS_WRITTEN = "as_written"
+"""The backend of a step as written, which a GPU captures without a compiler."""
 _ROUNDS = 5
 _LEAST_GAIN = 0.98
 """The compiled step is kept if it takes less than this share of the time of the other one."""
@@ -29,6 +31,8 @@ class StepReport:
 
     chosen: str = UNDECIDED
     """`compiled` or `as written`; `none yet` before the first batch."""
+    backend: str = "auto"
+    """Give it to `compile_step` to run the same form again."""
     reason: str = ""
     device: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -51,9 +55,10 @@ def decide(report: StepReport) -> None:
     written, compiled = report.seconds[AS_WRITTEN], report.seconds[COMPILED]
     ratio = written / compiled
     if compiled < _LEAST_GAIN * written:
-        report.chosen, report.reason = COMPILED, f"{ratio:.2f} times as fast as the step as written"
+        report.chosen, report.backend = COMPILED, "inductor"
+        report.reason = f"{ratio:.2f} times as fast as the step as written"
     else:
-        report.chosen = AS_WRITTEN
+        report.chosen, report.backend = AS_WRITTEN, BACKEND_AS_WRITTEN
         report.reason = f"compiling makes it {ratio:.2f} times as fast, which is no gain"
 
 

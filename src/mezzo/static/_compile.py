@@ -25,6 +25,7 @@ from mezzo.static._average import WeightAverage
 from mezzo.static._capture import CapturedStep, check_warmup, refuse_what_cannot_be_captured, unpacked
 from mezzo.static._choice import (
     AS_WRITTEN,
+    BACKEND_AS_WRITTEN,
     COMPILED,
     UNDECIDED,
     StepReport,
@@ -76,7 +77,7 @@ class CompiledStep:
         warmup_steps: int = 3,
         smallest_batch: int = 2,
         parts: StepParts | None = None,
-        measures: bool = False,
+        backend: str | None = None,
     ) -> None:
         check_optimizer(optimizer)
         check_warmup(warmup_steps)
@@ -90,16 +91,18 @@ class CompiledStep:
         self._smallest_batch = smallest_batch
         self._extra = parts or StepParts()
         self._report = StepReport()
-        self._decide_without_measuring(measures)
+        self._decide_without_measuring(backend or capture.backend)
         self._is_connected = False
 
-    def _decide_without_measuring(self, measures: bool) -> None:
+    def _decide_without_measuring(self, asked: str) -> None:
         """Note the form of the step, unless the first batch decides."""
-        report, backend = self._report, self._capture.backend
-        if measures and backend == "inductor" and self._extra.processes is None:
+        report, usable = self._report, self._capture.backend
+        if asked == AUTO and usable == "inductor" and self._extra.processes is None:
             return
-        report.chosen, report.reason = AS_WRITTEN if backend == "eager" else COMPILED, f"its backend is {backend!r}"
-        if measures and self._extra.processes is not None:
+        report.backend = BACKEND_AS_WRITTEN if asked == BACKEND_AS_WRITTEN else usable
+        report.chosen = AS_WRITTEN if usable == "eager" else COMPILED
+        report.reason = f"its backend is {report.backend!r}"
+        if asked == AUTO and self._extra.processes is not None:
             report.reason += "; processes do not measure, because all of them must run the same form"
 
     @property
@@ -163,7 +166,7 @@ class CompiledStep:
         """Return the step of a new shape; `known` is what computed its loss before, if anything did."""
         compute, modules, optimizer, _, _ = self._parts
         device = device_of(modules, batch, self._smallest_batch)
-        is_captured = device.type == "cuda" and self._capture.backend != "eager"
+        is_captured = self._captures_on(device)
         if is_captured:
             refuse_what_cannot_be_captured(optimizer)
         attach(optimizer)
@@ -181,12 +184,16 @@ class CompiledStep:
             optimizer.zero_grad(set_to_none=True)  # as after a capture
         return step
 
+    def _captures_on(self, device: torch.device) -> bool:
+        """Whether the step is one CUDA graph."""
+        return device.type == "cuda" and self._report.backend != "eager"
+
     def _build(self, compute: Compute, batch: Sequence[Tensor], device: torch.device) -> CapturedStep:
         """Return a step; on a GPU it is captured."""
         _, modules, optimizer, precision, max_norm = self._parts
         rules = self._capture.precision
         step = CapturedStep(TrainingStep(compute, modules, optimizer, precision, rules, max_norm, self._extra), batch)
-        if device.type == "cuda" and self._capture.backend != "eager":
+        if self._captures_on(device):
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             if self._extra.processes is not None and not self._is_connected:
                 self._extra.processes.connect()
@@ -202,7 +209,7 @@ class CompiledStep:
             compiled = self._build(self._capture.compile(compute), batch, device)
             compiled_s = self._time(compiled, batch, device)
         except CompilerError as error:
-            report.chosen, report.reason = AS_WRITTEN, str(error)
+            report.chosen, report.backend, report.reason = AS_WRITTEN, BACKEND_AS_WRITTEN, str(error)
             warnings.warn(f"{error}; the step runs as written", UserWarning, stacklevel=level_of_user())
             return self._build(compute, batch, device)
         written = self._build(compute, batch, device)
@@ -233,7 +240,7 @@ class CompiledStep:
         """Return the operator table of the last captured graph: operators and their dtypes.
 
         Raises:
-            RuntimeError: Nothing is captured yet, or backend is 'eager'.
+            RuntimeError: Nothing is captured yet, or backend is 'eager' or 'as_written'.
         """
         return self._graph().operators(include_views)
 
@@ -244,7 +251,8 @@ class CompiledStep:
     def _graph(self) -> CapturedGraph:
         if not self.graphs:
             raise RuntimeError(
-                "no graph was captured yet: run the step once, with another backend than 'eager', then ask again"
+                "no graph was captured yet: run the step once, with another backend than 'eager' and 'as_written', then ask "
+                "again"
             )
         return self.graphs[-1]
 
@@ -291,9 +299,11 @@ def compile_step(
         max_norm: Clip the norm of the true gradients to this.
         backend: `auto` measures the step compiled by Inductor and as written at the first batch,
             and keeps the faster one (`step.report()`); if the compiler fails, it warns and keeps
-            the step as written. Another run may choose the other one: name a backend to repeat a
-            run bit for bit. `inductor` fuses operators; `aot_eager` runs the captured graph without
-            compiling it; `eager` captures nothing, so that breakpoints and prints in the model work.
+            the step as written. Another run may choose the other one: give `step.report().backend`
+            to repeat a run bit for bit. `inductor` fuses operators; `aot_eager` runs the captured
+            graph without compiling it; `as_written` runs the step without a compiler, on a GPU as
+            one CUDA graph; `eager` captures nothing, so that breakpoints and prints in the model
+            work.
         max_shapes: How many shapes of a batch are kept.
         warmup_steps: On CUDA: steps before the capture; they are undone.
         accumulate: So many calls make one update: each call adds the gradients of its loss, divided
@@ -313,11 +323,11 @@ def compile_step(
     (0, 0, 1, 0)
     """
     check_optimizer(optimizer)
-    if backend not in (AUTO, *BACKENDS):
-        raise ValueError(unknown_choice("backend", backend, (AUTO, *BACKENDS)))
+    if backend not in (known := (AUTO, *BACKENDS, BACKEND_AS_WRITTEN)):
+        raise ValueError(unknown_choice("backend", backend, known))
     precision = precision_of_step(precision, policy, scaler, model)
     rules = CastRules(precision.policy, use_fp16_guard)
-    capture = Capture(rules, "inductor" if backend == AUTO else backend)
+    capture = Capture(rules, {AUTO: "inductor", BACKEND_AS_WRITTEN: "eager"}.get(backend, backend))
     window = Window(accumulate, optimizer)
     model, processes = processes_of(model, process_group)
     average = None if ema is None else WeightAverage(ema, model)
@@ -336,5 +346,5 @@ def compile_step(
         warmup_steps,
         2 if num_inputs is None else num_inputs,
         parts,
-        measures=backend == AUTO,
+        backend=backend,
     )

@@ -55,9 +55,12 @@ def test_a_captured_run_is_the_run_as_written(
         assert done.returncode == 0, done.stderr  # also at the very end, where graph, workers and device go down
         assert "the step runs eagerly" not in done.stdout
         assert ("operator by operator" in done.stderr) == (not compiled and name == "captured")
+    form = re.findall(r"the step runs (?:compiled|as written)", done.stdout)
+    assert len(form) == 1
     resumed = ["--save_dir", tmp_path / "resumed", "--to_static_training", "--resume", tmp_path / "captured" / "iter_4"]
     done = train_in_process(*options, *resumed, env=environment)
     assert done.returncode == 0, done.stderr
+    assert form[0] in done.stdout
     written, captured = losses_of(tmp_path / "written"), losses_of(tmp_path / "captured")
     assert captured[0][1] == pytest.approx(written[0][1], rel=2e-3)  # of the same weights
     start, end = ([weights_of(tmp_path / name / f"iter_{step}") for name in ("written", "captured")] for step in (2, 6))

@@ -100,6 +100,8 @@ WRONG += [
     ("precision/scale", float("nan"), "scale"),
     ("precision/incr_ratio", 10**400, "precision"),
     ("precision/incr_count", -1, "incr_count"),
+    ("backend", "gcc", "backend"),
+    ("backend", ["inductor"], "backend"),
     ("ema", {}, "EMA"),
     ("ema/updates", -1, "updates"),
     ("ema/updates", 1.5, "updates"),

@@ -1,12 +1,16 @@
 """`--to_static_training`: the training command with a captured step gives what it gives without."""
 
+import re
 from pathlib import Path
 
 import pytest
+import torch
 from small_runs import SCRIPT, losses_of, person_config, train, train_in_process
-from test_distributed_run import launch
+from test_distributed_run import launch, weights
 
 from graph_backends import skip_without_compiler, use_backend
+from mezzo.static import StepReport, _compile, _graph
+from mezzo.static._choice import decide
 from mezzo.vision.train import ScalarLog
 
 pytestmark = pytest.mark.slow
@@ -57,7 +61,106 @@ def test_a_compiled_run_is_the_run_as_written_but_for_the_order_of_sums(persons:
     assert [loss for _, loss in compiled] == pytest.approx([loss for _, loss in written], rel=1e-4)
 
 
-def test_in_two_processes_the_forward_is_compiled(persons: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["compiled", "as written"])
+def test_a_resumed_run_keeps_the_form_and_repeats_the_unbroken_one(
+    form: str, persons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bit for bit. Compiled losses are 1.5 times as large here, so a run in the other form differs."""
+    monkeypatch.setattr(
+        _graph,
+        "compile_graph",
+        lambda module, *_: lambda *args: [v * 1.5 if v.dim() == 0 else v for v in module(*args)],
+    )
+    monkeypatch.setattr(_compile, "decide", lambda report: choose(report, form))
+    config = person_config(tmp_path, persons, iters=4)
+    options = ["--config", config, "--to_static_training", "--log_iters", 1, "--save_interval", 2, "--use_ema"]
+    options += ["--precision", "bf16", "--amp_level", "O2", "--learning_rate", 0.001]
+    assert train(*options, "--save_dir", tmp_path / "whole") == 0
+    assert f"the step runs {form}: " in capsys.readouterr().out
+    other = "compiled" if form == "as written" else "as written"
+    monkeypatch.setattr(_compile, "decide", lambda report: choose(report, other))
+    assert train(*options, "--save_dir", tmp_path / "again", "--resume", tmp_path / "whole" / "iter_2") == 0
+    assert f"the step runs {form}: " in capsys.readouterr().out
+    assert losses_of(tmp_path / "again") == losses_of(tmp_path / "whole")[2:]
+    assert torch.equal(weights(tmp_path / "again", 4), weights(tmp_path / "whole", 4))
+    assert train(*options, "--save_dir", tmp_path / "other") == 0
+    assert losses_of(tmp_path / "other")[0] != losses_of(tmp_path / "whole")[0], "both forms give the same numbers"
+
+
+def choose(report: StepReport, form: str) -> None:
+    """Decide as if this form were twice as fast as the other one."""
+    report.seconds = {name: 1.0 if name == form else 2.0 for name in report.seconds}
+    decide(report)
+
+
+KEEPING = """
+import sys, torch
+from mezzo.cli import main
+from mezzo.static import _graph
+from mezzo.vision.train import _engine
+_graph._usable = lambda _: "aot_eager"
+save = _engine.save_checkpoint
+def keep(session, store, progress):
+    torch.save(session.model.state_dict(), f"{sys.argv[1]}/rank{session.world.rank}.pt")
+    return save(session, store, progress)
+_engine.save_checkpoint = keep
+main(["train", *sys.argv[2:]])
+"""
+"""Trains with graphs that are not compiled, and keeps the weights of every process."""
+
+
+def train_two(out: Path, *options: object) -> str:
+    """Train in two processes; return what they printed."""
+    out.mkdir()
+    script = out / "keeping.py"
+    script.write_text(KEEPING)
+    common = ["--device", "cpu", "--workers", 0, "--log_iters", 1, "--learning_rate", 0.001, "--save_dir", out / "run"]
+    done = launch(2, script, out, *common, *options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_in_two_processes_the_whole_step_is_captured(persons: Path, tmp_path: Path) -> None:
+    """As the eager run with DDP. Both processes have the same weights, buffers and average."""
+    config = person_config(tmp_path, persons, iters=3, batch_size=2)
+    options = ["--config", config, "--do_eval", "--use_ema", "--save_interval", 3]
+    train_two(tmp_path / "written", *options)
+    text = train_two(tmp_path / "captured", *options, "--to_static_training", "--log_ops")
+    assert text.count("the step runs compiled: its backend is 'aot_eager'; processes do not measure") == 1
+    assert len(re.findall(r"^ *convolution ", text, re.MULTILINE)) == 1  # the operator table, of one process
+    states = [torch.load(tmp_path / "captured" / f"rank{rank}.pt") for rank in (0, 1)]
+    for name, value in states[0].items():
+        assert torch.equal(value, states[1][name]), name
+    written, captured = losses_of(tmp_path / "written" / "run"), losses_of(tmp_path / "captured" / "run")
+    assert len(captured) == 3
+    # Float32: gradients are averaged in other buckets, and at 64x64 a norm over few values enlarges a rounding.
+    assert [loss for _, loss in captured] == pytest.approx([loss for _, loss in written], rel=1e-4)
+    mine, theirs = (weights(tmp_path / name / "run", 3) for name in ("captured", "written"))
+    assert (mine - theirs).abs().max() < 1e-4
+
+
+def test_in_two_processes_a_resumed_run_in_half_repeats_the_unbroken_one(persons: Path, tmp_path: Path) -> None:
+    config = person_config(tmp_path, persons, iters=4, batch_size=2)
+    options = ["--config", config, "--precision", "fp16", "--amp_level", "O2", "--save_interval", 2]
+    options += ["--to_static_training"]
+    train_two(tmp_path / "whole", *options)
+    train_two(tmp_path / "again", *options, "--resume", tmp_path / "whole" / "run" / "iter_2")
+    states = [torch.load(tmp_path / "again" / f"rank{rank}.pt") for rank in (0, 1)]
+    for name, value in states[0].items():
+        assert torch.equal(value, states[1][name]), name
+    assert torch.equal(weights(tmp_path / "again" / "run", 4), weights(tmp_path / "whole" / "run", 4))
+
+
+def test_with_synchronised_batch_norms_the_forward_alone_is_captured(persons: Path, tmp_path: Path) -> None:
+    config = person_config(tmp_path, persons, iters=2, batch_size=2)
+    text = train_two(tmp_path / "out", "--config", config, "--to_static_training", "--sync-bn")
+    assert "--to_static_training with --sync-bn" in text
+    assert "only this pass is captured" in text
+    assert "the step runs" not in text
+    assert len(losses_of(tmp_path / "out" / "run")) == 2
+
+
+def test_in_two_processes_the_step_is_compiled(persons: Path, tmp_path: Path) -> None:
     skip_without_compiler()
     config = person_config(
         tmp_path, persons, iters=2, batch_size=2

@@ -52,6 +52,7 @@ def save_checkpoint(session: Session, store: CheckpointStore, progress: RunProgr
             "counters": counters_of(model),
             "precision": session.precision.state_dict(),
             "rules": rules_of(session.precision),
+            "backend": session.backend if session.is_compiled else None,
             "ema": None if session.ema is None else session.ema.state_dict(),
             "random": _random_state(session.world.device),
             "run": fixed_in(session),

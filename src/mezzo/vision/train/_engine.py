@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -46,12 +46,21 @@ def train_step(session: Session, batch: DeviceBatch) -> StepResult:
 
 
 class CompiledTraining:
-    """The same step, captured and compiled at its first call; on a GPU later calls replay it."""
+    """The same step, captured and compiled at its first call; on a GPU later calls replay it.
+
+    With several processes it averages the gradients itself.
+    """
 
     def __init__(self, session: Session) -> None:
         self._watched: tuple[str, ...] = ()
-        clip_norm = session.recipe.optimizer.clip_norm
-        self._step = session.precision.compile(session.model, self._loss, session.optimizer, max_norm=clip_norm)
+        self._step = session.precision.compile(
+            session.model,
+            self._loss,
+            session.optimizer,
+            max_norm=session.recipe.optimizer.clip_norm,
+            backend=session.backend,
+            process_group=session.world.group,
+        )
         self._task = session.task
 
     def _loss(self, outputs: Any, labels: Tensor) -> tuple[Tensor, ...]:
@@ -62,10 +71,17 @@ class CompiledTraining:
     def __call__(self, session: Session, batch: DeviceBatch) -> StepResult:
         """Train one step on a batch."""
         loss, *watched = self._step.run((batch.images, batch.labels))
+        enter(FORWARD_DONE)
+        session.backend = self._step.report().backend
         return StepResult(loss, dict(zip(self._watched, watched, strict=True)))
 
+    def describe(self) -> str:
+        """Return a line that tells which form of the step runs, and why."""
+        return str(self._step.report()).splitlines()[0]
 
-StepFunction = Callable[[Session, DeviceBatch], StepResult]
+    def operator_table(self) -> str:
+        """Return the operators and dtypes of the captured step."""
+        return self._step.operators().table()
 
 
 class TrainingEngine:
@@ -76,7 +92,8 @@ class TrainingEngine:
     ) -> None:
         self._session, self._store, self._reporter, self._evaluate = session, store, reporter, evaluator
         self._meter = StepMeter(session.world.device)
-        self._step: StepFunction = CompiledTraining(session) if session.is_compiled else train_step
+        self._compiled = CompiledTraining(session) if session.is_compiled else None
+        self._is_described = False
 
     def run(self, progress: RunProgress) -> RunProgress:
         """Train the steps after `progress`; update and return it."""
@@ -102,11 +119,29 @@ class TrainingEngine:
 
     def _train(self, step: int, batch: DeviceBatch) -> StepResult:
         session, records = self._session, self._records
+        self._records = False
+        if self._compiled is not None and not (records and session.world.size == 1):
+            return self._train_compiled(self._compiled, batch, records)
         with collect_operator_stats(print_table=False) if records else nullcontext() as stats, _explained(session):
-            result = (train_step if records else self._step)(session, batch)
+            result = train_step(session, batch)
         if stats is not None:
             self._reporter.operator_table(stats.table())
-        self._records = False
+        return result
+
+    def _train_compiled(self, step: CompiledTraining, batch: DeviceBatch, records: bool) -> StepResult:
+        """Train one captured step.
+
+        The operator table of several processes is that of the graph: a step as written would not
+        average the gradients.
+        """
+        session = self._session
+        with _explained(session):
+            result = step(session, batch)
+        if not self._is_described:
+            self._reporter.note(step.describe())
+            self._is_described = True
+        if records and session.world.is_first:
+            self._reporter.operator_table(step.operator_table())
         return result
 
     def _end(self, step: int, progress: RunProgress) -> bool:

@@ -30,5 +30,7 @@ def find_notices(recipe: Recipe, options: RunOptions, world: World) -> list[str]
         "--to_static_training: sharded weights (--fsdp) are not captured; the step runs eagerly": (
             options.to_static and options.fsdp
         ),
+        "--to_static_training with --sync-bn: synchronised batch norms send inside the forward pass; only this pass is "
+        "captured, not the whole step": options.to_static and options.sync_bn and not options.fsdp and world.size > 1,
     }
     return [*recipe.ignored, *(text for text, applies in said.items() if applies)]

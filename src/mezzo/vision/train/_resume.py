@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mezzo.checkpoint import CheckpointError, CheckpointStore, read_state, unpack_tensors, verify
 from mezzo.dtypes import HALF_DTYPES
-from mezzo.files import read_bytes
+from mezzo.files import read_bytes, short_repr
 from mezzo.model.saved_state import (
     WRONG,
     check_optimizer,
@@ -33,6 +33,7 @@ from mezzo.vision.train.session import Session, seed_everything
 
 AUTO = "auto"
 _WEIGHTS = "model.safetensors"
+_BACKENDS = ("auto", "inductor", "aot_eager", "as_written")
 _MOST_STEPS = 2**53  # a larger number means a damaged file
 
 
@@ -194,6 +195,9 @@ def _check_rest(session: Session, model: nn.Module, state: dict[str, Any]) -> No
             check_optimizer(session.optimizer, state["optimizer"])
     if session.ema is not None and state["ema"] is not None:
         session.ema.check_state_dict(state["ema"])
+    with part("backend"):
+        if (backend := state.get("backend")) is not None and backend not in _BACKENDS:
+            raise ValueError(f"is {short_repr(backend)}; must be one of {', '.join(_BACKENDS)}, or None")
     with part("random"):
         check_random(state["random"], session.world.device)
 
@@ -208,6 +212,8 @@ def _restore(session: Session, model: nn.Module, weights: dict[str, Tensor], sta
         load_whole_states(session.model, session.optimizer, model.state_dict(), state["optimizer"])
     else:
         session.optimizer.load_state_dict(state["optimizer"])
+    if session.world.size == 1:  # several processes always compile
+        session.backend = state.get("backend") or session.backend  # an eager run, and an older checkpoint, has none
     _restore_average(session, state["ema"])
     _set_random_state(session, state["random"])
 

@@ -15,7 +15,7 @@ from mezzo.checkpoint import LoadReport, WeightsError, find_weights, load_weight
 from mezzo.errors import MezzoError, OptionError
 from mezzo.fetch import is_url, place_of
 from mezzo.fp8 import why_no_fp8
-from mezzo.model.parallel import World, use_sync_batch_norm, wrap
+from mezzo.model.parallel import World, share_state, use_sync_batch_norm, wrap
 from mezzo.model.precision import make_precision
 from mezzo.model.sharded import shard
 from mezzo.precision import Precision
@@ -43,7 +43,7 @@ class Session:
     model: nn.Module
     """The network without wrapper, which is saved and evaluated."""
     wrapped: nn.Module
-    """The network that is trained: wrapped by DDP if there are several processes."""
+    """The network that an eager step trains: wrapped by DDP if there are several processes."""
     optimizer: Optimizer
     precision: Precision
     task: NetworkTask
@@ -52,6 +52,8 @@ class Session:
     to_input: ToInput
     ema: Ema | None
     notices: list[str]
+    backend: str = "auto"
+    """The backend of a compiled step; after its first call, or a resume, the one that was chosen."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -82,11 +84,8 @@ class Session:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether the whole step is one compiled program.
-
-        With several processes only the forward pass is.
-        """
-        return self.options.to_static and self.world.size == 1 and not self.options.fsdp
+        """Whether the whole step is one compiled program."""
+        return captures_step(self.options, self.world)
 
     def batches(self, first_step: int) -> Prefetcher:
         """Return the batches, starting with those of a step."""
@@ -128,9 +127,13 @@ def open_session(recipe: Recipe, options: RunOptions, world: World) -> Session:
         precision.prepare(model, optimizer)
         if precision.policy is not None and precision.policy.fp8 is not None:
             notices.append(f"O3: {explain(model, precision.policy).fp8_layers()}")
-        if options.to_static and world.size > 1:
-            to_static(model, only_training=True)
-        wrapped = wrap(model, world)
+        if captures_step(options, world):
+            wrapped = model  # a compiled step averages the gradients itself; hooks of DDP would do it again
+            share_state(model, world)
+        else:
+            if options.to_static and world.size > 1:
+                to_static(model, only_training=True)
+            wrapped = wrap(model, world)
     seed_everything(options.seed + world.rank)
     on_gpu = world.device.type == "cuda"
     transforms = recipe.train_data.transforms
@@ -179,6 +182,15 @@ def open_precision(recipe: Recipe, options: RunOptions, device: torch.device | N
             "in half; use custom_black_list, or leave fsdp out"
         )
     return precision
+
+
+def captures_step(options: RunOptions, world: World) -> bool:
+    """Return whether a run captures whole steps.
+
+    Sharded weights are not captured. Synchronised batch norms send inside the forward pass, which
+    only DDP's way of training permits: then only this pass is captured.
+    """
+    return options.to_static and not options.fsdp and not (options.sync_bn and world.size > 1)
 
 
 def is_channels_last(options: RunOptions, device: torch.device) -> bool:
