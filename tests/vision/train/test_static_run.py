@@ -121,7 +121,7 @@ def train_two(out: Path, *options: object) -> str:
 
 
 def test_in_two_processes_the_whole_step_is_captured(persons: Path, tmp_path: Path) -> None:
-    """As the eager run with DDP. Both processes have the same weights, buffers and average."""
+    """As the eager run with DDP, and both processes have the same weights and buffers."""
     config = person_config(tmp_path, persons, iters=3, batch_size=2)
     options = ["--config", config, "--do_eval", "--use_ema", "--save_interval", 3]
     train_two(tmp_path / "written", *options)
