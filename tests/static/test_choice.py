@@ -84,6 +84,33 @@ def test_the_first_batch_decides_for_later_shapes() -> None:
     assert len(step.graphs) == graphs, "a later shape was compiled, though the step as written was chosen"
 
 
+@pytest.mark.usefixtures("slow_compiled_code")
+def test_a_model_that_writes_into_its_batch_finds_it_as_the_user_gave_it() -> None:
+    class Doubles(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.mul_(2))
+
+    net = Doubles(4, 2)
+    step = compile_step(net, mse_loss, torch.optim.SGD(net.parameters(), lr=0.1))
+    x, y = torch.ones(3, 4), torch.zeros(3, 2)
+    step(x, y)
+    assert (x == 2).all(), "measuring ran the model on the user's batch"
+
+
+@pytest.mark.usefixtures("slow_compiled_code")
+def test_a_batch_that_collects_gradients_gets_those_of_one_step() -> None:
+    found = []
+    for backend in ("auto", "eager"):
+        torch.manual_seed(0)
+        net = nn.Linear(4, 2)
+        step = compile_step(net, mse_loss, torch.optim.SGD(net.parameters(), lr=0.1), backend=backend)
+        x, y = batch()
+        step(x.requires_grad_(), y)
+        found.append(x.grad)
+    assert found[0] is not None
+    assert torch.equal(*found)
+
+
 @pytest.mark.slow
 def test_compiled_code_is_kept_if_it_is_faster() -> None:
     class Chain(nn.Module):

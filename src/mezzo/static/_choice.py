@@ -69,11 +69,13 @@ def time_replays(step: CapturedStep, batch: Sequence[Tensor], device: torch.devi
 def time_gradients(step: TrainingStep, batch: Sequence[Tensor], device: torch.device) -> float:
     """Return the seconds of a step's forward and backward pass on a CPU; nothing changes.
 
-    The first pass, which may compile, is not timed. The update is the same in both forms.
+    The first pass, which may compile, is not timed. The update is the same in both forms. The model
+    gets a copy of the batch: it may write into its inputs, and they may collect gradients.
     """
+    own = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in batch]
 
     def run() -> None:
-        step.differentiate(batch)
+        step.differentiate(own)
 
     with step.gradients_put_aside(), step.rehearsal(), random_numbers_kept(device):
         run()
