@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mezzo.kernels import pixel_cross_entropy, pixel_loss
+from mezzo.kernels._pixel_loss import _fits
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 HALF = [torch.float16, torch.bfloat16]
@@ -71,6 +72,17 @@ def test_logits_of_other_kinds_take_torchs_operator() -> None:
     labels = torch.randint(0, 3, (2, 4, 5))
     for logits in (torch.randn(2, 3, 4, 5), torch.randn(2, 3, 4, 5, dtype=torch.float64)):
         assert torch.equal(pixel_cross_entropy(logits, labels), F.cross_entropy(logits, labels, reduction="none"))
+
+
+def test_the_kernel_takes_only_labels_of_the_logits_size_and_nothing_inside_torch_func() -> None:
+    logits, labels = data("cpu", 5, torch.float16)
+    assert _fits(logits, labels)
+    assert not _fits(logits, labels[:, :4])  # the kernel would pair pixels with labels of others
+    assert not _fits(logits, labels[:1])
+    assert not _fits(logits, labels.to("meta"))
+    found = []
+    torch.func.grad(lambda given: (found.append(_fits(given, labels)), given.float().sum())[1])(logits.detach())
+    assert found == [False]
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter has no fake tensors")

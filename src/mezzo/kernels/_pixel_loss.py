@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
+from mezzo._torch.functorch import innermost_transform
 from mezzo._torch.step_tier import has_triton
 from mezzo.dtypes import HALF_DTYPES
 from mezzo.kernels._registry import register
@@ -40,8 +41,16 @@ def pixel_cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int = -100
 
 
 def _fits(logits: Tensor, labels: Tensor) -> bool:
-    """Whether `pixel_loss` takes the call: half logits of few classes in channels-last."""
-    if logits.dim() != 4 or logits.dtype not in HALF_DTYPES or labels.dim() != 3:
+    """Whether `pixel_loss` takes the call: half logits of few classes in channels-last.
+
+    Labels that do not fit the logits go to torch, which words the errors; so do calls inside of
+    `torch.func`, which registered operators do not support.
+    """
+    if logits.dim() != 4 or logits.dtype not in HALF_DTYPES or labels.device != logits.device:
+        return False
+    if labels.dim() != 3 or (logits.shape[0], *logits.shape[2:]) != tuple(labels.shape):
+        return False
+    if not torch.compiler.is_compiling() and innermost_transform() is not None:
         return False
     few = 1 < logits.shape[1] <= _MOST_CLASSES and logits.numel() > 0
     return few and not labels.is_floating_point() and logits.is_contiguous(memory_format=torch.channels_last)
