@@ -74,6 +74,18 @@ def test_logits_of_other_kinds_take_torchs_operator() -> None:
         assert torch.equal(pixel_cross_entropy(logits, labels), F.cross_entropy(logits, labels, reduction="none"))
 
 
+def test_second_derivatives_are_those_of_float64() -> None:
+    logits, labels = data("cpu", 4, torch.float16)
+    wide = logits.detach().double().requires_grad_()
+    first = torch.autograd.grad(pixel_loss(logits, labels, IGNORED)[0].sum(), logits, create_graph=True)[0]
+    (found,) = torch.autograd.grad(first.float().square().sum(), logits)
+    loss = F.cross_entropy(wide, labels, ignore_index=IGNORED, reduction="sum")
+    first = torch.autograd.grad(loss, wide, create_graph=True)[0]
+    (expected,) = torch.autograd.grad(first.square().sum(), wide)
+    # the first derivative, up to 1, and the second one are rounded to half; the latter has factors of up to 2
+    torch.testing.assert_close(found.double(), expected, rtol=2**-9, atol=2**-9)
+
+
 def test_the_kernel_takes_only_labels_of_the_logits_size_and_nothing_inside_torch_func() -> None:
     logits, labels = data("cpu", 5, torch.float16)
     assert _fits(logits, labels)

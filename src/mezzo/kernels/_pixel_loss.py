@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy, one_hot
 from mezzo._torch.functorch import innermost_transform
 from mezzo._torch.step_tier import has_triton
 from mezzo.dtypes import HALF_DTYPES
+from mezzo.kernels._launch import differentiable_gradients
 from mezzo.kernels._registry import register
 from mezzo.kernels._switch import uses_own_operators
 
@@ -36,6 +37,10 @@ def pixel_cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int = -100
     if logits.is_cuda and uses_own_operators() and _fits(logits, labels):
         losses: Tensor = pixel_loss(logits, labels, ignore_index)[0]
         return losses
+    return _plain_losses(logits, labels, ignore_index)
+
+
+def _plain_losses(logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
     logits = logits.float() if logits.dtype in HALF_DTYPES else logits
     return cross_entropy(logits, labels.long(), ignore_index=ignore_index, reduction="none")
 
@@ -103,6 +108,11 @@ def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor |
     if grad is None:
         return None, None, None
     logits, labels, sums = ctx.saved_tensors
+    if torch.is_grad_enabled():  # create_graph
+        (found,) = differentiable_gradients(
+            lambda given: _plain_losses(given, labels, ctx.ignore_index), (logits,), grad
+        )
+        return found, None, None
     return pixel_loss_gradient(grad, logits, labels, sums, ctx.ignore_index), None, None
 
 
@@ -110,9 +120,7 @@ def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor |
 def pixel_loss(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
     """Return loss and log-sum-exp of each pixel, in float32; half logits in channels-last."""
     if not has_triton(logits.device):
-        values = logits.float()
-        losses = cross_entropy(values, labels.long(), ignore_index=ignore_index, reduction="none")
-        return losses, values.logsumexp(1)
+        return _plain_losses(logits, labels, ignore_index), logits.float().logsumexp(1)
     from mezzo.kernels._pixel_loss_kernels import pixel_loss_kernel
 
     logits = logits.contiguous(memory_format=torch.channels_last)
