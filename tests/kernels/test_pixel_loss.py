@@ -1,6 +1,7 @@
 """Cross-entropy of pixels over few classes: on a CPU by torch, on a GPU or in Triton's interpreter by mezzo's kernels."""
 
 import os
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -101,3 +102,12 @@ def test_the_kernel_takes_only_labels_of_the_logits_size_and_nothing_inside_torc
 def test_fake_and_autograd_rules_are_right() -> None:
     logits, labels = data("cpu", 5, torch.float16)
     torch.library.opcheck(pixel_loss, (logits, labels, IGNORED))
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="no kernel is launched")
+def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered = []
+    monkeypatch.setattr("mezzo.kernels._pixel_loss.on_device", lambda device: nullcontext(entered.append(device)))
+    logits, labels = data("cpu", 4, torch.float16)
+    pixel_loss(logits, labels, IGNORED)[0].sum().backward()
+    assert entered == [torch.device("cpu")] * 2  # forward and backward; Triton itself takes the current device

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy, one_hot
 from mezzo._torch.functorch import innermost_transform
 from mezzo._torch.step_tier import has_triton
 from mezzo.dtypes import HALF_DTYPES
-from mezzo.kernels._launch import differentiable_gradients
+from mezzo.kernels._launch import differentiable_gradients, on_device
 from mezzo.kernels._registry import register
 from mezzo.kernels._switch import uses_own_operators
 
@@ -84,9 +84,10 @@ def pixel_loss_gradient(grad: Tensor, logits: Tensor, labels: Tensor, sums: Tens
     result = _fake_gradient(grad, logits, labels, sums, ignore_index)
     rows, options = _tiles(logits)
     pixels = labels.numel()
-    pixel_loss_gradient_kernel[-(-pixels // rows),](
-        grad.contiguous(), logits, labels.contiguous(), sums, result, pixels, ignore_index, **options
-    )
+    with on_device(logits.device):
+        pixel_loss_gradient_kernel[-(-pixels // rows),](
+            grad.contiguous(), logits, labels.contiguous(), sums, result, pixels, ignore_index, **options
+        )
     return result
 
 
@@ -127,7 +128,8 @@ def pixel_loss(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tenso
     losses, sums = _fake_losses(logits, labels, ignore_index)
     rows, options = _tiles(logits)
     pixels = labels.numel()
-    pixel_loss_kernel[-(-pixels // rows),](
-        logits, labels.contiguous(), losses, sums, pixels, ignore_index, **options
-    )  # fmt: skip
+    with on_device(logits.device):
+        pixel_loss_kernel[-(-pixels // rows),](
+            logits, labels.contiguous(), losses, sums, pixels, ignore_index, **options
+        )  # fmt: skip
     return losses, sums
