@@ -187,6 +187,11 @@ def test_every_operator_follows_torchs_rules_for_operators() -> None:
         torch.library.opcheck(operator, args, test_utils=tests)
 
 
+def test_an_unknown_reduction_is_refused() -> None:
+    with pytest.raises(ValueError, match="reduction 'average'; allowed: none, mean, sum"):
+        fused_cross_entropy(torch.zeros(2, 3), torch.tensor([0, 1]), "average")
+
+
 @pytest.mark.parametrize("create_graph", [False, True])
 def test_a_weight_that_depends_on_the_data_counts_once_in_its_gradient(create_graph: bool) -> None:
     torch.manual_seed(0)
