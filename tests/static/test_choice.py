@@ -172,3 +172,11 @@ def test_a_report_before_the_first_batch_says_so() -> None:
     assert "not called yet" in str(step.report())
     _, step = make_step("aot_eager")
     assert "aot_eager" in str(step.report())
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "eager"])
+def test_a_report_of_a_named_backend_tells_no_time_that_it_did_not_take(backend: str) -> None:
+    _, step = make_step(backend)
+    step(*batch())
+    assert step.report().device == "cpu"
+    assert "first batch" not in str(step.report()), "on a CPU such a step compiles while it runs"

@@ -34,7 +34,7 @@ class StepReport:
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of each form: whole steps on a GPU, forward and backward pass on a CPU."""
     build_s: float = 0.0
-    """Seconds that the first batch took to trace, compile, capture and measure."""
+    """Seconds that the first batch took to trace, compile, capture and measure; 0 if the step was only run."""
 
     def __str__(self) -> str:
         if self.chosen == UNDECIDED:
@@ -42,7 +42,8 @@ class StepReport:
         lines = [f"the step runs {self.chosen}: {self.reason}"]
         lines += [f"  {name}: {seconds * 1e3:.2f} ms" for name, seconds in self.seconds.items()]
         if self.build_s:
-            lines.append(f"  the first batch took {self.build_s:.1f} s on {self.device} to compile and measure")
+            what = "compile and measure" if self.seconds else "build the step"
+            lines.append(f"  the first batch took {self.build_s:.1f} s on {self.device} to {what}")
         return "\n".join(lines)
 
 

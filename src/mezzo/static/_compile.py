@@ -170,12 +170,14 @@ class CompiledStep:
         if known is None and self._report.chosen == AS_WRITTEN and self._capture.backend != "eager":
             known = compute  # the first batch chose it, after a check of the compiled form
         start = time.perf_counter()
+        self._report.device = str(device)
+        measures = known is None and self._report.chosen == UNDECIDED
         with compiling_shown("compiling the training step") if known is None else nullcontext():
-            if known is None and self._report.chosen == UNDECIDED:
+            if measures:
                 step = self._choose(batch, device)
             else:
                 step = self._build(known or self._capture.compile(compute), batch, device)
-        if not self._report.build_s:
+        if not self._report.build_s and (measures or is_captured):  # otherwise the first run compiles
             self._report.build_s = time.perf_counter() - start
         if not is_captured and not self.pending:
             optimizer.zero_grad(set_to_none=True)  # as after a capture
@@ -197,7 +199,6 @@ class CompiledStep:
     def _choose(self, batch: Sequence[Tensor], device: torch.device) -> CapturedStep:
         """Build the step compiled and as written, measure both, and return the faster one."""
         report, compute = self._report, self._parts[0]
-        report.device = str(device)
         try:
             compiled = self._build(self._capture.compile(compute), batch, device)
             compiled_s = self._time(compiled, batch, device)
