@@ -111,6 +111,14 @@ def test_a_batch_that_collects_gradients_gets_those_of_one_step() -> None:
     assert torch.equal(*found)
 
 
+@pytest.mark.usefixtures("slow_compiled_code")
+def test_a_buffer_whose_elements_are_one_in_memory_stays() -> None:
+    net = Net()
+    net.register_buffer("ones", torch.ones(1).expand(4))
+    _, step = make_step("auto", net)
+    assert len(train(step)) == 4
+
+
 @pytest.mark.slow
 def test_compiled_code_is_kept_if_it_is_faster() -> None:
     class Chain(nn.Module):

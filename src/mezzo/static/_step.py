@@ -272,7 +272,14 @@ class TrainingStep:
         masters = [kept for p in weights if (kept := stored_master(p)) is not None]
         buffers = [buffer for module in self.modules for buffer in module.buffers()]
         # `.data`: masters must not treat the restored values as edits by the user.
-        return [tensor.data for tensor in (*weights, *masters, *buffers)]
+        return [tensor.data for tensor in (*weights, *masters, *buffers) if not _is_expanded(tensor)]
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    """Whether several elements are one in memory: torch does not write into such a tensor, so no step changes it."""
+    return tensor.layout is torch.strided and any(
+        size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
 
 
 def _check_results(results: Sequence[Any]) -> None:
