@@ -301,6 +301,8 @@ def test_the_words_of_what_was_raised_are_told() -> None:
     [
         (lambda o, t: (o.mean(), 0.5), TypeError, "the loss function returned a float: it must return tensors"),
         (lambda o, t: o - t, ValueError, r"the loss has shape \[2, 4\]: it must be one number; call .mean\(\) on it"),
+        (lambda o, t: (), ValueError, "the loss function returned an empty tuple: it must return tensors"),
+        (lambda o, t: o.detach().mean(), ValueError, "the loss has no gradient"),
     ],
 )
 def test_what_a_loss_function_must_return_is_said(loss_fn: Any, error: type[Exception], message: str) -> None:
@@ -308,6 +310,22 @@ def test_what_a_loss_function_must_return_is_said(loss_fn: Any, error: type[Exce
     step = compile_step(net, loss_fn, SGD(net.parameters(), lr=0.1), backend="aot_eager")
     with pytest.raises(error, match=message):
         step(torch.ones(2, 3), torch.ones(2, 4))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "eager"])
+def test_a_step_that_can_train_nothing_says_why(backend: str) -> None:
+    net = nn.Linear(3, 4)
+    step = compile_step(net, functional.mse_loss, SGD(net.parameters(), lr=0.1), backend=backend)
+    batch = torch.ones(2, 3), torch.ones(2, 4)
+    with torch.no_grad(), pytest.raises(ValueError, match=r"the loss has no gradient.*torch.no_grad"):
+        step(*batch)
+    net.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"the loss has no gradient.*set requires_grad"):
+        step(*batch)
+    net.requires_grad_(True)
+    before = net.weight.detach().clone()
+    step(*batch)
+    assert not torch.equal(net.weight, before)
 
 
 def test_what_is_no_optimizer_is_said_at_once() -> None:

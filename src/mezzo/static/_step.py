@@ -284,6 +284,8 @@ def _is_expanded(tensor: Tensor) -> bool:
 
 def _check_results(results: Sequence[Any]) -> None:
     """Raise TypeError or ValueError unless the results are tensors and the loss is one number."""
+    if not results:
+        raise ValueError("the loss function returned an empty tuple: it must return tensors, the loss first")
     for result in results:
         if not isinstance(result, Tensor):
             raise TypeError(
@@ -291,6 +293,11 @@ def _check_results(results: Sequence[Any]) -> None:
             )
     if results[0].numel() != 1:
         raise ValueError(f"the loss has shape {list(results[0].shape)}: it must be one number; call .mean() on it")
+    if not results[0].requires_grad:
+        raise ValueError(
+            "the loss has no gradient: no weight that it depends on is trained, or it was computed inside of torch.no_grad(), "
+            "inference_mode() or detach(); set requires_grad on a weight, or compute the loss outside of these"
+        )
 
 
 def check_optimizer(optimizer: Any) -> None:
