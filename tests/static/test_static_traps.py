@@ -335,6 +335,12 @@ def test_what_is_no_optimizer_is_said_at_once() -> None:
         static.capture_step(nn.Linear(3, 4), functional.mse_loss, None, (torch.ones(1, 3), torch.ones(1, 4)))
 
 
+def test_an_optimizer_that_needs_a_closure_is_refused_at_once() -> None:
+    net = nn.Linear(3, 4)
+    with pytest.raises(ValueError, match="LBFGS needs a closure"):
+        compile_step(net, functional.mse_loss, torch.optim.LBFGS(net.parameters()))
+
+
 def test_a_guard_option_without_a_policy_does_nothing() -> None:
     net = nn.Linear(3, 4)
     for backend in ("aot_eager", "eager"):

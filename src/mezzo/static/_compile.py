@@ -282,7 +282,8 @@ def compile_step(
         model: On one CUDA device, or on the CPU; decorated or not.
         loss_fn: Gets the model's output and the target; returns the loss, or a tuple of the loss
             and other tensors.
-        optimizer: SGD, Adam or AdamW on a CUDA device; any on the CPU.
+        optimizer: SGD, Adam or AdamW on a CUDA device; on the CPU any that needs no closure (all of torch's
+            but LBFGS).
         precision: The `mezzo.Precision` that prepared model and optimizer; or give `scaler` and
             `policy`.
         scaler: For float16.

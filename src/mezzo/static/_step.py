@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -301,9 +302,15 @@ def _check_results(results: Sequence[Any]) -> None:
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Raise TypeError unless `optimizer` is a torch.optim.Optimizer."""
+    """Raise TypeError unless `optimizer` is a torch.optim.Optimizer, ValueError if it needs a closure."""
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer: {type(optimizer).__name__} is not a torch.optim.Optimizer")
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            f"optimizer: the step of {type(optimizer).__name__} needs a closure, which it calls several times; a compiled "
+            "or captured step runs forward and backward once, so use another optimizer or a loop of your own"
+        )
 
 
 def _clones(state: dict[str, Any]) -> dict[str, Any]:
