@@ -324,8 +324,10 @@ def compile_step(
     model, processes = processes_of(model, process_group)
     average = None if ema is None else WeightAverage(ema, model)
     parts = StepParts(window if window.size > 1 else None, processes, average)
-    if num_inputs is not None and num_inputs < 1:
-        raise ValueError(f"num_inputs={num_inputs}: must be at least 1")
+    if num_inputs is not None and (isinstance(num_inputs, bool) or not isinstance(num_inputs, int) or num_inputs < 1):
+        raise ValueError(
+            f"num_inputs={num_inputs!r}: must be a whole number of at least 1, or None for all but the last"
+        )
     compute = forward_and_loss(model, loss_fn, num_inputs)
     return CompiledStep(
         compute,

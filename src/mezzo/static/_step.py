@@ -49,6 +49,10 @@ def precision_of_step(
         return Precision(policy=policy or Policy.create("O0"), scaler=scaler or no_scaling)
     if policy is not None or scaler is not None:
         raise TypeError("precision: give it instead of policy and scaler, not with them")
+    if not isinstance(precision, Precision):
+        raise TypeError(
+            f"precision: {type(precision).__name__} is not a mezzo.Precision; make one, such as mezzo.Precision('O2')"
+        )
     return precision
 
 
@@ -331,7 +335,10 @@ def device_of(modules: Sequence[nn.Module], batch: Sequence[Any], smallest: int 
         ValueError: They are on several devices, or the batch is not a sequence of tensors.
     """
     if len(batch) < smallest or not all(isinstance(tensor, Tensor) for tensor in batch):
-        raise ValueError("batch: must be tensors, inputs of the model first, the target last")
+        came = ", ".join(type(value).__name__ for value in batch) or "nothing"
+        raise ValueError(
+            f"batch: must be tensors, inputs of the model first, the target last, at least {smallest}; got {came}"
+        )
     devices = {p.device for module in modules for p in module.parameters()} | {tensor.device for tensor in batch}
     if len(devices) != 1:
         names = ", ".join(sorted(map(str, devices)))
