@@ -262,6 +262,21 @@ def test_gradients_from_before_do_not_count() -> None:
     assert net.weight.abs().max() < 10
 
 
+def test_gradients_of_a_step_that_failed_do_not_count() -> None:
+    nets = [nn.Linear(3, 4) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    for net, fails in zip(nets, (True, False), strict=True):
+        optimizer = SGD(net.parameters(), lr=0.1)
+        step = compile_step(net, functional.mse_loss, optimizer, backend="aot_eager")
+        if fails:
+            hook = optimizer.register_step_pre_hook(lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                step(torch.ones(2, 3), torch.ones(2, 4))
+            hook.remove()
+        step(torch.ones(2, 3), torch.ones(2, 4))
+    assert torch.equal(nets[0].weight, nets[1].weight)
+
+
 def test_a_forward_that_never_stays_the_same_is_explained() -> None:
     class Counts(nn.Module):
         def __init__(self) -> None:

@@ -138,9 +138,14 @@ class TrainingStep:
         """
         results = self._forward(batch)
         loss, window = results[0], self.parts.window
-        self.precision.backward(loss if window is None else loss / window.size)
-        if updates:
-            self._update()
+        try:
+            self.precision.backward(loss if window is None else loss / window.size)
+            if updates:
+                self._update()
+        except BaseException:
+            if window is None:
+                self.optimizer.zero_grad(set_to_none=True)  # the next step must not add to these gradients
+            raise
         return tuple(result.detach().clone() for result in results)
 
     def differentiate(self, batch: Sequence[Tensor]) -> None:
