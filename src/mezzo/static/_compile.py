@@ -293,9 +293,10 @@ def compile_step(
         max_norm: Clip the norm of the true gradients to this.
         backend: `auto` measures the step compiled by Inductor and as written at the first batch,
             and keeps the faster one (`step.report()`); if the compiler fails, it warns and keeps
-            the step as written. Another run may choose the other one: name a backend to repeat a
-            run bit for bit. `inductor` fuses operators; `aot_eager` runs the captured graph without
-            compiling it; `eager` captures nothing, so that breakpoints and prints in the model work.
+            the step as written. Hooks and counters of the model see these trials. Another run may
+            choose the other one: name a backend to repeat a run bit for bit. `inductor` fuses
+            operators; `aot_eager` runs the captured graph without compiling it; `eager` captures
+            nothing, so that breakpoints and prints in the model work.
         max_shapes: How many shapes of a batch are kept.
         warmup_steps: On CUDA: steps before the capture; they are undone.
         accumulate: So many calls make one update: each call adds the gradients of its loss, divided
