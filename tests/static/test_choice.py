@@ -119,6 +119,23 @@ def test_a_buffer_whose_elements_are_one_in_memory_stays() -> None:
     assert len(train(step)) == 4
 
 
+@pytest.mark.usefixtures("slow_compiled_code")
+def test_buffers_of_a_loss_are_those_of_the_steps() -> None:
+    class Counts(nn.MSELoss):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, output: Tensor, target: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(output, target)
+
+    net, loss_fn = nn.Linear(4, 2), Counts()
+    step = compile_step(net, loss_fn, torch.optim.SGD(net.parameters(), lr=0.1))
+    train(step)
+    assert loss_fn.calls == 4, "measuring changed a buffer of the loss"
+
+
 @pytest.mark.slow
 def test_compiled_code_is_kept_if_it_is_faster() -> None:
     class Chain(nn.Module):

@@ -44,6 +44,7 @@ from mezzo.static._step import (
     check_optimizer,
     device_of,
     forward_and_loss,
+    modules_of,
     precision_of_step,
 )
 from mezzo.static._window import Window
@@ -332,7 +333,7 @@ def compile_step(
     compute = forward_and_loss(model, loss_fn, num_inputs)
     return CompiledStep(
         compute,
-        [model],
+        modules_of(model, loss_fn),
         optimizer,
         precision,
         capture,

@@ -89,6 +89,11 @@ def forward_and_loss(model: nn.Module, loss_fn: Loss, num_inputs: int | None = N
     return compute
 
 
+def modules_of(model: nn.Module, loss_fn: Loss) -> list[nn.Module]:
+    """Return what a step changes and a trial must restore: the model, and a loss with buffers of its own."""
+    return [model, loss_fn] if isinstance(loss_fn, nn.Module) and loss_fn is not model else [model]
+
+
 @dataclass(frozen=True, slots=True)
 class StepParts:
     """What a step may do besides."""
