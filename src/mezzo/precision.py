@@ -194,8 +194,9 @@ class Precision:
             model: The model, on its device.
             optimizer: Its optimizer, or a list of them; None: the model is prepared by itself.
             fuse: Also replace what transformers and others write out by hand (GELU, RMS norm, the
-                causal loss) by one fused operator each; `fused` lists what was replaced. Parameters
-                and state_dict keys stay. Excluded layers stay as they are. Hooks of a replaced
+                causal loss) by one fused operator each, and pad the products of large linear layers
+                with an odd number of outputs; `fused` lists what was replaced. Parameters and
+                state_dict keys stay. Excluded layers stay as they are. Hooks of a replaced
                 module are lost: register them afterwards.
 
         Raises:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mezzo import Precision
+from mezzo.amp._fuse import causal_lm_loss
 
 
 class NewGELUActivation(nn.Module):
@@ -147,6 +148,32 @@ def test_another_formula_and_a_single_operator_stay(activation: type[nn.Module])
     model = TinyForCausalLM(activation=activation)
     prepared(model)
     assert type(model.act) is activation
+
+
+def test_a_namesake_that_takes_other_inputs_stays() -> None:
+    class GatedGELU(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            value, gate = x.chunk(2, -1)  # the trial input has an odd length
+            return F.gelu(gate) * value
+
+    class ImageRMSNorm(GemmaRMSNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            _, _, height, width = x.shape
+            return x / (height * width)
+
+    net = nn.Sequential(GatedGELU(), ImageRMSNorm(8))
+    precision = Precision("O2", "bfloat16")
+    precision.prepare(net, fuse=True)
+    assert [type(part) for part in net] == [GatedGELU, ImageRMSNorm]
+    assert not precision.fused
+
+
+def test_the_causal_loss_works_inside_of_torch_func() -> None:
+    logits, labels = torch.randn(2, 5, 11), torch.randint(11, (2, 5))
+    found = torch.func.grad(lambda given: causal_lm_loss(given, labels, 11))(logits)
+    wide = logits.double().requires_grad_()
+    F.cross_entropy(wide[:, :-1].reshape(-1, 11), labels[:, 1:].reshape(-1)).backward()
+    torch.testing.assert_close(found, wide.grad.float())
 
 
 def test_an_excluded_layer_stays() -> None:

@@ -70,6 +70,32 @@ def test_the_padded_product_and_its_gradients_are_those_of_float64(shape: tuple[
         assert ((found.double() - right).abs() <= 2**-10 * right.abs() + 2**-10).all()
 
 
+def test_the_result_may_be_changed_in_place() -> None:
+    from mezzo.amp._padded import _PaddedProduct
+
+    x, weight = torch.randn(5, 24), torch.randn(ODD, 24, requires_grad=True)
+    logits = _PaddedProduct.apply(x, weight, None)
+    logits /= 2  # a temperature
+    logits[:, 7] = 0
+    logits.sum().backward()
+    expected = (x.sum(0) / 2).expand(ODD, 24).clone()
+    expected[7] = 0
+    torch.testing.assert_close(weight.grad, expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of torch's own forward AD
+def test_calls_inside_of_torch_func_and_forward_ad_take_the_plain_layer() -> None:
+    net = nn.Sequential(nn.Linear(24, ODD, bias=False)).half()
+    mezzo.Precision("O0").prepare(net, fuse=True)
+    layer, x = net[0], torch.randn(5, 24).half()
+    assert layer._is_half(x)
+    found = []
+    torch.func.grad(lambda given: (found.append(layer._is_half(given)), given.sum())[1])(x)
+    with torch.autograd.forward_ad.dual_level():
+        found.append(layer._is_half(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))))
+    assert found == [False, False]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("bias", [True, False])
 def test_on_cuda_a_fused_head_trains_as_the_plain_one(bias: bool) -> None:

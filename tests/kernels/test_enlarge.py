@@ -1,6 +1,7 @@
 """Bilinear enlargement: on a CPU by torch's operators, on a GPU or in Triton's interpreter by mezzo's kernels."""
 
 import os
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -93,3 +94,12 @@ def test_on_cuda_the_gradient_is_the_same_every_time_and_in_a_cuda_graph() -> No
         kept = enlarge_gradient(grad, 12, 20)
     graph.replay()
     assert torch.equal(first, kept)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="no kernel is launched")
+def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered = []
+    monkeypatch.setattr("mezzo.kernels._enlarge.on_device", lambda device: nullcontext(entered.append(device)))
+    x = torch.randn(1, 2, 3, 3, requires_grad=True)
+    enlarge_bilinear(x, 6, 6).sum().backward()
+    assert entered == [torch.device("cpu")] * 2  # forward and backward; Triton itself takes the current device

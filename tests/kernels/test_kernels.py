@@ -187,6 +187,25 @@ def test_every_operator_follows_torchs_rules_for_operators() -> None:
         torch.library.opcheck(operator, args, test_utils=tests)
 
 
+def test_an_unknown_reduction_is_refused() -> None:
+    with pytest.raises(ValueError, match="reduction 'average'; allowed: none, mean, sum"):
+        fused_cross_entropy(torch.zeros(2, 3), torch.tensor([0, 1]), "average")
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_a_weight_that_depends_on_the_data_counts_once_in_its_gradient(create_graph: bool) -> None:
+    torch.manual_seed(0)
+    x = make(4, 6, dtype=torch.float32)
+    (wide,) = in_double(x)
+
+    def gradient(data: Tensor, norm) -> Tensor:
+        loss = norm(data, (6,), data.mean(0)).square().sum()
+        return torch.autograd.grad(loss, data, create_graph=create_graph)[0]
+
+    for fused, plain in ((fused_layer_norm, F.layer_norm), (fused_rms_norm, F.rms_norm)):
+        assert_near(gradient(x, fused), gradient(wide, plain), torch.float32)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(INTERPRETED, reason="sizes for a GPU")
 def test_cross_entropy_of_gpt2s_head_needs_no_float32_logits() -> None:

@@ -1,6 +1,7 @@
 """Cross-entropy of pixels over few classes: on a CPU by torch, on a GPU or in Triton's interpreter by mezzo's kernels."""
 
 import os
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mezzo.kernels import pixel_cross_entropy, pixel_loss
+from mezzo.kernels._pixel_loss import _fits
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 HALF = [torch.float16, torch.bfloat16]
@@ -73,7 +75,39 @@ def test_logits_of_other_kinds_take_torchs_operator() -> None:
         assert torch.equal(pixel_cross_entropy(logits, labels), F.cross_entropy(logits, labels, reduction="none"))
 
 
+def test_second_derivatives_are_those_of_float64() -> None:
+    logits, labels = data("cpu", 4, torch.float16)
+    wide = logits.detach().double().requires_grad_()
+    first = torch.autograd.grad(pixel_loss(logits, labels, IGNORED)[0].sum(), logits, create_graph=True)[0]
+    (found,) = torch.autograd.grad(first.float().square().sum(), logits)
+    loss = F.cross_entropy(wide, labels, ignore_index=IGNORED, reduction="sum")
+    first = torch.autograd.grad(loss, wide, create_graph=True)[0]
+    (expected,) = torch.autograd.grad(first.square().sum(), wide)
+    # the first derivative, up to 1, and the second one are rounded to half; the latter has factors of up to 2
+    torch.testing.assert_close(found.double(), expected, rtol=2**-9, atol=2**-9)
+
+
+def test_the_kernel_takes_only_labels_of_the_logits_size_and_nothing_inside_torch_func() -> None:
+    logits, labels = data("cpu", 5, torch.float16)
+    assert _fits(logits, labels)
+    assert not _fits(logits, labels[:, :4])  # the kernel would pair pixels with labels of others
+    assert not _fits(logits, labels[:1])
+    assert not _fits(logits, labels.to("meta"))
+    found = []
+    torch.func.grad(lambda given: (found.append(_fits(given, labels)), given.float().sum())[1])(logits.detach())
+    assert found == [False]
+
+
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter has no fake tensors")
 def test_fake_and_autograd_rules_are_right() -> None:
     logits, labels = data("cpu", 5, torch.float16)
     torch.library.opcheck(pixel_loss, (logits, labels, IGNORED))
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="no kernel is launched")
+def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered = []
+    monkeypatch.setattr("mezzo.kernels._pixel_loss.on_device", lambda device: nullcontext(entered.append(device)))
+    logits, labels = data("cpu", 4, torch.float16)
+    pixel_loss(logits, labels, IGNORED)[0].sum().backward()
+    assert entered == [torch.device("cpu")] * 2  # forward and backward; Triton itself takes the current device

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
+from torch.utils.checkpoint import checkpoint
 
 import mezzo
 from mezzo.static import CaptureError, CompilerError, StepReport, _compile, _graph, compile_step
@@ -136,6 +137,58 @@ def test_the_first_batch_decides_for_later_shapes() -> None:
     assert len(step.graphs) == graphs, "a later shape was compiled, though the step as written was chosen"
 
 
+@pytest.mark.usefixtures("slow_compiled_code")
+def test_a_model_that_writes_into_its_batch_finds_it_as_the_user_gave_it() -> None:
+    class Doubles(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.mul_(2))
+
+    net = Doubles(4, 2)
+    step = compile_step(net, mse_loss, torch.optim.SGD(net.parameters(), lr=0.1))
+    x, y = torch.ones(3, 4), torch.zeros(3, 2)
+    step(x, y)
+    assert (x == 2).all(), "measuring ran the model on the user's batch"
+
+
+@pytest.mark.usefixtures("slow_compiled_code")
+def test_a_batch_that_collects_gradients_gets_those_of_one_step() -> None:
+    found = []
+    for backend in ("auto", "eager"):
+        torch.manual_seed(0)
+        net = nn.Linear(4, 2)
+        step = compile_step(net, mse_loss, torch.optim.SGD(net.parameters(), lr=0.1), backend=backend)
+        x, y = batch()
+        step(x.requires_grad_(), y)
+        found.append(x.grad)
+    assert found[0] is not None
+    assert torch.equal(*found)
+
+
+@pytest.mark.usefixtures("slow_compiled_code")
+def test_a_buffer_whose_elements_are_one_in_memory_stays() -> None:
+    net = Net()
+    net.register_buffer("ones", torch.ones(1).expand(4))
+    _, step = make_step("auto", net)
+    assert len(train(step)) == 4
+
+
+@pytest.mark.usefixtures("slow_compiled_code")
+def test_buffers_of_a_loss_are_those_of_the_steps() -> None:
+    class Counts(nn.MSELoss):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, output: Tensor, target: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(output, target)
+
+    net, loss_fn = nn.Linear(4, 2), Counts()
+    step = compile_step(net, loss_fn, torch.optim.SGD(net.parameters(), lr=0.1))
+    train(step)
+    assert loss_fn.calls == 4, "measuring changed a buffer of the loss"
+
+
 @pytest.mark.slow
 def test_compiled_code_is_kept_if_it_is_faster() -> None:
     class Chain(nn.Module):
@@ -200,3 +253,27 @@ def test_a_report_before_the_first_batch_says_so() -> None:
     assert "not called yet" in str(step.report())
     _, step = make_step("aot_eager")
     assert "aot_eager" in str(step.report())
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "eager"])
+def test_a_report_of_a_named_backend_tells_no_time_that_it_did_not_take(backend: str) -> None:
+    _, step = make_step(backend)
+    step(*batch())
+    assert step.report().device == "cpu"
+    assert "first batch" not in str(step.report()), "on a CPU such a step compiles while it runs"
+
+
+@pytest.mark.gpu
+def test_a_step_that_cannot_be_captured_as_written_runs_compiled() -> None:
+    """A checkpoint reads the state of the generator for its dropout, which a capture of eager code forbids."""
+
+    class Checkpointed(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.layers, x, use_reentrant=False)
+
+    net = Checkpointed().cuda()
+    _, step = make_step("auto", net)
+    x, y = (tensor.cuda() for tensor in batch())
+    losses = [step(x, y).item() for _ in range(20)]
+    assert step.report().chosen == "compiled"
+    assert losses[-1] < losses[0]

@@ -262,6 +262,21 @@ def test_gradients_from_before_do_not_count() -> None:
     assert net.weight.abs().max() < 10
 
 
+def test_gradients_of_a_step_that_failed_do_not_count() -> None:
+    nets = [nn.Linear(3, 4) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    for net, fails in zip(nets, (True, False), strict=True):
+        optimizer = SGD(net.parameters(), lr=0.1)
+        step = compile_step(net, functional.mse_loss, optimizer, backend="aot_eager")
+        if fails:
+            hook = optimizer.register_step_pre_hook(lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                step(torch.ones(2, 3), torch.ones(2, 4))
+            hook.remove()
+        step(torch.ones(2, 3), torch.ones(2, 4))
+    assert torch.equal(nets[0].weight, nets[1].weight)
+
+
 def test_a_forward_that_never_stays_the_same_is_explained() -> None:
     class Counts(nn.Module):
         def __init__(self) -> None:
@@ -301,6 +316,8 @@ def test_the_words_of_what_was_raised_are_told() -> None:
     [
         (lambda o, t: (o.mean(), 0.5), TypeError, "the loss function returned a float: it must return tensors"),
         (lambda o, t: o - t, ValueError, r"the loss has shape \[2, 4\]: it must be one number; call .mean\(\) on it"),
+        (lambda o, t: (), ValueError, "the loss function returned an empty tuple: it must return tensors"),
+        (lambda o, t: o.detach().mean(), ValueError, "the loss has no gradient"),
     ],
 )
 def test_what_a_loss_function_must_return_is_said(loss_fn: Any, error: type[Exception], message: str) -> None:
@@ -310,11 +327,33 @@ def test_what_a_loss_function_must_return_is_said(loss_fn: Any, error: type[Exce
         step(torch.ones(2, 3), torch.ones(2, 4))
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "eager"])
+def test_a_step_that_can_train_nothing_says_why(backend: str) -> None:
+    net = nn.Linear(3, 4)
+    step = compile_step(net, functional.mse_loss, SGD(net.parameters(), lr=0.1), backend=backend)
+    batch = torch.ones(2, 3), torch.ones(2, 4)
+    with torch.no_grad(), pytest.raises(ValueError, match=r"the loss has no gradient.*torch.no_grad"):
+        step(*batch)
+    net.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"the loss has no gradient.*set requires_grad"):
+        step(*batch)
+    net.requires_grad_(True)
+    before = net.weight.detach().clone()
+    step(*batch)
+    assert not torch.equal(net.weight, before)
+
+
 def test_what_is_no_optimizer_is_said_at_once() -> None:
     with pytest.raises(TypeError, match=r"optimizer: NoneType is not a torch.optim.Optimizer"):
         compile_step(nn.Linear(3, 4), functional.mse_loss, None)
     with pytest.raises(TypeError, match=r"optimizer: NoneType is not a torch.optim.Optimizer"):
         static.capture_step(nn.Linear(3, 4), functional.mse_loss, None, (torch.ones(1, 3), torch.ones(1, 4)))
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused_at_once() -> None:
+    net = nn.Linear(3, 4)
+    with pytest.raises(ValueError, match="LBFGS needs a closure"):
+        compile_step(net, functional.mse_loss, torch.optim.LBFGS(net.parameters()))
 
 
 def test_a_guard_option_without_a_policy_does_nothing() -> None:

@@ -546,12 +546,25 @@ def test_an_equal_average_works_where_nothing_is_captured() -> None:
         ({"ema": nn.Linear(2, 2)}, TypeError, "ema: Linear is not a torch.optim.swa_utils.AveragedModel"),
         ({"ema": AveragedModel(nn.Linear(2, 2))}, ValueError, "ema: its parameters are not those of the model"),
         ({"process_group": "gloo"}, TypeError, "process_group='gloo': must be a process group"),
+        ({"num_inputs": 0}, ValueError, "num_inputs=0: must be a whole number of at least 1"),
+        ({"num_inputs": "1"}, ValueError, "num_inputs='1': must be a whole number of at least 1"),
+        ({"num_inputs": 1.5}, ValueError, "num_inputs=1.5: must be a whole number of at least 1"),
+        ({"precision": "O2"}, TypeError, "precision: str is not a mezzo.Precision"),
     ],
 )
 def test_wrong_arguments_are_refused_at_once(options: dict, kind: type[Exception], message: str) -> None:
     net, optimizer, precision = make("O2", "bfloat16")
     with pytest.raises(kind, match=message):
-        compile_step(net, mse_loss, optimizer, precision=precision, **options)
+        compile_step(net, mse_loss, optimizer, **{"precision": precision, **options})
+
+
+def test_a_batch_with_too_few_tensors_says_how_many_are_needed() -> None:
+    net, optimizer, precision = make("O2", "bfloat16")
+    step = compile_step(net, mse_loss, optimizer, precision=precision, num_inputs=3)
+    with pytest.raises(ValueError, match=r"at least 3; got Tensor, Tensor$"):
+        step(torch.ones(2, 3), torch.ones(2, 3))
+    with pytest.raises(ValueError, match=r"got list$"):
+        step([torch.ones(2, 3), torch.ones(2, 3)])
 
 
 def branches(net: Net, x: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mezzo._torch.functorch import innermost_transform
 from mezzo.amp._padded import PaddedLinear, is_odd, pad_in_place
 from mezzo.kernels import fused_cross_entropy
 
@@ -93,14 +94,21 @@ def causal_lm_loss(
         shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
     target = shift_labels.reshape(-1).to(logits.device)
     rows = logits.reshape(-1, vocab_size)
-    reduction = "mean" if num_items_in_batch is None else "sum"
-    if torch.compiler.is_compiling():  # Inductor fuses the cast and the loss
-        loss = F.cross_entropy(rows.float(), target, reduction=reduction, ignore_index=ignore_index)
-    else:
-        loss = fused_cross_entropy(rows, target, reduction, ignore_index)
+    loss = _cross_entropy(rows, target, "mean" if num_items_in_batch is None else "sum", ignore_index)
     if isinstance(num_items_in_batch, Tensor):
         num_items_in_batch = num_items_in_batch.to(logits.device)
     return loss if num_items_in_batch is None else loss / num_items_in_batch
+
+
+def _cross_entropy(rows: Tensor, target: Tensor, reduction: str, ignore_index: int) -> Tensor:
+    """Return the cross entropy in float32.
+
+    torch computes it in compiled code, where Inductor fuses the cast, and inside of torch.func, which
+    mezzo's operator does not support.
+    """
+    if torch.compiler.is_compiling() or innermost_transform() is not None:
+        return F.cross_entropy(rows.float(), target, reduction=reduction, ignore_index=ignore_index)
+    return fused_cross_entropy(rows, target, reduction, ignore_index)
 
 
 def _fused(module: nn.Module) -> nn.Module | None:
@@ -130,10 +138,10 @@ def _fused_norm(module: nn.Module) -> nn.Module | None:
     generator = torch.Generator().manual_seed(0)
     x, trial_weight = torch.randn(4, len(weight), generator=generator), torch.rand(len(weight), generator=generator)
     trial = copy.deepcopy(module).float().cpu()
-    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+    with torch.no_grad():
         trial.get_parameter("weight").copy_(trial_weight)
-        found = trial(x)
-    is_same = isinstance(found, Tensor) and _are_near(found, F.rms_norm(x, (len(weight),), trial_weight, eps))
+    found = _tried(trial, x)
+    is_same = found is not None and _are_near(found, F.rms_norm(x, (len(weight),), trial_weight, eps))
     return fused.train(module.training) if is_same else None
 
 
@@ -141,14 +149,23 @@ def _fused_gelu(module: nn.Module) -> nn.Module | None:
     if isinstance(module, nn.GELU) or any(True for _ in module.parameters()):
         return None
     x = torch.linspace(-6, 6, 1001)
-    with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        found = module(x)
+    found = _tried(module, x)
     for approximate in ("none", "tanh"):
         expected = F.gelu(x, approximate=approximate)
-        if isinstance(found, Tensor) and _are_near(found, expected):
+        if found is not None and _are_near(found, expected):
             # the same bits: it is one operator already
             return None if torch.equal(found, expected) else nn.GELU(approximate).train(module.training)
     return None
+
+
+def _tried(module: nn.Module, x: Tensor) -> Tensor | None:
+    """Return the result of a trial; None if the module takes no such input, as a gated GELU does not."""
+    try:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            found = module(x)
+    except Exception:  # noqa: BLE001  only its name was known: it may raise anything, and it stays
+        return None
+    return found if isinstance(found, Tensor) else None
 
 
 def _fuse_loss(module: nn.Module) -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mezzo.amp._carried import is_plainly_called
 from mezzo.amp._state import current_policy
 from mezzo.dtypes import HALF_DTYPES
 
@@ -44,8 +45,11 @@ class PaddedLinear(nn.Linear):
         return result
 
     def _is_half(self, x: Tensor) -> bool:
+        """Whether it is a product of half tensors, outside of torch.func, forward AD and jit traces."""
         dtype, policy = self.weight.dtype, current_policy()
         if dtype not in HALF_DTYPES or x.dtype is not dtype or (self.bias is not None and self.bias.dtype is not dtype):
+            return False
+        if not is_plainly_called([x, *self.parameters()]):
             return False
         return policy is None or (policy.fp8 is None and policy.decide("linear", (dtype, dtype)).dtype is dtype)
 
@@ -63,7 +67,9 @@ class _PaddedProduct(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         with torch.autocast(x.device.type, enabled=False):
             wide_bias = None if bias is None else _padded(bias.unsqueeze(1)).squeeze(1)
-            return F.linear(x, _padded(weight), wide_bias)[..., : len(weight)]
+            wide = F.linear(x, _padded(weight), wide_bias)
+            # Not a slice: autograd forbids in-place operations on a view that a Function returns.
+            return wide.new_empty(0).set_(wide.untyped_storage(), 0, (*wide.shape[:-1], len(weight)), wide.stride())
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mezzo.kernels._launch import on_device
 from mezzo.kernels._registry import register
 
 BLOCK = 1024
@@ -37,12 +38,13 @@ def depthwise_input_grad(
     result = _like_input(grad, weight, height, width, stride, padding)
     total = count * -(-height // stride[0]) * -(-width // stride[1]) * channels
     taps = weight.reshape(channels, -1).t().contiguous()
-    depthwise_input_grad_kernel[-(-total // BLOCK), stride[0] * stride[1]](
-        grad, taps, result, total,
-        CHANNELS=channels, HEIGHT=height, WIDTH=width, OUT_HEIGHT=out_height, OUT_WIDTH=out_width,
-        KERNEL_H=weight.shape[2], KERNEL_W=weight.shape[3], STRIDE_H=stride[0], STRIDE_W=stride[1],
-        PAD_H=padding[0], PAD_W=padding[1], BLOCK=BLOCK, num_warps=4,
-    )  # fmt: skip
+    with on_device(grad.device):
+        depthwise_input_grad_kernel[-(-total // BLOCK), stride[0] * stride[1]](
+            grad, taps, result, total,
+            CHANNELS=channels, HEIGHT=height, WIDTH=width, OUT_HEIGHT=out_height, OUT_WIDTH=out_width,
+            KERNEL_H=weight.shape[2], KERNEL_W=weight.shape[3], STRIDE_H=stride[0], STRIDE_W=stride[1],
+            PAD_H=padding[0], PAD_W=padding[1], BLOCK=BLOCK, num_warps=4,
+        )  # fmt: skip
     return result
 
 
@@ -64,11 +66,14 @@ def narrow_weight_grad(grad: Tensor, x: Tensor, kernel: list[int], stride: list[
     slices = max(1, -(-pixels // share))
     rows, columns = (max(16, 1 << (size - 1).bit_length()) for size in (out_channels, taps))  # tl.dot needs at least 16
     sums = torch.empty(slices, rows, columns, device=x.device)
-    narrow_weight_grad_kernel[slices,](
-        grad, x, sums, pixels,
-        CHANNELS=channels, HEIGHT=height, WIDTH=width, OUT_CHANNELS=out_channels, OUT_HEIGHT=out_height, OUT_WIDTH=out_width,
-        KERNEL_H=kernel[0], KERNEL_W=kernel[1], STRIDE_H=stride[0], STRIDE_W=stride[1], PAD_H=padding[0], PAD_W=padding[1],
-        ROWS=rows, TAPS=columns, SHARE=share, PIXELS=_PIXELS, num_warps=4,
-    )  # fmt: skip
+    with on_device(x.device):
+        narrow_weight_grad_kernel[slices,](
+            grad, x, sums, pixels,
+            CHANNELS=channels, HEIGHT=height, WIDTH=width, OUT_CHANNELS=out_channels, OUT_HEIGHT=out_height,
+            OUT_WIDTH=out_width,
+            KERNEL_H=kernel[0], KERNEL_W=kernel[1], STRIDE_H=stride[0], STRIDE_W=stride[1],
+            PAD_H=padding[0], PAD_W=padding[1],
+            ROWS=rows, TAPS=columns, SHARE=share, PIXELS=_PIXELS, num_warps=4,
+        )  # fmt: skip
     total = sums.sum(0)[:out_channels, :taps]
     return total.to(grad.dtype).reshape(out_channels, *kernel, channels).permute(0, 3, 1, 2)

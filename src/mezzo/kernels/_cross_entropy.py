@@ -15,9 +15,11 @@ from torch.nn import functional as F
 
 from mezzo._torch.modes import no_torch_function
 from mezzo._torch.step_tier import has_triton
+from mezzo.errors import unknown_choice
 from mezzo.kernels._launch import differentiable_gradients, on_device
 from mezzo.kernels._registry import register
 
+_REDUCTIONS = ("none", "mean", "sum")
 _BLOCK, _WARPS = 4096, 8
 _ALIGNMENT = 8
 """Elements of the widest load of half numbers."""
@@ -38,6 +40,8 @@ def fused_cross_entropy(
         ignore_index: The target of rows that do not count.
         label_smoothing: From 0 to 1.
     """
+    if reduction not in _REDUCTIONS:
+        raise ValueError(unknown_choice("reduction", reduction, _REDUCTIONS))
     losses: Tensor = token_losses(logits, target, ignore_index, label_smoothing)[0]
     if reduction == "none":
         return losses

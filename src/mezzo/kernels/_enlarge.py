@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mezzo._torch.step_tier import has_triton
 from mezzo.dtypes import HALF_DTYPES
+from mezzo.kernels._launch import on_device
 from mezzo.kernels._registry import register
 
 _BLOCK = 1024
@@ -56,9 +57,10 @@ def enlarge_gradient(grad: Tensor, height: int, width: int) -> Tensor:
     is_last = layout is torch.channels_last
     planes, inner = (count, channels) if is_last else (count * channels, 1)
     rows = grad.new_empty((planes, height, out_width * inner), dtype=torch.float32)
-    _gather(grad, rows, planes, height, out_height, out_width * inner)
     result = _fake_resized(grad, height, width)
-    _gather(rows, result, planes * height, width, out_width, inner)
+    with on_device(grad.device):
+        _gather(grad, rows, planes, height, out_height, out_width * inner)
+        _gather(rows, result, planes * height, width, out_width, inner)
     return result
 
 
@@ -99,11 +101,12 @@ def enlarge_bilinear(x: Tensor, height: int, width: int) -> Tensor:
 
     planes, inner = (count, channels) if layout is torch.channels_last else (count * channels, 1)
     result = _fake_resized(x, height, width)
-    enlarge_kernel[planes * height, -(-width * inner // _BLOCK)](
-        x, result, old_height / height, old_width / width,
-        CHANNELS=inner, HEIGHT=old_height, WIDTH=old_width, OUT_HEIGHT=height, OUT_WIDTH=width,
-        BLOCK=_BLOCK, num_warps=4,
-    )  # fmt: skip
+    with on_device(x.device):
+        enlarge_kernel[planes * height, -(-width * inner // _BLOCK)](
+            x, result, old_height / height, old_width / width,
+            CHANNELS=inner, HEIGHT=old_height, WIDTH=old_width, OUT_HEIGHT=height, OUT_WIDTH=width,
+            BLOCK=_BLOCK, num_warps=4,
+        )  # fmt: skip
     return result
 
 

@@ -39,10 +39,15 @@ def differentiable_gradients(
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of `function(*tensors)` as torch computes them, for a second derivative.
 
-    A backward with `create_graph=True` needs gradients that have gradients. Kernels have none.
+    A backward with `create_graph=True` needs gradients that have gradients. Kernels have none. One
+    of the tensors may have been computed from another, as a weight from the data. A view of each
+    keeps that path out of the gradients: autograd follows it itself.
     """
-    wanted = [tensor for tensor in tensors if tensor is not None and tensor.requires_grad]
     with torch.enable_grad():
-        result = function(*tensors)
+        views = [
+            tensor.view_as(tensor) if tensor is not None and tensor.requires_grad else tensor for tensor in tensors
+        ]
+        result = function(*views)
+    wanted = [view for view in views if view is not None and view.requires_grad]
     found = iter(torch.autograd.grad(result, wanted, grad, create_graph=True))
-    return tuple(next(found) if tensor is not None and tensor.requires_grad else None for tensor in tensors)
+    return tuple(next(found) if view is not None and view.requires_grad else None for view in views)

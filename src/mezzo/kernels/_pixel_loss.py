@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
+from mezzo._torch.functorch import innermost_transform
 from mezzo._torch.step_tier import has_triton
 from mezzo.dtypes import HALF_DTYPES
+from mezzo.kernels._launch import differentiable_gradients, on_device
 from mezzo.kernels._registry import register
 from mezzo.kernels._switch import uses_own_operators
 
@@ -35,13 +37,25 @@ def pixel_cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int = -100
     if logits.is_cuda and uses_own_operators() and _fits(logits, labels):
         losses: Tensor = pixel_loss(logits, labels, ignore_index)[0]
         return losses
+    return _plain_losses(logits, labels, ignore_index)
+
+
+def _plain_losses(logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
     logits = logits.float() if logits.dtype in HALF_DTYPES else logits
     return cross_entropy(logits, labels.long(), ignore_index=ignore_index, reduction="none")
 
 
 def _fits(logits: Tensor, labels: Tensor) -> bool:
-    """Whether `pixel_loss` takes the call: half logits of few classes in channels-last."""
-    if logits.dim() != 4 or logits.dtype not in HALF_DTYPES or labels.dim() != 3:
+    """Whether `pixel_loss` takes the call: half logits of few classes in channels-last.
+
+    Labels that do not fit the logits go to torch, which words the errors; so do calls inside of
+    `torch.func`, which registered operators do not support.
+    """
+    if logits.dim() != 4 or logits.dtype not in HALF_DTYPES or labels.device != logits.device:
+        return False
+    if labels.dim() != 3 or (logits.shape[0], *logits.shape[2:]) != tuple(labels.shape):
+        return False
+    if not torch.compiler.is_compiling() and innermost_transform() is not None:
         return False
     few = 1 < logits.shape[1] <= _MOST_CLASSES and logits.numel() > 0
     return few and not labels.is_floating_point() and logits.is_contiguous(memory_format=torch.channels_last)
@@ -70,9 +84,10 @@ def pixel_loss_gradient(grad: Tensor, logits: Tensor, labels: Tensor, sums: Tens
     result = _fake_gradient(grad, logits, labels, sums, ignore_index)
     rows, options = _tiles(logits)
     pixels = labels.numel()
-    pixel_loss_gradient_kernel[-(-pixels // rows),](
-        grad.contiguous(), logits, labels.contiguous(), sums, result, pixels, ignore_index, **options
-    )
+    with on_device(logits.device):
+        pixel_loss_gradient_kernel[-(-pixels // rows),](
+            grad.contiguous(), logits, labels.contiguous(), sums, result, pixels, ignore_index, **options
+        )
     return result
 
 
@@ -94,6 +109,11 @@ def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor |
     if grad is None:
         return None, None, None
     logits, labels, sums = ctx.saved_tensors
+    if torch.is_grad_enabled():  # create_graph
+        (found,) = differentiable_gradients(
+            lambda given: _plain_losses(given, labels, ctx.ignore_index), (logits,), grad
+        )
+        return found, None, None
     return pixel_loss_gradient(grad, logits, labels, sums, ctx.ignore_index), None, None
 
 
@@ -101,16 +121,15 @@ def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor |
 def pixel_loss(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
     """Return loss and log-sum-exp of each pixel, in float32; half logits in channels-last."""
     if not has_triton(logits.device):
-        values = logits.float()
-        losses = cross_entropy(values, labels.long(), ignore_index=ignore_index, reduction="none")
-        return losses, values.logsumexp(1)
+        return _plain_losses(logits, labels, ignore_index), logits.float().logsumexp(1)
     from mezzo.kernels._pixel_loss_kernels import pixel_loss_kernel
 
     logits = logits.contiguous(memory_format=torch.channels_last)
     losses, sums = _fake_losses(logits, labels, ignore_index)
     rows, options = _tiles(logits)
     pixels = labels.numel()
-    pixel_loss_kernel[-(-pixels // rows),](
-        logits, labels.contiguous(), losses, sums, pixels, ignore_index, **options
-    )  # fmt: skip
+    with on_device(logits.device):
+        pixel_loss_kernel[-(-pixels // rows),](
+            logits, labels.contiguous(), losses, sums, pixels, ignore_index, **options
+        )  # fmt: skip
     return losses, sums

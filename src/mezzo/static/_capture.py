@@ -25,6 +25,7 @@ from mezzo.static._step import (
     describe,
     device_of,
     forward_and_loss,
+    modules_of,
     precision_of_step,
 )
 
@@ -355,12 +356,13 @@ def capture_step(
     (torch.Size([]), False)
     """
     check_optimizer(optimizer)
-    device = device_of([model], batch)
+    modules = modules_of(model, loss_fn)
+    device = device_of(modules, batch)
     check_warmup(warmup_steps)
     compute = forward_and_loss(model, loss_fn)
     precision = precision_of_step(precision, policy, scaler, model)
     step = CapturedStep(
-        TrainingStep(compute, [model], optimizer, precision, CastRules(precision.policy), max_norm), batch
+        TrainingStep(compute, modules, optimizer, precision, CastRules(precision.policy), max_norm), batch
     )
     if device.type == "cuda":
         refuse_what_cannot_be_captured(optimizer)

@@ -38,7 +38,7 @@ class StepReport:
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of each form: whole steps on a GPU, forward and backward pass on a CPU."""
     build_s: float = 0.0
-    """Seconds that the first batch took to trace, compile, capture and measure."""
+    """Seconds that the first batch took to trace, compile, capture and measure; 0 if the step was only run."""
 
     def __str__(self) -> str:
         if self.chosen == UNDECIDED:
@@ -46,7 +46,8 @@ class StepReport:
         lines = [f"the step runs {self.chosen}: {self.reason}"]
         lines += [f"  {name}: {seconds * 1e3:.2f} ms" for name, seconds in self.seconds.items()]
         if self.build_s:
-            lines.append(f"  the first batch took {self.build_s:.1f} s on {self.device} to compile and measure")
+            what = "compile and measure" if self.seconds else "build the step"
+            lines.append(f"  the first batch took {self.build_s:.1f} s on {self.device} to {what}")
         return "\n".join(lines)
 
 
@@ -74,11 +75,13 @@ def time_replays(step: CapturedStep, batch: Sequence[Tensor], device: torch.devi
 def time_gradients(step: TrainingStep, batch: Sequence[Tensor], device: torch.device) -> float:
     """Return the seconds of a step's forward and backward pass on a CPU; nothing changes.
 
-    The first pass, which may compile, is not timed. The update is the same in both forms.
+    The first pass, which may compile, is not timed. The update is the same in both forms. The model
+    gets a copy of the batch: it may write into its inputs, and they may collect gradients.
     """
+    own = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in batch]
 
     def run() -> None:
-        step.differentiate(batch)
+        step.differentiate(own)
 
     with step.gradients_put_aside(), step.rehearsal(), random_numbers_kept(device):
         run()

@@ -16,15 +16,19 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-from mezzo.dtypes import HALF_DTYPES
+from mezzo._torch.dispatcher import OpOverload
 
 _aten = torch.ops.aten
 _COMPARISONS = (_aten.eq.Tensor, _aten.ne.Tensor)
-_VIEWS = tuple(getattr(_aten, name).default for name in "expand unsqueeze squeeze view permute alias detach".split())
+_EXACT = tuple(getattr(_aten, name).default for name in "abs neg clone _unsafe_view".split())
+"""Besides views: what computes the same number from a rounded tensor as before its rounding."""
 
 
 def store_compared_values(graph: Graph) -> int:
-    """Mark the half tensors that are compared for equality: the backward must not recompute them.
+    """Mark the tensors that are compared for equality: the backward must not recompute them.
+
+    A float32 tensor is marked, too: it may have been computed from a half tensor, unrounded in the
+    forward and rounded in the backward.
 
     Returns:
         How many tensors were marked.
@@ -35,19 +39,23 @@ def store_compared_values(graph: Graph) -> int:
             continue
         for argument in node.args:
             source = _source(argument)
-            if source is not None and _is_half(source):
+            if source is not None and _is_floating(source):
                 source.meta["recompute"] = CheckpointPolicy.MUST_SAVE
                 marked.add(source)
     return len(marked)
 
 
 def _source(argument: Any) -> Node | None:
-    """Return the call that computed a tensor, behind its views; None for inputs and numbers."""
-    while isinstance(argument, Node) and argument.target in _VIEWS:
+    """Return the call that computed a tensor, behind its views and signs; None for inputs and numbers."""
+    while isinstance(argument, Node) and _is_exact(argument.target):
         argument = argument.args[0]
     return argument if isinstance(argument, Node) and argument.op == "call_function" else None
 
 
-def _is_half(node: Node) -> bool:
+def _is_exact(target: Any) -> bool:
+    return target in _EXACT or (isinstance(target, OpOverload) and target.is_view)
+
+
+def _is_floating(node: Node) -> bool:
     value = node.meta.get("val")
-    return isinstance(value, Tensor) and value.dtype in HALF_DTYPES
+    return isinstance(value, Tensor) and value.is_floating_point()

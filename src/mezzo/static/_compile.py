@@ -34,7 +34,7 @@ from mezzo.static._choice import (
     time_gradients,
     time_replays,
 )
-from mezzo.static._graph import BACKENDS, Capture, CapturedGraph, CompilerError, refuse_reads_on_host
+from mezzo.static._graph import BACKENDS, Capture, CapturedGraph, CaptureError, CompilerError, refuse_reads_on_host
 from mezzo.static._processes import processes_of
 from mezzo.static._region import CastRules
 from mezzo.static._step import (
@@ -45,6 +45,7 @@ from mezzo.static._step import (
     check_optimizer,
     device_of,
     forward_and_loss,
+    modules_of,
     precision_of_step,
 )
 from mezzo.static._window import Window
@@ -173,12 +174,14 @@ class CompiledStep:
         if known is None and self._report.chosen == AS_WRITTEN and self._capture.backend != "eager":
             known = compute  # the first batch chose it, after a check of the compiled form
         start = time.perf_counter()
+        self._report.device = str(device)
+        measures = known is None and self._report.chosen == UNDECIDED
         with compiling_shown("compiling the training step") if known is None else nullcontext():
-            if known is None and self._report.chosen == UNDECIDED:
+            if measures:
                 step = self._choose(batch, device)
             else:
                 step = self._build(known or self._capture.compile(compute), batch, device)
-        if not self._report.build_s:
+        if not self._report.build_s and (measures or is_captured):  # otherwise the first run compiles
             self._report.build_s = time.perf_counter() - start
         if not is_captured and not self.pending:
             optimizer.zero_grad(set_to_none=True)  # as after a capture
@@ -204,7 +207,6 @@ class CompiledStep:
     def _choose(self, batch: Sequence[Tensor], device: torch.device) -> CapturedStep:
         """Build the step compiled and as written, measure both, and return the faster one."""
         report, compute = self._report, self._parts[0]
-        report.device = str(device)
         try:
             compiled = self._build(self._capture.compile(compute), batch, device)
             compiled_s = self._time(compiled, batch, device)
@@ -212,7 +214,15 @@ class CompiledStep:
             report.chosen, report.backend, report.reason = AS_WRITTEN, BACKEND_AS_WRITTEN, str(error)
             warnings.warn(f"{error}; the step runs as written", UserWarning, stacklevel=level_of_user())
             return self._build(compute, batch, device)
-        written = self._build(compute, batch, device)
+        try:
+            written = self._build(compute, batch, device)
+        except (RuntimeError, CaptureError) as error:
+            if not self._captures_on(device):
+                raise
+            # Eager code may do what a capture forbids, such as a checkpoint that reads the generator's state.
+            report.chosen, report.backend = COMPILED, self._capture.backend
+            report.reason = f"the step as written cannot be captured ({(str(error).splitlines() or [''])[0]})"
+            return self._build(compiled.training.compute, batch, device)
         report.seconds = {AS_WRITTEN: self._time(written, batch, device), COMPILED: compiled_s}
         decide(report)
         return compiled if report.chosen == COMPILED else written
@@ -289,7 +299,8 @@ def compile_step(
         model: On one CUDA device, or on the CPU; decorated or not.
         loss_fn: Gets the model's output and the target; returns the loss, or a tuple of the loss
             and other tensors.
-        optimizer: SGD, Adam or AdamW on a CUDA device; any on the CPU.
+        optimizer: SGD, Adam or AdamW on a CUDA device; on the CPU any that needs no closure (all of torch's
+            but LBFGS).
         precision: The `mezzo.Precision` that prepared model and optimizer; or give `scaler` and
             `policy`.
         scaler: For float16.
@@ -299,11 +310,11 @@ def compile_step(
         max_norm: Clip the norm of the true gradients to this.
         backend: `auto` measures the step compiled by Inductor and as written at the first batch,
             and keeps the faster one (`step.report()`); if the compiler fails, it warns and keeps
-            the step as written. Another run may choose the other one: give `step.report().backend`
-            to repeat a run bit for bit. `inductor` fuses operators; `aot_eager` runs the captured
-            graph without compiling it; `as_written` runs the step without a compiler, on a GPU as
-            one CUDA graph; `eager` captures nothing, so that breakpoints and prints in the model
-            work.
+            the step as written. Hooks and counters of the model see these trials. Another run may
+            choose the other form: give `step.report().backend` to repeat a run bit for bit.
+            `inductor` fuses operators; `aot_eager` runs the captured graph without compiling it;
+            `as_written` runs the step without a compiler, on a GPU as one CUDA graph; `eager`
+            captures nothing, so that breakpoints and prints in the model work.
         max_shapes: How many shapes of a batch are kept.
         warmup_steps: On CUDA: steps before the capture; they are undone.
         accumulate: So many calls make one update: each call adds the gradients of its loss, divided
@@ -332,12 +343,14 @@ def compile_step(
     model, processes = processes_of(model, process_group)
     average = None if ema is None else WeightAverage(ema, model)
     parts = StepParts(window if window.size > 1 else None, processes, average)
-    if num_inputs is not None and num_inputs < 1:
-        raise ValueError(f"num_inputs={num_inputs}: must be at least 1")
+    if num_inputs is not None and (isinstance(num_inputs, bool) or not isinstance(num_inputs, int) or num_inputs < 1):
+        raise ValueError(
+            f"num_inputs={num_inputs!r}: must be a whole number of at least 1, or None for all but the last"
+        )
     compute = forward_and_loss(model, loss_fn, num_inputs)
     return CompiledStep(
         compute,
-        [model],
+        modules_of(model, loss_fn),
         optimizer,
         precision,
         capture,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -48,6 +49,10 @@ def precision_of_step(
         return Precision(policy=policy or Policy.create("O0"), scaler=scaler or no_scaling)
     if policy is not None or scaler is not None:
         raise TypeError("precision: give it instead of policy and scaler, not with them")
+    if not isinstance(precision, Precision):
+        raise TypeError(
+            f"precision: {type(precision).__name__} is not a mezzo.Precision; make one, such as mezzo.Precision('O2')"
+        )
     return precision
 
 
@@ -82,6 +87,11 @@ def forward_and_loss(model: nn.Module, loss_fn: Loss, num_inputs: int | None = N
         return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
     return compute
+
+
+def modules_of(model: nn.Module, loss_fn: Loss) -> list[nn.Module]:
+    """Return what a step changes and a trial must restore: the model, and a loss with buffers of its own."""
+    return [model, loss_fn] if isinstance(loss_fn, nn.Module) and loss_fn is not model else [model]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +143,14 @@ class TrainingStep:
         """
         results = self._forward(batch)
         loss, window = results[0], self.parts.window
-        self.precision.backward(loss if window is None else loss / window.size)
-        if updates:
-            self._update()
+        try:
+            self.precision.backward(loss if window is None else loss / window.size)
+            if updates:
+                self._update()
+        except BaseException:
+            if window is None:
+                self.optimizer.zero_grad(set_to_none=True)  # the next step must not add to these gradients
+            raise
         return tuple(result.detach().clone() for result in results)
 
     def differentiate(self, batch: Sequence[Tensor]) -> None:
@@ -272,11 +287,20 @@ class TrainingStep:
         masters = [kept for p in weights if (kept := stored_master(p)) is not None]
         buffers = [buffer for module in self.modules for buffer in module.buffers()]
         # `.data`: masters must not treat the restored values as edits by the user.
-        return [tensor.data for tensor in (*weights, *masters, *buffers)]
+        return [tensor.data for tensor in (*weights, *masters, *buffers) if not _is_expanded(tensor)]
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    """Whether several elements are one in memory: torch does not write into such a tensor, so no step changes it."""
+    return tensor.layout is torch.strided and any(
+        size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
 
 
 def _check_results(results: Sequence[Any]) -> None:
     """Raise TypeError or ValueError unless the results are tensors and the loss is one number."""
+    if not results:
+        raise ValueError("the loss function returned an empty tuple: it must return tensors, the loss first")
     for result in results:
         if not isinstance(result, Tensor):
             raise TypeError(
@@ -284,12 +308,23 @@ def _check_results(results: Sequence[Any]) -> None:
             )
     if results[0].numel() != 1:
         raise ValueError(f"the loss has shape {list(results[0].shape)}: it must be one number; call .mean() on it")
+    if not results[0].requires_grad:
+        raise ValueError(
+            "the loss has no gradient: no weight that it depends on is trained, or it was computed inside of torch.no_grad(), "
+            "inference_mode() or detach(); set requires_grad on a weight, or compute the loss outside of these"
+        )
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Raise TypeError unless `optimizer` is a torch.optim.Optimizer."""
+    """Raise TypeError unless `optimizer` is a torch.optim.Optimizer, ValueError if it needs a closure."""
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer: {type(optimizer).__name__} is not a torch.optim.Optimizer")
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            f"optimizer: the step of {type(optimizer).__name__} needs a closure, which it calls several times; a compiled "
+            "or captured step runs forward and backward once, so use another optimizer or a loop of your own"
+        )
 
 
 def _clones(state: dict[str, Any]) -> dict[str, Any]:
@@ -310,7 +345,10 @@ def device_of(modules: Sequence[nn.Module], batch: Sequence[Any], smallest: int 
         ValueError: They are on several devices, or the batch is not a sequence of tensors.
     """
     if len(batch) < smallest or not all(isinstance(tensor, Tensor) for tensor in batch):
-        raise ValueError("batch: must be tensors, inputs of the model first, the target last")
+        came = ", ".join(type(value).__name__ for value in batch) or "nothing"
+        raise ValueError(
+            f"batch: must be tensors, inputs of the model first, the target last, at least {smallest}; got {came}"
+        )
     devices = {p.device for module in modules for p in module.parameters()} | {tensor.device for tensor in batch}
     if len(devices) != 1:
         names = ", ".join(sorted(map(str, devices)))
