@@ -163,3 +163,20 @@ def test_two_processes_train_as_one_with_twice_the_batch(tmp_path: Path) -> None
     assert same(*found["half"])
     assert found["logs"][0] == found["logs"][1]
     assert "the step runs compiled" in found["report"][0]
+
+
+def test_buffers_of_the_loss_count_only_steps_that_train() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+            self.calls += 1
+            return cross_entropy(outputs, labels)
+
+    model = mezzo.Model(make_network(), device="cpu")
+    loss = Counting()
+    model.prepare(torch.optim.SGD(model.parameters(), lr=0.1), loss, graph=True)
+    train(model, 3)
+    assert loss.calls.item() == 3

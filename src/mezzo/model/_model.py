@@ -204,7 +204,7 @@ class Model:
             prepared = self._prepared
             prepared.compiled = precision.compile(
                 self.network,
-                prepared.loss_and_outputs,
+                prepared.loss_module(),
                 optimizer,
                 max_norm=max_norm,
                 num_inputs=prepared.num_inputs,

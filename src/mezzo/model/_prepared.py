@@ -108,8 +108,15 @@ class Prepared:
                 "accumulate_grad_batches and update=False out, or prepare with graph=False"
             )
 
-    def loss_and_outputs(self, outputs: Any, *labels: Tensor) -> tuple[Tensor, ...]:
-        """Return the loss and, if there are metrics, the outputs that they are computed from."""
+    def loss_module(self) -> nn.Module:
+        """Return the loss as a module: loss and, if there are metrics, the outputs that they are computed from.
+
+        A captured step finds the buffers of the loss in it.
+        """
+        return _LossAndOutputs(self)
+
+    def loss_and_outputs(self, outputs: Any, labels: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the loss and, if there are metrics, the outputs."""
         return self._loss_of(outputs, list(labels)), *(as_list(outputs) if self.metrics else ())
 
     def measure(self, batch: Batch) -> Tensor | None:
@@ -191,3 +198,15 @@ class Prepared:
         detached = [output.detach() if isinstance(output, Tensor) else output for output in as_list(outputs)]
         for metric in self.metrics:
             metric.update(*as_list(metric.compute(*detached, *labels)))
+
+
+class _LossAndOutputs(nn.Module):
+    """The loss of a captured step."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        super().__init__()
+        self._prepared = prepared
+        self.loss = prepared.loss if isinstance(prepared.loss, nn.Module) else None
+
+    def forward(self, outputs: Any, *labels: Tensor) -> tuple[Tensor, ...]:
+        return self._prepared.loss_and_outputs(outputs, labels)
