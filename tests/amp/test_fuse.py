@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mezzo import Precision
-from mezzo.amp._fuse import causal_lm_loss
+from mezzo.amp import causal_lm_loss
 
 
 class NewGELUActivation(nn.Module):

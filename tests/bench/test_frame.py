@@ -2,8 +2,7 @@
 
 import pytest
 
-from mezzo.bench import MachineClocks
-from mezzo.bench._frame import Bench
+from mezzo.bench import Bench, MachineClocks
 
 
 def test_a_benchmark_without_cells_or_figures_cannot_be_made() -> None:

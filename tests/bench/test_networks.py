@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mezzo.bench._networks import NetworkSizes, find_network
+from mezzo.bench import NetworkSizes, find_network
 from mezzo.errors import OptionError
 from mezzo.vision.models import names_and_aliases
 

@@ -20,7 +20,6 @@ from graph_backends import skip_without_compiler
 from mezzo.amp import GradScaler, custom_bwd, custom_fwd, master_parameters
 from mezzo.precision import Precision
 from mezzo.static import CaptureError, CompiledStep, compile_step
-from mezzo.static._graph import refuse_reads_on_host
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),  # of Inductor's own imports
@@ -626,7 +625,7 @@ def test_a_read_in_a_captured_graph_is_found() -> None:
 
     def captured() -> None:
         step(*batches()[0])
-        refuse_reads_on_host(step.graphs[-1])
+        step.graphs[-1].refuse_reads_on_host()
 
     with pytest.raises(CaptureError, match=line_of(reads_a_number)):
         captured()

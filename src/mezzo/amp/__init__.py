@@ -23,6 +23,7 @@ from mezzo.amp._fp8 import first_and_last as first_and_last
 from mezzo.amp._fp8 import keep_in_half
 from mezzo.amp._fp8_scales import fp8_scales, load_fp8_scales
 from mezzo.amp._fuse import FusedPart as FusedPart
+from mezzo.amp._fuse import causal_lm_loss as causal_lm_loss
 from mezzo.amp._fuse import fuse_parts as fuse_parts
 from mezzo.amp._lists import black_list, read_lists, white_list
 from mezzo.amp._lists import load_lists as load_lists

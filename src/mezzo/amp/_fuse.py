@@ -4,7 +4,7 @@ transformers writes GELU and RMS norm as five to seven operators, each a pass ov
 causal loss makes a float32 copy of the logits. A part is recognised by its class name and its
 attributes, without an import of that library. It is replaced only if it gives the same numbers on a
 trial input: a namesake that computes something else, such as Gemma's RMS norm (1 + weight), stays.
-Linear layers with an odd number of outputs, such as vocabularies, are padded (`_padded.py`).
+Linear layers with an odd number of outputs, such as vocabularies, are padded (`_aligned.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mezzo._torch.functorch import innermost_transform
-from mezzo.amp._padded import PaddedLinear, is_odd, pad_in_place
+from mezzo.amp._aligned import AlignedLinear, align_in_place, is_odd
 from mezzo.kernels import fused_cross_entropy
 
 _CAUSAL_LOSS = "ForCausalLMLoss"
@@ -61,8 +61,8 @@ def fuse_parts(model: nn.Module, spared: Collection[nn.Module] = ()) -> list[Fus
         if _fuse_loss(module):
             parts.append(FusedPart(path, _CAUSAL_LOSS, causal_lm_loss.__name__))
         if is_odd(module):
-            pad_in_place(module)
-            parts.append(FusedPart(path, nn.Linear.__name__, PaddedLinear.__name__))
+            align_in_place(module)
+            parts.append(FusedPart(path, nn.Linear.__name__, AlignedLinear.__name__))
         if not path:
             continue  # the model itself is held by the caller
         if id(module) not in made:

@@ -3,8 +3,9 @@
 from mezzo.bench._commands import bisect_model, examine_model
 from mezzo.bench._compare import CompareSettings, Comparison, ModeResult, compare
 from mezzo.bench._factories import ModelError
+from mezzo.bench._frame import Bench
 from mezzo.bench._machine import MachineClocks, read_machine
-from mezzo.bench._networks import network_names
+from mezzo.bench._networks import NetworkSizes, find_network, network_names
 from mezzo.bench._static import bench_static
 from mezzo.bench._static_recipes import STATIC_RECIPES, StaticRecipe, recipe_choices
 from mezzo.bench._static_result import NotRun, StaticBench, StaticResult, StaticSettings
@@ -36,6 +37,9 @@ __all__ = [
     "OPTIMIZERS",
     "make_training",
     "TrainingLoop",
+    "Bench",
+    "find_network",
+    "NetworkSizes",
     "bench_static",
     "StaticBench",
     "StaticSettings",

@@ -34,7 +34,7 @@ from mezzo.static._choice import (
     time_gradients,
     time_replays,
 )
-from mezzo.static._graph import BACKENDS, Capture, CapturedGraph, CaptureError, CompilerError, refuse_reads_on_host
+from mezzo.static._graph import BACKENDS, Capture, CapturedGraph, CaptureError, CompilerError
 from mezzo.static._processes import processes_of
 from mezzo.static._region import CastRules
 from mezzo.static._step import (
@@ -48,7 +48,7 @@ from mezzo.static._step import (
     modules_of,
     precision_of_step,
 )
-from mezzo.static._window import Window
+from mezzo.static._window import AccumulationWindow
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -239,7 +239,7 @@ class CompiledStep:
 
     def _check_last_graph(self) -> None:
         if self.graphs:
-            refuse_reads_on_host(self.graphs[-1])
+            self.graphs[-1].refuse_reads_on_host()
 
     @property
     def graphs(self) -> list[CapturedGraph]:
@@ -339,7 +339,7 @@ def compile_step(
     precision = precision_of_step(precision, policy, scaler, model)
     rules = CastRules(precision.policy, use_fp16_guard)
     capture = Capture(rules, {AUTO: "inductor", BACKEND_AS_WRITTEN: "eager"}.get(backend, backend))
-    window = Window(accumulate, optimizer)
+    window = AccumulationWindow(accumulate, optimizer)
     model, processes = processes_of(model, process_group)
     average = None if ema is None else WeightAverage(ema, model)
     parts = StepParts(window if window.size > 1 else None, processes, average)

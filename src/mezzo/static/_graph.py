@@ -78,21 +78,6 @@ def _show_markers_to_dynamo() -> None:
         torch.compiler.allow_in_graph(marker)
 
 
-def refuse_reads_on_host(graph: CapturedGraph) -> None:
-    """Raise CaptureError if a graph reads a value from the device, which a CUDA graph cannot do.
-
-    Dynamo puts `x.item()` into its graph as long as no branch depends on it (torch 2.12 and later).
-    """
-    for node in graph.calls_of_dynamo:
-        if node.op == "call_method" and node.target in ("item", "tolist"):
-            frame = innermost_user_frame(_printed_stack(node.meta.get("stack_trace") or ""))
-            where = "" if frame is None else f"; it stops at {_describe(frame)}"
-            raise CaptureError(
-                f"the step cannot be captured as one CUDA graph{where} (it reads a value from the device on the host); compute "
-                "with the tensor itself, or run with backend='eager'"
-            )
-
-
 def _describe(frame: traceback.FrameSummary) -> str:
     return f"{frame.filename}:{frame.lineno}: `{linecache.getline(frame.filename, frame.lineno or 0).strip()}`"
 
@@ -103,6 +88,20 @@ class CapturedGraph:
     def __init__(self, module: GraphModule, inputs: Sequence[Any], precision: CastRules) -> None:
         self._module, self._inputs, self.precision = module, inputs, precision
         self._has_backward = torch.is_grad_enabled()
+
+    def refuse_reads_on_host(self) -> None:
+        """Raise CaptureError if the graph reads a value from the device, which a CUDA graph cannot do.
+
+        Dynamo puts `x.item()` into its graph as long as no branch depends on it (torch 2.12 and later).
+        """
+        for node in self.calls_of_dynamo:
+            if node.op == "call_method" and node.target in ("item", "tolist"):
+                frame = innermost_user_frame(_printed_stack(node.meta.get("stack_trace") or ""))
+                where = "" if frame is None else f"; it stops at {_describe(frame)}"
+                raise CaptureError(
+                    f"the step cannot be captured as one CUDA graph{where} (it reads a value from the device on the host); "
+                    "compute with the tensor itself, or run with backend='eager'"
+                )
 
     @functools.cached_property
     def parts(self) -> tuple[GraphModule, GraphModule | None]:

@@ -22,7 +22,7 @@ from mezzo.precision import Precision
 from mezzo.static._average import WeightAverage
 from mezzo.static._processes import Processes
 from mezzo.static._region import CastRules, casting_region
-from mezzo.static._window import Window
+from mezzo.static._window import AccumulationWindow
 
 Loss = Callable[..., Any]
 Compute = Callable[..., tuple[Tensor, ...]]
@@ -98,7 +98,7 @@ def modules_of(model: nn.Module, loss_fn: Loss) -> list[nn.Module]:
 class StepParts:
     """What a step may do besides."""
 
-    window: Window | None = None
+    window: AccumulationWindow | None = None
     """Several calls make one update."""
     processes: Processes | None = None
     """Gradients are averaged over these."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 
-class Window:
+class AccumulationWindow:
     """The calls between two updates.
 
     CUDA graphs of several shapes must add to the same memory, so captured steps keep the gradients

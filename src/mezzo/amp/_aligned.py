@@ -31,7 +31,7 @@ def is_odd(layer: nn.Module) -> bool:
     return type(layer) is nn.Linear and layer.out_features >= LEAST_OUTPUTS and layer.out_features % 2 == 1
 
 
-class PaddedLinear(nn.Linear):
+class AlignedLinear(nn.Linear):
     """`nn.Linear` whose half products on CUDA have an aligned number of outputs.
 
     The result is a view of the first columns, so its rows lie apart. Everywhere else it is `nn.Linear`.
@@ -41,7 +41,7 @@ class PaddedLinear(nn.Linear):
         """Return `x @ weight.T + bias`."""
         if torch.compiler.is_compiling() or not x.is_cuda or not self._is_half(x):
             return super().forward(x)
-        result: Tensor = _PaddedProduct.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        result: Tensor = _AlignedProduct.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
         return result
 
     def _is_half(self, x: Tensor) -> bool:
@@ -54,12 +54,12 @@ class PaddedLinear(nn.Linear):
         return policy is None or (policy.fp8 is None and policy.decide("linear", (dtype, dtype)).dtype is dtype)
 
 
-def pad_in_place(layer: nn.Module) -> None:
-    """Make an odd `nn.Linear` a `PaddedLinear`; parameters, hooks and state stay."""
-    layer.__class__ = PaddedLinear
+def align_in_place(layer: nn.Module) -> None:
+    """Make an odd `nn.Linear` a `AlignedLinear`; parameters, hooks and state stay."""
+    layer.__class__ = AlignedLinear
 
 
-class _PaddedProduct(torch.autograd.Function):
+class _AlignedProduct(torch.autograd.Function):
     """`x @ weight.T + bias` with zero rows below the weight."""
 
     @staticmethod

@@ -21,11 +21,11 @@ def test_only_large_odd_layers_are_padded_and_their_state_stays() -> None:
     keys, weight = list(net.state_dict()), net[1].weight
     precision = mezzo.Precision("O2", "bfloat16")
     precision.prepare(net, fuse=True)
-    assert [type(layer).__name__ for layer in net] == ["Linear", "PaddedLinear", "Linear", "Linear"]
+    assert [type(layer).__name__ for layer in net] == ["Linear", "AlignedLinear", "Linear", "Linear"]
     assert list(net.state_dict()) == keys
     assert net[1].weight is weight
     assert [part.name for part in precision.fused] == ["1"]
-    assert type(copy.deepcopy(net)[1]).__name__ == "PaddedLinear"
+    assert type(copy.deepcopy(net)[1]).__name__ == "AlignedLinear"
 
 
 def test_without_fuse_nothing_is_padded() -> None:
@@ -45,12 +45,12 @@ def test_on_a_cpu_it_is_the_plain_layer(bias: bool) -> None:
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("shape", [(5, 24), (2, 3, 24)])
 def test_the_padded_product_and_its_gradients_are_those_of_float64(shape: tuple[int, ...], device: str) -> None:
-    from mezzo.amp._padded import _PaddedProduct
+    from mezzo.amp._aligned import _AlignedProduct
 
     x = torch.randn(shape, device=device).half().requires_grad_()
     weight = torch.randn(ODD, 24, device=device).half().requires_grad_()
     bias = torch.randn(ODD, device=device).half().requires_grad_()
-    result = _PaddedProduct.apply(x, weight, bias)
+    result = _AlignedProduct.apply(x, weight, bias)
     assert result.shape == (*shape[:-1], ODD)
     assert result.stride(-2) % 8 == 0
     grad = torch.randn(result.shape, device=device).half()
@@ -71,10 +71,10 @@ def test_the_padded_product_and_its_gradients_are_those_of_float64(shape: tuple[
 
 
 def test_the_result_may_be_changed_in_place() -> None:
-    from mezzo.amp._padded import _PaddedProduct
+    from mezzo.amp._aligned import _AlignedProduct
 
     x, weight = torch.randn(5, 24), torch.randn(ODD, 24, requires_grad=True)
-    logits = _PaddedProduct.apply(x, weight, None)
+    logits = _AlignedProduct.apply(x, weight, None)
     logits /= 2  # a temperature
     logits[:, 7] = 0
     logits.sum().backward()
