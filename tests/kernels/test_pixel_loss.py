@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from mezzo.kernels import pixel_cross_entropy, pixel_loss
 from mezzo.kernels._pixel_loss import _fits
+from mezzo.static import to_static
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 HALF = [torch.float16, torch.bfloat16]
@@ -111,3 +112,18 @@ def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch: pytest
     logits, labels = data("cpu", 4, torch.float16)
     pixel_loss(logits, labels, IGNORED)[0].sum().backward()
     assert entered == [torch.device("cpu")] * 2  # forward and backward; Triton itself takes the current device
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter has no fake tensors")
+def test_a_captured_graph_holds_the_operator_and_its_gradient() -> None:
+    logits, labels = data("cpu", 5, torch.float16)
+
+    @to_static(backend="aot_eager")
+    def mean_loss(logits: Tensor) -> Tensor:
+        return pixel_loss(logits, labels, IGNORED)[0].mean()
+
+    mean_loss(logits).backward()
+    forward, backward = mean_loss.graphs[-1].parts
+    assert "pixel_loss.default" in str(forward.graph)
+    assert backward is not None
+    assert "pixel_loss_gradient.default" in str(backward.graph)
