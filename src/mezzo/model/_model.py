@@ -179,6 +179,8 @@ class Model:
                 f"the network's weights are in {before}, but amp_configs asks for {precision.name}: prepare a Model of "
                 "another network, such as amp.float32_copy(model.network)"
             )
+        if not isinstance(graph, bool):
+            raise TypeError(f"graph={graph!r}: must be True or False")
         if graph and (optimizer is None or loss is None):
             raise ValueError("graph=True captures a training step: give an optimizer and a loss, too")
         share_state(self.network, self.world)
