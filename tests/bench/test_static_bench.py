@@ -205,7 +205,7 @@ def test_a_zoo_network_trains_eager_and_as_a_graph_to_the_same_loss(monkeypatch:
     use_backend(monkeypatch, "aot_eager")
     result = bench_static(
         models=("pp_liteseg_t",),
-        image_size=(64, 96),
+        image_size=(128, 192),  # at 64x96 the coarsest batch norms see 12 values, and noise decides
         batch_size=2,
         steps=1,
         check_steps=12,
