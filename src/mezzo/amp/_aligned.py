@@ -1,8 +1,9 @@
 """A linear layer with an odd number of outputs, computed in products of aligned sizes.
 
-Rows of half matrices must begin at multiples of 16 bytes, or cuBLAS falls back to kernels that are
-four times slower. The vocabulary of GPT-2 has 50257 words: its three products took 30 of the 82 ms
-of an eager step (16x1024 tokens) on an H200. Inductor pads such products itself; eager mode does not.
+Rows of half matrices must begin at multiples of 16 bytes, or cuBLAS falls back to old, slow kernels
+(`cutlass_75 ... align1`). The vocabulary of GPT-2 has 50257 words: its three products took 30 of the
+82 ms of an eager step (16x1024 tokens) on an H200. Inductor pads such products itself; eager mode
+does not.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from mezzo.dtypes import HALF_DTYPES
 _ALIGNMENT = 8
 """Half elements in 16 bytes."""
 LEAST_OUTPUTS = 1024
-"""Below this, the copies cost as much as the padding gains."""
+"""Smaller layers stay: their products are short, and padding copies their weights. Not measured."""
 
 
 def is_odd(layer: nn.Module) -> bool:

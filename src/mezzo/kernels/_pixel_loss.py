@@ -1,8 +1,9 @@
 """Cross-entropy of every pixel over few classes: no float32 copy of the logits.
 
 torch casts half logits to float32, writes their log-softmax, and turns gradients from contiguous to
-channels-last: 14 of the 34 ms of an eager PP-LiteSeg step (16 images of 512x1024, 19 classes, three
-heads) on an H200. Here the forward reads the logits once, and the backward reads and writes them once.
+channels-last: 10 of the 34 ms of an eager PP-LiteSeg step (16 images of 512x1024, 19 classes, three
+heads) on an H200, where these kernels took 4.6 ms. Here the forward reads the logits once, and the
+backward reads and writes them once.
 """
 
 from __future__ import annotations
