@@ -125,7 +125,12 @@ def kernels_in_half(variant: str, policy: Policy, device: str) -> list[str]:
         with debugging.collect_operator_stats(print_table=False) as stats:
             SAMPLES[variant](t)
     casts = {"_to_copy", "to", "copy_", "rand", "mul", "add", "prim::device"}  # how the sample makes its tensors
-    return [name for name, (fp16, bf16, _, _) in stats.totals().items() if fp16 + bf16 and name not in casts]
+    return [
+        name
+        for name, (fp16, bf16, _, _) in stats.totals().items()
+        # mezzo's own are float32 in registers; tests/kernels compares their numbers
+        if fp16 + bf16 and name not in casts and not name.startswith("mezzo::")
+    ]
 
 
 @pytest.mark.filterwarnings("ignore:.*deprecated.*")
