@@ -240,3 +240,13 @@ def test_torch_s_numbers_for_the_scaler_are_torch_s() -> None:
     assert scaler.get_decr_ratio() == stock.get_backoff_factor()
     assert scaler.get_incr_every_n_steps() == stock.get_growth_interval()
     assert scaler.get_decr_every_n_nan_or_inf() == 1
+
+
+def test_the_two_lines_of_the_scaler_row_make_the_same_scaler_and_the_rest_is_mezzos() -> None:
+    row = next(row for row in read_table(PAGE, "torch.amp") if "init_scale=1024.0" in row["torch"])
+    by_torch, by_paddle = (eval(code, {"amp": amp}) for code in code_spans(row["mezzo"]))
+    assert repr(by_torch) == repr(by_paddle) == repr(amp.GradScaler(init_loss_scaling=1024.0))
+    assert "2^15, 2.0, 0.5, 1000, and shrinking takes 2 bad steps" in row["note"]
+    left_out = amp.GradScaler("cuda")
+    assert (left_out.get_scale(), left_out.get_growth_factor(), left_out.get_backoff_factor()) == (2.0**15, 2.0, 0.5)
+    assert (left_out.get_growth_interval(), left_out.get_decr_every_n_nan_or_inf()) == (1000, 2)
