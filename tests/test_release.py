@@ -2,6 +2,7 @@
 
 import datetime
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -211,9 +212,15 @@ def test_every_part_of_the_source_distribution_is_there() -> None:
 
 @pytest.mark.slow
 def test_the_source_distribution_holds_tracked_files_only(check_sdist: ModuleType, tmp_path: Path) -> None:
-    if importlib.util.find_spec("build") is None or importlib.util.find_spec("hatchling") is None:
-        pytest.skip("needs the packages build and hatchling; make release-check installs them")
+    tools = tmp_path / "tools"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--constraint", str(ROOT / "constraints.txt")]
+    if subprocess.run([*pip, "--target", str(tools), "build", "hatchling"], capture_output=True).returncode:
+        pytest.skip("build and hatchling cannot be fetched here")
     command = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": str(tools)})
     (archive,) = tmp_path.glob("*.tar.gz")
     check_sdist.main(str(archive))
+    with tarfile.open(archive) as opened:
+        names = {name.partition("/")[2] for name in opened.getnames()}
+    assert {"src/mezzo/__init__.py", "LICENSE", "CHANGELOG.md", "CITATION.cff", "PKG-INFO"} <= names
+    assert not [name for name in names - {".gitignore"} if name.startswith(("tests/", "benchmarks/", "site/", "."))]

@@ -137,7 +137,7 @@ class auto_cast:  # lower case, because it is used like a function
     @overload
     def __init__(
         self,
-        device_type: str | torch.device,
+        device_type: str | torch.device = ...,
         dtype: str | torch.dtype | None = None,
         enabled: bool = True,
         cache_enabled: bool | None = None,

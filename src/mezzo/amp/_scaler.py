@@ -87,7 +87,7 @@ class GradScaler(ScalerSettings):
     @overload
     def __init__(
         self,
-        device: str | torch.device = "cuda",
+        device: str | torch.device = ...,
         init_scale: float = 2.0**15,
         growth_factor: float = 2.0,
         backoff_factor: float = 0.5,
