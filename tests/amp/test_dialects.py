@@ -11,6 +11,7 @@ from torch.optim import SGD
 
 from mezzo import amp
 from mezzo.amp import GradScaler, auto_cast
+from no_waiting import no_waiting
 
 TORCH_NUMBERS: dict[str, Any] = {
     "init_scale": 512.0, "growth_factor": 3.0, "backoff_factor": 0.25, "growth_interval": 7,
@@ -122,9 +123,11 @@ def test_setters_by_torchs_names_change_the_rule_that_the_other_names_read() -> 
         scaler.set_growth_factor(1.0)
 
 
-def train(scaler: Any, grads: list[float], new_scales: dict[int, Any]) -> tuple[list[float], list[float]]:
+def train(
+    scaler: Any, grads: list[float], new_scales: dict[int, Any], device: str = "cpu"
+) -> tuple[list[float], list[float]]:
     """Take a step for each true gradient; return the weight and the scale after each."""
-    weight = nn.Parameter(torch.tensor([1.0]))
+    weight = nn.Parameter(torch.tensor([1.0], device=device))
     optimizer = SGD([weight], lr=0.5)
     weights, scales = [], []
     for i, grad in enumerate(grads):
@@ -178,7 +181,48 @@ def test_an_outcome_hook_hears_of_a_step_that_ends_in_a_new_scale() -> None:
     assert outcomes == [True, False]
 
 
+@pytest.mark.gpu
+def test_on_cuda_a_loop_in_torchs_words_moves_weight_and_scale_as_torchs_scaler_does() -> None:
+    grads = [1.0, 2.0, float("inf"), 0.5, 1.0, float("nan"), 1.0, 1.0]
+    settings: dict[str, Any] = {"init_scale": 128.0, "growth_interval": 2}
+    new_scales = {3: 64.0, 5: torch.tensor(32.0, device="cuda")}
+    stock = train(torch.amp.GradScaler("cuda", **settings), grads, new_scales, "cuda")
+    ours = GradScaler("cuda", **settings, decr_every_n_nan_or_inf=1, min_loss_scaling=0.0)
+    assert train(ours, grads, new_scales, "cuda") == stock  # powers of two: exact
+
+
+@pytest.mark.gpu
+def test_on_cuda_a_new_scale_that_is_a_number_waits_for_nothing() -> None:
+    weight = nn.Parameter(torch.ones(4, device="cuda"))
+    optimizer, scaler = SGD([weight], lr=0.5), GradScaler("cuda", init_scale=8.0)
+    for is_first in (True, False):  # the first step compiles and allocates
+        scaler.scale(weight.sum()).backward()
+        if is_first:
+            scaler.step(optimizer)
+            scaler.update(4.0)
+        else:
+            with no_waiting():
+                scaler.step(optimizer)
+                scaler.update(2.0)
+        optimizer.zero_grad()
+    assert scaler.get_scale() == 2.0
+    assert (weight == 0).all()
+
+
 # auto_cast
+
+
+@pytest.mark.gpu
+def test_on_cuda_device_type_and_dtype_by_position_are_those_of_torch_autocast() -> None:
+    x = torch.ones(2, 2, device="cuda")
+    for dtype in (torch.float16, torch.bfloat16):
+        with torch.autocast("cuda", dtype):
+            expected = (x @ x).dtype
+        with auto_cast("cuda", dtype):
+            assert (x @ x).dtype is expected
+            assert product_dtype() is torch.float32  # on the CPU
+        with auto_cast(device_type="cpu", dtype=dtype):
+            assert (x @ x).dtype is torch.float32
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, "bfloat16"])
