@@ -25,7 +25,8 @@ State = Literal["red", "orange", "yellow", ""]
 
 TOLERANCE = 0.05
 """A larger difference, relative to the largest magnitude of the reference, is marked."""
-MAX_DUMP = 1024 * MiB
+MAX_DUMP = 256 * MiB
+"""Of one file: over a million lines."""
 _COLOURS = {"red": "#FF9B94", "orange": "#FFC27A", "yellow": "#FFF3B0"}
 _HALVES = [word for word, name in PRECISION_DTYPES.items() if name != "float32"]
 _CASTS = ("_to_copy", "cast")
