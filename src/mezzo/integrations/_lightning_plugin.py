@@ -6,7 +6,6 @@ import importlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from torch.optim import Optimizer
 
 from mezzo.amp import GradScaler
 from mezzo.dtypes import HALF_DTYPES
+from mezzo.integrations._lightning_state import has_several_ranks, shows_gradients, trainer_of
 from mezzo.optim import attach, engine_of, master_of, publish, share_weights
 from mezzo.precision import Precision
 
@@ -48,52 +48,40 @@ class LightningPlugin(_Base):  # type: ignore[misc]
         """The object that decides all dtypes."""
         self.precision = _FLAGS[self.mezzo.dtype]
         """Lightning's name of the nearest precision, for its summaries and throughput."""
-        self.device = "cuda"
         self.scaler = self.mezzo.scaler
         """The loss scaler; None if the loss is not scaled."""
         self._scaler = self.scaler or GradScaler(enable=False)
         self._fuse = fuse
-        self._prepared: WeakSet[nn.Module] = WeakSet()
+        self._model: nn.Module | None = None
         self._masters: list[tuple[nn.Parameter, Tensor]] = []
-        self._optimizers: WeakSet[Optimizer] = WeakSet()
-        self._unscaled: WeakSet[Optimizer] = WeakSet()
-        self._stepped: WeakSet[Optimizer] = WeakSet()
+        self._optimizers: set[Optimizer] = set()
+        self._unscaled: set[Optimizer] = set()
+        self._stepped: set[Optimizer] = set()
 
     def __repr__(self) -> str:
         return repr(self.mezzo).replace("Precision", type(self).__name__, 1)
-
-    def _trainer_of(self, module: Any) -> Any:
-        """Return the Trainer that runs a module; None if Fabric does."""
-        if not isinstance(module, self._lightning.LightningModule):
-            return None
-        try:
-            trainer = module.trainer
-        except RuntimeError:  # attached to nothing: Fabric.setup is about to do it
-            return None
-        return trainer if isinstance(trainer, self._lightning.Trainer) else None
 
     # Before training
 
     def convert_module(self, module: nn.Module) -> nn.Module:
         """Make the weights half, in place; for `validate`, `test` and `predict` only mark excluded layers."""
-        trainer = self._trainer_of(module)
-        if module in self._prepared:
-            return module
-        if trainer is not None and trainer.state.fn != "fit":
+        trainer = trainer_of(self._lightning, module)
+        trains = trainer is None or trainer.state.fn == "fit"
+        if module is not self._model and not trains:
             self.mezzo.prepare_for_evaluation(module)
-            return module
-        if trainer is not None:
-            module.to(trainer.strategy.root_device)  # O3 looks at the device
-        self.mezzo.prepare(module, fuse=self._fuse)
-        self._prepared.add(module)
-        if trainer is not None and _has_several_ranks():
+        elif module is not self._model:
+            if trainer is not None:
+                module.to(trainer.strategy.root_device)  # O3 looks at the device
+            self.mezzo.prepare(module, fuse=self._fuse)
+            self._model = module
+        if trainer is not None and trains and has_several_ranks():
             found = [(param, master_of(param)) for param in module.parameters()]
             self._masters = [(param, master) for param, master in found if master is not None]
         return module
 
     def connect(self, model: nn.Module, optimizers: list[Optimizer], lr_schedulers: list[Any]) -> Any:
         """Let the Trainer's optimizers update masters."""
-        if self._masters:  # DDP wrote half weights, and would so round the masters
+        if self._masters:  # DDP copied half weights from the first rank, which would round the masters
             params, masters = zip(*self._masters, strict=True)
             self._masters = []
             publish(params, masters)
@@ -101,7 +89,7 @@ class LightningPlugin(_Base):  # type: ignore[misc]
         for optimizer in optimizers:
             if engine_of(optimizer).has_masters():
                 attach(optimizer)
-        self._optimizers = WeakSet(optimizers)
+        self._optimizers = set(optimizers)
         return model, optimizers, lr_schedulers
 
     # Forward passes
@@ -111,16 +99,14 @@ class LightningPlugin(_Base):  # type: ignore[misc]
         self._update_scale()
         return self.mezzo.autocast()
 
+    autocast_context_manager = forward_context
+
     @contextmanager
     def train_step_context(self) -> Iterator[None]:
         """Run a training step in the region; with manual optimization it also steps the optimizers."""
         with self.forward_context():
             yield
         self._update_scale()
-
-    def convert_input(self, data: Any) -> Any:
-        """Leave inputs as they are: the policy casts them."""
-        return data
 
     def convert_output(self, data: Any) -> Any:
         """Return half outputs of a Fabric module as float32: its loss may be outside of the region."""
@@ -132,31 +118,27 @@ class LightningPlugin(_Base):  # type: ignore[misc]
     def pre_backward(self, tensor: Tensor, module: nn.Module | None) -> Tensor:
         """Scale the loss of a Trainer, and call its hooks."""
         self._update_scale()
-        if self._trainer_of(module) is None:
-            return tensor
-        scaled: Tensor = super().pre_backward(tensor, module)
-        return scaled
+        if trainer_of(self._lightning, module) is not None:
+            tensor = super().pre_backward(tensor, module)
+        return tensor
 
     def backward(self, tensor: Tensor, model: nn.Module | None, *args: Any, **kwargs: Any) -> None:
         """Compute gradients; the loss of Fabric is scaled here, that of a Trainer already is."""
-        if self._trainer_of(model) is None:
+        if trainer_of(self._lightning, model) is None:
             self._scaler.scale(tensor).backward(*args, **kwargs)
         else:
             super().backward(tensor, model, *args, **kwargs)
 
     def post_backward(self, tensor: Tensor, module: nn.Module | None) -> Tensor:
         """Call the Trainer's hooks."""
-        result: Tensor = tensor if self._trainer_of(module) is None else super().post_backward(tensor, module)
-        return result
+        if trainer_of(self._lightning, module) is not None:
+            tensor = super().post_backward(tensor, module)
+        return tensor
 
     # The step
 
     def optimizer_step(
-        self,
-        optimizer: Optimizer,
-        model: Any = None,
-        closure: Callable[[], Any] | None = None,
-        **kwargs: Any,
+        self, optimizer: Optimizer, model: Any = None, closure: Callable[[], Any] | None = None, **kwargs: Any
     ) -> Any:
         """Run the closure, show and clip true gradients, and take the step unless they overflowed."""
         if closure is not None and self.scaler is None and engine_of(optimizer).needs_closure:
@@ -167,9 +149,7 @@ class LightningPlugin(_Base):  # type: ignore[misc]
         if model is not None:
             if self.scaler is not None and result is None and model.automatic_optimization:
                 return None  # training_step returned None: there is no gradient
-            if self.scaler is not None and self._shows_gradients(model):
-                self.unscale_gradients(optimizer)
-            super()._after_closure(model, optimizer)
+            self._after_closure(model, optimizer)
         if optimizer in self._stepped:
             self._update_scale()
         self._optimizers.add(optimizer)
@@ -180,13 +160,11 @@ class LightningPlugin(_Base):  # type: ignore[misc]
             self._update_scale()
         return stepped if result is None else result
 
-    def _shows_gradients(self, model: Any) -> bool:
-        """Whether a hook that runs before the step may look at gradients."""
-        is_overridden = importlib.import_module("lightning_utilities.core.overrides").is_overridden
-        hooks = [(each, self._lightning.Callback, "on_before_optimizer_step") for each in model.trainer.callbacks]
-        hooks += [(model, self._lightning.LightningModule, "on_before_optimizer_step")]
-        hooks += [(model, self._lightning.LightningModule, "configure_gradient_clipping")]
-        return any(is_overridden(name, each, parent) for each, parent, name in hooks)
+    def _after_closure(self, model: Any, optimizer: Optimizer) -> None:
+        """Call the Trainer's hooks before a step, with true gradients if one of them may look."""
+        if self.scaler is not None and shows_gradients(self._lightning, model):
+            self.unscale_gradients(optimizer)
+        super()._after_closure(model, optimizer)
 
     def _update_scale(self) -> None:
         """Adapt the loss scale after the last step; several optimizers may share one backward pass."""
@@ -200,9 +178,7 @@ class LightningPlugin(_Base):  # type: ignore[misc]
             self._scaler.unscale_(optimizer)
             self._unscaled.add(optimizer)
 
-    def clip_gradients(
-        self, optimizer: Optimizer, clip_val: float = 0.0, gradient_clip_algorithm: str = "norm"
-    ) -> None:
+    def clip_gradients(self, optimizer: Any, clip_val: float = 0.0, gradient_clip_algorithm: str = "norm") -> None:
         """Clip true gradients by `norm` or by `value`; 0 does not clip."""
         optimizer = getattr(optimizer, "optimizer", optimizer)  # Lightning's wrapper, with manual optimization
         if clip_val > 0 and gradient_clip_algorithm == "value":
@@ -221,8 +197,3 @@ class LightningPlugin(_Base):  # type: ignore[misc]
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the state of a checkpoint."""
         self.mezzo.load_state_dict(state_dict)
-
-
-def _has_several_ranks() -> bool:
-    group = torch.distributed
-    return group.is_available() and group.is_initialized() and group.get_world_size() > 1
