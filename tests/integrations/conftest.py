@@ -2,4 +2,4 @@
 
 import importlib.util
 
-collect_ignore_glob = [] if importlib.util.find_spec("lightning") else ["lightning_*.py"]
+collect_ignore_glob = [] if importlib.util.find_spec("lightning_utilities") else ["lightning_*.py"]

@@ -3,13 +3,21 @@
 from collections.abc import Sequence
 from typing import Any
 
-import lightning as L
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
 import mezzo
+
+try:
+    import lightning as L
+    from lightning import Fabric
+except ModuleNotFoundError:  # the other distribution
+    import pytorch_lightning as L
+    from lightning_fabric import Fabric
+
+__all__ = ["Fabric", "L"]
 
 FEATURES, CLASSES, BATCH = 8, 4, 4
 
@@ -24,7 +32,7 @@ QUIET = {
 
 #: Warnings of Lightning about small data and about torch's newest release.
 IGNORED = (
-    "ignore::lightning.fabric.utilities.warnings.PossibleUserWarning",
+    f"ignore::{Fabric.__module__.rpartition('.')[0]}.utilities.warnings.PossibleUserWarning",
     "ignore:.*LeafSpec:FutureWarning",
 )
 

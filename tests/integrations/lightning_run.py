@@ -9,10 +9,8 @@ import signal
 import warnings
 from pathlib import Path
 
-import lightning as L
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning_nets import QUIET, Classifier, make_batches, make_loader
+from lightning_nets import QUIET, Classifier, L, make_batches, make_loader
 
 from mezzo import amp
 from mezzo.integrations.lightning import MezzoPrecision
@@ -40,6 +38,7 @@ def main() -> None:
     parser.add_argument("--resume", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    ModelCheckpoint = getattr(L, "pytorch", L).callbacks.ModelCheckpoint
     plugin = {
         # the scale grows during the run, and its counter must be resumed too
         "float16": lambda: MezzoPrecision("O2", scaler=amp.GradScaler(init_loss_scaling=64.0, incr_every_n_steps=3)),

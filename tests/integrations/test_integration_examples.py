@@ -24,7 +24,7 @@ def run(script: str, *options: str) -> str:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_the_lightning_example_learns(dtype):
-    pytest.importorskip("lightning")
+    pytest.importorskip("lightning_utilities")
     text = run("examples/integrations/lightning_digits.py", "--dtype", dtype, "--epochs", "2")
     assert float(re.search(r"accuracy ([\d.]+)", text)[1]) > 0.95
     assert f"weights torch.{dtype}, checkpoint torch.float32" in text
@@ -42,7 +42,7 @@ def test_the_timm_example_learns_and_resumes(tmp_path):
 
 
 def test_the_benchmark_measures_both_sides(tmp_path):
-    pytest.importorskip("lightning")
+    pytest.importorskip("lightning_utilities")
     pytest.importorskip("transformers")
     path = tmp_path / "rows.json"
     text = run(

@@ -1,7 +1,9 @@
 """`MezzoPrecision` under Fabric, and with the distribution `pytorch_lightning`."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,17 +13,17 @@ from torch import Tensor, nn
 import mezzo
 from mezzo import amp, optim
 
-L = pytest.importorskip("lightning")
+pytest.importorskip("lightning_utilities")  # of both distributions
 
-from lightning_nets import IGNORED, Classifier, make_batches, same_state  # noqa: E402
+from lightning_nets import IGNORED, Classifier, Fabric, make_batches, same_state
 
-from mezzo.integrations.lightning import MezzoPrecision  # noqa: E402
+from mezzo.integrations.lightning import MezzoPrecision
 
 pytestmark = [pytest.mark.integrations, *(pytest.mark.filterwarnings(each) for each in IGNORED)]
 
 
 def make_fabric(*arguments: Any, **options: Any) -> Any:
-    return L.Fabric(accelerator="cpu", devices=1, plugins=[MezzoPrecision(*arguments, **options)])
+    return Fabric(accelerator="cpu", devices=1, plugins=[MezzoPrecision(*arguments, **options)])
 
 
 def train(fabric: Any, net: Any, optimizer: Any, batches: Any, max_norm: float | None = None) -> list[Tensor]:
@@ -205,3 +207,36 @@ def test_the_plugin_follows_the_distribution_that_is_imported():
     pytest.importorskip("pytorch_lightning")
     done = subprocess.run([sys.executable, "-c", OTHER_DISTRIBUTION], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1:] == ["trained 4"], done.stderr[-2000:]
+
+
+TWO_PROCESSES = """
+import sys, torch
+from pathlib import Path
+from lightning_nets import Classifier, Fabric, make_batches
+from mezzo.integrations.lightning import MezzoPrecision
+
+fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp", plugins=[MezzoPrecision("O2")])
+fabric.launch()
+module = Classifier().net
+net, optimizer = fabric.setup(module, torch.optim.AdamW(module.parameters(), lr=1e-2))
+for inputs, labels in make_batches()[fabric.global_rank :: 2]:
+    fabric.backward(torch.nn.functional.cross_entropy(net(inputs), labels))
+    optimizer.step()
+    optimizer.zero_grad()
+torch.save(module.state_dict(), Path(sys.argv[1]) / f"{fabric.global_rank}.pt")
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_two_processes_of_fabric_agree(tmp_path):
+    (tmp_path / "run.py").write_text(TWO_PROCESSES)
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(tmp_path / "run.py"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    for name in ("0.weight", "3.weight", "3.bias"):  # running statistics differ: other batches
+        assert torch.equal(first[name], second[name]), name
+        assert first[name].dtype is torch.float32
+        assert not torch.equal(first[name], Classifier().net.state_dict()[name])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("lightning")
+pytest.importorskip("lightning_utilities")
 
 pytestmark = pytest.mark.integrations
 
