@@ -74,6 +74,27 @@ def test_weights_are_half_masters_and_checkpoints_float32(tmp_path):
     Classifier().load_state_dict(saved["state_dict"])  # a float32 module loads it
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_checkpoint_of_stock_lightning_is_resumed(tmp_path, dtype):
+    stock = L.Trainer(**QUIET, max_epochs=1, precision="bf16-mixed")
+    first = Classifier()
+    stock.fit(first, make_loader())
+    stock.save_checkpoint(tmp_path / "stock.ckpt")
+    saved = torch.load(tmp_path / "stock.ckpt")
+    resumed = Classifier()
+    trainer = L.Trainer(**QUIET, max_epochs=1, plugins=[MezzoPrecision("O2", dtype)])
+    trainer.fit(resumed, make_loader(), ckpt_path=tmp_path / "stock.ckpt")  # it has trained its epoch already
+    assert resumed.net[0].weight.dtype is getattr(torch, dtype)
+    assert all(torch.equal(value, saved["state_dict"][name]) for name, value in resumed.state_dict().items())
+    moments = trainer.optimizers[0].state_dict()["state"][0]
+    assert torch.equal(moments["exp_avg"], saved["optimizer_states"][0]["state"][0]["exp_avg"])
+    trainer.save_checkpoint(tmp_path / "own.ckpt")
+    back = Classifier()
+    stock = L.Trainer(**QUIET, max_epochs=2, precision="bf16-mixed")
+    stock.fit(back, make_loader(), ckpt_path=tmp_path / "own.ckpt")
+    assert stock.global_step == 16
+
+
 def test_an_overflowing_step_changes_nothing_but_the_scale():
     batches = make_batches(1)
     model = Classifier()

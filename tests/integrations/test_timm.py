@@ -193,6 +193,24 @@ def test_the_average_is_that_of_the_masters_and_is_what_evaluates(exclude_buffer
         assert torch.isfinite(ema(make_batches(1)[0][0])).all()
 
 
+def test_timms_own_average_in_float32_is_that_of_the_masters():
+    from timm.utils import ModelEmaV3
+
+    if "dtype" not in inspect.signature(ModelEmaV3).parameters:
+        pytest.skip("this timm keeps averages in the dtype of the model only")
+    model = make_model()
+    optimizer = make_optimizer(model)
+    autocast, scaler = setup_amp(model, optimizer, "O2", "bfloat16")
+    own, theirs = model_ema(model, decay=0.75), ModelEmaV3(model, decay=0.75, dtype=torch.float32)
+    for batch in make_batches(3):
+        train(model, optimizer, autocast, scaler, [batch])
+        own.update(model)
+        theirs.update(model)
+    for a, b in zip(own.module.parameters(), theirs.module.parameters(), strict=True):
+        assert b.dtype is torch.float32
+        assert torch.equal(a, b)
+
+
 def test_an_unknown_clip_mode_is_refused_before_anything_runs():
     model = make_model()
     optimizer = make_optimizer(model)
