@@ -120,7 +120,7 @@ def setup_amp(
 def model_ema(model: nn.Module, **options: Any) -> Any:
     """Return timm's `ModelEmaV3` of the float32 masters of a model; its own weights are float32.
 
-    `ModelEmaV3(model)` would copy half weights, and keeps the average where its forward pass does not see it.
+    `ModelEmaV3(model)` of a prepared model computes with half weights, and with `exclude_buffers=True` averages those.
 
     Args:
         model: A prepared model, not wrapped.
