@@ -1,10 +1,11 @@
-# make demo | check | docs | test | test-slow | fuzz MINUTES=n | release-check | clean. Each sets up .venv by itself and re-uses it while it is up to date.
+# make demo | check | docs | test | test-slow | test-integrations | fuzz MINUTES=n | release-check | clean.
+# Each sets up .venv by itself and re-uses it while it is up to date.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo check docs test test-slow fuzz release-check clean
+.PHONY: demo check docs test test-slow test-integrations fuzz release-check clean
 .DELETE_ON_ERROR:
 
 $(READY): pyproject.toml constraints.txt
@@ -38,6 +39,17 @@ test: check docs
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m 'slow and not gpu and not data'
 
+# Lightning, accelerate, transformers, peft and timm as users have them: the newest, with the newest torch.
+INTEGRATIONS := .integrations
+FRAMEWORKS := torch torchvision torchmetrics lightning accelerate transformers peft timm torchao
+$(INTEGRATIONS)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(INTEGRATIONS)
+	$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check $(FRAMEWORKS) pytest hypothesis --editable .
+	@touch $@
+
+test-integrations: $(INTEGRATIONS)/.ready
+	OMP_NUM_THREADS=1 $(INTEGRATIONS)/bin/python -m pytest -m integrations tests/integrations tests/docs/test_snippets.py
+
 # Hostile files for every reader, under limits of memory and time.
 MINUTES ?= 5
 fuzz: $(READY)
@@ -61,4 +73,4 @@ release-check:
 	cd $(RELEASE) && env -u PYTHONPATH clean/bin/python -c 'import mezzo; print("installed", mezzo.__version__, "from", mezzo.__file__)'
 
 clean:
-	rm -rf $(VENV) $(RELEASE) site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(INTEGRATIONS) $(RELEASE) site .pytest_cache .mypy_cache .ruff_cache

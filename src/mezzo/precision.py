@@ -34,6 +34,7 @@ from mezzo.amp import (
     load_fp8_scales,
     load_lists,
     parse_master_weight,
+    refuse_other_fp8,
     resolve_name,
 )
 from mezzo.dtypes import dtype_name
@@ -201,7 +202,8 @@ class Precision:
 
         Raises:
             TypeError: `model` is not a module, or `optimizer` is not an optimizer.
-            ValueError: `excluded_layers` or `half_layers` match no module.
+            ValueError: `excluded_layers` or `half_layers` match no module, or O3 would quantise layers of torchao
+                or Transformer Engine twice.
             RuntimeError: The model is wrapped already, or its device cannot compute what O3 asks for.
         """
         if not isinstance(model, nn.Module):
@@ -210,6 +212,7 @@ class Precision:
         _check_optimizers(optimizer)
         if fuse not in (True, False):
             raise TypeError(f"prepare(): fuse={fuse!r}: must be True or False")
+        self._refuse_other_fp8(model)
         if fuse:
             spared = self._find(model, self.excluded_layers, "excluded_layers") if self.policy is not None else []
             self.fused = fuse_parts(model, spared)
@@ -220,6 +223,11 @@ class Precision:
         if self.scaler is not None:
             self.scaler.protect_batch_norm(model)
         return model if optimizer is None else (model, optimizer)
+
+    def _refuse_other_fp8(self, model: nn.Module) -> None:
+        if self.level == "O3":
+            excluded = self._find(model, self.excluded_layers, "excluded_layers")
+            refuse_other_fp8(model, [*excluded, *self._find_half_layers(model)])
 
     def _convert(self, model: nn.Module, optimizer: Any) -> None:
         """Exclude layers, and make the other weights half where the level does."""
@@ -241,6 +249,7 @@ class Precision:
         """Mark the layers that stay in float32, and O3's half layers, in place; weights do not change."""
         if self.policy is None:
             return
+        self._refuse_other_fp8(model)
         in_half = self._find_half_layers(model) if self.level == "O3" else []
         exclude_layers(model, self._find(model, self.excluded_layers, "excluded_layers"))
         keep_in_half(model, in_half)

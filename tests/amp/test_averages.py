@@ -122,8 +122,16 @@ def by_items(average: nn.Module, model: nn.Module) -> None:  # YOLO's
             value += (1 - DECAY) * state[name].detach()
 
 
+def by_lists(
+    average: nn.Module, model: nn.Module
+) -> None:  # timm's ModelEmaV3: both state dicts are gone by the update
+    mine, theirs = list(average.state_dict().values()), list(model.state_dict().values())
+    for own, other in zip(mine, theirs, strict=True):
+        own.lerp_(other, 1 - DECAY)
+
+
 @pytest.mark.parametrize("masters", [None, "compact", False])
-@pytest.mark.parametrize("update", [by_values, by_items])
+@pytest.mark.parametrize("update", [by_values, by_items, by_lists])
 def test_writing_into_the_state_dict_of_a_copy_averages_in_float32(update: Callable[..., None], masters: Any) -> None:
     """A state dict of masters was written, and the half weights with which the copy computes stayed as they were."""
     model = small_model()

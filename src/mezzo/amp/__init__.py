@@ -21,6 +21,7 @@ from mezzo.amp._exclude import is_excluded as is_excluded
 from mezzo.amp._explain import Explanation, explain
 from mezzo.amp._fp8 import first_and_last as first_and_last
 from mezzo.amp._fp8 import keep_in_half
+from mezzo.amp._fp8 import refuse_other_fp8 as refuse_other_fp8
 from mezzo.amp._fp8_scales import fp8_scales, load_fp8_scales
 from mezzo.amp._fuse import FusedPart as FusedPart
 from mezzo.amp._fuse import causal_lm_loss as causal_lm_loss

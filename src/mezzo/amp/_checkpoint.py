@@ -72,10 +72,10 @@ def _float32_value(
     if id(tensor) not in seen:
         master = master_of(tensor)
         value = (tensor.detach() if master is None else master).to(save_dtype or torch.float32)
-        seen[id(tensor)] = value
+        seen[id(tensor)] = value.detach()  # another object on the same memory, whose end can be seen
         if save_dtype is None and not value.is_inference() and isinstance(state, OrderedDict):
             lent = _Lent(weakref.ref(module), name, id(tensor), tensor._version, value, value._version)
-            weakref.finalize(state, _take_back, lent).atexit = False
+            weakref.finalize(seen[id(tensor)], _take_back, lent).atexit = False
     found: Tensor = seen[id(tensor)]
     return found
 
@@ -92,10 +92,10 @@ class _Lent(NamedTuple):
 
 
 def _take_back(lent: _Lent) -> None:
-    """Write in-place changes of a state dict into the model when the state dict is deleted.
+    """Write in-place changes of a value of a state dict into the model when the value is deleted.
 
     A state dict of an undecorated model holds the weights themselves, and hand-written averages (timm, YOLO) write
-    into it in place.
+    into it in place. timm's ModelEmaV3 deletes the state dict first and writes into its values then.
     """
     module = lent.module()
     tensor = None if module is None else dict(_own(module)).get(lent.name)

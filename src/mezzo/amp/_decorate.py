@@ -27,7 +27,7 @@ from mezzo.amp._decorate_checks import (
 )
 from mezzo.amp._decorated import note_decoration
 from mezzo.amp._exclude import Excluded, exclude_layers, find_excluded, is_excluded, refuse_half_without_master
-from mezzo.amp._fp8 import first_and_last, keep_in_half
+from mezzo.amp._fp8 import first_and_last, keep_in_half, refuse_other_fp8
 from mezzo.amp._half_weights import cast_model, widen_state
 from mezzo.amp._steps import check_again, watch_optimizers
 from mezzo.amp.hardware import warn_if_unsupported
@@ -116,6 +116,7 @@ def decorate(
     Raises:
         RuntimeError: A model is already wrapped for distributed training, scripted, decorated in the other dtype, or has
             masters of another kind than `master_weight` asks for.
+        ValueError: O3 with layers of torchao or Transformer Engine, which would quantise twice.
     """
     level, half = parse_level(level, ("O1", "O2", "O3")), parse_half_dtype(dtype)
     saved_as = parse_save_dtype(save_dtype)
@@ -132,6 +133,9 @@ def decorate(
         for model in model_list
     ]
     in_half = _find_half_layers(model_list, level, half_layers, fp8)
+    if level == "O3":
+        for model, layers, halves in zip(model_list, excluded, in_half, strict=True):
+            refuse_other_fp8(model, [*layers, *halves])
     stay = ids_of_parameters(excluded_parameters, model_list)
     for layers in excluded:
         refuse_half_without_master(layers)

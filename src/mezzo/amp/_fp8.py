@@ -22,6 +22,8 @@ from mezzo.fp8 import fp8_linear, recipe_to_text
 _MARK = "_mezzo_forward_before_half"
 _PLAIN = (Tensor, nn.Parameter)
 _TRACED = (FakeTensor, FunctionalTensor)
+_OTHER_FP8 = ("torchao", "transformer_engine")
+"""Packages whose layers compute in FP8 by themselves."""
 _LAYERS = (nn.Linear, nn.Bilinear, nn.Embedding, nn.EmbeddingBag, nn.MultiheadAttention, ConvNd, RNNBase)
 
 Product = tuple[Tensor, Tensor, Tensor | None]
@@ -100,6 +102,24 @@ def keep_in_half(model: nn.Module, layers: Excluded | Sequence[Excluded] | None)
     for module in modules:
         wrap_forward(module, _MARK, _forward_in_half)
     return ExclusionHandle(modules, _MARK)
+
+
+def refuse_other_fp8(model: nn.Module, spared: Sequence[nn.Module]) -> None:
+    """Raise ValueError if O3 would quantise operands of layers that another library quantises already.
+
+    Args:
+        model: The model to search.
+        spared: Modules that O3 leaves alone: excluded ones, and those that stay in half.
+    """
+    left_alone = {id(part) for module in spared for part in module.modules()}
+    for name, module in model.named_modules():
+        kinds = [kind for kind in type(module).__mro__ if kind.__module__.partition(".")[0] in _OTHER_FP8]
+        has_matrix = any(param.dim() > 1 for param in module.parameters(recurse=False))  # norms have none
+        if kinds and has_matrix and id(module) not in left_alone:
+            raise ValueError(
+                f"level O3: {name or 'the model'!r} is a {kinds[0].__module__}.{kinds[0].__qualname__}, which computes in "
+                "FP8 by itself, and O3 would quantise twice; use O2 with it, or O3 without it, or name it in half_layers"
+            )
 
 
 def stays_in_half(module: nn.Module) -> bool:
