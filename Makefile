@@ -1,10 +1,10 @@
-# make demo | check | docs | test | test-slow | fuzz MINUTES=n | clean. Each sets up .venv by itself and re-uses it while it is up to date.
+# make demo | check | docs | test | test-slow | fuzz MINUTES=n | release-check | clean. Each sets up .venv by itself and re-uses it while it is up to date.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo check docs test test-slow fuzz clean
+.PHONY: demo check docs test test-slow fuzz release-check clean
 .DELETE_ON_ERROR:
 
 $(READY): pyproject.toml constraints.txt
@@ -43,5 +43,22 @@ MINUTES ?= 5
 fuzz: $(READY)
 	cd tests/fuzz && ../../$(BIN)/python run.py --minutes $(MINUTES)
 
+# Build sdist and wheel, check both, install the wheel in an empty environment and run it there. All of it is in .release/.
+# PIP_CONSTRAINT also pins the packages that build the wheel.
+RELEASE := .release
+release-check: export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+release-check: export PIP_DISABLE_PIP_VERSION_CHECK := 1
+release-check:
+	rm -rf $(RELEASE)
+	$(PYTHON) -m venv $(RELEASE)/tools
+	$(RELEASE)/tools/bin/pip install --quiet build twine
+	$(RELEASE)/tools/bin/python -m build --outdir $(RELEASE)/dist
+	$(RELEASE)/tools/bin/twine check --strict $(RELEASE)/dist/*
+	$(RELEASE)/tools/bin/python tools/check_sdist.py $(RELEASE)/dist/*.tar.gz
+	$(PYTHON) -m venv $(RELEASE)/clean
+	$(RELEASE)/clean/bin/pip install --quiet $(RELEASE)/dist/*.whl
+	cd $(RELEASE) && env -u PYTHONPATH clean/bin/mezzo check
+	cd $(RELEASE) && env -u PYTHONPATH clean/bin/python -c 'import mezzo; print("installed", mezzo.__version__, "from", mezzo.__file__)'
+
 clean:
-	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(RELEASE) site .pytest_cache .mypy_cache .ruff_cache

@@ -444,9 +444,9 @@ def test_a_region_for_one_device_leaves_the_other_as_it_is() -> None:
         assert product_dtype() is torch.bfloat16
 
 
-def test_the_second_argument_is_no_dtype() -> None:
+def test_the_second_argument_is_no_dtype_unless_the_first_is_a_device() -> None:
     with pytest.raises(TypeError, match="the second argument is `custom_white_list`; write dtype="):
-        auto_cast("cpu", torch.bfloat16)  # type: ignore[arg-type]
+        auto_cast(True, torch.bfloat16)  # type: ignore[arg-type]
 
 
 def test_an_async_generator_is_not_decorated() -> None:

@@ -1,4 +1,4 @@
-"""What a type checker makes of `decorate`: the types that were given come back."""
+"""What a type checker makes of `decorate`, and of calls in torch's words."""
 
 import os
 import subprocess
@@ -35,12 +35,31 @@ decorate(net, "adam")  # type: ignore[type-var]
 decorate(3)  # type: ignore[call-overload]
 """
 
+DIALECTS = """
+import torch
+from mezzo.amp import AmpScaler, GradScaler, auto_cast
+
+scaler = GradScaler("cuda", init_scale=4.0, growth_factor=2.0, backoff_factor=0.5, growth_interval=9, enabled=True)
+scaler.update(new_scale=torch.ones(1))
+GradScaler("cuda", 4.0, 2.0, 0.5, 9, True, decr_every_n_nan_or_inf=1)
+GradScaler(init_scale=4.0)
+GradScaler(init_loss_scaling=4.0, incr_ratio=2.0)
+AmpScaler(enable=False)
+auto_cast("cuda", torch.bfloat16)
+auto_cast(device_type="cpu", dtype=torch.bfloat16, enabled=True, cache_enabled=False)
+auto_cast(enabled=False)
+auto_cast(level="O2", dtype="bfloat16")
+GradScaler(init_loss_scaling=4.0, init_scale=4.0)  # type: ignore[call-overload]
+auto_cast(enable=True, enabled=True)  # type: ignore[call-overload]
+"""
+
 
 @pytest.mark.slow
-def test_mypy_finds_the_types_that_were_given(tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", [CODE, DIALECTS], ids=["decorate", "dialects"])
+def test_mypy_finds_the_types_that_were_given(code: str, tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     root = Path(__file__).parents[2]
-    (tmp_path / "use.py").write_text(CODE)
+    (tmp_path / "use.py").write_text(code)
     command = [sys.executable, "-m", "mypy", "--config-file", str(root / "pyproject.toml"), str(tmp_path / "use.py")]
     environment = {**os.environ, "MYPYPATH": str(root / "src")}
     done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment, check=False)

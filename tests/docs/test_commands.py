@@ -27,6 +27,8 @@ CANNOT = {
     r"pip install .*": "would change what the tests run in",
     r"make demo": "certifies two networks: the same as the commands of test_tipc, which are run",
     r"torchrun --nnodes=2 .*": "needs two machines",
+    r"docker .*": "needs a Docker daemon; tests/test_release.py checks the Dockerfile",
+    r"rattler-build .*": "needs conda's channels; tests/test_release.py checks the recipe",
 }
 
 #: Commands that take no time; they run in this process.

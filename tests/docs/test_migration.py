@@ -1,5 +1,6 @@
 """The right-hand columns of docs/migration.md run, and no call of the guide is without a row."""
 
+import inspect
 import math
 import socket
 from collections.abc import Iterator
@@ -41,6 +42,15 @@ GUIDE_CALLS = """
     init_loss_scaling=128.0 use_dynamic_loss_scaling=True use_pure_fp16=True use_fp16_guard=False
     optimizer.amp_init(place, paddle.static.global_scope paddle.static.amp.fp16_guard
     use_fp16_guard=True paddle.DataParallel(model) paddle.device.cuda.get_device_capability()
+""".split()
+
+#: What later releases of Paddle call.
+LATER_CALLS = """
+    paddle.amp.AmpScaler paddle.amp.amp_guard paddle.amp.amp_decorate paddle.amp.autocast(
+    paddle.amp.is_autocast_enabled() paddle.amp.get_autocast_dtype()
+    paddle.amp.debugging.set_checked_op_list paddle.amp.debugging.set_skipped_op_list
+    paddle.amp.debugging.compare_accuracy paddle.static.amp.AutoMixedPrecisionLists
+    paddle.static.amp.cast_model_to_fp16 paddle.static.amp.cast_parameters_to_fp16
 """.split()
 
 
@@ -228,7 +238,20 @@ def test_every_call_of_the_guide_has_a_row() -> None:
     theirs = " ".join(
         next(iter(row.values())) for table in TABLES if "paddle" in table for row in read_table(PAGE, table)
     )
-    assert [call for call in GUIDE_CALLS if call not in theirs] == []
+    assert [call for call in (*GUIDE_CALLS, *LATER_CALLS) if call not in theirs] == []
+
+
+def test_every_argument_and_method_of_torch_amp_has_a_row() -> None:
+    rows = read_table(PAGE, "torch.amp")
+    theirs = " ".join(row["torch"] for row in rows)
+    methods = [name for name in vars(torch.amp.GradScaler) if not name.startswith("_")]
+    assert [name for name in methods if f"scaler.{name}(" not in theirs] == []
+    for function in (torch.amp.GradScaler, torch.autocast):
+        (whole,) = [
+            row["torch"] for row in rows if f"{function.__name__}(" in row["torch"] and "enabled=True" in row["torch"]
+        ]
+        arguments = [name for name in inspect.signature(function).parameters if name != "device"]
+        assert [name for name in arguments if f"{name}=" not in whole] == []
 
 
 def test_torch_s_numbers_for_the_scaler_are_torch_s() -> None:
@@ -240,3 +263,13 @@ def test_torch_s_numbers_for_the_scaler_are_torch_s() -> None:
     assert scaler.get_decr_ratio() == stock.get_backoff_factor()
     assert scaler.get_incr_every_n_steps() == stock.get_growth_interval()
     assert scaler.get_decr_every_n_nan_or_inf() == 1
+
+
+def test_the_two_lines_of_the_scaler_row_make_the_same_scaler_and_the_rest_is_mezzos() -> None:
+    row = next(row for row in read_table(PAGE, "torch.amp") if "init_scale=1024.0" in row["torch"])
+    by_torch, by_paddle = (eval(code, {"amp": amp}) for code in code_spans(row["mezzo"]))
+    assert repr(by_torch) == repr(by_paddle) == repr(amp.GradScaler(init_loss_scaling=1024.0))
+    assert "2^15, 2.0, 0.5, 1000, and shrinking takes 2 bad steps" in row["note"]
+    left_out = amp.GradScaler("cuda")
+    assert (left_out.get_scale(), left_out.get_growth_factor(), left_out.get_backoff_factor()) == (2.0**15, 2.0, 0.5)
+    assert (left_out.get_growth_interval(), left_out.get_decr_every_n_nan_or_inf()) == (1000, 2)

@@ -1,4 +1,4 @@
-"""YAML and JSON through the readers that all packages share."""
+"""YAML and JSON through the readers that all packages share, and the lines of a tensor checker."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import yaml
 from fuzzing import Target
 from mutate import LEAVES, mutate_bytes, mutate_text, mutate_tree
 
+from mezzo.amp import debugging
 from mezzo.files import read_json, read_yaml
 
 _SEED = {"a": {"b": [1, 2.5, "text", None, True], "c": "x"}, "d": [[{"e": 1}], "2020-01-01"], "lr": 5e-4}
@@ -57,4 +58,32 @@ def make_json(rng: random.Random, folder: Path) -> Path:
     return path
 
 
-TARGETS = [Target("yaml", make_yaml, read_yaml), Target("json", make_json, read_json)]
+_LINES = (
+    "[PRECISION] in [device=cpu, op=exp, tensor=a.b@GRAD, dtype=fp16], numel=4, num_nan=0, num_inf=0, num_zero=1, "
+    "max=1.0e+00, min=-2.0e-01, mean=nan\n"
+) * 3
+
+
+def make_dump(rng: random.Random, folder: Path) -> Path:
+    kind = rng.randrange(4)
+    if kind == 0:
+        text = _LINES.replace("4", "9" * rng.choice((1, 18, 19, 10_000)))
+    elif kind == 1:
+        text = "[PRECISION] in [device=, op=, tensor=" + rng.choice((", dtype=", "]", "a,")) * rng.choice((5, 5_000))
+    else:
+        text = mutate_text(rng, _LINES)
+    data = text.encode("utf-8", "surrogatepass")
+    path = folder / "worker_cpu.0.log"
+    path.write_bytes(mutate_bytes(rng, data) if kind == 3 else data)
+    return path
+
+
+def read_dump(path: Path) -> None:
+    debugging.compare_accuracy(path.parent, path.parent, path.parent / "rows.csv")
+
+
+TARGETS = [
+    Target("dump", make_dump, read_dump),
+    Target("yaml", make_yaml, read_yaml),
+    Target("json", make_json, read_json),
+]

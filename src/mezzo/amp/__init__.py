@@ -44,13 +44,22 @@ from mezzo.amp._scaler import GradScaler, LossScaleFloorError
 from mezzo.amp._sharding import is_sharded as is_sharded
 from mezzo.amp._sharding import refuse_other_gathering as refuse_other_gathering
 from mezzo.amp._sharding import shard_model as shard_model
-from mezzo.amp._state import current_policy
+from mezzo.amp._state import current_policy, get_autocast_dtype, is_autocast_enabled
 from mezzo.amp._state import thread_state as thread_state
 from mezzo.amp.hardware import is_bfloat16_supported, is_float16_supported
 from mezzo.fp8 import Fp8Recipe
 
 if TYPE_CHECKING:
     from mezzo.amp import debugging
+
+autocast = auto_cast
+"""Another name of `auto_cast`, as in newer releases of Paddle."""
+amp_guard = auto_cast
+"""Another name of `auto_cast`, as in Paddle."""
+amp_decorate = decorate
+"""Another name of `decorate`, as in Paddle."""
+AmpScaler = GradScaler
+"""Another name of `GradScaler`, as in Paddle. It has the defaults of `GradScaler`."""
 
 # What users call. The names imported `as` themselves above are for other packages of mezzo.
 __all__ = [
@@ -80,8 +89,15 @@ __all__ = [
     "check_environment",
     "is_float16_supported",
     "is_bfloat16_supported",
+    "is_autocast_enabled",
+    "get_autocast_dtype",
     "debugging",
     "build_kernels",
+    # Paddle's other names of the first three
+    "autocast",
+    "amp_guard",
+    "amp_decorate",
+    "AmpScaler",
 ]
 
 

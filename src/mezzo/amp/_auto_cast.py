@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar, overload
 
 import torch
 
@@ -14,6 +14,7 @@ from mezzo._torch.dynamo import hide_from_dynamo
 from mezzo._torch.generators import generator_in_context
 from mezzo.amp._compile import tag_compile_caches
 from mezzo.amp._cpu import emulates
+from mezzo.amp._dialects import DEVICE_TYPES, check_device_type, takes_torch_arguments
 from mezzo.amp._foreign import CHECKS_ON_ENTRY, raise_if_replaced
 from mezzo.amp._kernel_table import KERNELS
 from mezzo.amp._operator_log import operator_log
@@ -35,10 +36,6 @@ from mezzo.dtypes import HALF_SPELLINGS, LEVELS
 from mezzo.fp8 import Fp8Recipe
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-#: Device types whose tensors follow our lists.
-DEVICE_TYPES = ("cuda", "cpu")
-
 
 _hidden = hide_from_dynamo(
     "mezzo.amp.auto_cast inside a compiled function: enter the region around the call of the compiled function instead"
@@ -64,28 +61,26 @@ def _policy_of(level: Any, dtype: Any, white: Any, black: Any, use_promote: bool
     return policy
 
 
-def _device_type(enable: Any) -> str:
-    """Return the device type that was given as `enable`, as torch.autocast takes it.
+def _check_enable(enable: Any) -> bool:
+    """Return whether the region is on.
 
     Raises:
-        TypeError: It is neither a bool nor a device type; the message names the argument that was probably meant.
+        TypeError: It is not a bool; the message names the argument that was probably meant.
         ValueError: It is a device type whose tensors mezzo does not cast.
     """
+    if isinstance(enable, bool) or (type(enable).__module__ == "numpy" and type(enable).__name__.startswith("bool")):
+        return bool(enable)
     if callable(enable) and not isinstance(enable, type):
         raise TypeError("auto_cast is used with parentheses: write @auto_cast(), not @auto_cast")
-    given = enable.type if isinstance(enable, torch.device) else enable
-    if isinstance(given, str) and given.partition(":")[0] in DEVICE_TYPES:
-        given = given.partition(":")[0]
-    if given in DEVICE_TYPES:
-        return str(given)
-    if isinstance(given, torch.dtype) or (isinstance(given, str) and given.lower() in HALF_SPELLINGS):
+    if isinstance(enable, torch.dtype) or (isinstance(enable, str) and enable.lower() in HALF_SPELLINGS):
         raise TypeError(f"auto_cast({enable!r}): the first argument is `enable`; write auto_cast(dtype={enable!r})")
-    if isinstance(given, str) and given.upper() in LEVELS:
+    if isinstance(enable, str) and enable.upper() in LEVELS:
         raise TypeError(f"auto_cast({enable!r}): the first argument is `enable`; write auto_cast(level={enable!r})")
-    if isinstance(given, Policy):
+    if isinstance(enable, Policy):
         raise TypeError("auto_cast(Policy(...)): the first argument is `enable`; write auto_cast(policy=...)")
-    if isinstance(given, str):
-        raise ValueError(f"auto_cast({enable!r}): mezzo casts tensors on {' and '.join(DEVICE_TYPES)} only")
+    if isinstance(enable, (str, torch.device)):
+        check_device_type("auto_cast", enable)
+        raise TypeError(f"auto_cast(enable={enable!r}): a device is given by device_type=")
     raise TypeError(f"auto_cast(enable={enable!r}): must be True or False, not {type(enable).__name__}")
 
 
@@ -100,18 +95,21 @@ class auto_cast:  # lower case, because it is used like a function
     """Run operators in the precision that a policy decides; a context manager and a decorator.
 
     Args:
-        enable: False turns mixed precision off inside, also within another region. `"cuda"` or `"cpu"`: only tensors
-            there are cast, as for the device type of torch.autocast.
+        enable: False turns mixed precision off inside, also within another region. torch's name is `enabled`.
         custom_white_list: Operators to compute in half, in addition to the defaults.
         custom_black_list: Operators to compute in float32, in addition to the defaults.
         level: `O0`: off. `OD`: only white operators compute in half. `O1`: by lists. `O2`: all half except the black
             list. `O3`: as O2, with large matrix products in FP8.
-        dtype: `float16` or `bfloat16`, as string or torch dtype.
+        dtype: `float16` or `bfloat16`, as string or torch dtype; None: `float16`, on every device.
         use_promote: At O2, an operator on neither list stays float32 if one of its inputs is float32; 0-dim tensors in
             arithmetic and the weights of norm layers do not count. False: it is half for any input.
         cpu_compute: See `Policy.cpu_compute`.
         fp8: O3: an `Fp8Recipe`, or a mapping of its settings; None: the default one.
         policy: A ready policy instead of level, dtype and lists.
+        device_type: `cuda` or `cpu`: only tensors there are cast; None: tensors on both. As torch.autocast takes it, a
+            device may also come first: `auto_cast("cuda", torch.bfloat16)` reads device type, dtype, `enabled` and
+            `cache_enabled`, in this order.
+        cache_enabled: False: a float32 weight is cast at each use, not once per region. None: as outside.
 
     >>> with auto_cast(level="O1", dtype="bfloat16"):
     ...     torch.nn.Linear(4, 4)(torch.ones(2, 4)).dtype
@@ -120,30 +118,66 @@ class auto_cast:  # lower case, because it is used like a function
 
     __slots__ = ("_only_on", "_state", "policy")
 
-    @_hidden
+    @overload
     def __init__(
         self,
-        enable: bool | Literal["cuda", "cpu"] = True,
+        enable: bool = True,
         custom_white_list: Iterable[str] | None = None,
         custom_black_list: Iterable[str] | None = None,
         level: str = "O1",
-        dtype: str | torch.dtype = "float16",
+        dtype: str | torch.dtype | None = "float16",
         use_promote: bool = True,
         *,
         cpu_compute: str = "auto",
         fp8: Fp8Recipe | Mapping[str, Any] | None = None,
         policy: Policy | None = None,
+        device_type: str | torch.device | None = None,
+        cache_enabled: bool | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        device_type: str | torch.device = ...,
+        dtype: str | torch.dtype | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
+        *,
+        custom_white_list: Iterable[str] | None = None,
+        custom_black_list: Iterable[str] | None = None,
+        level: str = "O1",
+        use_promote: bool = True,
+        cpu_compute: str = "auto",
+        fp8: Fp8Recipe | Mapping[str, Any] | None = None,
+        policy: Policy | None = None,
+    ) -> None: ...
+    @_hidden
+    @takes_torch_arguments("device_type", "dtype", "enabled", "cache_enabled", enabled="enable")
+    def __init__(
+        self,
+        enable: bool = True,
+        custom_white_list: Iterable[str] | None = None,
+        custom_black_list: Iterable[str] | None = None,
+        level: str = "O1",
+        dtype: str | torch.dtype | None = "float16",
+        use_promote: bool = True,
+        *,
+        cpu_compute: str = "auto",
+        fp8: Fp8Recipe | Mapping[str, Any] | None = None,
+        policy: Policy | None = None,
+        device_type: str | torch.device | None = None,
+        cache_enabled: bool | None = None,
     ) -> None:
-        only_on = None
         if enable is not True and enable is not False:
-            if type(enable).__module__ == "numpy" and type(enable).__name__.startswith("bool"):
-                enable = bool(enable)
-            else:
-                only_on, enable = _device_type(enable), True
+            enable = _check_enable(enable)
+        only_on = None if device_type is None else check_device_type("auto_cast", device_type)
+        if cache_enabled is not None and not isinstance(cache_enabled, bool):
+            raise TypeError(f"auto_cast(cache_enabled={cache_enabled!r}): must be True, False or None")
         if isinstance(custom_white_list, torch.dtype):
             raise TypeError(
                 f"auto_cast(..., {custom_white_list}): the second argument is `custom_white_list`; write dtype="
             )
+        if dtype is None:
+            dtype = "float16"
         if policy is None:
             if not enable and dtype in (torch.float32, "float32"):
                 dtype = "float16"  # as torch.autocast(enabled=False): nothing is cast, so the dtype does not matter
@@ -157,7 +191,8 @@ class auto_cast:  # lower case, because it is used like a function
             raise TypeError("auto_cast: give a policy, or level, dtype and lists, not both")
         self.policy = policy
         self._only_on = only_on
-        self._state = state_of(policy) if enable and policy.level != "O0" else state_without(policy.dtype)
+        state = state_of(policy) if enable and policy.level != "O0" else state_without(policy.dtype)
+        self._state = state if cache_enabled is None else state._replace(caches=cache_enabled)
 
     def key(self) -> str:
         """Return a text with everything that the casts of this region depend on; equal texts mean equal casts."""
@@ -182,6 +217,8 @@ class auto_cast:  # lower case, because it is used like a function
             if operator_log.is_pending:
                 operator_log.begin(len(thread_state.regions))
         around = read_state()
+        if self._state.caches is not None:
+            around = around._replace(caches=torch.is_autocast_cache_enabled())
         in_loop = running_loop() is not None
         if in_loop:
             follow_tasks()

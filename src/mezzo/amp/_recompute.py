@@ -17,6 +17,7 @@ from mezzo._torch.checkpointing import bind_checkpointed_functions
 from mezzo._torch.data_parallel import wrap_parallel_apply
 from mezzo._torch.pytree import tree_map
 from mezzo._torch.script import optimise_scripts, scripts_are_optimised, wrap_script_calls
+from mezzo.amp._dialects import check_device_type
 from mezzo.amp._exclude import rebind_forward
 from mezzo.amp._policy import CASTABLE
 from mezzo.amp._state import AutocastState, current_policy, read_state, state_without, thread_state, write_state
@@ -110,15 +111,21 @@ def _run_as_written(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def custom_fwd(
-    forward: Callable[..., Any] | None = None, *, cast_inputs: torch.dtype | None = None
+    forward: Callable[..., Any] | None = None,
+    *,
+    device_type: str | None = None,
+    cast_inputs: torch.dtype | None = None,
 ) -> Callable[..., Any]:
     """Decorate the forward of a custom autograd Function, so that its backward can run under the same policy.
 
     Args:
         forward: The static method; leave it out to pass `cast_inputs`.
+        device_type: `cuda` or `cpu`, as torch takes it; without effect: a policy holds on both.
         cast_inputs: Inside `auto_cast`, cast floating inputs to this dtype, also those in containers, and run forward and
             backward with casting off.
     """
+    if device_type is not None:
+        check_device_type("custom_fwd", device_type)
     if forward is None:
         return functools.partial(custom_fwd, cast_inputs=cast_inputs)
 
@@ -136,8 +143,17 @@ def custom_fwd(
     return run
 
 
-def custom_bwd(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate the backward of a custom autograd Function whose forward has `custom_fwd`."""
+def custom_bwd(backward: Callable[..., Any] | None = None, *, device_type: str | None = None) -> Callable[..., Any]:
+    """Decorate the backward of a custom autograd Function whose forward has `custom_fwd`.
+
+    Args:
+        backward: The static method; leave it out to pass `device_type`.
+        device_type: See `custom_fwd`.
+    """
+    if device_type is not None:
+        check_device_type("custom_bwd", device_type)
+    if backward is None:
+        return custom_bwd
 
     @functools.wraps(backward)
     def run(ctx: Any, *grads: Any) -> Any:

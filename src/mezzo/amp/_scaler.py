@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mezzo._torch.optimizers import SUPPORTS_SCALING
+from mezzo.amp._dialects import check_device_type, takes_torch_arguments
 from mezzo.amp._scaler_captured import CapturedScaling
 from mezzo.amp._scaler_engines import checked_engine, multiply_scale, step_without_scale
 from mezzo.amp._scaler_norms import NormGuard
@@ -40,7 +41,7 @@ class GradScaler(ScalerSettings):
 
     Args:
         enable: False: `scale` returns its argument, and `step` and `minimize` only call the
-            optimizer. A device (`"cuda"`), the first argument of torch's scaler, means True.
+            optimizer.
         init_loss_scaling: The first scale.
         incr_ratio: Growth factor, above 1.
         decr_ratio: Shrink factor, between 0 and 1.
@@ -51,6 +52,13 @@ class GradScaler(ScalerSettings):
             be smaller.
         max_skips_at_floor: So many bad steps in a row with the scale at its minimum raise
             `LossScaleFloorError`; None: never.
+        device: `cuda` or `cpu`, as torch's scaler takes it; without effect: the scaler works where
+            the losses are. A device may also come first; then the positional arguments after it are
+            torch's: `init_scale`, `growth_factor`, `backoff_factor`, `growth_interval`, `enabled`.
+
+    torch's names work as keywords too: `enabled`, `init_scale`, `growth_factor`, `backoff_factor` and
+    `growth_interval` mean `enable`, `init_loss_scaling`, `incr_ratio`, `decr_ratio` and
+    `incr_every_n_steps`. Settings that are left out have the values above, not torch's.
 
     >>> scaler = GradScaler(init_loss_scaling=4.0, decr_every_n_nan_or_inf=1)
     >>> weight = torch.nn.Parameter(torch.tensor([1.0]))
@@ -61,9 +69,10 @@ class GradScaler(ScalerSettings):
     (1.0, 2.0, 1)
     """
 
+    @overload
     def __init__(
         self,
-        enable: bool | str | torch.device = True,
+        enable: bool = True,
         init_loss_scaling: float = 2.0**15,
         incr_ratio: float = 2.0,
         decr_ratio: float = 0.5,
@@ -72,8 +81,46 @@ class GradScaler(ScalerSettings):
         use_dynamic_loss_scaling: bool = True,
         min_loss_scaling: float = 1.0,
         max_skips_at_floor: int | None = 25,
+        *,
+        device: str | torch.device | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        device: str | torch.device = ...,
+        init_scale: float = 2.0**15,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 1000,
+        enabled: bool = True,
+        *,
+        decr_every_n_nan_or_inf: int = 2,
+        use_dynamic_loss_scaling: bool = True,
+        min_loss_scaling: float = 1.0,
+        max_skips_at_floor: int | None = 25,
+    ) -> None: ...
+    @takes_torch_arguments(
+        "device", "init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled",
+        init_scale="init_loss_scaling", growth_factor="incr_ratio", backoff_factor="decr_ratio",
+        growth_interval="incr_every_n_steps", enabled="enable",
+    )  # fmt: skip
+    def __init__(
+        self,
+        enable: bool = True,
+        init_loss_scaling: float = 2.0**15,
+        incr_ratio: float = 2.0,
+        decr_ratio: float = 0.5,
+        incr_every_n_steps: int = 1000,
+        decr_every_n_nan_or_inf: int = 2,
+        use_dynamic_loss_scaling: bool = True,
+        min_loss_scaling: float = 1.0,
+        max_skips_at_floor: int | None = 25,
+        *,
+        device: str | torch.device | None = None,
     ) -> None:
         self._enable = check_enable(enable)
+        if device is not None:
+            check_device_type("GradScaler", device)
         self._dynamic = check_flag(
             "use_dynamic_loss_scaling", plain_number("use_dynamic_loss_scaling", use_dynamic_loss_scaling)
         )
@@ -307,22 +354,31 @@ class GradScaler(ScalerSettings):
                 return
         self._stepped.append((reference, verdict))
 
-    def update(self) -> None:
+    def update(self, new_scale: float | Tensor | None = None) -> None:
         """Adjust the scale by the steps since the last update; call it once after them.
 
         Steps without any gradient do not count: if there was no other, the scale stays and no
         outcome hook is called.
 
+        Args:
+            new_scale: Set the scale to this instead, as torch does: the steps before are settled, but
+                neither they nor the ratios move the scale, and no step is needed. A tensor is read,
+                which waits for its device.
+
         Raises:
-            RuntimeError: No step was taken since the last update.
+            RuntimeError: No step was taken since the last update, and there is no `new_scale`.
             LossScaleFloorError: Too many bad steps in a row with the scale at its minimum; on CUDA
                 some steps late.
         """
         if not self._enable:
             return
+        if new_scale is not None:
+            new_scale = check_scale("new_scale", plain_number("new_scale", new_scale))
         has_idle_step, self._has_idle_step = self._has_idle_step, False
-        if not self._stepped and has_idle_step:
+        if not self._stepped and (has_idle_step or new_scale is not None):
             self._progress.clear()
+            if new_scale is not None:
+                self._state.set_scale(new_scale)
             return
         if not self._stepped:
             raise RuntimeError("update() without a step since the last update(): call step(optimizer) first")
@@ -331,10 +387,12 @@ class GradScaler(ScalerSettings):
         state = self._state
         with torch.no_grad(), outside_autocast():
             verdict = verdict_of_all([verdict for _, verdict in stepped], state.device)
-            report = state.advance(verdict, self._rule, self._dynamic)
+            report = state.advance(verdict, self._rule, self._dynamic and new_scale is None)
             for guard in self._norms:
                 guard.settle(verdict.found_inf)
             self._log.record(report, stepped)
+            if new_scale is not None:
+                state.set_scale(new_scale)
         self._log.process(self._rule.max_skips_at_floor)
 
     def minimize(

@@ -35,15 +35,11 @@ class ScaleRule:
 def check_enable(enable: Any) -> bool:
     """Return whether scaling is on.
 
-    A device, the first argument of torch's scaler, is accepted and means on.
-
     Raises:
-        TypeError: It is neither a bool nor a device.
+        TypeError: It is not a bool.
     """
     if isinstance(enable, bool) or (type(enable).__module__ == "numpy" and type(enable).__name__.startswith("bool")):
         return bool(enable)
-    if isinstance(enable, torch.device) or (isinstance(enable, str) and enable.partition(":")[0] in ("cuda", "cpu")):
-        return True
     if isinstance(enable, (int, float)):
         raise TypeError(
             f"GradScaler({enable!r}): the first argument is `enable`; write GradScaler(init_loss_scaling={enable!r})"

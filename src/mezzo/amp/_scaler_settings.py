@@ -1,4 +1,4 @@
-"""The accessors of a loss scaler's settings, by the names of Paddle's."""
+"""The accessors of a loss scaler's settings, by Paddle's names and by torch's."""
 
 from __future__ import annotations
 
@@ -71,6 +71,36 @@ class ScalerSettings:
     def set_decr_every_n_nan_or_inf(self, value: int) -> None:
         """Set the number of bad steps in a row before shrinking; 0: never."""
         self._change(decr_every_n_nan_or_inf=value)
+
+    # torch's names for the same
+
+    def is_enabled(self) -> bool:
+        """The same as `is_enable`; torch's name."""
+        return self.is_enable()
+
+    def get_growth_factor(self) -> float:
+        """The same as `get_incr_ratio`; torch's name."""
+        return self.get_incr_ratio()
+
+    def set_growth_factor(self, new_factor: float) -> None:
+        """The same as `set_incr_ratio`; torch's name."""
+        self.set_incr_ratio(new_factor)
+
+    def get_backoff_factor(self) -> float:
+        """The same as `get_decr_ratio`; torch's name."""
+        return self.get_decr_ratio()
+
+    def set_backoff_factor(self, new_factor: float) -> None:
+        """The same as `set_decr_ratio`; torch's name."""
+        self.set_decr_ratio(new_factor)
+
+    def get_growth_interval(self) -> int:
+        """The same as `get_incr_every_n_steps`; torch's name."""
+        return self.get_incr_every_n_steps()
+
+    def set_growth_interval(self, new_interval: int) -> None:
+        """The same as `set_incr_every_n_steps`; torch's name."""
+        self.set_incr_every_n_steps(new_interval)
 
     def _change(self, **changes: Any) -> None:
         self._rule = check_rule(self._rule.changed(**changes))

@@ -16,6 +16,7 @@ import torch
 from mezzo._torch.autocast_state import HALF_LAYER_DEVICE
 from mezzo._torch.references import add_reference
 from mezzo._torch.thread_store import STASH_STEALS, is_stashed, stash, stashed
+from mezzo.amp._dialects import DEVICE_TYPES, check_device_type
 from mezzo.amp._marker import set_marker
 from mezzo.amp._policy import Policy
 
@@ -26,6 +27,30 @@ def current_policy() -> Policy | None:
     """Return the policy of the innermost `auto_cast` region of this thread, None outside of one."""
     policy: Policy | None = stashed(_KEY) if is_stashed(_KEY) else None
     return policy
+
+
+def is_autocast_enabled(device_type: str | torch.device | None = None) -> bool:
+    """Return whether a region of mezzo casts tensors here; Paddle's and torch's name.
+
+    A region of torch.autocast does not count: `torch.is_autocast_enabled` tells about both.
+
+    Args:
+        device_type: `cuda` or `cpu`: tensors there; None: tensors on either.
+    """
+    kinds = DEVICE_TYPES if device_type is None else (check_device_type("is_autocast_enabled", device_type),)
+    return current_policy() is not None and any(map(torch.is_autocast_enabled, kinds))
+
+
+def get_autocast_dtype(device_type: str | torch.device | None = None) -> torch.dtype:
+    """Return the half dtype of the innermost region of mezzo; float16 outside of one. Paddle's and torch's name.
+
+    Args:
+        device_type: `cuda` or `cpu`; both have the same dtype.
+    """
+    if device_type is not None:
+        check_device_type("get_autocast_dtype", device_type)
+    policy = current_policy()
+    return torch.float16 if policy is None else policy.dtype
 
 
 class _ThreadState(threading.local):
@@ -94,6 +119,8 @@ class AutocastState(NamedTuple):
     cpu_dtype: torch.dtype
     stays_half: bool | None = None
     """Whether this is inside a layer whose products are not FP8; None leaves that unchanged."""
+    caches: bool | None = None
+    """Whether a weight is cast once per region; None leaves that unchanged. Only a region with `cache_enabled` sets it."""
 
 
 _is_on, _dtype_of = torch.is_autocast_enabled, torch.get_autocast_dtype
@@ -116,6 +143,8 @@ def write_state(state: AutocastState) -> None:
     _set_dtype("cpu", state.cpu_dtype)
     if state.stays_half is not None:
         _switch(HALF_LAYER_DEVICE, state.stays_half)
+    if state.caches is not None:
+        torch.set_autocast_cache_enabled(state.caches)
     set_marker(state.policy)
     set_policy(state.policy)
     if state.policy_in_python is not state.policy:

@@ -8,6 +8,8 @@ from mezzo.record import (
     CastRow,
     CheckedTensor,
     DebugMode,
+    DumpedTensor,
+    DumpRow,
     Finding,
     Fp8Numbers,
     Fp8Row,
@@ -39,9 +41,12 @@ from mezzo.record import (
     glog_asks_for_operators,
     listening_to_modules,
     operator_log,
+    set_checked_op_list,
+    set_skipped_op_list,
     tensor_checker,
     uses_tensor_cores,
 )
+from mezzo.record import compare_dumps as compare_accuracy
 
 __all__ = [
     "collect_operator_stats",
@@ -65,6 +70,8 @@ __all__ = [
     "TensorNumbers",
     "tensor_checker",
     "TensorCheckerConfig",
+    "set_checked_op_list",
+    "set_skipped_op_list",
     "enable_tensor_checker",
     "disable_tensor_checker",
     "TensorChecker",
@@ -73,6 +80,9 @@ __all__ = [
     "Finding",
     "Kind",
     "check_layer_numerics",
+    "compare_accuracy",
+    "DumpRow",
+    "DumpedTensor",
     "collect_ranges",
     "Ranges",
     "RangeRow",

@@ -1,13 +1,14 @@
 """What ran and with which numbers: operators, dtypes, times, leaks, ranges and non-finite values."""
 
 from mezzo.amp import OperatorLog, glog_asks_for_operators, operator_log
-from mezzo.record._checker_config import TensorCheckerConfig
+from mezzo.record._checker_config import TensorCheckerConfig, set_checked_op_list, set_skipped_op_list
 from mezzo.record._checking import disable_tensor_checker, enable_tensor_checker, tensor_checker
 from mezzo.record._collection import (
     collect_operator_stats,
     disable_operator_stats_collection,
     enable_operator_stats_collection,
 )
+from mezzo.record._dumps import DumpedTensor, DumpRow, compare_dumps
 from mezzo.record._findings import Finding, Kind
 from mezzo.record._fp8_numbers import Fp8Numbers, Fp8Row, collect_fp8_numbers
 from mezzo.record._kernel_runs import EXCLUDED, KernelListener, KernelOp, KernelRun, Phase, find_tensors
@@ -50,6 +51,8 @@ __all__ = [
     "TensorNumbers",
     "tensor_checker",
     "TensorCheckerConfig",
+    "set_checked_op_list",
+    "set_skipped_op_list",
     "enable_tensor_checker",
     "disable_tensor_checker",
     "TensorChecker",
@@ -58,6 +61,9 @@ __all__ = [
     "Finding",
     "Kind",
     "check_layer_numerics",
+    "compare_dumps",
+    "DumpRow",
+    "DumpedTensor",
     "collect_ranges",
     "Ranges",
     "RangeRow",

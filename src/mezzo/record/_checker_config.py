@@ -19,8 +19,9 @@ class TensorCheckerConfig:
         enable: Whether to check at all.
         debug_mode: What to look for, and what to do with it.
         output_dir: Folder for the lines, appended to one file per device and process; None: they are printed.
-        checked_op_list: Only these operators; names as in operator lists, so Paddle's work too. None: all.
-        skipped_op_list: Operators that are not checked.
+        checked_op_list: Only these operators; names as in operator lists, so Paddle's work too. None: all, or those of
+            `set_checked_op_list`.
+        skipped_op_list: Operators that are not checked. None: none, or those of `set_skipped_op_list`.
         debug_step: `[a, b]`: steps a to b - 1, counted from 0 by the calls of `enable_tensor_checker` with this object.
         stack_height_limit: How many lines of the user's code a finding holds, from the innermost outwards.
     """
@@ -70,19 +71,45 @@ def _check_window(window: object) -> None:
 
 
 class Selection:
-    """Which kernels are looked at, by the operator lists of a configuration."""
+    """Which kernels are looked at, by the operator lists of a configuration, or else by those of the process."""
 
     def __init__(self, config: TensorCheckerConfig) -> None:
-        checked = resolve_list(config.checked_op_list, "checked_op_list")
-        skipped = resolve_list(config.skipped_op_list, "skipped_op_list")
-        self._checked = frozenset().union(*checked.values()) if config.checked_op_list is not None else None
-        self._skipped = frozenset().union(*skipped.values())
+        self._checked = _variants("checked_op_list", config.checked_op_list)
+        self._skipped = _variants("skipped_op_list", config.skipped_op_list)
 
     def includes(self, kernel: KernelRun) -> bool:
-        if self._checked is None and not self._skipped:
+        checked = self._checked if self._checked is not None else _of_process["checked_op_list"]
+        skipped = self._skipped if self._skipped is not None else _of_process["skipped_op_list"]
+        if checked is None and not skipped:
             return True
         variants = _variants_of(kernel)
-        return not variants & self._skipped and (self._checked is None or bool(variants & self._checked))
+        return not (skipped and variants & skipped) and (checked is None or bool(variants & checked))
+
+
+_of_process: dict[str, frozenset[str] | None] = {"checked_op_list": None, "skipped_op_list": None}
+"""For configurations that do not have such a list."""
+
+
+def set_checked_op_list(checked_op_list: Sequence[str] | None) -> None:
+    """Check only these operators, with every configuration that has no `checked_op_list` of its own.
+
+    Args:
+        checked_op_list: As in `TensorCheckerConfig`; None: all operators again.
+    """
+    _of_process["checked_op_list"] = _variants("checked_op_list", checked_op_list)
+
+
+def set_skipped_op_list(skipped_op_list: Sequence[str] | None) -> None:
+    """Do not check these operators, with every configuration that has no `skipped_op_list` of its own.
+
+    Args:
+        skipped_op_list: As in `TensorCheckerConfig`; None: skip nothing.
+    """
+    _of_process["skipped_op_list"] = _variants("skipped_op_list", skipped_op_list)
+
+
+def _variants(argument: str, names: Sequence[str] | None) -> frozenset[str] | None:
+    return None if names is None else frozenset().union(*resolve_list(names, argument).values())
 
 
 def _variants_of(kernel: KernelRun) -> frozenset[str]:

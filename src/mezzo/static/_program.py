@@ -126,11 +126,27 @@ class Program:
             raise ProgramError(
                 "the optimizer has no parameter of this program: give it the parameters of the modules that were called"
             )
+        if self.precision.is_on and not precision.is_on:
+            raise ProgramError(
+                f"the program runs at {self.precision}, but this optimizer would train it in float32: train it by "
+                "static.amp.decorate(optimizer, ...).minimize(loss)"
+            )
+        self._check(precision)
+        self.training, self.precision = training, precision
+        self._steps.clear()
+
+    def cast(self, precision: CastRules) -> None:
+        """Run a program without an optimizer in mixed precision; `static.amp.cast_model_to_fp16` calls this."""
+        if self.training is not None:
+            raise ProgramError("the program was closed by minimize: use static.amp.decorate(optimizer, ...) before it")
+        self._check(precision)
+        self.precision = precision
+        self._steps.clear()
+
+    def _check(self, precision: CastRules) -> None:
         if precision.use_guard and precision.is_on:
             refuse_missing_guard(self.calls.trials.has_guard)
         self._refuse_unknown_names(precision)
-        self.training, self.precision = training, precision
-        self._steps.clear()
 
     def _refuse_unknown_names(self, precision: CastRules) -> None:
         known = [*self.calls.variables, *self.calls.parameter_names().values()]

@@ -19,7 +19,16 @@ from mezzo.static._program import Program, Training
 from mezzo.static._region import CastRules, NoGuardError, fp16_guard
 from mezzo.static._variables import ProgramError, Variable
 
-__all__ = ["decorate", "CustomOpLists", "MixedPrecisionOptimizer", "fp16_guard", "NoGuardError"]
+__all__ = [
+    "decorate",
+    "CustomOpLists",
+    "AutoMixedPrecisionLists",
+    "MixedPrecisionOptimizer",
+    "fp16_guard",
+    "NoGuardError",
+    "cast_model_to_fp16",
+    "cast_parameters_to_fp16",
+]
 
 
 class CustomOpLists:
@@ -30,6 +39,8 @@ class CustomOpLists:
         custom_black_list: Operators to compute in float32.
         custom_black_varnames: Inputs, results and parameters of a program; calls that use them are
             float32.
+        dtype: The half dtype of the program, `float16` or `bfloat16`; None: as `decorate` says. One that
+            differs from that of `decorate` is an error there.
 
     >>> CustomOpLists(custom_black_list=["softmax"]).custom_black_list
     frozenset({'softmax'})
@@ -40,6 +51,7 @@ class CustomOpLists:
         custom_white_list: Iterable[str] | None = None,
         custom_black_list: Iterable[str] | None = None,
         custom_black_varnames: Iterable[str] | None = None,
+        dtype: str | torch.dtype | None = None,
     ) -> None:
         # Report wrong lists now, not when a program is closed.
         Policy.create("O1", custom_white_list=custom_white_list, custom_black_list=custom_black_list)
@@ -48,6 +60,16 @@ class CustomOpLists:
         if isinstance(custom_black_varnames, str):
             raise TypeError(f"custom_black_varnames={custom_black_varnames!r}: give a list of names")
         self.custom_black_varnames = frozenset(custom_black_varnames or ())
+        self.dtype = None if dtype is None else parse_half_dtype(dtype)
+
+    def refuse_other_dtype(self, dtype: torch.dtype) -> None:
+        """Raise ValueError if the lists are for another dtype."""
+        if self.dtype not in (None, dtype):
+            raise ValueError(f"amp_lists are for {self.dtype}, but the program is {dtype}: give one dtype")
+
+
+AutoMixedPrecisionLists = CustomOpLists
+"""Another name of `CustomOpLists`, as in Paddle."""
 
 
 class MixedPrecisionOptimizer:
@@ -157,22 +179,8 @@ class MixedPrecisionOptimizer:
         decorate_model(
             program.calls.root, self.optimizer, policy.level, policy.dtype, self._master_weight,
             master_grad=self._master_grad, excluded_layers=program.calls.constants,
-            excluded_parameters=self._not_only_half(program), half_layers=self._half_layers, fp8=policy.fp8,
+            excluded_parameters=_used_in_float32(program, self.precision), half_layers=self._half_layers, fp8=policy.fp8,
         )  # fmt: skip
-
-    def _not_only_half(self, program: Program) -> list[nn.Parameter]:
-        """Return the parameters used in float32: outside guards, or black by name or operator."""
-        black = {id(p) for p in program.calls.trials.parameters_outside_guard()} if self.precision.use_guard else set()
-        names = program.calls.parameter_names()
-        black |= {key for key, name in names.items() if name in self.precision.float32_names}
-        layers = [part for part in program.calls.root.modules() if self._is_black(part)]
-        black |= {id(p) for part in layers for p in part.parameters(recurse=False)}
-        return [p for p in program.parameters() if id(p) in black]
-
-    def _is_black(self, module: nn.Module) -> bool:
-        """Whether the operator of a layer is on the black list."""
-        assert self.precision.policy is not None
-        return any(isinstance(module, kind) and op in self.precision.policy.black for kind, op in _OPERATORS.items())
 
 
 _STORED_IN_HALF = ("O2", "O3")
@@ -186,6 +194,19 @@ _OPERATORS: dict[type[nn.Module], str] = {
     nn.ConvTranspose2d: "conv_transpose2d",
     nn.ConvTranspose3d: "conv_transpose3d",
 }
+
+
+def _used_in_float32(program: Program, precision: CastRules) -> list[nn.Parameter]:
+    """Return the parameters used in float32: outside guards, or black by name or operator."""
+    assert precision.policy is not None
+    black_list = precision.policy.black
+    black = {id(p) for p in program.calls.trials.parameters_outside_guard()} if precision.use_guard else set()
+    names = program.calls.parameter_names()
+    black |= {key for key, name in names.items() if name in precision.float32_names}
+    for part in program.calls.root.modules():
+        if any(isinstance(part, kind) and op in black_list for kind, op in _OPERATORS.items()):
+            black |= {id(p) for p in part.parameters(recurse=False)}
+    return [p for p in program.parameters() if id(p) in black]
 
 
 def decorate(
@@ -254,6 +275,7 @@ def decorate(
     half = torch.bfloat16 if use_bf16 else parse_half_dtype(dtype)
     guard = use_fp16_guard if use_fp16_guard is not None else use_amp_guard
     lists = amp_lists or CustomOpLists()
+    lists.refuse_other_dtype(half)
     policy = Policy.create(
         chosen, half, lists.custom_white_list, lists.custom_black_list, use_promote, cpu_compute, fp8
     )  # fmt: skip
@@ -272,3 +294,80 @@ def decorate(
         use_dynamic_loss_scaling=use_dynamic_loss_scaling is not False,
     )
     return MixedPrecisionOptimizer(optimizer, precision, scaler, master_weight, master_grad, half_layers)
+
+
+def cast_model_to_fp16(
+    program: Program,
+    amp_lists: CustomOpLists | None = None,
+    use_fp16_guard: bool = True,
+    dest_type: str | torch.dtype = "float16",
+    level: str = "O2",
+    use_promote: bool = True,
+) -> set[str]:
+    """Make a program without an optimizer run in mixed precision; `decorate` does it for training.
+
+    Args:
+        program: Written, and not closed by `minimize`.
+        amp_lists: Operators and variables that differ from the defaults.
+        use_fp16_guard: Only calls inside `fp16_guard()` are half.
+        dest_type: `float16` or `bfloat16`.
+        level: `O0`, `OD`, `O1`, `O2` or `O3`.
+        use_promote: See `mezzo.amp.auto_cast`.
+
+    Returns:
+        The names of the parameters that half operators use. Those of norm layers are among them,
+        although `cast_parameters_to_fp16` leaves them in float32.
+
+    Raises:
+        ProgramError: The program is closed, or a name of `custom_black_varnames` is not in it.
+        NoGuardError: `use_fp16_guard` is on, and nothing was written inside `fp16_guard()`.
+    """
+    lists, half = amp_lists or CustomOpLists(), parse_half_dtype(dest_type)
+    lists.refuse_other_dtype(half)
+    policy = Policy.create(parse_level(level), half, lists.custom_white_list, lists.custom_black_list, use_promote)
+    rules = CastRules(policy, use_fp16_guard, lists.custom_black_varnames)
+    program.cast(rules)
+    if not rules.is_on:
+        return set()
+    kept, names = {id(p) for p in _used_in_float32(program, rules)}, program.calls.parameter_names()
+    return {names[id(p)] for p in program.parameters() if p.is_floating_point() and id(p) not in kept}
+
+
+def cast_parameters_to_fp16(
+    place: str | torch.device | None,
+    program: Program,
+    scope: Any = None,
+    to_fp16_var_names: Iterable[str] | None = None,
+    rewrite_master_weight: bool = False,
+    master_weights: Any = None,
+) -> None:
+    """Store the weights of a program in half, after `cast_model_to_fp16`; float32 masters are kept.
+
+    Norm layers stay float32, as `mezzo.amp.decorate` leaves them.
+
+    Args:
+        place: As for `Executor`; None leaves the weights where they are.
+        program: Cast by `cast_model_to_fp16`.
+        scope: Accepted without effect; parameters belong to modules.
+        to_fp16_var_names: Only these parameters; None: all that half operators use.
+        rewrite_master_weight: Accepted without effect: masters always hold the float32 weights.
+        master_weights: Accepted without effect, for the same reason.
+
+    Raises:
+        ProgramError: The program is not cast, or it is closed by `minimize`.
+    """
+    policy = program.precision.policy
+    if policy is None or not program.precision.is_on:
+        raise ProgramError("the program is float32: call cast_model_to_fp16(program) before cast_parameters_to_fp16")
+    if program.training is not None:
+        raise ProgramError("the program trains: optimizer.amp_init(place) stores its weights in half")
+    kept = _used_in_float32(program, program.precision)
+    if to_fp16_var_names is not None:
+        wanted, names = set(to_fp16_var_names), program.calls.parameter_names()
+        kept += [p for p in program.parameters() if names[id(p)] not in wanted]
+    if place is not None:
+        program.to(Executor(place).device)
+    decorate_model(
+        program.calls.root, level=policy.level, dtype=policy.dtype, fp8=policy.fp8,
+        excluded_layers=program.calls.constants, excluded_parameters=kept,
+    )  # fmt: skip
