@@ -4,6 +4,7 @@ torchrun --nproc_per_node=2 examples/distributed.py
 """
 
 import argparse
+import gc
 import os
 import sys
 
@@ -108,5 +109,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     code = main()
+    gc.collect()  # frees DDP, which has reference cycles, before its process group goes
     dist.destroy_process_group()
     sys.exit(code)

@@ -30,19 +30,24 @@ from mezzo.amp import (
     first_and_last,
     fp8_scales,
     fuse_parts,
+    is_sharded,
     keep_in_half,
     load_fp8_scales,
     load_lists,
     parse_master_weight,
     refuse_other_fp8,
+    refuse_other_gathering,
     resolve_name,
+    shard_model,
 )
-from mezzo.dtypes import dtype_name
+from mezzo.dtypes import HALF_DTYPES, dtype_name
 from mezzo.fp8 import refuse_without_fp8
 from mezzo.record import OperatorStats, collect_operator_stats
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
+
+    from torch.distributed.device_mesh import DeviceMesh
 
     from mezzo.static import CompiledStep
 
@@ -188,7 +193,7 @@ class Precision:
     def prepare(self, model: Any, optimizer: Any = None, *, fuse: bool = False) -> Any:
         """Make a model and its optimizer(s) ready to train, in place; return them.
 
-        Call it before a wrapper such as DDP or FSDP. Several networks: give them as one
+        Call it before DDP wraps the model, and after `shard`. Several networks: give them as one
         `nn.ModuleList`, and their optimizers as a list.
 
         Args:
@@ -204,7 +209,8 @@ class Precision:
             TypeError: `model` is not a module, or `optimizer` is not an optimizer.
             ValueError: `excluded_layers` or `half_layers` match no module, or O3 would quantise layers of torchao
                 or Transformer Engine twice.
-            RuntimeError: The model is wrapped already, or its device cannot compute what O3 asks for.
+            RuntimeError: The model is wrapped by DDP already, its shards are gathered in another dtype than the
+                level asks for, or its device cannot compute what O3 asks for.
         """
         if not isinstance(model, nn.Module):
             kind = type(model).__name__
@@ -213,6 +219,8 @@ class Precision:
         if fuse not in (True, False):
             raise TypeError(f"prepare(): fuse={fuse!r}: must be True or False")
         self._refuse_other_fp8(model)
+        if fuse and is_sharded(model):
+            raise ValueError("prepare(fuse=True) of a sharded model: use precision.shard(model, fuse=True)")
         if fuse:
             spared = self._find(model, self.excluded_layers, "excluded_layers") if self.policy is not None else []
             self.fused = fuse_parts(model, spared)
@@ -232,7 +240,9 @@ class Precision:
     def _convert(self, model: nn.Module, optimizer: Any) -> None:
         """Exclude layers, and make the other weights half where the level does."""
         excluded = self._find(model, self.excluded_layers, "excluded_layers")
-        if self._half_weights:
+        if is_sharded(model):
+            self._convert_sharded(model, excluded)
+        elif self._half_weights:
             decorate(
                 model,
                 [] if optimizer is None else optimizer,
@@ -244,6 +254,66 @@ class Precision:
             )
         else:
             exclude_layers(model, excluded)
+
+    def _convert_sharded(self, model: nn.Module, excluded: list[nn.Module]) -> None:
+        """Check a model that `fully_shard` sharded, and mark its layers: its float32 shards are the masters."""
+        if self._master_weight not in (None, True):
+            raise ValueError(
+                f"master_weight={self._master_weight!r}: sharded weights are float32 masters; leave it out"
+            )
+        if self._is_delayed:
+            raise ValueError(
+                "scaling='delayed' with sharded weights: each process would keep scales of its own; use 'current'"
+            )
+        if self._half_weights:
+            refuse_other_gathering(model, self.level, self.dtype, excluded)
+        in_half = self._fp8_options(model).get("half_layers", ())
+        exclude_layers(model, excluded)
+        keep_in_half(model, in_half)
+
+    def shard(
+        self,
+        model: M,
+        *,
+        mesh: DeviceMesh | None = None,
+        blocks: Layers | None = None,
+        reshard_after_forward: bool = True,
+        fuse: bool = False,
+    ) -> M:
+        """Shard a float32 model over the processes with FSDP2, in place; return it.
+
+        Each process keeps a part of every float32 weight, of its gradient and of the optimizer's state. These
+        shards are the masters. FSDP gathers a layer's weights when it computes, in the dtype that `prepare`
+        would give them. The parameters are new: create the optimizer afterwards, then call `prepare`.
+
+        Args:
+            model: The model, on its device, with the same weights in all processes.
+            mesh: The processes (`init_device_mesh`); None: all of them.
+            blocks: Modules, module types or name globs to gather one at a time, such as the layers of a
+                transformer (`"layers.*"`). None: all modules of a million parameters or more.
+            reshard_after_forward: Free gathered weights after the forward pass; False keeps them until the
+                backward pass, which needs memory and saves a second all-gather.
+            fuse: As in `prepare`, which cannot replace parts of a sharded model.
+
+        Raises:
+            RuntimeError: The model is sharded or decorated already.
+            ValueError: `blocks` or `excluded_layers` match no module.
+        """
+        if is_sharded(model) or any(param.dtype in HALF_DTYPES for param in model.parameters()):
+            raise RuntimeError("shard(): the model is sharded or has half weights already; give a float32 model")
+        excluded = self._find(model, self.excluded_layers, "excluded_layers") if self.policy is not None else []
+        if fuse:
+            self.fused = fuse_parts(model, excluded)
+        shard_model(
+            model,
+            self.level if self._half_weights else None,
+            self.dtype,
+            excluded,
+            mesh=mesh,
+            blocks=None if blocks is None else self._find(model, _as_sequence(blocks), "blocks"),
+            reshard_after_forward=reshard_after_forward,
+        )
+        return model
 
     def prepare_for_evaluation(self, model: nn.Module) -> None:
         """Mark the layers that stay in float32, and O3's half layers, in place; weights do not change."""

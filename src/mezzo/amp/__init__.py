@@ -42,6 +42,9 @@ from mezzo.amp._ops import Classifier as Classifier
 from mezzo.amp._policy import Decision, Policy
 from mezzo.amp._recompute import bind_policy, custom_bwd, custom_fwd
 from mezzo.amp._scaler import GradScaler, LossScaleFloorError
+from mezzo.amp._sharding import is_sharded as is_sharded
+from mezzo.amp._sharding import refuse_other_gathering as refuse_other_gathering
+from mezzo.amp._sharding import shard_model as shard_model
 from mezzo.amp._state import current_policy, get_autocast_dtype, is_autocast_enabled
 from mezzo.amp._state import thread_state as thread_state
 from mezzo.amp.hardware import is_bfloat16_supported, is_float16_supported

@@ -29,12 +29,7 @@ def cast_model(
     Returns:
         The half parameters that became float32, because the level keeps them in float32.
     """
-    kept_modules = {id(module) for layer in excluded for module in layer.modules()}
-    kept_modules |= {id(module) for module in model.modules() if _keeps_float32(module, half)}
-    # Tied weights are one object: a parameter shared with a module that stays float32 stays float32.
-    kept = {id(param) for m in model.modules() if id(m) in kept_modules for param in _own_parameters(m, "O2")}
-    kept |= excluded_parameters
-    chosen = {id(param) for m in model.modules() for param in _own_parameters(m, level)} - kept
+    chosen = half_parameters(model, level, half, excluded) - excluded_parameters
     widened: list[nn.Parameter] = []
     for param in model.parameters():
         if id(param) not in chosen:
@@ -45,6 +40,15 @@ def cast_model(
             _cast_parameter(param, half, masters, master_grad)
     _widen_buffers(model, half)
     return widened
+
+
+def half_parameters(model: nn.Module, level: str, half: torch.dtype, excluded: Iterable[nn.Module]) -> set[int]:
+    """Return the ids of the parameters that a level makes half."""
+    kept_modules = {id(module) for layer in excluded for module in layer.modules()}
+    kept_modules |= {id(module) for module in model.modules() if _keeps_float32(module, half)}
+    # Tied weights are one object: a parameter shared with a module that stays float32 stays float32.
+    kept = {id(param) for m in model.modules() if id(m) in kept_modules for param in _own_parameters(m, "O2")}
+    return {id(param) for m in model.modules() for param in _own_parameters(m, level)} - kept
 
 
 def _keeps_float32(module: nn.Module, half: torch.dtype) -> bool:

@@ -29,7 +29,7 @@ from mezzo.optim import (
 
 _SHARDED = (
     "fully_shard() replaced half parameters of a decorated model and left their float32 masters behind; shard the "
-    "float32 model with fully_shard(mp_policy=MixedPrecisionPolicy(param_dtype=...)) and do not decorate it"
+    "float32 model with precision.shard(model), then prepare it"
 )
 _EXPECTED = "_mezzo_has_no_master"
 

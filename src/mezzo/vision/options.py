@@ -187,11 +187,6 @@ class RunOptions:
             raise OptionError(
                 f"fp8 with amp_level={self.amp_level}: only level O3 has FP8 products; add --amp_level O3, or leave it out"
             )
-        if self.fsdp and self.amp_level == "O3":
-            raise OptionError(
-                "amp_level=O3 together with fsdp: weights are gathered for each use, and would be converted to FP8 each "
-                "time; use O2, or leave fsdp out"
-            )
 
     def with_precision_for(self, task: str) -> "RunOptions":
         """Return the options with a precision: without one, a classifier with a level above O0 trains in fp16."""

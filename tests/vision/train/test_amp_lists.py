@@ -16,7 +16,7 @@ from mezzo.model.precision import make_precision
 from mezzo.proof import bisect
 from mezzo.vision.recipes import ClassifierOptions, Recipe, classification_recipe, load_recipe
 from mezzo.vision.train import OptionError, RunOptions
-from mezzo.vision.train.session import open_precision, open_session
+from mezzo.vision.train.session import open_session
 
 
 @pytest.fixture
@@ -73,14 +73,6 @@ def test_a_module_that_the_model_does_not_have_is_named_with_the_file(lists: Pat
 def test_at_fp32_there_is_nothing_to_apply_it_to(options: dict[str, str]) -> None:
     with pytest.raises(OptionError, match=r"amp_lists=a\.yml with fp32: .*--precision"):
         RunOptions(amp_lists=Path("a.yml"), **options)  # type: ignore[arg-type]
-
-
-def test_sharded_weights_are_half_so_excluded_layers_are_refused(lists: Path, shapes: Path) -> None:
-    options = RunOptions(precision="fp16", fsdp=True, amp_lists=lists)
-    with pytest.raises(OptionError, match=r"fp32\.yml: excluded_layers cannot be used with fsdp"):
-        open_precision(classification_recipe(ClassifierOptions(data_path=shapes)), options)
-    lists.write_text("custom_black_list: [hardswish]\n")
-    assert open_precision(classification_recipe(ClassifierOptions(data_path=shapes)), options).policy is not None
 
 
 @pytest.mark.parametrize(

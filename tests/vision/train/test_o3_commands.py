@@ -77,7 +77,6 @@ def test_half_layers_that_do_not_fit_are_named_with_the_file(tmp_path: Path) -> 
     [
         ({"amp_level": "O2", "fp8": {}}, "fp8 with amp_level=O2"),
         ({"fp8": {}}, "fp8 with amp_level=None"),
-        ({"amp_level": "O3", "fsdp": True}, "amp_level=O3 together with fsdp"),
     ],
 )
 def test_options_that_do_not_go_with_o3_are_refused(options: dict[str, Any], message: str) -> None:

@@ -123,10 +123,10 @@ def open_session(recipe: Recipe, options: RunOptions, world: World) -> Session:
     if options.fsdp:
         wrapped = shard(model, precision, world)
         optimizer = recipe.optimizer.create(model)  # sharding replaced the parameters
-    else:
-        precision.prepare(model, optimizer)
-        if precision.policy is not None and precision.policy.fp8 is not None:
-            notices.append(f"O3: {explain(model, precision.policy).fp8_layers()}")
+    precision.prepare(model, optimizer)
+    if precision.policy is not None and precision.policy.fp8 is not None:
+        notices.append(f"O3: {explain(model, precision.policy).fp8_layers()}")
+    if not options.fsdp:
         if captures_step(options, world):
             wrapped = model  # a compiled step averages the gradients itself; hooks of DDP would do it again
             share_state(model, world)
@@ -159,8 +159,7 @@ def open_precision(recipe: Recipe, options: RunOptions, device: torch.device | N
     """Return the precision of the options; read and check their list file.
 
     Raises:
-        OptionError: The file keeps layers in float32 that FSDP gathers in half, or the device has
-            no FP8 products.
+        OptionError: The device has no FP8 products.
         ValueError: The file is wrong.
     """
     options = options.with_precision_for(recipe.task)
@@ -176,11 +175,6 @@ def open_precision(recipe: Recipe, options: RunOptions, device: torch.device | N
                 f"--amp_level O3: {reason}; --fp8 emulate computes the same numbers without them, to see whether FP8 "
                 "changes the result; or use O2"
             )
-    if options.fsdp and precision.excluded_layers:
-        raise OptionError(
-            f"{options.amp_lists}: excluded_layers cannot be used with fsdp, which gathers the weights of all layers "
-            "in half; use custom_black_list, or leave fsdp out"
-        )
     return precision
 
 

@@ -1,0 +1,320 @@
+"""FSDP2 through `Precision.shard` and `prepare`: float32 shards are the masters, layers are gathered in half."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.functional import cross_entropy, gelu
+from torch.utils.checkpoint import checkpoint
+
+from free_port import free_port
+from mezzo.amp import GradScaler
+from mezzo.precision import Precision
+
+pytestmark = [
+    pytest.mark.skipif(not dist.is_available(), reason="this torch has no distributed package"),
+    pytest.mark.filterwarnings("ignore"),  # of torch.distributed, about groups of one process and views
+]
+
+STEPS, BATCH, LENGTH, WORDS, WIDTH = 8, 8, 8, 32, 16
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(gelu(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    """A language model without attention: embedding, blocks, norm, head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.layers = nn.ModuleList(Block() for _ in range(3))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS)
+        self.is_checkpointed = False
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.is_checkpointed else layer(x)
+        return self.head(self.norm(x))
+
+
+def batch_of(number: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    tokens = torch.randint(WORDS, (BATCH, LENGTH), generator=generator)
+    return tokens, (tokens * 7 + 3) % WORDS
+
+
+def make(level: str, dtype: str, *, is_sharded: bool, **options: Any) -> tuple[Any, torch.optim.Optimizer, Precision]:
+    torch.manual_seed(0)
+    net = Net()
+    net.is_checkpointed = options.pop("is_checkpointed", False)
+    if level == "O3":
+        options["fp8"] = {"emulate": True, "min_width": 0, "min_size": 0}
+    scaler = GradScaler(init_loss_scaling=1024.0, decr_every_n_nan_or_inf=1) if dtype == "float16" else None
+    precision = Precision(level, dtype, scaler=scaler, **options)
+    if is_sharded:
+        precision.shard(net, blocks="layers.?")
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    precision.prepare(net, optimizer)
+    return net, optimizer, precision
+
+
+def train(
+    made: tuple[Any, torch.optim.Optimizer, Precision],
+    rank: int = 0,
+    size: int = 1,
+    steps: range = range(STEPS),
+    breaks: Callable[[int, Tensor], Tensor] = lambda number, loss: loss,
+) -> list[float]:
+    """Train on this process's part of each batch; return the losses of whole batches."""
+    net, optimizer, precision = made
+    losses = []
+    part = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
+    for number in steps:
+        tokens, targets = (each[part] for each in batch_of(number))
+        with precision.autocast():
+            loss = cross_entropy(net(tokens).flatten(0, 1), targets.flatten())
+        precision.backward(breaks(number, loss))
+        precision.step(optimizer, max_norm=1.0)
+        optimizer.zero_grad()
+        shared = loss.detach().clone()
+        if size > 1:
+            dist.all_reduce(shared)
+        losses.append(shared.item() / size)
+    return losses
+
+
+def _worker(rank: int, size: int, port: int, out: str, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
+    result = work(rank, size, *arguments)
+    if rank == 0:
+        Path(out).write_text(json.dumps(result))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def run(size: int, tmp_path: Path, work: Callable[..., Any], *arguments: Any) -> Any:
+    """Run a function in several processes; return the result of the first."""
+    out = tmp_path / "result.json"
+    mp.start_processes(_worker, (size, free_port(), str(out), work, arguments), nprocs=size, start_method="spawn")
+    return json.loads(out.read_text())
+
+
+def sharded_losses(rank: int, size: int, level: str, dtype: str, is_checkpointed: bool = False) -> list[float]:
+    made = make(level, dtype, is_sharded=True, is_checkpointed=is_checkpointed)
+    shards = sum(param.to_local().numel() for param in made[0].parameters())
+    whole = sum(param.numel() for param in made[0].parameters())
+    assert shards <= whole // size + 64 * len(list(made[0].parameters())), "a process holds only its part"
+    return train(made, rank, size)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+def test_float32_shards_train_as_one_process(size: int, tmp_path: Path) -> None:
+    losses = run(size, tmp_path, sharded_losses, "O0", "float16")
+    # Sums over the batch in another order, in float32.
+    assert losses == pytest.approx(train(make("O0", "float16", is_sharded=False)), abs=1e-5)
+    assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("level", "dtype", "tolerance"),
+    # Units of 2^-11 and 2^-8 in gradients that are rounded before and after they are averaged, over eight steps.
+    [("O1", "float16", 1e-3), ("O2", "float16", 1e-3), ("O2", "bfloat16", 5e-3), ("O3", "bfloat16", 2e-2)],
+)
+def test_shards_in_half_train_as_half_weights_with_masters(
+    level: str, dtype: str, tolerance: float, tmp_path: Path
+) -> None:
+    losses = run(2, tmp_path, sharded_losses, level, dtype)
+    whole = train(make(level, dtype, is_sharded=False))
+    assert losses == pytest.approx(whole, abs=tolerance)
+    if level == "O3":  # its first forward pass has the same FP8 products, which are not those in half
+        assert losses[0] == pytest.approx(whole[0], abs=1e-6)
+        assert abs(losses[0] - train(make("O2", dtype, is_sharded=False), steps=range(1))[0]) > 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_blocks_can_be_recomputed(level: str, tmp_path: Path) -> None:
+    plain = run(2, tmp_path, sharded_losses, level, "bfloat16")
+    assert run(2, tmp_path, sharded_losses, level, "bfloat16", True) == plain
+
+
+def state_of(net: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision) -> dict[str, Any]:
+    return {
+        "model": get_model_state_dict(net),
+        "optimizer": get_optimizer_state_dict(net, optimizer),
+        "precision": precision.state_dict(),
+    }
+
+
+def train_and_save(rank: int, size: int, level: str, path: str) -> list[float]:
+    made = make(level, "float16", is_sharded=True)
+    losses = train(made, rank, size, range(4))
+    dcp.save(state_of(*made), checkpoint_id=path)
+    return losses
+
+
+def resume(rank: int, size: int, level: str, path: str) -> tuple[list[float], float]:
+    made = net, optimizer, precision = make(level, "float16", is_sharded=True)
+    assert precision.scaler is not None
+    precision.scaler.set_init_loss_scaling(2.0)  # not that of the run
+    state = state_of(*made)
+    dcp.load(state, checkpoint_id=path)
+    set_model_state_dict(net, state["model"])
+    set_optimizer_state_dict(net, optimizer, state["optimizer"])
+    precision.load_state_dict(state["precision"])
+    scale = precision.scaler.get_scale()
+    return train(made, rank, size, range(4, STEPS)), scale
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("level", "tolerance"), [("O0", 1e-5), ("O2", 1e-3)])
+def test_a_checkpoint_of_four_processes_is_resumed_by_two(level: str, tolerance: float, tmp_path: Path) -> None:
+    first = run(4, tmp_path, train_and_save, level, str(tmp_path / "saved"))
+    rest, scale = run(2, tmp_path, resume, level, str(tmp_path / "saved"))
+    assert [*first, *rest] == pytest.approx(train(make(level, "float16", is_sharded=False)), abs=tolerance)
+    assert scale == 1024.0
+
+
+def overflow_in_one(rank: int, size: int) -> list[Any]:
+    made = net, _, precision = make("O2", "float16", is_sharded=True)
+    train(made, rank, size, range(2))
+    before = [param.to_local().clone() for param in net.parameters()]
+    train(made, rank, size, range(2, 3), lambda number, loss: loss * torch.inf if rank == 1 else loss)
+    unchanged = [torch.equal(param.to_local(), old) for param, old in zip(net.parameters(), before, strict=True)]
+    assert precision.scaler is not None
+    return [all(unchanged), precision.scaler.get_scale()]
+
+
+@pytest.mark.slow
+def test_an_overflow_in_one_process_skips_the_step_in_all(tmp_path: Path) -> None:
+    assert run(2, tmp_path, overflow_in_one) == [True, 512.0]
+
+
+# Rules that one process shows.
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def gathered_dtypes(net: nn.Module, precision: Precision) -> dict[str, torch.dtype]:
+    """Return the dtype of each module's weight while the module computes."""
+    seen: dict[str, torch.dtype] = {}
+    for name, module in net.named_modules():
+        if hasattr(module, "weight"):
+            module.register_forward_pre_hook(lambda m, _, name=name: seen.update({name: m.weight.dtype}))
+    with precision.autocast():
+        net(batch_of(0)[0])
+    return seen
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize(
+    ("level", "dtype", "in_half"),
+    [
+        ("O0", "float16", ""),
+        ("O1", "float16", "up down head"),
+        ("O2", "float16", "up down head embed"),
+        ("O2", "bfloat16", "up down head embed norm"),
+    ],
+)
+def test_each_weight_is_gathered_in_the_dtype_that_decorate_gives_it(level: str, dtype: str, in_half: str) -> None:
+    half = getattr(torch, dtype)
+    net, _, precision = make(level, dtype, is_sharded=True)
+    plain = make(level, dtype, is_sharded=False)[0]
+    found = gathered_dtypes(net, precision)
+    for name, seen in found.items():
+        assert seen is (half if name.split(".")[-1] in in_half.split() else torch.float32), name
+        assert seen is plain.get_submodule(name).weight.dtype, name
+    assert all(param.dtype is torch.float32 for param in net.parameters())
+
+
+@pytest.mark.usefixtures("group")
+def test_excluded_layers_are_gathered_in_float32() -> None:
+    net, _, precision = make("O2", "bfloat16", is_sharded=True, excluded_layers="head")
+    found = gathered_dtypes(net, precision)
+    assert found["head"] is torch.float32
+    assert found["layers.0.up"] is torch.bfloat16
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("param_dtype", [None, torch.float16])
+def test_a_users_own_sharding_in_another_dtype_is_refused(param_dtype: torch.dtype | None) -> None:
+    net = Net()
+    fully_shard(net, mesh=init_device_mesh("cpu", (1,)), mp_policy=MixedPrecisionPolicy(param_dtype=param_dtype))
+    found = "float16" if param_dtype else "float32"
+    with pytest.raises(
+        RuntimeError, match=rf"FSDP gathers '\S+' in {found}, and level O2 keeps it in bfloat16; .*shard"
+    ):
+        Precision("O2", "bfloat16").prepare(net)
+
+
+@pytest.mark.usefixtures("group")
+def test_a_users_own_sharding_in_the_same_dtype_trains() -> None:
+    net = Net()
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    fully_shard(net, mesh=init_device_mesh("cpu", (1,)), mp_policy=policy)
+    precision = Precision("O2", "bfloat16")
+    made = *precision.prepare(net, torch.optim.SGD(net.parameters(), lr=0.5)), precision
+    losses = train(made)
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"level": "O2", "master_weight": "compact"}, "master_weight='compact': sharded weights are float32 masters"),
+        ({"level": "O2", "master_weight": False}, "master_weight=False: sharded weights are float32 masters"),
+        ({"level": "O3", "fp8": {"scaling": "delayed", "emulate": True}}, "scaling='delayed' with sharded weights"),
+    ],
+)
+def test_options_that_sharded_weights_cannot_have_are_refused(options: dict[str, Any], message: str) -> None:
+    precision = Precision(dtype="bfloat16", **options)
+    net = precision.shard(Net())
+    with pytest.raises(ValueError, match=message):
+        precision.prepare(net)
+
+
+@pytest.mark.usefixtures("group")
+def test_what_is_sharded_or_decorated_already_is_refused() -> None:
+    precision = Precision("O2", "bfloat16")
+    with pytest.raises(RuntimeError, match="has half weights already; give a float32 model"):
+        precision.shard(precision.prepare(Net()))
+    net = precision.shard(Net())
+    with pytest.raises(RuntimeError, match="is sharded or has half weights already"):
+        precision.shard(net)
+    with pytest.raises(ValueError, match=r"use precision.shard\(model, fuse=True\)"):
+        precision.prepare(net, fuse=True)
+    with pytest.raises(ValueError, match=r"blocks: no module is named 'layer\.\*'"):
+        precision.shard(Net(), blocks="layer.*")
