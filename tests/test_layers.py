@@ -18,6 +18,7 @@ ROWS = (
     ("tipc",),
     ("bench",),
     ("vision",),
+    ("integrations",),
     ("model",),
     ("proof",),
     ("trial",),

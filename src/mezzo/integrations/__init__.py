@@ -1,0 +1,1 @@
+"""Plugins for training frameworks: one module per framework, imported only when asked for."""
