@@ -92,8 +92,8 @@ def decorate(
 
     Args:
         models: A module or a list of them, not yet wrapped for distributed training.
-        optimizers: The optimizers of these models; of Accelerate's wrappers, the ones inside. Their `step()` then updates masters and half weights. Without
-            them, masters are first updated by `scaler.step(optimizer)`.
+        optimizers: The optimizers of these models. Their `step()` then updates masters and half weights. Without
+            them, masters are first updated by `scaler.step(optimizer)`. Accelerate's wrappers work too.
         level: `O2`: all floating parameters become half, except those of BatchNorm, and in float16 also of LayerNorm and
             InstanceNorm; buffers stay float32. `O1`: weights and biases of Linear and convolution layers, which only
             compute in half. `O3`: as O2, and layers whose products stay in half are marked. Parameters that a level

@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mezzo.optim import StepEngine, engine_of, forget_casts, keep_autocast, outside_autocast, split_closure, unwrap_optimizer
+from mezzo.optim import (
+    StepEngine,
+    engine_of,
+    forget_casts,
+    keep_autocast,
+    outside_autocast,
+    split_closure,
+    unwrap_optimizer,
+)
 
 
 def checked_engine(optimizer: Any) -> StepEngine:
@@ -29,9 +37,7 @@ def checked_engine(optimizer: Any) -> StepEngine:
     return engine_of(unwrap_optimizer(optimizer))
 
 
-def step_without_scale(
-    engine: StepEngine, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def step_without_scale(engine: StepEngine, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call the step of an optimizer or its wrapper outside of autocast; its closure runs inside."""
     step: Any = optimizer.step
     if engine.attached:

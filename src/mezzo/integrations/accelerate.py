@@ -161,6 +161,5 @@ class MezzoAccelerator(Accelerator):
         super().load_state(*args, **kwargs)
 
 
-
 def _with_grads(params: Iterable[Tensor]) -> set[int]:
     return {id(param) for param in params if param.grad is not None}
