@@ -223,8 +223,9 @@ class GradScaler(ScalerSettings):
         """
         engine = checked_engine(optimizer)
         wrapper, optimizer = optimizer, engine.optimizer
-        if not engine.attached and (wrapper is not optimizer or (not engine.is_lookalike and engine.has_masters())):
-            attach(optimizer)  # the model was decorated without its optimizer, or a wrapper must find our step
+        needs_step = self._enable and wrapper is not optimizer  # the wrapper must find ours
+        if not engine.attached and (needs_step or (not engine.is_lookalike and engine.has_masters())):
+            attach(optimizer)  # with masters: the model was decorated without its optimizer
         if not self._enable:
             return step_without_scale(engine, wrapper, args, kwargs)
         if args or kwargs:

@@ -6,14 +6,20 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from accelerate import Accelerator, DistributedType
-from accelerate.utils import is_compiled_module
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mezzo.amp import GradScaler, auto_cast
-from mezzo.integrations._accelerate_steps import MezzoOptimizer, StepOutcomes, run_in_region, runs_in_region
+from mezzo.errors import MissingExtra
 from mezzo.precision import Precision
+
+try:
+    from accelerate import Accelerator, DistributedType
+    from accelerate.utils import is_compiled_module
+except ModuleNotFoundError as error:
+    raise MissingExtra("mezzo.integrations.accelerate needs accelerate: pip install 'mezzo[accelerate]'") from error
+
+from mezzo.integrations._accelerate_steps import MezzoOptimizer, StepOutcomes, run_in_region, runs_in_region
 
 __all__ = ["MezzoAccelerator", "MezzoOptimizer"]
 
@@ -68,6 +74,7 @@ class MezzoAccelerator(Accelerator):
         self.precision = precision
         self._fuse, self._float32_outputs = fuse, float32_outputs
         self._outcomes = StepOutcomes(precision.scaler)
+        self._stepped: list[MezzoOptimizer] = []
         self._clipper = precision.scaler or GradScaler(enable=False)
         is_delayed = precision.policy is not None and precision.policy.fp8 is not None
         # What save_state() and load_state() keep under this name
@@ -116,6 +123,8 @@ class MezzoAccelerator(Accelerator):
         if not isinstance(prepared, MezzoOptimizer):
             prepared.__class__ = MezzoOptimizer
             prepared.precision, prepared.outcomes = self.precision, self._outcomes
+        if not any(each is prepared for each in self._stepped):
+            self._stepped.append(prepared)
         return prepared
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
@@ -125,7 +134,7 @@ class MezzoAccelerator(Accelerator):
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
         """Divide the gradients by the loss scale in place; None: those of all optimizers."""
-        chosen = self._optimizers if optimizer is None else optimizer
+        chosen = self._stepped if optimizer is None else optimizer
         for each in chosen if isinstance(chosen, (list, tuple)) else [chosen]:
             self._clipper.unscale_(each)
 
@@ -136,8 +145,8 @@ class MezzoAccelerator(Accelerator):
         and the gradients stay as they are. Otherwise they are unscaled and clipped in place.
         """
         params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        if norm_type == 2 and len(self._optimizers) == 1:
-            (optimizer,) = self._optimizers
+        if norm_type == 2 and len(self._stepped) == 1:
+            (optimizer,) = self._stepped
             own = (param for group in optimizer.param_groups for param in group["params"])
             if _with_grads(params) == _with_grads(own):
                 return self._clipper.clip_grad_norm_(optimizer, max_norm)
@@ -154,6 +163,11 @@ class MezzoAccelerator(Accelerator):
         if autocast_handler is not None and not autocast_handler.enabled:
             return auto_cast(enable=False)
         return self.precision.autocast()
+
+    def free_memory(self, *objects: Any) -> Any:
+        """Forget everything that was prepared."""
+        self._stepped.clear()
+        return super().free_memory(*objects)
 
     def load_state(self, *args: Any, **kwargs: Any) -> None:
         """Load what `save_state` wrote; training continues with the same bits."""

@@ -8,10 +8,16 @@ from types import MethodType
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel, Trainer
+
+from mezzo.errors import MissingExtra
+from mezzo.precision import Precision
+
+try:
+    from transformers import PreTrainedModel, Trainer
+except ModuleNotFoundError as error:
+    raise MissingExtra("mezzo.integrations.transformers needs transformers: pip install 'mezzo[transformers]'") from error
 
 from mezzo.integrations.accelerate import MezzoAccelerator
-from mezzo.precision import Precision
 
 __all__ = ["MezzoTrainer", "MezzoTrainerMixin"]
 
