@@ -34,8 +34,7 @@ MODES = [(level, dtype) for level in ("O1", "O2", "O3") for dtype in ("float16",
 def _forget_state():
     """Accelerate keeps its state in the process."""
     yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    reset()
 
 
 def make_precision(level: str, dtype: str, **options) -> Precision:
@@ -252,14 +251,29 @@ def test_a_model_without_trainable_parameters_keeps_its_weights() -> None:
     assert teacher(X).dtype is torch.float32
 
 
+def reset() -> None:
+    """Forget what Accelerate keeps in the process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
 def test_a_compiled_model_runs_in_the_region() -> None:
-    accelerator, model, optimizer, scheduler = prepared("O2", "bfloat16", dynamo_backend="eager")
-    own, own_model, own_optimizer, own_scheduler = prepared("O2", "bfloat16")
-    take_steps(accelerator, model, optimizer, scheduler, range(3))
-    take_steps(own, own_model, own_optimizer, own_scheduler, range(3))
-    compiled = {name.removeprefix("_orig_mod."): value for name, value in weights(model).items()}
-    assert type(model).__name__ == "OptimizedModule"
-    assert_same(compiled, weights(own_model))
+    def run(**options) -> tuple[nn.Module, list[Tensor]]:
+        reset()
+        accelerator, model, optimizer, _ = prepared("O2", "bfloat16", **options)
+        outputs = []
+        for number in range(3):
+            x, y = batch(number)
+            outputs.append(model(x))  # no region around it
+            accelerator.backward(mse_loss(outputs[-1], y))
+            optimizer.step()
+            optimizer.zero_grad()
+        return model, outputs
+
+    (eager, expected), (compiled, found) = run(), run(dynamo_backend="eager")
+    assert type(compiled).__name__ == "OptimizedModule"
+    assert all(map(torch.equal, found, expected))
+    assert_same(weights(getattr(compiled, "_orig_mod")), weights(eager))  # noqa: B009  torch's name for it
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
