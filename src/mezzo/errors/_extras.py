@@ -16,6 +16,11 @@ def require(*modules: str, extra: str) -> None:
 
     >>> require("json", extra="vision")
     """
-    missing = [_PACKAGES.get(module, module) for module in modules if importlib.util.find_spec(module) is None]
+    missing = [_PACKAGES.get(module, module) for module in modules if not _is_installed(module)]
     if missing:
         raise MissingExtra(f"this command needs {', '.join(missing)}: pip install 'mezzo[{extra}]'")
+
+
+def _is_installed(module: str) -> bool:
+    spec = importlib.util.find_spec(module)
+    return spec is not None and spec.origin is not None  # a folder of this name, such as ./wandb, has no origin

@@ -15,7 +15,9 @@ from mezzo.precision import Precision
 try:
     from transformers import PreTrainedModel, Trainer
 except ModuleNotFoundError as error:
-    raise MissingExtra("mezzo.integrations.transformers needs transformers: pip install 'mezzo[transformers]'") from error
+    raise MissingExtra(
+        "mezzo.integrations.transformers needs transformers: pip install 'mezzo[transformers]'"
+    ) from error
 
 from mezzo.integrations.accelerate import MezzoAccelerator
 
