@@ -310,6 +310,7 @@ LAYERS = (
         ("work", ("vision",), "networks, data, recipes, training, image prediction"),
     )),
     ("library", (
+        ("full", ("integrations",), "plugins for Lightning, timm and other frameworks"),
         ("full", ("model",), "Model, callbacks, metrics; processes, checkpoints of a loop"),
         ("full", ("proof",), "doctor, bisect, accuracy comparison"),
         ("full", ("trial",), "a copy of a model, trained for a few steps to measure it"),

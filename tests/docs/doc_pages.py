@@ -23,8 +23,9 @@ _LINK = re.compile(r"!?\[(?:[^\]\[]|\[[^\]]*\])*\]\(([^)\s]+)(?: \"[^\"]*\")?\)"
 
 
 def pages() -> list[Path]:
-    """Return the pages of docs/, the reference included, and the READMEs."""
-    return [*READMES, *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("reference/*.md"))]
+    """Return the pages of docs/, integrations and reference included, and the READMEs."""
+    folders = (DOCS, DOCS / "integrations", DOCS / "reference")
+    return [*READMES, *(page for folder in folders for page in sorted(folder.glob("*.md")))]
 
 
 def name_of(page: Path) -> str:

@@ -19,6 +19,9 @@ NOT_RUN: dict[str, int] = {}
 #: Pages whose code takes more than five seconds, and what takes it.
 SLOW = {page: "compiles training steps" for page in ("docs/model.md", "docs/static.md")}
 
+#: Pages whose code needs a framework; make test-integrations runs them.
+FRAMEWORKS = {f"docs/integrations/{name}.md": name for name in ("accelerate", "transformers")}
+
 #: Pages that another test runs and looks at more closely.
 ELSEWHERE = {"docs/quickstart.md": "test_newcomer.py"}
 
@@ -67,6 +70,8 @@ def python_pages() -> list[Any]:
             continue
         if any(block.language in ("python", "pycon") for block in blocks(page)):
             marks = [pytest.mark.slow] if name_of(page) in SLOW else []
+            if name_of(page) in FRAMEWORKS:
+                marks += [pytest.mark.integrations, pytest.mark.filterwarnings("ignore")]  # their own warnings
             if name_of(page) in WARNINGS:
                 marks.append(pytest.mark.filterwarnings(WARNINGS[name_of(page)][0]))
             found.append(pytest.param(page, marks=marks, id=name_of(page)))
@@ -169,7 +174,7 @@ def test_substitutions_and_tables_speak_of_what_is_there() -> None:
         text = (ROOT / name).read_text(encoding="utf-8")
         for written, _, why in changes:
             assert written in text, f"{name}: {written} is not there any more ({why})"
-    for name in (*NOT_RUN, *SLOW, *WARNINGS, *READERS_OWN, *ELSEWHERE):
+    for name in (*NOT_RUN, *SLOW, *FRAMEWORKS, *WARNINGS, *READERS_OWN, *ELSEWHERE):
         assert (ROOT / name).exists(), name
     for file in ELSEWHERE.values():
         assert (Path(__file__).parent / file).exists(), file
