@@ -121,6 +121,19 @@ def test_a_loaded_state_continues_with_the_same_bits(tmp_path: Path, level: str,
     assert again.precision.state_dict() == kept
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_model_and_optimizer_may_be_prepared_one_after_the_other(dtype: str) -> None:
+    together, *parts = prepared("O2", dtype)
+    take_steps(together, *parts, range(3))
+    accelerator = MezzoAccelerator(cpu=True, precision=make_precision("O2", dtype))
+    model, optimizer = make_net()
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=20)
+    model = accelerator.prepare(model)
+    optimizer, scheduler = accelerator.prepare(optimizer, scheduler)
+    take_steps(accelerator, model, optimizer, scheduler, range(3))
+    assert_same(weights(model), weights(parts[0]))
+
+
 def test_outputs_are_float32_unless_asked_otherwise() -> None:
     _, model, *_ = prepared("O2", "bfloat16")
     assert model(X).dtype is torch.float32
@@ -188,16 +201,18 @@ def test_accumulated_batches_take_one_step_with_their_mean(dtype: str) -> None:
     assert moved == [[[0.0, 0.0]], [[pytest.approx(2.0), pytest.approx(5.0)]]]
 
 
-def test_a_skipped_step_is_reported_and_does_not_step_the_scheduler() -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_skipped_step_is_reported_and_does_not_step_the_scheduler(device: str) -> None:
+    """On CUDA the device decides, and the host must be told the truth."""
     scaler = GradScaler(init_loss_scaling=4.0, decr_every_n_nan_or_inf=1)
-    accelerator = MezzoAccelerator(cpu=True, precision=Precision("O2", scaler=scaler))
+    accelerator = MezzoAccelerator(cpu=device == "cpu", precision=Precision("O2", scaler=scaler))
     model, optimizer = make_net()
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
     found = []
     for factor in (1.0, math.inf, 1.0):
         before = weights(model)
-        accelerator.backward(mse_loss(model(X), Y) * factor)
+        accelerator.backward(mse_loss(model(X.to(device)), Y.to(device)) * factor)
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()

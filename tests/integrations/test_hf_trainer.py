@@ -264,3 +264,35 @@ def test_the_share_of_half_operators_is_logged_after_a_recorded_step(tmp_path: P
     trainer.log({"loss": 1.0})
     share = trainer.state.log_history[-1]["precision/half_share"]
     assert 0.5 < share <= 1.0
+
+
+def test_the_best_checkpoint_is_loaded_into_masters_and_half_weights(tmp_path: Path) -> None:
+    options = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
+    # The loss rises after the first steps: the learning rate is far too large
+    trainer, _ = train(tmp_path, Precision("O2", "bfloat16"), load_best_model_at_end=True, learning_rate=1.0, **options)
+    best = Path(trainer.state.best_model_checkpoint)
+    kept = GPT2LMHeadModel.from_pretrained(best)
+    assert_same(weights(trainer.model), weights(kept))
+    weight = trainer.model.transformer.wte.weight
+    assert torch.equal(weight, kept.transformer.wte.weight.bfloat16())
+    assert has_master(weight)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_trains_as_the_eager_one(tmp_path: Path) -> None:
+    _, eager = train(tmp_path, Precision("O2", "bfloat16"), max_steps=6)
+    options = {"torch_compile": True, "torch_compile_backend": "aot_eager", "max_steps": 6}
+    trainer, compiled = train(tmp_path, Precision("O2", "bfloat16"), **options)
+    assert type(trainer.model_wrapped).__name__ == "OptimizedModule"
+    assert compiled == pytest.approx(eager, rel=0.005)  # dropout draws the same numbers; roundings differ
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_run_on_a_gpu_learns_and_resumes_bit_for_bit(tmp_path: Path, dtype: str) -> None:
+    options = {"max_steps": 8, "save_strategy": "steps", "save_steps": 4, "use_cpu": False}
+    whole, losses = train(tmp_path, Precision("O2", dtype), **options)
+    resumed, later = train(tmp_path, Precision("O2", dtype), resume=str(tmp_path / "checkpoint-4"), **options)
+    assert losses[-1] < losses[0]
+    assert later == losses
+    assert_same(weights(whole.model), weights(resumed.model))

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from mezzo.amp import GradScaler, auto_cast
 from mezzo.errors import MissingExtra
+from mezzo.optim import attach, engine_of, unwrap_optimizer
 from mezzo.precision import Precision
 
 try:
@@ -76,9 +77,10 @@ class MezzoAccelerator(Accelerator):
         self._outcomes = StepOutcomes(precision.scaler)
         self._stepped: list[MezzoOptimizer] = []
         self._clipper = precision.scaler or GradScaler(enable=False)
-        is_delayed = precision.policy is not None and precision.policy.fp8 is not None
-        # What save_state() and load_state() keep under this name
-        self.scaler = precision if is_delayed else precision.scaler
+        recipe = precision.policy.fp8 if precision.policy is not None else None
+        has_fp8_scales = recipe is not None and recipe.scaling == "delayed"
+        # save_state() and load_state() keep the state of what has this name
+        self.scaler = precision if has_fp8_scales else precision.scaler
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """Convert models and their optimizers in place, then prepare everything as Accelerate does."""
@@ -119,6 +121,9 @@ class MezzoAccelerator(Accelerator):
 
     def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> Any:
         """Wrap an optimizer so that its steps are those of the precision."""
+        engine = engine_of(unwrap_optimizer(optimizer))
+        if not engine.attached and engine.has_masters():
+            attach(engine.optimizer)  # its model was prepared by another call
         prepared = super().prepare_optimizer(optimizer, device_placement)
         if not isinstance(prepared, MezzoOptimizer):
             prepared.__class__ = MezzoOptimizer
