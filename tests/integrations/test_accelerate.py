@@ -347,3 +347,9 @@ def test_two_processes_train_as_one_with_the_whole_batch(tmp_path: Path, dtype: 
     for name, value in one["weights"].items():
         # Adam's four steps of 0.01: a sign of a tiny gradient may differ
         torch.testing.assert_close(value, whole[name], rtol=0, atol=0.01)
+
+
+def test_importing_mezzo_imports_neither_accelerate_nor_transformers() -> None:
+    code = "import sys, mezzo.integrations, mezzo.precision, mezzo.model; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"accelerate", "transformers", "wandb"} & {name.partition(".")[0] for name in done.stdout.split()}

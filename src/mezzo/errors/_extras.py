@@ -23,4 +23,7 @@ def require(*modules: str, extra: str) -> None:
 
 def _is_installed(module: str) -> bool:
     spec = importlib.util.find_spec(module)
-    return spec is not None and spec.origin is not None  # a folder of this name, such as ./wandb, has no origin
+    if spec is None:
+        return False
+    is_folder = spec.origin is None and spec.submodule_search_locations is not None
+    return not is_folder  # a folder without __init__.py, such as the ./wandb that wandb leaves behind
