@@ -1,12 +1,11 @@
 """Train with Accelerate's loop and mezzo's precision: accumulation, clipping, a schedule, a saved state.
 
 python examples/integrations/accelerate_train.py
-accelerate launch --cpu --num_processes 2 examples/integrations/accelerate_train.py
+ACCELERATE_USE_CPU=true torchrun --nproc-per-node 2 examples/integrations/accelerate_train.py
 """
 
 import argparse
 import sys
-import tempfile
 
 import torch
 from torch import nn
@@ -21,6 +20,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--level", default="O2", choices=["O0", "O1", "O2"])
     parser.add_argument("--dtype", default="float16", choices=["float16", "bfloat16"])
     parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--save", help="folder for the state; it is loaded again")
     return parser.parse_args()
 
 
@@ -34,7 +34,7 @@ def make_data() -> TensorDataset:
 
 
 def main() -> None:
-    """Train, save the state, load it, and show the numbers of the precision."""
+    """Train, and show the numbers of the precision."""
     options = read_options()
     try:
         from mezzo.integrations.accelerate import MezzoAccelerator
@@ -66,12 +66,13 @@ def main() -> None:
         mean = accelerator.gather(torch.stack(losses)).mean().item()
         accelerator.print(f"epoch {epoch}  loss {mean:.4f}  {precision.numbers()}")
 
-    with tempfile.TemporaryDirectory() as folder:
-        accelerator.save_state(folder)
+    if options.save:
+        accelerator.save_state(options.save)
         accelerator.wait_for_everyone()
-        accelerator.load_state(folder)
-        accelerator.wait_for_everyone()
-    accelerator.print(f"weights are {accelerator.unwrap_model(model)[0].weight.dtype}")
+        accelerator.load_state(options.save)
+    accelerator.print(
+        f"{accelerator.num_processes} process(es), weights are {accelerator.unwrap_model(model)[0].weight.dtype}"
+    )
     accelerator.end_training()
 
 

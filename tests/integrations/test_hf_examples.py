@@ -20,9 +20,10 @@ def run(script: str, *options: str) -> str:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_accelerates_loop_learns_rings(dtype: str) -> None:
+def test_accelerates_loop_learns_rings(tmp_path: Path, dtype: str) -> None:
     pytest.importorskip("accelerate")
-    text = run("examples/integrations/accelerate_train.py", "--dtype", dtype)
+    text = run("examples/integrations/accelerate_train.py", "--dtype", dtype, "--save", str(tmp_path / "state"))
+    assert (tmp_path / "state" / "model.safetensors").exists()
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", text)]
     assert losses[-1] < 0.5 * losses[0]
     assert f"weights are torch.{dtype}" in text
