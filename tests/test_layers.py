@@ -56,7 +56,20 @@ EXCEPTIONS = {
 }
 
 EXTRAS = ("cv2", "matplotlib", "safetensors", "tensorboard", "onnx", "onnxscript", "onnxruntime", "psutil", "pynvml")
-EXTRAS += ("jinja2", "openvino", "ray", "pytest", "hypothesis", "sklearn", "rich", "typer", "click")
+EXTRAS += (
+    "jinja2",
+    "openvino",
+    "ray",
+    "pytest",
+    "hypothesis",
+    "sklearn",
+    "rich",
+    "typer",
+    "click",
+    "accelerate",
+    "transformers",
+    "wandb",
+)
 
 
 def module_of(path: Path, root: Path) -> list[str]:

@@ -13,6 +13,7 @@ from torch.nn.functional import mse_loss
 
 import mezzo
 from mezzo.amp import GradScaler, Policy, auto_cast, decorate, float32_copy
+from no_waiting import no_waiting
 
 X, Y = torch.linspace(-1, 1, 32).reshape(8, 4), torch.linspace(0, 1, 16).reshape(8, 2)
 MODES = [
@@ -350,3 +351,47 @@ def test_float32_stays_float32_inside_another_region() -> None:
 def test_half_weights_is_a_switch() -> None:
     with pytest.raises(TypeError, match="half_weights='no'"):
         mezzo.Precision("O1", half_weights="no")
+
+
+def test_numbers_are_scale_and_skipped_steps_of_a_scaled_run() -> None:
+    precision = mezzo.Precision("O2", scaler=GradScaler(init_loss_scaling=64.0, decr_every_n_nan_or_inf=1))
+    model = make_net()
+    model, optimizer = precision.prepare(model, adam(model))
+    assert precision.numbers() == {"precision/loss_scale": 64.0, "precision/skipped_steps": 0.0}
+    for factor in (1.0, float("inf")):
+        with precision.autocast():
+            loss = mse_loss(model(X), Y) * factor
+        precision.backward(loss)
+        precision.step(optimizer)
+        optimizer.zero_grad()
+    expected = {"precision/loss_scale": 32.0, "precision/skipped_steps": 1.0}
+    assert precision.numbers() == precision.numbers(wait=True) == expected
+
+
+@pytest.mark.parametrize(("level", "dtype"), [("O0", "float16"), ("O2", "bfloat16")])
+def test_numbers_without_a_scale_are_those_of_a_recording(level: str, dtype: str) -> None:
+    precision = mezzo.Precision(level, dtype)
+    model = make_net()
+    model, optimizer = precision.prepare(model, adam(model))
+    assert precision.numbers() == {}
+    with precision.record() as stats:
+        precision.train_step(lambda: (None, mse_loss(model(X), Y)), optimizer)
+    rows = [row for row in stats.rows if row.phase != "optimizer"]
+    half = sum(row.fp16 + row.bf16 for row in rows)
+    assert stats.half_share == half / (half + sum(row.fp32 for row in rows))
+    assert precision.numbers() == {"precision/half_share": stats.half_share}
+    assert stats.half_share == 0 if level == "O0" else 0.3 < stats.half_share < 1  # batch norm is float32
+
+
+@pytest.mark.gpu
+def test_numbers_do_not_wait_for_the_device_and_arrive_later() -> None:
+    precision = mezzo.Precision("O2", scaler=GradScaler(init_loss_scaling=64.0, decr_every_n_nan_or_inf=1))
+    model = make_net().cuda()
+    model, optimizer = precision.prepare(model, adam(model))
+    with precision.autocast():
+        loss = mse_loss(model(X.cuda()), Y.cuda()) * float("inf")
+    precision.backward(loss)
+    with no_waiting():
+        precision.step(optimizer)
+        assert precision.numbers()["precision/loss_scale"] in (32.0, 64.0)
+    assert precision.numbers(wait=True) == {"precision/loss_scale": 32.0, "precision/skipped_steps": 1.0}

@@ -7,7 +7,8 @@ bisection, accuracy comparison and the benchmarks (except their stock side). It 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
@@ -145,6 +146,7 @@ class Precision:
         self._region = auto_cast(enable=False) if self.policy is None else auto_cast(policy=policy)
         self.fused: Sequence[FusedPart] = ()
         """What `prepare(fuse=True)` replaced: path, class and replacement of each part."""
+        self._half_share: float | None = None
         self._model: nn.Module | None = None
         """The model whose delayed FP8 scales belong to the state; None without such scales."""
         self._awaits_step: bool | None = None
@@ -454,9 +456,39 @@ class Precision:
         """Tell which list or rule decides the dtype of an operator, or of every layer of a model."""
         return explain(target, self.policy or Policy.create("O0"))
 
-    def record(self) -> AbstractContextManager[OperatorStats]:
-        """Return a context that counts which operators run in which dtype; its value has `table()`."""
-        return collect_operator_stats(print_table=False)
+    @contextmanager
+    def record(self) -> Iterator[OperatorStats]:
+        """Count which operators run in which dtype; the context's value has `table()` and `half_share`.
+
+        Recording slows a step down: record one step, and `numbers` keeps its share of half operators.
+        """
+        with collect_operator_stats(print_table=False) as stats:
+            yield stats
+        self._half_share = stats.half_share
+
+    def numbers(self, *, wait: bool = False) -> dict[str, float]:
+        """Return plain numbers for a logger: wandb, TensorBoard, MLflow, Lightning's `log_dict`.
+
+        Args:
+            wait: Wait for the device, so that the last step counts. By default the host does not
+                wait, and on CUDA the numbers may be some steps old.
+
+        Returns:
+            `precision/loss_scale` and `precision/skipped_steps` if the loss is scaled, and
+            `precision/half_share`, the share of half operators, if a step was recorded (`record`).
+
+        >>> Precision("O2").numbers()
+        {'precision/loss_scale': 32768.0, 'precision/skipped_steps': 0.0}
+        """
+        numbers: dict[str, float] = {}
+        if self.scaler is not None:
+            if wait:
+                self.scaler.flush()
+            numbers["precision/loss_scale"] = self.scaler.known_scale
+            numbers["precision/skipped_steps"] = float(self.scaler.skipped_steps)
+        if self._half_share is not None:
+            numbers["precision/half_share"] = self._half_share
+        return numbers
 
     @property
     def _is_delayed(self) -> bool:

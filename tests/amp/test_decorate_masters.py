@@ -8,7 +8,7 @@ from decorated import Tied
 from torch import nn
 
 from mezzo.amp import GradScaler, auto_cast, decorate
-from mezzo.optim import master_of, refresh_master
+from mezzo.optim import has_master, master_of, refresh_master
 
 HALVES = [torch.float16, torch.bfloat16]
 
@@ -77,6 +77,18 @@ def test_a_weight_tied_to_an_excluded_layer_stays_float32() -> None:
     assert model.embed.weight.dtype is torch.float32
     with auto_cast(level="O2"):
         assert model(torch.tensor([1])).dtype is torch.float32
+
+
+def test_frozen_weights_that_are_half_already_get_no_master_until_they_are_trained() -> None:
+    model = nn.Sequential(nn.Linear(4, 4).half().requires_grad_(False), nn.Linear(4, 4))
+    before = model[0].weight.clone()
+    decorate(model, level="O2")
+    assert [has_master(layer.weight) for layer in model] == [False, True]
+    assert torch.equal(model[0].weight, before)
+    assert torch.equal(model.state_dict()["0.weight"], before.float())
+    model.requires_grad_(True)
+    decorate(model, level="O2")
+    assert [has_master(layer.weight) for layer in model] == [True, True]
 
 
 def test_frozen_weights_are_cast_and_left_alone() -> None:

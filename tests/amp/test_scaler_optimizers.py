@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import StepLR
 
-from mezzo.amp import GradScaler, decorate
+from mezzo.amp import GradScaler, auto_cast, decorate
 from mezzo.optim import attach, master_of
 
 # Gradients are made by hand here, without a loss.
@@ -284,6 +284,72 @@ def test_wrappers_that_delegate_are_stepped_as_torchs_scaler_steps_the_inner_one
     ours = run(GradScaler(init_loss_scaling=64.0, decr_every_n_nan_or_inf=1), wrap)
     for a, b in zip(ours, stock, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+class Wrapped(Optimizer):
+    """As accelerate's wrapper: torch's optimizer is in `optimizer`, and steps wait for the end of accumulation."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.accumulates = False
+
+    param_groups = property(lambda self: self.optimizer.param_groups)
+    state = property(lambda self: self.optimizer.state)
+    defaults = property(lambda self: self.optimizer.defaults)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+    def step(self, closure=None) -> None:
+        if not self.accumulates:
+            self.optimizer.step(closure)
+
+
+@pytest.mark.parametrize("enable", [True, False])
+@pytest.mark.parametrize("wraps_first", [True, False])
+def test_a_decorated_optimizer_steps_on_masters_through_its_wrapper(wraps_first: bool, enable: bool) -> None:
+    def run(wrap) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        optimizer = AdamW(model.parameters(), lr=0.1)
+        if wraps_first:
+            optimizer = wrap(optimizer)
+        decorate(model, optimizer, level="O2", dtype="bfloat16")
+        if not wraps_first:
+            optimizer = wrap(optimizer)
+        scaler = GradScaler(enable=enable, init_loss_scaling=64.0)
+        for number in range(3):
+            with auto_cast(level="O2", dtype="bfloat16"):
+                loss = model(torch.full((8, 4), number + 1.0)).float().square().mean()
+            scaler.scale(loss).backward()
+            scaler.clip_grad_norm_(optimizer, 0.5)
+            scaler.step(optimizer, None)
+            scaler.update()
+            optimizer.zero_grad()
+        return {name: value.clone() for name, value in model.state_dict().items()}
+
+    wrapped, plain = run(Wrapped), run(lambda optimizer: optimizer)
+    assert all(torch.equal(wrapped[name], plain[name]) for name in plain)
+
+
+def test_a_wrapper_that_still_accumulates_takes_no_step_and_leaves_the_scale() -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    wrapper = Wrapped(SGD([weight], lr=1.0))
+    scaler = GradScaler(init_loss_scaling=64.0, incr_every_n_steps=1)
+    for wrapper.accumulates in (True, False):
+        scaler.scale(2.0 * weight.sum()).backward()
+        scaler.step(wrapper)
+        scaler.update()
+        assert (weight.item(), scaler.get_scale()) == ((0.0, 64.0) if wrapper.accumulates else (-4.0, 128.0))
+
+
+def test_a_wrapper_skips_a_step_that_overflowed() -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    wrapper, scaler = Wrapped(SGD([weight], lr=1.0)), GradScaler(init_loss_scaling=64.0, decr_every_n_nan_or_inf=1)
+    scaler.scale(math.inf * weight.sum()).backward()
+    scaler.step(wrapper)
+    scaler.update()
+    assert (weight.item(), scaler.skipped_steps, scaler.get_scale()) == (0.0, 1, 32.0)
 
 
 class Slotted:

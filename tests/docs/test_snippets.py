@@ -20,7 +20,9 @@ NOT_RUN: dict[str, int] = {}
 SLOW = {page: "compiles training steps" for page in ("docs/model.md", "docs/static.md")}
 
 #: Pages whose code needs a framework; make test-integrations runs them.
-FRAMEWORKS = {f"docs/integrations/{name}.md": name for name in ("lightning", "timm", "torchao")}
+FRAMEWORKS = {
+    f"docs/integrations/{name}.md": name for name in ("lightning", "timm", "torchao", "accelerate", "transformers")
+}
 
 #: Pages that another test runs and looks at more closely.
 ELSEWHERE = {"docs/quickstart.md": "test_newcomer.py"}

@@ -33,7 +33,7 @@ from mezzo.amp._steps import check_again, watch_optimizers
 from mezzo.amp.hardware import warn_if_unsupported
 from mezzo.dtypes import parse_half_dtype, parse_level
 from mezzo.fp8 import Fp8Recipe, refuse_without_fp8
-from mezzo.optim import attach, copy_masters_with_parameters, remember_names
+from mezzo.optim import attach, copy_masters_with_parameters, remember_names, unwrap_optimizer
 
 Models = TypeVar("Models", bound=nn.Module | Sequence[nn.Module])
 Optimizers = TypeVar("Optimizers", bound=Optimizer | Sequence[Optimizer])
@@ -93,7 +93,7 @@ def decorate(
     Args:
         models: A module or a list of them, not yet wrapped for distributed training.
         optimizers: The optimizers of these models. Their `step()` then updates masters and half weights. Without
-            them, masters are first updated by `scaler.step(optimizer)`.
+            them, masters are first updated by `scaler.step(optimizer)`. Accelerate's wrappers work too.
         level: `O2`: all floating parameters become half, except those of BatchNorm, and in float16 also of LayerNorm and
             InstanceNorm; buffers stay float32. `O1`: weights and biases of Linear and convolution layers, which only
             compute in half. `O3`: as O2, and layers whose products stay in half are marked. Parameters that a level
@@ -123,6 +123,7 @@ def decorate(
     masters = parse_master_weight(master_weight)
     model_list = as_list(models, nn.Module, "models")
     optimizer_list = [] if optimizers is None else as_list(optimizers, Optimizer, "optimizers")
+    optimizer_list = [unwrap_optimizer(optimizer) for optimizer in optimizer_list]
     for index, model in enumerate(model_list):
         refuse_wrapped(model, "" if isinstance(models, nn.Module) else f"models[{index}]")
         refuse_uninitialised(model)

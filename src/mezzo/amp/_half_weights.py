@@ -76,7 +76,8 @@ def _cast_parameter(param: nn.Parameter, half: torch.dtype, masters: str, master
             attach_master(param, value, compact=masters == "compact")
         if grad is not None:
             param.grad = grad.to(half)
-    elif masters != "none" and stored_master(param) is None:
+    elif masters != "none" and stored_master(param) is None and param.requires_grad:
+        # A frozen half weight, such as the base model of LoRA, has no other bits to keep
         attach_master(param, compact=masters == "compact")
     if masters == "none":
         expect_no_master(param)

@@ -261,17 +261,20 @@ class GradScaler(ScalerSettings):
         the region.
 
         Args:
-            optimizer: A torch optimizer, or an object with `param_groups`, `step` and `zero_grad`
-                (apex's LARC). Such an object steps by its own rules: its gradients are unscaled in
-                place, and the host waits for CUDA.
+            optimizer: A torch optimizer, a wrapper of one that Accelerate made, or an object with
+                `param_groups`, `step` and `zero_grad` (apex's LARC). A wrapper may decide to take
+                no step, because it accumulates gradients. A LARC-like object steps by its own
+                rules: its gradients are unscaled in place, and the host waits for CUDA.
             args: Passed on to the optimizer's step. A closure raises RuntimeError.
             kwargs: The same.
         """
         engine = checked_engine(optimizer)
-        if not engine.attached and not engine.is_lookalike and engine.has_masters():
-            attach(optimizer)  # the model was decorated without its optimizer
+        wrapper, optimizer = optimizer, engine.optimizer
+        needs_step = self._enable and wrapper is not optimizer  # the wrapper must find ours
+        if not engine.attached and (needs_step or (not engine.is_lookalike and engine.has_masters())):
+            attach(optimizer)  # with masters: the model was decorated without its optimizer
         if not self._enable:
-            return step_without_scale(engine, args, kwargs)
+            return step_without_scale(engine, wrapper, args, kwargs)
         if args or kwargs:
             closure, args, kwargs = split_closure(args, kwargs)
             if closure is not None:
@@ -293,7 +296,10 @@ class GradScaler(ScalerSettings):
         else:
             if not engine.is_lookalike:
                 warn_if_masters_are_missing(optimizer, is_by_scaler=True)
-            result, verdict = self._take_step(engine, progress, args, kwargs)
+            result, verdict = self._take_step(engine, wrapper, progress, args, kwargs)
+            if verdict is None:  # the wrapper still accumulates gradients
+                self._has_idle_step = True
+                return result
             self._note_step(optimizer, verdict)
         progress.stage = Stage.STEPPED
         if not self._dynamic:
@@ -301,27 +307,34 @@ class GradScaler(ScalerSettings):
         return result
 
     def _take_step(
-        self, engine: StepEngine, progress: OptimizerProgress, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, Verdict]:
+        self,
+        engine: StepEngine,
+        wrapper: Optimizer,
+        progress: OptimizerProgress,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[Any, Verdict | None]:
+        """Return what the step returns, and its verdict; None if a wrapper took no step."""
         optimizer: Any = engine.optimizer
         scale = self._scale_for(engine, "step") if progress.stage is Stage.INIT else None
         if getattr(optimizer, SUPPORTS_SCALING, False):
             if engine.takes_grad_scaler:
-                return self._step_with_scaler(engine, progress, scale, args, kwargs)
+                return self._step_with_scaler(engine, wrapper, progress, scale, args, kwargs)
             scale = multiply_scale(scale, optimizer.__dict__.pop("grad_scale", None))
         request = StepRequest(scale=scale, verdict=progress.verdict, clip_coef=progress.clip_coef)
         try:
-            result = engine.step_through_wrapper(request, *args, **kwargs)
+            result = engine.step_through_wrapper(request, wrapper, *args, **kwargs)
         except BaseException:
             if request.has_rewritten:  # a second try finds true gradients
                 progress.stage, progress.verdict, progress.clip_coef = Stage.UNSCALED, request.verdict, None
             raise
-        assert request.verdict is not None
+        assert request.verdict is not None or wrapper is not optimizer
         return result, request.verdict
 
     def _step_with_scaler(
         self,
         engine: StepEngine,
+        wrapper: Optimizer,
         progress: OptimizerProgress,
         scale: Tensor | None,
         args: tuple[Any, ...],
@@ -333,7 +346,7 @@ class GradScaler(ScalerSettings):
         """
         progress.verdict = merge_verdicts(progress.verdict, engine.check(scale))
         request = StepRequest(clip_coef=progress.clip_coef, checks=False)
-        result = engine.step_through_wrapper(request, *args, grad_scaler=self, **kwargs)
+        result = engine.step_through_wrapper(request, wrapper, *args, grad_scaler=self, **kwargs)
         return result, progress.verdict
 
     def _note_idle_step(self, optimizer: Optimizer) -> None:
@@ -424,6 +437,17 @@ class GradScaler(ScalerSettings):
         """
         self._log.poll()
         return self._log.skipped
+
+    @property
+    def known_scale(self) -> float:
+        """The scale, as far as the host knows; 1.0 if not enabled. Does not wait for the device."""
+        if not self._enable:
+            return 1.0
+        self._log.poll()
+        for scale in (self._state.known_scale(), self._log.last_scale):
+            if scale is not None:
+                return scale
+        return self._state.placed_scale()
 
     def register_outcome_hook(self, hook: Callable[[bool], object]) -> OutcomeHandle:
         """Call `hook(taken)` once per update, in order, on CUDA possibly some steps late.

@@ -11,11 +11,19 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mezzo.optim import StepEngine, engine_of, forget_casts, keep_autocast, outside_autocast, split_closure
+from mezzo.optim import (
+    StepEngine,
+    engine_of,
+    forget_casts,
+    keep_autocast,
+    outside_autocast,
+    split_closure,
+    unwrap_optimizer,
+)
 
 
 def checked_engine(optimizer: Any) -> StepEngine:
-    """Return the engine of an optimizer, or of an object with the methods of one.
+    """Return the engine of an optimizer, of the one inside a wrapper, or of an object with its methods.
 
     Raises:
         TypeError: It is neither.
@@ -26,19 +34,19 @@ def checked_engine(optimizer: Any) -> StepEngine:
             f"expected a torch.optim.Optimizer, or an object with param_groups, step and zero_grad (apex's LARC); "
             f"got {type(optimizer).__name__}"
         )
-    return engine_of(optimizer)
+    return engine_of(unwrap_optimizer(optimizer))
 
 
-def step_without_scale(engine: StepEngine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call the optimizer's step outside of autocast; its closure runs inside."""
+def step_without_scale(engine: StepEngine, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call the step of an optimizer or its wrapper outside of autocast; its closure runs inside."""
+    step: Any = optimizer.step
     if engine.attached:
-        return engine.optimizer.step(*args, **kwargs)
+        return step(*args, **kwargs)
     closure, _, _ = split_closure(args, kwargs)
     if closure is not None:
         kept = keep_autocast(closure)
         args = tuple(kept if value is closure else value for value in args)
         kwargs = {name: kept if value is closure else value for name, value in kwargs.items()}
-    step: Any = engine.optimizer.step
     with outside_autocast():
         result = step(*args, **kwargs)
     forget_casts()

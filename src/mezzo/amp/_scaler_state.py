@@ -68,6 +68,10 @@ class ScaleState:
             return self._host["scale"]
         return float(self._device_scale.item()) if self._device_scale.device.type == "cpu" else None
 
+    def placed_scale(self) -> float:
+        """Return the scale that was set or loaded last; updates on the device are newer."""
+        return self._host["scale"]
+
     def read(self) -> dict[str, float]:
         """Return all values as plain numbers; waits for the device."""
         if self._counts is None:

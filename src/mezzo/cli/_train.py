@@ -31,6 +31,8 @@ def train(
     Give --config FILE.yml (PaddleSeg) or --data-path DIR. Start with torchrun to use several devices.
     """
     require("cv2", "PIL", "safetensors", extra="vision")
+    if options.wandb:
+        require("wandb", extra="wandb")
     from mezzo.vision.data import has_split
     from mezzo.vision.train import evaluate, make_recipe, train
 

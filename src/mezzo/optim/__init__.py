@@ -11,6 +11,7 @@ from mezzo.optim._engine import (
     find_engine,
     split_closure,
     takes_grad_scaler,
+    unwrap_optimizer,
 )
 from mezzo.optim._masters import (
     attach_master,
@@ -52,6 +53,7 @@ __all__ = [
     "find_engine",
     "split_closure",
     "takes_grad_scaler",
+    "unwrap_optimizer",
     "outside_autocast",
     "forget_casts",
     "keep_autocast",

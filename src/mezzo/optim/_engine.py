@@ -288,23 +288,37 @@ class StepEngine:
             return self._update(request, args, kwargs)
         return call_between_step_hooks(optimizer, self._update, request, args, kwargs)
 
-    def step_through_wrapper(self, request: StepRequest, *args: Any, **kwargs: Any) -> Any:
+    def step_through_wrapper(self, request: StepRequest, wrapper: Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Take one step by `step`.
 
-        If somebody wrapped `optimizer.step` after `attach`, let the wrapper call it.
+        If somebody wrapped `optimizer.step` after `attach`, or gave a wrapper of the optimizer, let
+        the wrapper call it.
 
         accelerate counts calls by such a wrapper. A wrapper takes the arguments of `optimizer.step`
         and no others, so the request waits in the engine until the wrapper calls the step that
-        `attach` put on the optimizer.
+        `attach` put on the optimizer. A wrapper that accumulates gradients may not call it: then
+        the request has no verdict.
+
+        Args:
+            request: What to check, unscale and clip.
+            wrapper: What the user stepped: the optimizer, or a wrapper that `unwrap_optimizer` knows.
+            args: Passed on to the step.
+            kwargs: The same.
         """
+        if wrapper is not self.optimizer:
+            return self._step_behind(request, wrapper.step, args, kwargs)
         step: Any = self.optimizer.__dict__.get("step")
         if not self.attached or getattr(step, "__func__", None) is _attached_step:
             return self.step(request, *args, **kwargs)
         if self._ends_early(request):
             return None
+        return self._step_behind(request, self.optimizer.step, args, kwargs)
+
+    def _step_behind(self, request: StepRequest, step: Callable[..., Any], args: _Args, kwargs: _Kwargs) -> Any:
+        """Call a step that ends in the step of this attached optimizer, which finds the request."""
         self._request_behind_wrapper = request
         try:
-            return self.optimizer.step(*args, **kwargs)
+            return step(*args, **kwargs)
         finally:
             self._request_behind_wrapper = None
 
@@ -461,6 +475,20 @@ def split_closure(args: _Args, kwargs: _Kwargs) -> tuple[Callable[[], Any] | Non
         others = {name: value for name, value in kwargs.items() if name != "closure"}
         return kwargs["closure"], args, others
     return None, args, kwargs
+
+
+def unwrap_optimizer(optimizer: Any) -> Any:
+    """Return the optimizer inside a wrapper such as accelerate's; any other object as it is.
+
+    A wrapper is of torch's class but did not call its `__init__`, and its `optimizer` is a torch
+    optimizer. It has neither hooks nor state of its own, so the inner one must be attached.
+    """
+    while isinstance(optimizer, Optimizer) and STATE_DICT_HOOKS not in optimizer.__dict__:
+        inner = getattr(optimizer, "optimizer", None)
+        if not isinstance(inner, Optimizer):
+            break
+        optimizer = inner
+    return optimizer
 
 
 def find_engine(optimizer: Optimizer) -> StepEngine | None:

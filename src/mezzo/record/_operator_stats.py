@@ -215,6 +215,17 @@ class OperatorStats:
         total = sum(kernel.time_us for kernel in on_device)
         return sum(kernel.time_us for kernel in on_device if kernel.on_tensor_cores) / total if total else None
 
+    @property
+    def half_share(self) -> float | None:
+        """Share of float16 and bfloat16 among the floating-point calls of forward and backward passes.
+
+        FP8 products count as neither. None if nothing was counted.
+        """
+        rows = [row for row in self.rows if row.phase != "optimizer"]
+        half = sum(row.fp16 + row.bf16 for row in rows)
+        total = half + sum(row.fp32 for row in rows)
+        return half / total if total else None
+
     def raw(self) -> dict[str, str]:
         """Return the totals as `name -> 'fp16,bf16,fp32,other'`."""
         return {name: ",".join(map(str, calls)) for name, calls in self.totals().items()}

@@ -162,6 +162,9 @@ class RunOptions:
     sync_bn: Annotated[bool, Option("Compute batch norm over all processes.")] = False
     fsdp: Annotated[bool, Option("Shard weights, gradients and optimizer state over the processes (FSDP2).")] = False
     log_ops: Annotated[bool, Option("Print the operators and dtypes of the first step.")] = False
+    wandb: Annotated[bool, Option("Also log the numbers to Weights & Biases. WANDB_MODE=offline needs no network.")] = (
+        False
+    )
     to_static: Annotated[bool, Option("Capture the step once, compile it and replay it.", "--to-static-training")] = (
         False
     )

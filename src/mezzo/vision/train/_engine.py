@@ -14,7 +14,6 @@ from mezzo.model.meter import StepMeter, Window
 from mezzo.model.parallel import share_buffers
 from mezzo.model.steps import NonFiniteLoss, StepResult, run_steps
 from mezzo.model.watchdog import FORWARD_DONE, begin_step, enter
-from mezzo.record import collect_operator_stats
 from mezzo.static import CaptureError
 from mezzo.vision.data import DeviceBatch
 from mezzo.vision.train._checkpoints import RunProgress, save_best, save_checkpoint
@@ -122,7 +121,7 @@ class TrainingEngine:
         self._records = False
         if self._compiled is not None and not (records and session.world.size == 1):
             return self._train_compiled(self._compiled, batch, records)
-        with collect_operator_stats(print_table=False) if records else nullcontext() as stats, _explained(session):
+        with session.precision.record() if records else nullcontext() as stats, _explained(session):
             result = train_step(session, batch)
         if stats is not None:
             self._reporter.operator_table(stats.table())

@@ -95,7 +95,7 @@ def _words(name: str) -> list[str]:
 
 
 def _is_of_the_machine(name: str) -> bool:
-    return any(word in _NOT_SHOWN for word in _words(name))
+    return name.startswith("precision/") or any(word in _NOT_SHOWN for word in _words(name))
 
 
 def _panel_of(name: str) -> str:

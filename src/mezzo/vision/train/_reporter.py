@@ -109,7 +109,7 @@ class Reporter:
             "batch_cost": window.batch_cost_s,
             "ips": window.images_per_s * self._session.world.size,
         }
-        self._scalars.add(step + 1, lr=rate, **window.values, **speed)
+        self._scalars.add(step + 1, lr=rate, **window.values, **speed, **self._session.precision.numbers())
 
     def _class_line(self, step: int, rate: float, window: Window) -> str:
         epoch, position = divmod(step, self._session.steps_per_epoch)

@@ -24,6 +24,7 @@ from mezzo.vision.train._reporter import Reporter, eval_lines
 from mezzo.vision.train._resume import AUTO, find_checkpoint, resume
 from mezzo.vision.train._scalars import ScalarLog
 from mezzo.vision.train._tasks import NetworkTask, Scores, make_task
+from mezzo.vision.train._wandb import WandbLog
 from mezzo.vision.train.log_lines import format_memory_line
 from mezzo.vision.train.session import Session, UnusableRecipe, open_precision, open_session
 
@@ -66,7 +67,8 @@ def train(recipe: Recipe, options: RunOptions) -> TrainResult:
         scalars: ScalarLog | None = None
         if world.is_first:
             write_record(session, options.save_dir)
-            scalars = closing.enter_context(ScalarLog(options.save_dir, resume_at=progress.step + 1))
+            wandb = WandbLog(options.save_dir, session.precision.name) if options.wandb else None
+            scalars = closing.enter_context(ScalarLog(options.save_dir, resume_at=progress.step + 1, wandb=wandb))
         reporter = closing.enter_context(Reporter(session, scalars))
         reporter.begin(progress)
         TrainingEngine(session, store, reporter, evaluator).run(progress)

@@ -13,6 +13,7 @@ from typing import Any
 from mezzo.errors import MezzoError, RunError
 from mezzo.files import MiB, parse_json, read_bytes, report_write_errors, say, short_repr, write_file
 from mezzo.model.callbacks import EventWriter
+from mezzo.vision.train._wandb import WandbLog
 
 SCALARS = "scalars.jsonl"
 EVENTS = "tensorboard"
@@ -33,7 +34,8 @@ class ScalarLog:
         directory: Folder of the run; it is created.
         resume_at: The next step of the run, 0 for a new run. Points of this step and later are
             dropped, so that each step is logged once. None keeps all points.
-        with_tensorboard: False writes only the file.
+        with_tensorboard: False writes no events.
+        wandb: Gets the same numbers; closed with this log.
         notice: Called with a line if TensorBoard is not installed or cannot write.
     """
 
@@ -43,6 +45,7 @@ class ScalarLog:
         *,
         resume_at: int | None = None,
         with_tensorboard: bool = True,
+        wandb: WandbLog | None = None,
         notice: Callable[[str], object] = say,
     ) -> None:
         self.path = Path(directory) / SCALARS
@@ -53,6 +56,7 @@ class ScalarLog:
                 self.path.unlink()  # a copied folder may hold a link to any file
             self._file = self.path.open("ab", buffering=0)  # unbuffered: close() has nothing left to write
         self._events = _event_writer(self.path.parent / EVENTS, resume_at, notice) if with_tensorboard else None
+        self._wandb = wandb
 
     def add(self, step: int, **values: float) -> None:
         """Log numbers of a step; a kill after this call does not lose them.
@@ -80,6 +84,8 @@ class ScalarLog:
         if self._events is not None:
             for name, number in numbers.items():
                 self._events.add(name, number, step)
+        if self._wandb is not None:
+            self._wandb.add(step, numbers)
 
     def read(self) -> list[ScalarPoint]:
         """Return all points of the file, in order."""
@@ -104,6 +110,9 @@ class ScalarLog:
         if self._events is not None:
             self._events.close()
             self._events = None
+        if self._wandb is not None:
+            self._wandb.close()
+            self._wandb = None
 
     def __enter__(self) -> ScalarLog:
         return self
