@@ -129,6 +129,36 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert error.count("\n") == 1
 
 
+def test_the_share_of_the_devices_rate_is_operations_over_time_and_rate() -> None:
+    result = replace(made(StaticRecipe("mezzo", "O2"), 1.0, 0.5), flops=9.89e13)
+    bench = made_bench(result)
+    bench = replace(bench, machine=replace(bench.machine, device="NVIDIA H200"))
+    assert bench.utilisation(result) == pytest.approx(0.2)  # 989e12 a second
+    assert dict(zip(*bench.table(), strict=True)) | {"TFLOP/s": "198", "MFU": "20.0%"} == dict(
+        zip(*bench.table(), strict=True)
+    )
+    assert made_bench(result).utilisation(result) is None, "the rate of this device is not known"
+    assert "MFU" not in made_bench(made(StaticRecipe("mezzo", "O2"), 1.0, 0.5)).table()[0]
+
+
+def test_bfloat16_weights_are_no_rival_because_they_lose_small_updates() -> None:
+    masters = made(StaticRecipe("stock", "autocast", "default"), 2.0, 2.0)
+    without = made(StaticRecipe("stock", "bf16 weights", "default"), 1.0, 1.0)
+    assert made_bench(masters, without).best_stock("net") == masters
+
+
+def test_recipes_of_language_models_have_words_of_their_own() -> None:
+    def chosen(*words: str) -> list[str]:
+        return [each.name for each in choose_recipes("llm", "net", words)]
+
+    assert chosen("mezzo-graph") == ["mezzo O2 graph", "mezzo O2 graph, compact masters"]
+    assert chosen("mezzo-o3-graph") == ["mezzo O3 graph", "mezzo O3 graph, compact masters"]
+    assert chosen("stock-bf16-compile", "torchao") == [
+        "stock bf16 weights, torch.compile default",
+        "torchao float8, torch.compile default",
+    ]
+
+
 def test_words_choose_recipes_in_one_layout_or_in_all() -> None:
     def chosen(kind: str, *words: str) -> list[str]:
         return [each.name for each in choose_recipes(kind, "net", words)]

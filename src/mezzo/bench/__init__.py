@@ -5,7 +5,7 @@ from mezzo.bench._compare import CompareSettings, Comparison, ModeResult, compar
 from mezzo.bench._factories import ModelError
 from mezzo.bench._frame import Bench
 from mezzo.bench._machine import MachineClocks, read_machine
-from mezzo.bench._networks import NetworkSizes, find_network, network_names
+from mezzo.bench._networks import LLAMA_SIZES, NetworkSizes, find_network, network_names
 from mezzo.bench._static import bench_static
 from mezzo.bench._static_recipes import STATIC_RECIPES, StaticRecipe, recipe_choices
 from mezzo.bench._static_result import NotRun, StaticBench, StaticResult, StaticSettings
@@ -39,6 +39,7 @@ __all__ = [
     "TrainingLoop",
     "Bench",
     "find_network",
+    "LLAMA_SIZES",
     "NetworkSizes",
     "bench_static",
     "StaticBench",

@@ -86,8 +86,23 @@ class Meter:
             torch.cuda.reset_peak_memory_stats(self._device)
 
     def peak_memory_bytes(self) -> int | None:
-        """Return the highest memory allocated since `reset_peak`; None on a CPU, where torch does not count it."""
-        return torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else None
+        """Return the highest memory in use since `reset_peak`; None on a CPU, where torch does not count it.
+
+        CUDA graphs compute in memory of their own, which counts as free after the capture. It is added.
+        """
+        if self._device.type != "cuda":
+            return None
+        return torch.cuda.max_memory_allocated(self._device) + _free_memory_of_graphs(self._device)
+
+
+def _free_memory_of_graphs(device: torch.device) -> int:
+    """Return the bytes of CUDA graphs' own pools that no tensor holds: replays use them all the same."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return sum(
+        segment["total_size"] - segment["allocated_size"]
+        for segment in torch.cuda.memory_snapshot()
+        if segment["device"] == index and tuple(segment["segment_pool_id"]) != (0, 0)
+    )
 
 
 def measure_each(

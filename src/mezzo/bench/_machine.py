@@ -11,6 +11,19 @@ from mezzo.amp.hardware import query_nvidia_smi
 _CPUFREQ = Path("/sys/devices/system/cpu/cpu0/cpufreq")
 
 
+_PEAK_RATES = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12}
+"""Half-precision operations per second of Tensor Cores, dense, from the vendor's data sheets; special names first."""
+
+
+def peak_rate(device: str) -> float | None:
+    """Return the half-precision operations per second of a device; None if it is not known.
+
+    >>> peak_rate("NVIDIA H200")
+    989000000000000.0
+    """
+    return next((rate for name, rate in _PEAK_RATES.items() if name in device), None)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MachineClocks:
     """The machine of a measurement; a clock that cannot be read is '-'."""

@@ -48,6 +48,12 @@ class NetworkSizes:
     """Batch size of image networks; goes before `batch_size`."""
     image_size: tuple[int, int] | None = None
     """Height and width."""
+    layers: int | None = None
+    """Of Llama models."""
+    length: int | None = None
+    """Tokens in a row of Llama models."""
+    recompute: bool = False
+    """Llama models recompute their layers in the backward pass."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +62,7 @@ class Network:
 
     name: str
     kind: str
-    """SimpleNet, images or tokens: which recipes it has."""
+    """SimpleNet, images, tokens or llm: which recipes it has."""
     dtype: str
     """The usual half dtype."""
     shape: tuple[int, ...]
@@ -68,16 +74,18 @@ class Network:
     draw: Callable[[], Batch]
     """Returns new inputs and targets, on the default device."""
     batches: int = BATCHES
+    flops: float | None = None
+    """Floating-point operations to train on one unit, recomputation not counted; None: not known."""
 
     @property
     def unit(self) -> str:
         """What is counted per second."""
-        return "tokens" if self.kind == "tokens" else "samples"
+        return "tokens" if self.kind in ("tokens", "llm") else "samples"
 
     @property
     def units(self) -> int:
         """How many of them a batch has."""
-        return self.shape[0] * self.shape[1] if self.kind == "tokens" else self.shape[0]
+        return self.shape[0] * self.shape[1] if self.unit == "tokens" else self.shape[0]
 
     def make(self, device: torch.device) -> tuple[nn.Module, Loss, list[Batch]]:
         """Return the network in training mode, its loss and its batches; every call makes the same numbers."""
@@ -111,7 +119,8 @@ def find_network(name: str, sizes: NetworkSizes) -> Network:
 def network_names() -> tuple[str, ...]:
     """Return the names of all networks; timm has many more."""
     timm = (f"timm:{name}" for name in (*_TIMM_BATCHES, "vit_base_patch16_224", "convnext_tiny"))
-    return ("SimpleNet", *names_and_aliases(), *timm, *(f"transformers:{name}" for name in _LANGUAGE_MODELS))
+    language = (*_LANGUAGE_MODELS, *(f"llama-{size}" for size in LLAMA_SIZES))
+    return ("SimpleNet", *names_and_aliases(), *timm, *(f"transformers:{name}" for name in language))
 
 
 def _simple_net(sizes: NetworkSizes) -> Network:
@@ -282,6 +291,81 @@ _LANGUAGE_MODELS = {
 }
 
 
+LLAMA_SIZES = ("tiny", "0.4b", "1b", "3b", "8b")
+
+
+@dataclass(frozen=True, slots=True)
+class _Llama:
+    """The widths of a Llama model, and the rows of a batch that fit on one large GPU."""
+
+    width: int
+    hidden: int
+    layers: int
+    heads: int
+    key_heads: int
+    words: int
+    is_tied: bool
+    batch_size: int
+    length: int
+
+    def flops(self, layers: int, length: int) -> float:
+        """Return the operations to train on one token: six for each weight of a product, and causal attention."""
+        head_width = self.width // self.heads
+        weights = layers * self.width * (2 * self.width + 2 * self.key_heads * head_width + 3 * self.hidden)
+        return 6.0 * (weights + self.width * self.words) + 6.0 * layers * self.width * length
+
+
+# The widths of Llama 3.1 and 3.2 as published; 0.4b is the model of our other benchmarks.
+_LLAMAS = {
+    "tiny": _Llama(64, 128, 2, 4, 2, 256, True, 2, 32),
+    "0.4b": _Llama(1024, 2816, 24, 16, 16, 32000, False, 8, 2048),
+    "1b": _Llama(2048, 8192, 16, 32, 8, 128256, True, 4, 4096),
+    "3b": _Llama(3072, 8192, 28, 24, 8, 128256, True, 2, 4096),
+    "8b": _Llama(4096, 14336, 32, 32, 8, 128256, False, 1, 4096),
+}
+
+
+def _llama(name: str, sizes: NetworkSizes) -> Network:
+    size = name.removeprefix("llama-")
+    if size not in _LLAMAS:
+        raise OptionError(unknown_choice("--size", size, LLAMA_SIZES))
+    require("transformers", extra="bench")
+    transformers, kind = importlib.import_module("transformers"), _LLAMAS[size]
+    count, length = sizes.batch_size or kind.batch_size, sizes.length or kind.length
+    layers = sizes.layers or kind.layers
+
+    def create() -> nn.Module:
+        config = transformers.LlamaConfig(
+            vocab_size=kind.words,
+            hidden_size=kind.width,
+            intermediate_size=kind.hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=kind.heads,
+            num_key_value_heads=kind.key_heads,
+            tie_word_embeddings=kind.is_tied,
+            max_position_embeddings=length,
+            rope_theta=500000.0,
+            attention_dropout=0.0,
+            use_cache=False,
+        )
+        network = transformers.LlamaForCausalLM(config)
+        if sizes.recompute:
+            network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return _Logits(network)
+
+    return Network(
+        name=f"transformers:llama-{size}",
+        kind="llm",
+        dtype="bfloat16",
+        shape=(count, length),
+        create=create,
+        make_loss=lambda: _token_loss,
+        make_optimizer=lambda model, **options: AdamW(model.parameters(), lr=3e-4, **options),
+        draw=lambda: _draw_tokens(count, length, None),
+        flops=kind.flops(layers, length),
+    )
+
+
 class _Logits(nn.Module):
     """A network of transformers that takes tokens by position and returns only the logits, as graphs need it."""
 
@@ -295,6 +379,8 @@ class _Logits(nn.Module):
 
 
 def _language_model(name: str, sizes: NetworkSizes) -> Network:
+    if name.startswith("llama-"):
+        return _llama(name, sizes)
     if name not in _LANGUAGE_MODELS:
         known = [f"transformers:{each}" for each in _LANGUAGE_MODELS]
         raise OptionError(unknown_choice("--model", f"transformers:{name}", known))

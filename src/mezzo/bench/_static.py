@@ -6,6 +6,9 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib.util import find_spec
+
+import torch
 
 from mezzo.bench._frame import Progress, simple_net_sizes
 from mezzo.bench._isolate import OverBudget, call_isolated
@@ -17,6 +20,7 @@ from mezzo.bench._static_run import build_recipe, measure_recipe
 from mezzo.devices import find_device
 from mezzo.dtypes import HALF_SPELLINGS
 from mezzo.errors import OptionError, RunError, unknown_choice
+from mezzo.fp8 import why_no_fp8
 from mezzo.record import release_memory
 
 DEFAULT_MODELS = ("SimpleNet", "mobilenet_v3_small")
@@ -38,6 +42,9 @@ def bench_static(
     isolate: bool = False,
     budget_s: float | None = None,
     warm_caches: int = 0,
+    layers: int | None = None,
+    length: int | None = None,
+    recompute: bool = False,
     device: str | None = None,
     progress: Progress | None = None,
     finished: Callable[[StaticResult | NotRun], object] = lambda result: None,
@@ -54,14 +61,17 @@ def bench_static(
         images: Batch size of image networks; goes before `batch_size`.
         steps: Timed steps of each recipe.
         check_steps: Steps of the training whose loss, loss scale and skipped steps are reported.
-        models: SimpleNet, names of `mezzo.vision.models`, timm:NAME, transformers:gpt2, bert or llama;
-            None: SimpleNet, and on a GPU mobilenet_v3_small.
+        models: SimpleNet, names of `mezzo.vision.models`, timm:NAME, transformers:gpt2, bert, llama or
+            llama-SIZE; None: SimpleNet, and on a GPU mobilenet_v3_small.
         recipes: Words such as stock-eager or mezzo-graph-channels-last (`recipe_choices`); None: all.
         dtype: float16 or bfloat16; None: bfloat16 for timm and transformers, otherwise float16.
         fuse: Prepare mezzo's side with `fuse=True`.
         isolate: Each recipe in a process of its own. A recipe that fails is then named in the result.
         budget_s: Longest first step in seconds; a recipe that takes longer is killed. Implies `isolate`.
         warm_caches: Build all recipes in this many processes at the same time, before anything is measured.
+        layers: Number of layers of Llama models; None: as published.
+        length: Tokens in a row of Llama models; None: that of the model.
+        recompute: Llama models recompute their layers in the backward pass.
         device: cpu, cuda, cuda:i, gpu or gpu:i; None: the GPU if there is one.
         progress: Called after every step.
         finished: Called with each result as soon as it is there, so that a run that is stopped shows them.
@@ -90,14 +100,21 @@ def bench_static(
         isolate=isolate or budget_s is not None,
         budget_s=budget_s,
         warm_caches=warm_caches,
+        layers=layers,
+        length=length,
+        recompute=recompute,
     )
     networks = [find_network(model, settings.sizes) for model in settings.models]
     variants = [(each.name, recipe) for each in networks for recipe in choose_recipes(each.kind, each.name, recipes)]
-    cold = _warm(variants, settings, progress) if warm_caches else {}
+    cold = (
+        _warm([each for each in variants if _impossible(each, place) is None], settings, progress)
+        if warm_caches
+        else {}
+    )
     results: list[StaticResult] = []
     not_run: list[NotRun] = []
     for variant in variants:
-        found = (
+        found = _impossible(variant, place) or (
             _measure_alone(variant, settings, progress)
             if settings.isolate
             else measure_recipe(*variant, settings, progress)
@@ -109,6 +126,15 @@ def bench_static(
             results.append(replace(found, cold_build_s=cold.get(variant)))
         release_memory(place)
     return StaticBench(settings=settings, results=tuple(results), machine=read_machine(place), not_run=tuple(not_run))
+
+
+def _impossible(variant: Variant, device: torch.device) -> NotRun | None:
+    """Return why a recipe cannot run here; None if it can."""
+    model, recipe = variant
+    is_missing = recipe.by == "torchao" and find_spec("torchao") is None
+    is_fp8 = recipe.by == "torchao" or recipe.level == "O3"
+    reason = "needs torchao: pip install torchao" if is_missing else why_no_fp8(device) if is_fp8 else None
+    return None if reason is None else NotRun(model=model, recipe=recipe, reason=reason, is_failure=False)
 
 
 def _measure_alone(variant: Variant, settings: StaticSettings, progress: Progress | None) -> StaticResult | NotRun:

@@ -10,15 +10,19 @@ from typing import Any
 from mezzo.bench._frame import name_with_switches
 from mezzo.errors import unknown_choice
 
+BF16_WEIGHTS = "bf16 weights"
+_WORDS = {BF16_WEIGHTS: "bf16-", "O3": "o3-"}
+"""Levels that are named on a command line."""
+
 
 @dataclass(frozen=True, slots=True)
 class StaticRecipe:
     """One way to train."""
 
     by: str
-    """stock or mezzo."""
+    """stock, torchao or mezzo."""
     level: str
-    """stock: float32 or autocast; mezzo: FP32, O1, O2, O2 guard."""
+    """stock: float32, autocast or bf16 weights; torchao: float8; mezzo: FP32, O1, O2, O2 guard, O3."""
     compile_mode: str | None = None
     """stock: the mode of torch.compile; None: not compiled."""
     keeps_grads: bool = False
@@ -54,7 +58,13 @@ class StaticRecipe:
         if self.by == "mezzo":
             how = "eager" if self.is_eager else "graph"
         layout = "channels-last" if self.channels_last else "contiguous"
-        return self.by, f"{self.by}-{how}", f"{self.by}-{how}-{layout}"
+        way = f"{_WORDS.get(self.level, '')}{how}"
+        return self.by, f"{self.by}-{way}", f"{self.by}-{way}-{layout}"
+
+    @property
+    def has_masters(self) -> bool:
+        """Whether float32 values of the weights are kept, which small updates need."""
+        return self.level != BF16_WEIGHTS
 
 
 def _every_way(layouts: Sequence[bool]) -> tuple[StaticRecipe, ...]:
@@ -85,6 +95,17 @@ STATIC_RECIPES: dict[str, tuple[StaticRecipe, ...]] = {
     ),
     "images": _every_way((False, True)),
     "tokens": _every_way((False,)),
+    "llm": (
+        StaticRecipe("stock", "autocast"),
+        StaticRecipe("stock", "autocast", "default", compiles_loss=True),
+        StaticRecipe("stock", BF16_WEIGHTS, "default", compiles_loss=True),
+        StaticRecipe("torchao", "float8", "default", compiles_loss=True),
+        StaticRecipe("mezzo", "O2", is_eager=True),
+        StaticRecipe("mezzo", "O2"),
+        StaticRecipe("mezzo", "O2", compact=True),
+        StaticRecipe("mezzo", "O3"),
+        StaticRecipe("mezzo", "O3", compact=True),
+    ),
 }
 """By the kind of a network."""
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mezzo.bench._frame import Bench, gibibytes, milliseconds, ratio, refuse_below_one
+from mezzo.bench._machine import peak_rate
 from mezzo.bench._networks import NetworkSizes
 from mezzo.bench._static_recipes import StaticRecipe
 from mezzo.record import Timing
@@ -32,9 +33,12 @@ class StaticSettings:
     isolate: bool = False
     budget_s: float | None = None
     warm_caches: int = 0
+    layers: int | None = None
+    length: int | None = None
+    recompute: bool = False
 
     def __post_init__(self) -> None:
-        refuse_below_one(self, "size", "batch_size", "images", "steps", "check_steps")
+        refuse_below_one(self, "size", "batch_size", "images", "steps", "check_steps", "layers", "length")
         if self.image_size is not None and min(self.image_size) < 1:
             raise ValueError(f"--image-size {'x'.join(map(str, self.image_size))}: must be at least 1")
         if self.budget_s is not None and self.budget_s <= 0:
@@ -51,6 +55,9 @@ class StaticSettings:
             batch_size=self.batch_size,
             images=self.images,
             image_size=self.image_size,
+            layers=self.layers,
+            length=self.length,
+            recompute=self.recompute,
         )
 
 
@@ -66,6 +73,8 @@ class StaticResult:
     samples: int
     """In a batch: samples, or tokens of a language model."""
     unit: str = "samples"
+    flops: float | None = None
+    """Floating-point operations of a step, recomputation not counted; None: not known."""
     build_s: float
     """The first step: tracing, compiling, capturing."""
     cold_build_s: float | None = None
@@ -114,8 +123,12 @@ class StaticBench(Bench[StaticSettings, StaticResult]):
     not_run: tuple[NotRun, ...] = ()
 
     def best_stock(self, model: str, *, queued: bool = True) -> StaticResult | None:
-        """Return the fastest stock recipe of a model, eager or compiled; None if none was run."""
-        rivals = (each for each in self.results if (each.model, each.recipe.by) == (model, "stock"))
+        """Return the fastest stock recipe of a model with float32 weights; None if none was run."""
+        rivals = (
+            each
+            for each in self.results
+            if (each.model, each.recipe.by) == (model, "stock") and each.recipe.has_masters
+        )
         return min(rivals, key=lambda each: _time_of(each, queued), default=None)
 
     def speedup_over_best(self, result: StaticResult, *, queued: bool) -> float | None:
@@ -155,6 +168,7 @@ class StaticBench(Bench[StaticSettings, StaticResult]):
                 if keeps_grads
                 else {}
             ),
+            **(self._arithmetic(result) if any(each.flops is not None for each in self.results) else {}),
             "first step": f"{result.build_s:.1f} s{cold}",
             "peak memory": gibibytes(result.peak_memory_bytes),
             "loss": f"{result.loss:.6f}",
@@ -162,6 +176,18 @@ class StaticBench(Bench[StaticSettings, StaticResult]):
             "skipped": str(result.skipped),
             "dtype": result.dtype,
             "batch": "x".join(map(str, result.shape)),
+        }
+
+    def utilisation(self, result: StaticResult) -> float | None:
+        """Return the share of the device's half-precision rate that a step uses (MFU); None if it is not known."""
+        rate = peak_rate(self.machine.device)
+        return None if rate is None or result.flops is None else result.flops / result.queued_s / rate
+
+    def _arithmetic(self, result: StaticResult) -> dict[str, str]:
+        share = self.utilisation(result)
+        return {
+            "TFLOP/s": "-" if result.flops is None else f"{result.flops / result.queued_s / 1e12:.3g}",
+            "MFU": "-" if share is None else f"{share:.1%}",
         }
 
     def table(self) -> list[list[str]]:
@@ -188,6 +214,7 @@ class StaticBench(Bench[StaticSettings, StaticResult]):
             "recipe": {**asdict(result.recipe), "name": result.recipe.name},
             f"{result.unit}_per_s": result.samples / result.queued_s,
             "best_stock": None if best is None else best.recipe.name,
+            "model_flops_utilisation": self.utilisation(result),
             **over_best,
             **speedups,
         }

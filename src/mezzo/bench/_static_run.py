@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mezzo import static
 from mezzo.bench._frame import Meter, Progress
 from mezzo.bench._networks import Batch, Network, find_network
-from mezzo.bench._static_recipes import StaticRecipe
+from mezzo.bench._static_recipes import BF16_WEIGHTS, StaticRecipe
 from mezzo.bench._static_result import StaticResult, StaticSettings
 from mezzo.bench._training import StockPrecision, TrainingLoop
 from mezzo.bench._workloads import SimpleNet
@@ -92,16 +92,36 @@ def _prepare(network: Network, recipe: StaticRecipe, settings: StaticSettings, d
         batches = [(inputs.to(memory_format=torch.channels_last), targets) for inputs, targets in batches]
     if recipe.level == "O2 guard":
         model.__class__ = _GuardedSimpleNet
-    fused = {"fused": True} if recipe.by == "stock" and device.type == "cuda" else {}
+    if recipe.level == BF16_WEIGHTS:
+        model.to(torch.bfloat16)
+    if recipe.by == "torchao":
+        _use_torchao(model)
+    fused = {"fused": True} if recipe.by != "mezzo" and device.type == "cuda" else {}
     optimizer = network.make_optimizer(model, **fused)
-    workload = Workload(model, *batches[0], loss_fn)
+    workload = Workload(model, *batches[0], _in_float32(loss_fn) if recipe.level == BF16_WEIGHTS else loss_fn)
     dtype = settings.dtype or network.dtype
-    if recipe.by == "stock":
+    if recipe.by != "mezzo":
         return _stock(recipe, workload, optimizer, batches, device, dtype)
     if recipe.level == "FP32":
         captured = static.compile_step(model, loss_fn, optimizer)
         return _Training(lambda batch: captured(*batch), batches, None, captured)
     return _mezzo(recipe, workload, optimizer, batches, dtype, {"fuse": True} if settings.fuse else {})
+
+
+def _use_torchao(model: nn.Module) -> None:
+    """Let torchao compute the linear layers in FP8, the head apart, as its documentation advises."""
+    from torchao.float8 import convert_to_float8_training
+
+    def is_wanted(layer: nn.Module, name: str) -> bool:
+        sizes = (layer.in_features, layer.out_features) if isinstance(layer, nn.Linear) else (1,)
+        return "head" not in name and all(size % 16 == 0 for size in sizes)
+
+    convert_to_float8_training(model, module_filter_fn=is_wanted)
+
+
+def _in_float32(loss_fn: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
+    """Return the loss of float32 logits: without autocast it would be computed in half."""
+    return lambda logits, targets: loss_fn(logits.float(), targets)
 
 
 def _stock(
@@ -112,7 +132,8 @@ def _stock(
     device: torch.device,
     dtype: str,
 ) -> _Training:
-    precision = StockPrecision(device.type, "float32" if recipe.level == "float32" else dtype)
+    uses_autocast = recipe.level not in ("float32", BF16_WEIGHTS)
+    precision = StockPrecision(device.type, dtype if uses_autocast else "float32")
     loop = TrainingLoop(
         workload,
         optimizer,
@@ -149,7 +170,7 @@ def _conditions(recipe: StaticRecipe) -> Iterator[None]:
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:
-        with torch_operators_only() if recipe.by == "stock" else nullcontext():
+        with torch_operators_only() if recipe.by != "mezzo" else nullcontext():
             yield
     finally:
         torch.backends.cudnn.benchmark = before
@@ -227,6 +248,7 @@ def _measure(
         shape=network.shape,
         samples=network.units,
         unit=network.unit,
+        flops=None if network.flops is None else network.flops * network.units,
         build_s=times[1] - times[0],
         timing=timing,
         queued_s=statistics.median(queued),

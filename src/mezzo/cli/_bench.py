@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from mezzo._options import Option, split_commas
+from mezzo.cli._bench_llm import llm
 from mezzo.cli._bench_static import static
 from mezzo.cli._common import Device, Json, SimpleNetBatch, SimpleNetSize, Steps
 from mezzo.cli._generate import add_command
@@ -115,5 +116,5 @@ def infer(
     return 0
 
 
-for _command in (step, static, infer):
+for _command in (step, static, llm, infer):
     add_command(app, _command)

@@ -18,7 +18,8 @@ def _names() -> Iterable[str]:
     return network_names()
 
 
-def _recipes() -> Iterable[str]:
+def recipe_words() -> Iterable[str]:
+    """Return the words of `--recipes`."""
     from mezzo.bench import recipe_choices
 
     return recipe_choices()
@@ -36,7 +37,7 @@ def static(
     model: Annotated[
         tuple[str, ...],
         Option(
-            "SimpleNet, a name of `mezzo models`, timm:NAME, or transformers:gpt2, bert or llama.",
+            "SimpleNet, a name of `mezzo models`, timm:NAME, or transformers:gpt2, bert, llama or llama-1b.",
             suggest=_names,
             default_text="SimpleNet; on a GPU also mobilenet_v3_small",
         ),
@@ -46,7 +47,7 @@ def static(
         Option(
             "Which ways to train: stock-eager, stock-compile, stock-reduce-overhead, mezzo-eager, mezzo-graph, each "
             "also with -contiguous or -channels-last.",
-            suggest=_recipes,
+            suggest=recipe_words,
             default_text="all",
         ),
     ] = (),
