@@ -16,6 +16,7 @@ from mezzo.amp._decorate_checks import (
     as_list,
     ids_of_parameters,
     parse_master_weight,
+    refuse_other_devices,
     refuse_other_dtype,
     refuse_other_masters,
     refuse_scripted,
@@ -114,6 +115,7 @@ def decorate(
         The same models, or the pair (models, optimizers) if optimizers were given.
 
     Raises:
+        ValueError: An argument is not one of those above, or a model is on a device other than CPU and CUDA.
         RuntimeError: A model is already wrapped for distributed training, scripted, decorated in the other dtype, or has
             masters of another kind than `master_weight` asks for.
     """
@@ -125,6 +127,7 @@ def decorate(
     for index, model in enumerate(model_list):
         refuse_wrapped(model, "" if isinstance(models, nn.Module) else f"models[{index}]")
         refuse_uninitialised(model)
+        refuse_other_devices(model)
         refuse_scripted(model)
         refuse_other_dtype(model, half)
     excluded = [
