@@ -216,7 +216,7 @@ def test_an_archive_without_a_program_is_one_line(segmenter: Deployed, tmp_path:
         "Max(Integer(1), FloorDiv(Symbol('s0', integer=True), Integer(2)))",
         "((1 + (((-1) + L['x'].size()[3]) // 2))*(1 + L['images'].size()[2])) != 1",
         "2 <= L['x'].size()[0] and L['x'].size()[0] <= 8",
-        "(torch.sym_max(1, L['x'].size()[3] // 2)*torch.sym_min(9, L['x'].size()[2] // 2)) != 1",  # torch 2.15
+        "(torch.sym_max(1, L['x'].size()[3] // 2)*torch.sym_min(9, L['x'].size()[2] // 2)) != 1",  # since torch 2.14
     ],
 )
 def test_arithmetic_on_sizes_is_known(text: str) -> None:

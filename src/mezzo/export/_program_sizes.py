@@ -19,7 +19,7 @@ _FUNCTIONS = frozenset(
     " CeilToInt RoundToInt IntTrueDiv FloatTrueDiv ToFloat Identity ModularIndexing Eq Ne Equality Unequality"
     " StrictLessThan StrictGreaterThan LessThan GreaterThan And Or Not min max abs".split()
 )
-#: Functions that torch 2.15 writes with their module.
+#: Functions that torch 2.14 and newer write with their module.
 _TORCH_FUNCTIONS = frozenset({"sym_max", "sym_min"})
 _NAMES = re.compile(r"[su]\d+|oo|int_oo")
 _BINARY = (ast.Add, ast.Sub, ast.Div, ast.FloorDiv, ast.Mod, ast.BitAnd, ast.BitOr)
@@ -36,7 +36,7 @@ def is_arithmetic(text: object) -> bool:
     True
     >>> is_arithmetic("1 + (((-1) + L['x'].size()[2]) // 32) >= 2")
     True
-    >>> is_arithmetic("torch.sym_max(1, L['x'].size()[2] // 2) != 1")  # torch 2.15
+    >>> is_arithmetic("torch.sym_max(1, L['x'].size()[2] // 2) != 1")  # since torch 2.14
     True
     >>> is_arithmetic("__import__('os').system('true')")
     False

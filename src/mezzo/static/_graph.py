@@ -323,7 +323,7 @@ def _dynamo_errors() -> tuple[type[BaseException], ...]:
 def _is_about_regions(error: BaseException) -> bool:
     """Whether Dynamo stopped at an `auto_cast` region.
 
-    Up to torch 2.14 its message names the class. Later ones trace into the methods that `_traced_regions` gives it.
+    Up to torch 2.13 its message names the class. Later ones trace into the methods that `_traced_regions` gives it.
     """
     is_named = isinstance(error, dynamo_errors().Unsupported) and auto_cast.__name__ in str(error)
     return is_named or any(frame.filename == _TRACED_REGIONS for frame in _stack(error))
