@@ -36,6 +36,7 @@ from mezzo.amp import (
     parse_master_weight,
     resolve_name,
 )
+from mezzo.amp.support import refuse_other_devices
 from mezzo.dtypes import dtype_name
 from mezzo.fp8 import refuse_without_fp8
 from mezzo.record import OperatorStats, collect_operator_stats
@@ -201,7 +202,8 @@ class Precision:
 
         Raises:
             TypeError: `model` is not a module, or `optimizer` is not an optimizer.
-            ValueError: `excluded_layers` or `half_layers` match no module.
+            ValueError: `excluded_layers` or `half_layers` match no module, or the model is on a device
+                other than CPU and CUDA and the level is not O0.
             RuntimeError: The model is wrapped already, or its device cannot compute what O3 asks for.
         """
         if not isinstance(model, nn.Module):
@@ -210,6 +212,8 @@ class Precision:
         _check_optimizers(optimizer)
         if fuse not in (True, False):
             raise TypeError(f"prepare(): fuse={fuse!r}: must be True or False")
+        if self.policy is not None:
+            refuse_other_devices(model)
         if fuse:
             spared = self._find(model, self.excluded_layers, "excluded_layers") if self.policy is not None else []
             self.fused = fuse_parts(model, spared)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mezzo import amp
+from mezzo import Precision, amp
 from mezzo.amp import support
 from mezzo.cli import run
 
@@ -87,18 +87,25 @@ def test_a_refused_device_type_is_an_error_of_the_region(device: str) -> None:
         amp.auto_cast(device)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "prepare", [lambda model: amp.decorate(model), lambda model: amp.decorate([model], level="O1")]
-)
+PREPARE = {
+    "decorate": lambda model: amp.decorate(model),
+    "decorate O1": lambda model: amp.decorate([model], level="O1"),
+    "Precision O1": lambda model: Precision("O1").prepare(model),
+    "Precision O2": lambda model: Precision("O2").prepare(model, fuse=True),
+}
+
+
+@pytest.mark.parametrize("prepare", PREPARE.values(), ids=PREPARE)
 @pytest.mark.parametrize("device", WITHOUT_PLUGIN)
-def test_a_model_on_a_refused_device_is_not_decorated(device: str, prepare: Any) -> None:
-    """Its weights would become half, but no list would keep sensitive operators in float32."""
+def test_a_model_on_a_refused_device_is_not_prepared(device: str, prepare: Any) -> None:
+    """Half weights would have no lists there; at O1 it would train in float32 without a word."""
     with FakeTensorMode():
         model = nn.Module()
         model.weight = nn.Parameter(torch.empty(2, device=device))
         with pytest.raises(ValueError, match=rf"'weight' is on {device}.*: mezzo casts tensors on cuda and cpu only"):
             prepare(model)
         assert model.weight.dtype is torch.float32
+        assert Precision("O0").prepare(model) is model
 
 
 def test_a_model_without_memory_may_be_decorated() -> None:

@@ -2,7 +2,7 @@
 
 Why: it runs a forward a second time during the backward pass. torch restores its own autocast state
 there and knows nothing of a policy.
-Releases: 2.11 to 2.15. In 2.15 the form without re-entry calls a generator of another name, and the
+Releases: 2.11 to 2.15. Since 2.14 the form without re-entry calls a generator of another name, and the
 old name only forwards to it.
 Without it: the second forward computes in other dtypes than the first, and torch raises an error.
 """

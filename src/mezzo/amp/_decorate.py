@@ -16,7 +16,6 @@ from mezzo.amp._decorate_checks import (
     as_list,
     ids_of_parameters,
     parse_master_weight,
-    refuse_other_devices,
     refuse_other_dtype,
     refuse_other_masters,
     refuse_scripted,
@@ -32,6 +31,7 @@ from mezzo.amp._fp8 import first_and_last, keep_in_half
 from mezzo.amp._half_weights import cast_model, widen_state
 from mezzo.amp._steps import check_again, watch_optimizers
 from mezzo.amp.hardware import warn_if_unsupported
+from mezzo.amp.support import refuse_other_devices
 from mezzo.dtypes import parse_half_dtype, parse_level
 from mezzo.fp8 import Fp8Recipe, refuse_without_fp8
 from mezzo.optim import attach, copy_masters_with_parameters, remember_names

@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from mezzo.amp.support import DEVICE_TYPES
 from mezzo.dtypes import HALF_DTYPES, dtype_name
 from mezzo.optim import is_dtensor, stored_master
 
@@ -69,16 +68,6 @@ def refuse_uninitialised(model: nn.Module) -> None:
             raise RuntimeError(f"{name!r} has no shape yet (a lazy module): run the model once, then decorate it")
         if torch.is_inference_mode_enabled() or param.is_inference():
             raise RuntimeError("decorate() prepares training: call it outside torch.inference_mode()")
-
-
-def refuse_other_devices(model: nn.Module) -> None:
-    """Raise ValueError if a parameter is on a device whose tensors mezzo does not cast; `meta` may become any device."""
-    for name, param in model.named_parameters():
-        if param.device.type not in (*DEVICE_TYPES, "meta"):
-            raise ValueError(
-                f"{name!r} is on {param.device}: mezzo casts tensors on {' and '.join(DEVICE_TYPES)} only; "
-                "move the model there, or leave decorate() out"
-            )
 
 
 def refuse_scripted(model: nn.Module) -> None:

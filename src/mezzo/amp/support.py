@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+from torch import nn
+
 TESTED_TORCH = ("2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
 """The releases of torch in the table of docs/releases.md, oldest first. mezzo supports the first and newer ones."""
 
@@ -22,7 +24,7 @@ BACKENDS = {
     "npu": "refused",
     "mlu": "refused",
 }
-"""Untested: mezzo runs its code for CUDA there. Refused: `auto_cast` and `decorate` raise ValueError."""
+"""Untested: mezzo runs its code for CUDA there. Refused: `refuse_other_devices`, and `auto_cast` with such a device type."""
 
 Release = tuple[int, int]
 
@@ -71,3 +73,16 @@ def describe_backends() -> str:
     for name, state in BACKENDS.items():
         names.setdefault(state, []).append("ROCm" if name == "rocm" else name.upper())
     return "; ".join(f"{', '.join(found)} {state}" for state, found in names.items())
+
+
+def refuse_other_devices(model: nn.Module) -> None:
+    """Raise ValueError if a parameter is on a device whose tensors mezzo does not cast; `meta` may become any device.
+
+    Half weights would have no lists there, and float32 weights would train in float32 without a word.
+    """
+    for name, param in model.named_parameters():
+        if param.device.type not in (*DEVICE_TYPES, "meta"):
+            raise ValueError(
+                f"{name!r} is on {param.device}: mezzo casts tensors on {' and '.join(DEVICE_TYPES)} only; move the model "
+                "there, or train at level O0"
+            )
