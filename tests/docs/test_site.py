@@ -63,7 +63,7 @@ def test_the_navigation_has_every_page_once() -> None:
 def test_a_newcomer_meets_the_pages_in_this_order() -> None:
     listed = [page.removesuffix(".md") for _, page in navigation() if not page.startswith("reference/")]
     wanted = (
-        "index quickstart formats when hardware precision amp levels lists loss_scaling master_weights mistakes "
+        "index quickstart formats when hardware releases precision amp levels lists loss_scaling master_weights mistakes "
         "accumulation distributed model static fp8 training export certification models doctor debugging numerics accuracy "
         "bisect troubleshooting shapes migration glossary documents design"
     )
