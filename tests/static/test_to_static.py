@@ -495,7 +495,6 @@ def test_other_threads_enter_regions_while_a_function_with_regions_is_captured()
     @torch._dynamo.assume_constant_result
     def meet() -> int:
         """Let the other thread run while Dynamo traces this one."""
-        assert torch.compiler.is_compiling()
         compiling.set()
         product_is_made.wait(10)
         return 1
