@@ -177,10 +177,8 @@ class CompiledStep:
         self._report.device = str(device)
         measures = known is None and self._report.chosen == UNDECIDED
         with compiling_shown("compiling the training step") if known is None else nullcontext():
-            if measures:
-                step = self._choose(batch, device)
-            else:
-                step = self._build(known or self._captured(compute), batch, device)
+            known = known or self._captured(compute)
+            step = self._choose(batch, device) if measures else self._build(known, batch, device)
         if not self._report.build_s and (measures or is_captured):  # otherwise the first run compiles
             self._report.build_s = time.perf_counter() - start
         if not is_captured and not self.pending:
