@@ -32,6 +32,7 @@ from mezzo.amp._state import (
 from mezzo.amp._steps import watch_optimizers
 from mezzo.amp._tasks import follow_tasks, keep_for_task, leave_out_of_order, running_loop
 from mezzo.amp.hardware import warn_if_unsupported
+from mezzo.amp.support import DEVICE_TYPES
 from mezzo.dtypes import HALF_SPELLINGS, LEVELS
 from mezzo.fp8 import Fp8Recipe
 
