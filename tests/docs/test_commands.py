@@ -26,6 +26,7 @@ LITE = "lite_train_lite_infer"
 CANNOT = {
     r"pip install .*": "would change what the tests run in",
     r"make demo": "certifies two networks: the same as the commands of test_tipc, which are run",
+    r"make test-torch .*": "fetches a torch, and runs this suite",
     r"torchrun --nnodes=2 .*": "needs two machines",
     r"docker .*": "needs a Docker daemon; tests/test_release.py checks the Dockerfile",
     r"rattler-build .*": "needs conda's channels; tests/test_release.py checks the recipe",

@@ -65,8 +65,8 @@ def test_a_newcomer_meets_the_pages_in_this_order() -> None:
         page.removesuffix(".md") for _, page in navigation() if not page.startswith(("reference/", "integrations/"))
     ]
     wanted = (
-        "index quickstart install formats when hardware precision amp levels lists loss_scaling master_weights mistakes "
-        "accumulation distributed model static fp8 training export certification models doctor debugging numerics accuracy "
+        "index quickstart install formats when hardware releases precision amp levels lists loss_scaling master_weights "
+        "mistakes accumulation distributed model static fp8 training export certification models doctor debugging numerics accuracy "
         "bisect troubleshooting shapes migration glossary documents design"
     )
     assert listed == wanted.split()

@@ -28,10 +28,7 @@ FRAMEWORKS = {
 ELSEWHERE = {"docs/quickstart.md": "test_newcomer.py"}
 
 #: Warnings of others, and whose.
-WARNINGS = {
-    page: ("ignore:.*torch.jit:DeprecationWarning", "Inductor's own imports")
-    for page in ("docs/model.md", "docs/static.md")
-}
+WARNINGS = {page: ("ignore:.*torch.jit", "Inductor's own imports") for page in ("docs/model.md", "docs/static.md")}
 
 #: What a page asks for that is not on every machine: (as it is written, as it is run, why).
 SUBSTITUTIONS = {

@@ -216,6 +216,7 @@ def test_an_archive_without_a_program_is_one_line(segmenter: Deployed, tmp_path:
         "Max(Integer(1), FloorDiv(Symbol('s0', integer=True), Integer(2)))",
         "((1 + (((-1) + L['x'].size()[3]) // 2))*(1 + L['images'].size()[2])) != 1",
         "2 <= L['x'].size()[0] and L['x'].size()[0] <= 8",
+        "(torch.sym_max(1, L['x'].size()[3] // 2)*torch.sym_min(9, L['x'].size()[2] // 2)) != 1",  # since torch 2.14
     ],
 )
 def test_arithmetic_on_sizes_is_known(text: str) -> None:
@@ -230,6 +231,8 @@ def test_arithmetic_on_sizes_is_known(text: str) -> None:
         "9**9**9", "Pow(Integer(9), Pow(Integer(9), Integer(9)))", "((9**8)**8)**8", "1 << 99", "'a' * 9", "9" * 30,
         "L['x'].size() * 9", "L", "Mul(" + "Integer(9), " * 300 + "9)", "-" * 300 + "1", "1 + " * 40_000 + "1", "2**s0",
         "1 # comment", "1\n+1", "Integer.__init__", "L['x'].size", "__builtins__",
+        "torch.load('x')", "torch.sym_max", "torch.sym_max.__call__(1, 2)", "torch.ops.sym_max(1)", "L['x'].sym_max(1)",
+        "torch.sym_max(torch.load('x'), 1)", "torch.sym_max(a=1)", "os.sym_max(1)",
     ],
 )  # fmt: skip
 def test_everything_else_is_not(text: object) -> None:

@@ -79,6 +79,9 @@ def test_the_operator_is_differentiable_twice() -> None:
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter has no fake tensors")
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)  # opcheck's own reading, since torch 2.14
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_fake_and_autograd_rules_are_right(layout: torch.memory_format) -> None:
     x = torch.randn(2, 3, 4, 5).to(memory_format=layout).requires_grad_()

@@ -11,7 +11,7 @@ import mezzo
 from mezzo.static import CaptureError, CompilerError, StepReport, _compile, _graph, compile_step
 from mezzo.static._choice import decide
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of Inductor's own imports
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")  # of Inductor's own imports
 
 
 class Net(nn.Module):

@@ -328,6 +328,21 @@ def test_what_a_loss_function_must_return_is_said(loss_fn: Any, error: type[Exce
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "eager"])
+def test_a_frozen_weight_that_is_trained_again_moves(backend: str) -> None:
+    """Compiled code of torch 2.11 does not notice it."""
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 4))
+    net[0].requires_grad_(False)
+    before = net[0].weight.detach().clone()
+    step = compile_step(net, functional.mse_loss, SGD(net.parameters(), lr=0.1), backend=backend)
+    batch = torch.ones(2, 3), torch.ones(2, 4)
+    step(*batch)
+    assert torch.equal(net[0].weight, before)
+    net[0].requires_grad_(True)
+    step(*batch)
+    assert not torch.equal(net[0].weight, before)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "eager"])
 def test_a_step_that_can_train_nothing_says_why(backend: str) -> None:
     net = nn.Linear(3, 4)
     step = compile_step(net, functional.mse_loss, SGD(net.parameters(), lr=0.1), backend=backend)

@@ -9,7 +9,7 @@ import torch
 
 from mezzo._torch import patches, script
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")
 
 
 def double(x: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,8 @@
 
 Why: it runs a forward a second time during the backward pass. torch restores its own autocast state
 there and knows nothing of a policy.
-Releases: 2.11 to 2.15.
+Releases: 2.11 to 2.15. Since 2.14 the form without re-entry calls a generator of another name, and the
+old name only forwards to it.
 Without it: the second forward computes in other dtypes than the first, and torch raises an error.
 """
 
@@ -33,7 +34,11 @@ def bind_checkpointed_functions(bind: Bind) -> None:
         return
     _bound.add(bind)
     wrap_attribute(torch_checkpoint.CheckpointFunction, "forward", around_reentrant, static=True)
-    wrap_attribute(torch_checkpoint, "_checkpoint_without_reentrant_generator", around_generator)
+    wrap_attribute(torch_checkpoint, _GENERATOR, around_generator)
 
+
+_OLD_GENERATOR = "_checkpoint_without_reentrant_generator"
+_NEW_GENERATOR = f"{_OLD_GENERATOR}_impl"
+_GENERATOR = _NEW_GENERATOR if hasattr(torch_checkpoint, _NEW_GENERATOR) else _OLD_GENERATOR
 
 _bound: set[Bind] = set()

@@ -14,7 +14,7 @@ from mezzo._torch.dynamo import hide_from_dynamo
 from mezzo._torch.generators import generator_in_context
 from mezzo.amp._compile import tag_compile_caches
 from mezzo.amp._cpu import emulates
-from mezzo.amp._dialects import DEVICE_TYPES, check_device_type, takes_torch_arguments
+from mezzo.amp._dialects import check_device_type, takes_torch_arguments
 from mezzo.amp._foreign import CHECKS_ON_ENTRY, raise_if_replaced
 from mezzo.amp._kernel_table import KERNELS
 from mezzo.amp._operator_log import operator_log
@@ -32,6 +32,7 @@ from mezzo.amp._state import (
 from mezzo.amp._steps import watch_optimizers
 from mezzo.amp._tasks import follow_tasks, keep_for_task, leave_out_of_order, running_loop
 from mezzo.amp.hardware import warn_if_unsupported
+from mezzo.amp.support import DEVICE_TYPES
 from mezzo.dtypes import HALF_SPELLINGS, LEVELS
 from mezzo.fp8 import Fp8Recipe
 

@@ -31,6 +31,7 @@ from mezzo.amp._fp8 import first_and_last, keep_in_half, refuse_other_fp8
 from mezzo.amp._half_weights import cast_model, widen_state
 from mezzo.amp._steps import check_again, watch_optimizers
 from mezzo.amp.hardware import warn_if_unsupported
+from mezzo.amp.support import refuse_other_devices
 from mezzo.dtypes import parse_half_dtype, parse_level
 from mezzo.fp8 import Fp8Recipe, refuse_without_fp8
 from mezzo.optim import attach, copy_masters_with_parameters, remember_names, unwrap_optimizer
@@ -114,6 +115,7 @@ def decorate(
         The same models, or the pair (models, optimizers) if optimizers were given.
 
     Raises:
+        ValueError: An argument is not one of those above, or a model is on a device other than CPU and CUDA.
         RuntimeError: A model is already wrapped for distributed training, scripted, decorated in the other dtype, or has
             masters of another kind than `master_weight` asks for.
         ValueError: O3 with layers of torchao or Transformer Engine, which would quantise twice.
@@ -127,6 +129,7 @@ def decorate(
     for index, model in enumerate(model_list):
         refuse_wrapped(model, "" if isinstance(models, nn.Module) else f"models[{index}]")
         refuse_uninitialised(model)
+        refuse_other_devices(model)
         refuse_scripted(model)
         refuse_other_dtype(model, half)
     excluded = [

@@ -14,10 +14,8 @@ from typing import Any
 
 import torch
 
+from mezzo.amp.support import DEVICE_TYPES
 from mezzo.devices import DeviceError, parse_device
-
-#: Device types whose tensors mezzo casts.
-DEVICE_TYPES = ("cuda", "cpu")
 
 
 def check_device_type(call: str, device: Any) -> str:

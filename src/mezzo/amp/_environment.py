@@ -24,6 +24,7 @@ from mezzo.amp.hardware import (
     is_rocm,
     query_nvidia_smi,
 )
+from mezzo.amp.support import BACKENDS, describe_backends, describe_torch, is_supported_torch
 from mezzo.dtypes import HALF_DTYPES, dtype_name, parse_half_dtype
 from mezzo.fp8 import LEAST_CAPABILITY
 
@@ -75,6 +76,12 @@ class Environment:
 
     driver_version: str
     torch_version: str
+    torch_release: str
+    """Whether mezzo is tested with this release of torch, in one line."""
+
+    support: dict[str, str]
+    """Backends of torch: tested, untested or refused."""
+
     cuda_version: str
     cudnn_version: str
     advice: str
@@ -90,10 +97,10 @@ class Environment:
         return _best(self.gpus)
 
     def can_run_amp(self, dtype: str | torch.dtype = "float16") -> bool:
-        """Return whether AMP is usable in `dtype` on the best device; always True without a GPU."""
+        """Return whether AMP is usable in `dtype` on the best device; without a GPU, if this torch is supported."""
         half = parse_half_dtype(dtype)
         gpu = self.best_gpu
-        return gpu is None or gpu.can_run_amp(half)
+        return is_supported_torch(self.torch_version) and (gpu is None or gpu.can_run_amp(half))
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as plain dicts, lists, strings, numbers and booleans."""
@@ -106,6 +113,7 @@ class Environment:
             rows += _gpu_rows(f"gpu:{index}", gpu)
         rows += _cpu_rows(self.cpu)
         rows += [("driver", self.driver_version), ("torch", self.torch_version)]
+        rows += [("torch release", self.torch_release), ("backends", describe_backends())]
         rows += [("cuda", self.cuda_version), ("cudnn", self.cudnn_version)]
         rows += list(self.backends.items())
         return [*rows, ("advice", self.advice)]
@@ -126,6 +134,8 @@ def check_environment() -> Environment:
         backends={name: ", ".join(backend_dtypes(name)) or "unsupported" for name in BACKEND_DTYPES},
         driver_version=_driver_version() if gpus else UNKNOWN,
         torch_version=str(torch.__version__),
+        torch_release=describe_torch(str(torch.__version__)),
+        support=dict(BACKENDS),
         cuda_version=_toolkit_version(),
         cudnn_version=_cudnn_version(),
         advice=_advise(gpus, cpu),

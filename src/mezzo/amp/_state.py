@@ -16,9 +16,10 @@ import torch
 from mezzo._torch.autocast_state import HALF_LAYER_DEVICE
 from mezzo._torch.references import add_reference
 from mezzo._torch.thread_store import STASH_STEALS, is_stashed, stash, stashed
-from mezzo.amp._dialects import DEVICE_TYPES, check_device_type
+from mezzo.amp._dialects import check_device_type
 from mezzo.amp._marker import set_marker
 from mezzo.amp._policy import Policy
+from mezzo.amp.support import DEVICE_TYPES
 
 _KEY = "mezzo.amp.policy"
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from mezzo._torch.exported_programs import guards_of
+from mezzo._torch.exported_programs import guards_of, no_hooks_left
 from mezzo._torch.operators import ASSERT_TENSOR_METADATA
 from mezzo.errors import RunError
 from mezzo.export._programs import forget_places, quietly
@@ -42,7 +42,7 @@ def trace(network: nn.Module, shape: tuple[int, ...], *, takes_any_size: bool = 
     sample = torch.zeros(sizes[0], channels, sizes[1], sizes[2])
     free = {axis: torch.export.Dim.DYNAMIC for axis, size in enumerate(shape) if size < 0}
     try:
-        with quietly(), torch.no_grad():
+        with quietly(), no_hooks_left(), torch.no_grad():
             program = torch.export.export(network, (sample,), dynamic_shapes=(free,), strict=False)
     except Exception as error:  # a user's network can raise anything
         first = " ".join(str(error).split())[:400]

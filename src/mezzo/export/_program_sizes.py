@@ -19,6 +19,8 @@ _FUNCTIONS = frozenset(
     " CeilToInt RoundToInt IntTrueDiv FloatTrueDiv ToFloat Identity ModularIndexing Eq Ne Equality Unequality"
     " StrictLessThan StrictGreaterThan LessThan GreaterThan And Or Not min max abs".split()
 )
+#: Functions that torch 2.14 and newer write with their module.
+_TORCH_FUNCTIONS = frozenset({"sym_max", "sym_min"})
 _NAMES = re.compile(r"[su]\d+|oo|int_oo")
 _BINARY = (ast.Add, ast.Sub, ast.Div, ast.FloorDiv, ast.Mod, ast.BitAnd, ast.BitOr)
 _UNARY = (ast.UAdd, ast.USub, ast.Not)
@@ -33,6 +35,8 @@ def is_arithmetic(text: object) -> bool:
     >>> is_arithmetic("FloorDiv(Add(Symbol('s0', positive=True, integer=True), Integer(-1)), Integer(32))")
     True
     >>> is_arithmetic("1 + (((-1) + L['x'].size()[2]) // 32) >= 2")
+    True
+    >>> is_arithmetic("torch.sym_max(1, L['x'].size()[2] // 2) != 1")  # since torch 2.14
     True
     >>> is_arithmetic("__import__('os').system('true')")
     False
@@ -101,9 +105,15 @@ def _called(node: ast.Call, depth: int) -> int:
     degrees = [_degree(argument, depth) for argument in node.args]
     if name == "Mul":
         return _bounded(sum(degrees))
-    if name in _FUNCTIONS:
+    if name in _FUNCTIONS or _is_torch_function(node.func):
         return max(degrees, default=1)
     raise ValueError("not arithmetic")
+
+
+def _is_torch_function(node: ast.AST) -> bool:
+    """Return whether a node is one of `torch.sym_max` and `torch.sym_min`."""
+    is_of_torch = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch"
+    return is_of_torch and isinstance(node, ast.Attribute) and node.attr in _TORCH_FUNCTIONS
 
 
 def _power(base: ast.AST, exponent: ast.AST, depth: int) -> int:

@@ -177,15 +177,29 @@ class CompiledStep:
         self._report.device = str(device)
         measures = known is None and self._report.chosen == UNDECIDED
         with compiling_shown("compiling the training step") if known is None else nullcontext():
-            if measures:
-                step = self._choose(batch, device)
-            else:
-                step = self._build(known or self._capture.compile(compute), batch, device)
+            known = known or self._captured(compute)
+            step = self._choose(batch, device) if measures else self._build(known, batch, device)
         if not self._report.build_s and (measures or is_captured):  # otherwise the first run compiles
             self._report.build_s = time.perf_counter() - start
         if not is_captured and not self.pending:
             optimizer.zero_grad(set_to_none=True)  # as after a capture
         return step
+
+    def _captured(self, compute: Compute) -> Compute:
+        """Return `compute` captured, anew for each set of trained weights.
+
+        Compiled code of torch 2.11 does not notice that a frozen weight is trained again.
+        """
+        params = [param for module in self._parts[1] for param in module.parameters()]
+        forms: dict[tuple[bool, ...], Compute] = {}
+
+        def call(*batch: Tensor) -> tuple[Tensor, ...]:
+            trained = tuple([param.requires_grad for param in params])
+            if trained not in forms:
+                forms[trained] = self._capture.compile(compute)
+            return forms[trained](*batch)
+
+        return call
 
     def _captures_on(self, device: torch.device) -> bool:
         """Whether the step is one CUDA graph."""
@@ -208,7 +222,7 @@ class CompiledStep:
         """Build the step compiled and as written, measure both, and return the faster one."""
         report, compute = self._report, self._parts[0]
         try:
-            compiled = self._build(self._capture.compile(compute), batch, device)
+            compiled = self._build(self._captured(compute), batch, device)
             compiled_s = self._time(compiled, batch, device)
         except CompilerError as error:
             report.chosen, report.backend, report.reason = AS_WRITTEN, BACKEND_AS_WRITTEN, str(error)

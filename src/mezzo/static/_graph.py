@@ -321,8 +321,12 @@ def _dynamo_errors() -> tuple[type[BaseException], ...]:
 
 
 def _is_about_regions(error: BaseException) -> bool:
-    """Whether Dynamo stopped at an `auto_cast` region."""
-    return isinstance(error, dynamo_errors().Unsupported) and auto_cast.__name__ in str(error)
+    """Whether Dynamo stopped at an `auto_cast` region.
+
+    Up to torch 2.13 its message names the class. Later ones trace into the methods that `_traced_regions` gives it.
+    """
+    is_named = isinstance(error, dynamo_errors().Unsupported) and auto_cast.__name__ in str(error)
+    return is_named or any(frame.filename == _TRACED_REGIONS for frame in _stack(error))
 
 
 def _explained(error: BaseException) -> BaseException:
@@ -352,6 +356,7 @@ def _explained(error: BaseException) -> BaseException:
 
 
 _REGION_ADVICE = "write `with auto_cast(...):` in the captured code, with constants as arguments, or around the call"
+_TRACED_REGIONS = str(Path(__file__).with_name("_traced_regions.py"))
 _CONTEXT = "Developer debug context:"
 
 
@@ -368,8 +373,12 @@ def _reason(error: BaseException) -> str:
 
 def _user_frame(error: BaseException) -> traceback.FrameSummary | None:
     """Return the innermost frame of the user's code in which Dynamo stopped."""
-    stack = getattr(error, "real_stack", None) or _printed_stack(str(error))
-    return innermost_user_frame(stack)
+    return innermost_user_frame(_stack(error))
+
+
+def _stack(error: BaseException) -> Sequence[traceback.FrameSummary]:
+    """Return the frames of the traced code, those of mezzo included."""
+    return getattr(error, "real_stack", None) or _printed_stack(str(error))
 
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from mezzo._torch.exported_programs import no_hooks_left
 from mezzo.amp import float32_copy
 from mezzo.errors import DeployError, RunError
 from mezzo.export import forget_places, load_program, quietly, write_program
@@ -40,7 +41,7 @@ def save_forward(module: nn.Module, inputs: Sequence[InputSpec], path: Path, *, 
     samples = tuple(torch.zeros(_sample_shape(spec.shape), dtype=spec.dtype) for spec in inputs)
     free = tuple({axis: torch.export.Dim.DYNAMIC for axis, s in enumerate(spec.shape) if s < 0} for spec in inputs)
     try:
-        with quietly(), torch.no_grad():
+        with quietly(), no_hooks_left(), torch.no_grad():
             exported = torch.export.export(float32_copy(module).eval(), samples, dynamic_shapes=free, strict=False)
     except Exception as error:  # the user's network may raise anything
         raise RunError(f"the program cannot be exported: {' '.join(str(error).split())[:400]}") from error

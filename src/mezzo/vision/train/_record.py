@@ -29,6 +29,8 @@ def write_record(session: Session, directory: Path) -> None:
 def describe_run(session: Session) -> dict[str, Any]:
     """Return the facts of a run as plain data."""
     device = session.world.device
+    versions = {name: version for name in PACKAGES if (version := version_of(name)) is not None}
+    versions["torch"] = str(torch.__version__)  # also names the build, such as +cu132
     return {
         "command": sys.argv,
         "options": session.options.to_dict(),
@@ -36,7 +38,7 @@ def describe_run(session: Session) -> dict[str, Any]:
         "processes": session.world.size,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         "python": platform.python_version(),
-        "versions": {name: version for name in PACKAGES if (version := version_of(name)) is not None},
+        "versions": versions,
         "steps": session.steps,
         "steps_per_epoch": session.steps_per_epoch,
         "parameters": sum(p.numel() for p in session.model.parameters() if p.requires_grad),
