@@ -40,57 +40,6 @@ def fake(monkeypatch: pytest.MonkeyPatch, name: str, **attributes: Any) -> None:
         ("deeplabv3p_resnet50", (64, 3, 512, 512)),
     ],
 )
-class Llama(nn.Module):
-    """Takes the place of transformers' class."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.config, self.embedding, self.recompute = config, nn.Embedding(256, 256), None
-
-    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any]) -> None:
-        self.recompute = gradient_checkpointing_kwargs
-
-    def forward(self, input_ids: Tensor, return_dict: bool) -> tuple[Tensor]:
-        return (self.embedding(input_ids),)
-
-
-@pytest.mark.parametrize(
-    # Widths, layers, heads, words and whether embedding and head are one: the configuration files of Llama 3.1 and 3.2.
-    ("size", "published"),
-    [
-        ("1b", (2048, 8192, 16, 32, 8, 128256, True)),
-        ("3b", (3072, 8192, 28, 24, 8, 128256, True)),
-        ("8b", (4096, 14336, 32, 32, 8, 128256, False)),
-    ],
-)
-def test_llama_models_have_the_published_widths(
-    size: str, published: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake(monkeypatch, "transformers", LlamaForCausalLM=Llama, LlamaConfig=SimpleNamespace)
-    config = find_network(f"transformers:llama-{size}", USUAL).create().network.config
-    assert published == (
-        *(config.hidden_size, config.intermediate_size, config.num_hidden_layers, config.num_attention_heads),
-        *(config.num_key_value_heads, config.vocab_size, config.tie_word_embeddings),
-    )
-    sizes = NetworkSizes(size=4, simple_net_batch=3, batch_size=2, layers=3, length=16, recompute=True)
-    small = find_network(f"transformers:llama-{size}", sizes)
-    network = small.create().network
-    assert (small.shape, small.unit, small.units, network.config.num_hidden_layers) == ((2, 16), "tokens", 32, 3)
-    assert network.recompute == {"use_reentrant": False}
-
-
-def test_operations_of_a_llama_are_six_for_each_weight_of_a_product_and_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake(monkeypatch, "transformers", LlamaForCausalLM=Llama, LlamaConfig=SimpleNamespace)
-    # Llama 3.1 8B has 8.03e9 parameters, 0.525e9 of them in the embedding, which is no product.
-    without_attention = find_network("transformers:llama-8b", NetworkSizes(size=4, simple_net_batch=3, length=1)).flops
-    assert without_attention == pytest.approx(6 * (8.03e9 - 0.525e9), rel=1e-3)
-    # Causal attention: two products of length x width in each layer, half of each, three times in a training step.
-    longer = find_network("transformers:llama-8b", NetworkSizes(size=4, simple_net_batch=3, length=4097)).flops
-    assert longer - without_attention == 3 * 2 * (2 * 4096 * 4096) / 2 * 32
-    with pytest.raises(OptionError, match="unknown --size '2b'"):
-        find_network("transformers:llama-2b", USUAL)
-
-
 def test_a_network_has_the_size_and_batch_of_its_recipe(name: str, shape: tuple[int, ...]) -> None:
     network = find_network(name, USUAL)
     assert (network.shape, network.dtype, network.unit) == (shape, "float16", "samples")
@@ -217,3 +166,54 @@ def test_language_models_are_made_from_a_configuration(
     if name == "llama":
         sizes = (options["hidden_size"], options["num_hidden_layers"], options["num_attention_heads"])
         assert (*sizes, options["intermediate_size"], options["vocab_size"]) == (1024, 24, 16, 2816, 32000)
+
+
+class Llama(nn.Module):
+    """Takes the place of transformers' class."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config, self.embedding, self.recompute = config, nn.Embedding(256, 256), None
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any]) -> None:
+        self.recompute = gradient_checkpointing_kwargs
+
+    def forward(self, input_ids: Tensor, return_dict: bool) -> tuple[Tensor]:
+        return (self.embedding(input_ids),)
+
+
+@pytest.mark.parametrize(
+    # Widths, layers, heads, words and whether embedding and head are one: the configuration files of Llama 3.1 and 3.2.
+    ("size", "published"),
+    [
+        ("1b", (2048, 8192, 16, 32, 8, 128256, True)),
+        ("3b", (3072, 8192, 28, 24, 8, 128256, True)),
+        ("8b", (4096, 14336, 32, 32, 8, 128256, False)),
+    ],
+)
+def test_llama_models_have_the_published_widths(
+    size: str, published: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake(monkeypatch, "transformers", LlamaForCausalLM=Llama, LlamaConfig=SimpleNamespace)
+    config = find_network(f"transformers:llama-{size}", USUAL).create().network.config
+    assert published == (
+        *(config.hidden_size, config.intermediate_size, config.num_hidden_layers, config.num_attention_heads),
+        *(config.num_key_value_heads, config.vocab_size, config.tie_word_embeddings),
+    )
+    sizes = NetworkSizes(size=4, simple_net_batch=3, batch_size=2, layers=3, length=16, recompute=True)
+    small = find_network(f"transformers:llama-{size}", sizes)
+    network = small.create().network
+    assert (small.shape, small.unit, small.units, network.config.num_hidden_layers) == ((2, 16), "tokens", 32, 3)
+    assert network.recompute == {"use_reentrant": False}
+
+
+def test_operations_of_a_llama_are_six_for_each_weight_of_a_product_and_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake(monkeypatch, "transformers", LlamaForCausalLM=Llama, LlamaConfig=SimpleNamespace)
+    # Llama 3.1 8B has 8.03e9 parameters, 0.525e9 of them in the embedding, which is no product.
+    without_attention = find_network("transformers:llama-8b", NetworkSizes(size=4, simple_net_batch=3, length=1)).flops
+    assert without_attention == pytest.approx(6 * (8.03e9 - 0.525e9), rel=1e-3)
+    # Causal attention: two products of length x width in each layer, half of each, three times in a training step.
+    longer = find_network("transformers:llama-8b", NetworkSizes(size=4, simple_net_batch=3, length=4097)).flops
+    assert longer - without_attention == 3 * 2 * (2 * 4096 * 4096) / 2 * 32
+    with pytest.raises(OptionError, match="unknown --size '2b'"):
+        find_network("transformers:llama-2b", USUAL)

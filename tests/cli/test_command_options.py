@@ -42,7 +42,7 @@ def complete(monkeypatch, capsys, line: str) -> list[str]:
     ("line", "offered"),
     [
         ("tra", ["train"]),
-        ("bench ", ["step", "static", "infer"]),
+        ("bench ", ["step", "static", "llm", "infer"]),
         ("train --amp-l", ["--amp-level", "--amp-lists"]),
         ("train --amp-level O", ["O0", "OD", "O1", "O2", "O3"]),
         ("train --do-eval --model mobilenet_v3_s", ["mobilenet_v3_small"]),

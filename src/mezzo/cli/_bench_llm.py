@@ -40,10 +40,11 @@ def llm(
     device: Device = None,
     as_json: Json = False,
 ) -> int:
-    """Time training steps of a Llama model of transformers, in bfloat16 with AdamW.
+    """Time training steps of Llama models.
 
-    Tokens per second, the share of the GPU's half-precision rate (MFU), peak memory and loss of stock torch, torchao (if
-    it is installed) and mezzo's O2 and O3. Exit code 1 if a recipe of --isolate fails.
+    A model of transformers, in bfloat16 with AdamW: tokens per second, the share of the GPU's half-precision rate (MFU),
+    peak memory and loss of stock torch, torchao (if it is installed) and mezzo's O2 and O3. Exit code 1 if a recipe of
+    --isolate fails.
     """
     from mezzo.bench import bench_static  # torch takes seconds to import: not for --version and --help
 
