@@ -125,6 +125,15 @@ def test_a_resumed_run_has_the_bits_of_the_uninterrupted_one(tmp_path: Path, lev
     assert whole.precision.state_dict() == resumed.precision.state_dict()
 
 
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_recomputed_layers_train_with_the_same_bits(tmp_path: Path, dtype: str, use_reentrant: bool) -> None:
+    kept, _ = train(tmp_path, Precision("O2", dtype), max_steps=4)
+    options = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": use_reentrant}}
+    recomputed, _ = train(tmp_path, Precision("O2", dtype), max_steps=4, **options)
+    assert_same(weights(kept.model), weights(recomputed.model))
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 def test_accumulated_batches_train_as_the_whole_batch(tmp_path: Path, dtype: str) -> None:
     data = sequences()

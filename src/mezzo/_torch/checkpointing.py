@@ -15,6 +15,10 @@ import torch.utils.checkpoint as torch_checkpoint
 
 from mezzo._torch.patches import wrap_attribute
 
+_OLD = "_checkpoint_without_reentrant_generator"
+_GENERATOR = f"{_OLD}_impl" if hasattr(torch_checkpoint, f"{_OLD}_impl") else _OLD
+"""torch 2.15 calls the first, which earlier releases do not have."""
+
 Bind = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Gets the function that is checkpointed, returns the one that runs in its place the second time,
 and maybe the first."""
@@ -33,7 +37,7 @@ def bind_checkpointed_functions(bind: Bind) -> None:
         return
     _bound.add(bind)
     wrap_attribute(torch_checkpoint.CheckpointFunction, "forward", around_reentrant, static=True)
-    wrap_attribute(torch_checkpoint, "_checkpoint_without_reentrant_generator", around_generator)
+    wrap_attribute(torch_checkpoint, _GENERATOR, around_generator)
 
 
 _bound: set[Bind] = set()
