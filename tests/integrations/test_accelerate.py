@@ -291,6 +291,46 @@ def test_a_compiled_model_runs_in_the_region() -> None:
     assert_same(weights(getattr(compiled, "_orig_mod")), weights(eager))  # noqa: B009  torch's name for it
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # Dynamo's, between two graphs
+@pytest.mark.parametrize("when", ["before prepare", "after prepare"])
+def test_a_model_compiled_by_the_user_runs_in_the_region_and_is_prepared_once(monkeypatch, when: str) -> None:
+    def run(when: str) -> Tensor:
+        reset()
+        accelerator = MezzoAccelerator(cpu=True, precision=Precision("O2", "bfloat16"))
+        model, optimizer = make_net()
+        if when == "before prepare":
+            model = torch.compile(model, backend="eager")
+        model, optimizer = accelerator.prepare(model, optimizer)
+        if when == "after prepare":
+            model = torch.compile(model, backend="eager")
+        return model(X)
+
+    expected = run("")
+    calls = []
+    prepare = Precision.prepare
+    monkeypatch.setattr(Precision, "prepare", lambda *args, **options: calls.append(1) or prepare(*args, **options))
+    assert torch.equal(run(when), expected)
+    assert len(calls) == 1
+
+
+def test_an_evaluation_before_the_training_changes_no_bit_of_it() -> None:
+    def run(evaluates: bool) -> dict[str, Tensor]:
+        reset()
+        accelerator = MezzoAccelerator(cpu=True, precision=Precision("O2", "bfloat16"))
+        model, optimizer = make_net()
+        if evaluates:
+            model = accelerator.prepare_model(model, evaluation_mode=True)
+            assert model(X).dtype is torch.float32
+            assert model[0].weight.dtype is torch.float32
+        scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=20)
+        model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+        take_steps(accelerator, model, optimizer, scheduler, range(3))
+        assert model[0].weight.dtype is torch.bfloat16
+        return weights(model)
+
+    assert_same(run(True), run(False))
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("first", ["decorate", "accelerator.prepare", "accelerator.prepare without decorate"])
 def test_the_scaler_steps_accelerates_own_wrapper(first: str, dtype: str) -> None:

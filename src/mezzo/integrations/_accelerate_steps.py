@@ -15,6 +15,7 @@ from mezzo.amp import GradScaler
 from mezzo.precision import Precision
 
 _MARK = "_mezzo_runs_in_region"
+_TRAINS = "_mezzo_prepared_to_train"
 
 
 class StepOutcomes:
@@ -82,31 +83,42 @@ class MezzoOptimizer(AcceleratedOptimizer):
         return self.outcomes.was_skipped(self._last_step)
 
 
-def runs_in_region(model: nn.Module) -> bool:
-    """Whether `run_in_region` was called on this module; its wrappers do not count."""
-    return _MARK in vars(model)
+def is_prepared(model: nn.Module) -> bool:
+    """Whether this module was prepared to train; its wrappers do not count."""
+    return _TRAINS in vars(model)
+
+
+def note_prepared(model: nn.Module) -> None:
+    """Note that a module was prepared to train."""
+    vars(model)[_TRAINS] = True  # setattr() of a compiled module would mark the module inside of it
 
 
 def run_in_region(model: nn.Module, precision: Precision, *, float32_outputs: bool) -> None:
-    """Let `model(...)`, and what calls it such as `generate`, run inside the region.
+    """Let `model(...)`, and what calls it such as `generate`, run inside the region; a second call does nothing.
 
     The module's own `forward` is replaced, as Accelerate does: hooks would not keep its signature.
     """
+    if _MARK in vars(model):
+        return
     given: Any = model.forward
     function = getattr(given, "__func__", None)  # a compiled module has a plain function
     forward = _in_region(precision, given if function is None else function)
     if float32_outputs:
         forward = functools.wraps(forward)(convert_outputs_to_fp32(forward))
     model.forward = forward if function is None else MethodType(forward, model)  # type: ignore[method-assign]
-    setattr(model, _MARK, True)
+    vars(model)[_MARK] = True
 
 
 def _in_region(precision: Precision, forward: Any) -> Any:
-    """Return `forward` inside the region; around a compiled module it is open already."""
+    """Return `forward` inside the region.
+
+    In a compiled function a region breaks the graph, so it is opened there only if none is open around the function.
+    """
 
     @functools.wraps(forward)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        is_open = precision.policy is None or torch.is_autocast_enabled("cpu")  # a region enables all devices
+        if torch.compiler.is_compiling() and is_open:
             return forward(*args, **kwargs)
         with precision.autocast():
             return forward(*args, **kwargs)
