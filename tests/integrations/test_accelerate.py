@@ -313,6 +313,14 @@ def test_a_model_compiled_by_the_user_runs_in_the_region_and_is_prepared_once(mo
     assert len(calls) == 1
 
 
+def test_a_model_that_was_made_float32_is_prepared_again() -> None:
+    accelerator, model, optimizer, scheduler = prepared("O2", "bfloat16")
+    take_steps(accelerator, model, optimizer, scheduler, range(2))
+    accelerator.free_memory()
+    model = accelerator.prepare(model.float())
+    assert model[0].weight.dtype is torch.bfloat16
+
+
 def test_an_evaluation_before_the_training_changes_no_bit_of_it() -> None:
     def run(evaluates: bool) -> dict[str, Tensor]:
         reset()

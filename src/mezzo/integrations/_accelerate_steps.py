@@ -84,13 +84,17 @@ class MezzoOptimizer(AcceleratedOptimizer):
 
 
 def is_prepared(model: nn.Module) -> bool:
-    """Whether this module was prepared to train; its wrappers do not count."""
-    return _TRAINS in vars(model)
+    """Whether this module was prepared to train and has the same dtypes since; its wrappers do not count."""
+    return vars(model).get(_TRAINS) == _dtypes(model)
 
 
 def note_prepared(model: nn.Module) -> None:
     """Note that a module was prepared to train."""
-    vars(model)[_TRAINS] = True  # setattr() of a compiled module would mark the module inside of it
+    vars(model)[_TRAINS] = _dtypes(model)  # setattr() of a compiled module would mark the module inside of it
+
+
+def _dtypes(model: nn.Module) -> list[torch.dtype]:
+    return [param.dtype for param in model.parameters()]
 
 
 def run_in_region(model: nn.Module, precision: Precision, *, float32_outputs: bool) -> None:
