@@ -223,6 +223,24 @@ def test_a_skipped_step_is_reported_and_does_not_step_the_scheduler(device: str)
     assert scaler.get_scale() == 2.0
 
 
+def test_accelerators_that_share_a_precision_report_their_own_skipped_steps() -> None:
+    precision = Precision("O2", "float16", scaler=GradScaler(init_loss_scaling=4.0))
+    runs = []
+    for _ in range(2):
+        accelerator = MezzoAccelerator(cpu=True, precision=precision)
+        runs.append((accelerator, *accelerator.prepare(*make_net())))
+
+    def is_skipped(run: int, factor: float) -> bool:
+        accelerator, model, optimizer = runs[run]
+        accelerator.backward(model(X).mean() * factor)
+        optimizer.step()
+        optimizer.zero_grad()
+        return accelerator.optimizer_step_was_skipped
+
+    found = [is_skipped(run, factor) for run, factor in ((0, 1.0), (1, math.inf), (0, 1.0), (0, math.inf))]
+    assert found == [False, True, False, True]
+
+
 def test_a_step_without_gradients_counts_neither_as_skipped_nor_as_taken() -> None:
     accelerator = MezzoAccelerator(cpu=True, precision=Precision("O2"))
     model, optimizer = accelerator.prepare(*make_net())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from types import MethodType
 from typing import Any
 
@@ -22,7 +23,7 @@ class StepOutcomes:
     """Which of the steps were skipped; the host waits for the device only if it must know."""
 
     def __init__(self, scaler: GradScaler | None) -> None:
-        self._scaler = scaler
+        self._scaler = None if scaler is None else weakref.proxy(scaler)
         self._taken = self._arrived = 0
         self._skipped: set[int] = set()
         if scaler is not None:
@@ -50,6 +51,18 @@ class StepOutcomes:
         """Wait for all outcomes; a state that is loaded next must not lose any."""
         if self._scaler is not None:
             self._scaler.flush()
+
+
+_outcomes: weakref.WeakKeyDictionary[GradScaler, StepOutcomes] = weakref.WeakKeyDictionary()
+
+
+def outcomes_of(scaler: GradScaler | None) -> StepOutcomes:
+    """Return the outcomes of a scaler: one object for all accelerators that share it, since they count its steps."""
+    if scaler is None:
+        return StepOutcomes(None)
+    if scaler not in _outcomes:
+        _outcomes[scaler] = StepOutcomes(scaler)
+    return _outcomes[scaler]
 
 
 class MezzoOptimizer(AcceleratedOptimizer):

@@ -20,7 +20,7 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra("mezzo.integrations.accelerate needs accelerate: pip install 'mezzo[accelerate]'") from error
 
-from mezzo.integrations._accelerate_steps import MezzoOptimizer, StepOutcomes, is_prepared, note_prepared, run_in_region
+from mezzo.integrations._accelerate_steps import MezzoOptimizer, is_prepared, note_prepared, outcomes_of, run_in_region
 
 __all__ = ["MezzoAccelerator", "MezzoOptimizer"]
 
@@ -74,7 +74,7 @@ class MezzoAccelerator(Accelerator):
             raise ValueError(f"{self.distributed_type}: MezzoAccelerator supports one process or DDP; use DDP")
         self.precision = precision
         self._fuse, self._float32_outputs = fuse, float32_outputs
-        self._outcomes = StepOutcomes(precision.scaler)
+        self._outcomes = outcomes_of(precision.scaler)
         self._stepped: list[MezzoOptimizer] = []
         self._clipper = precision.scaler or GradScaler(enable=False)
         recipe = precision.policy.fp8 if precision.policy is not None else None
