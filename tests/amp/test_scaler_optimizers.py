@@ -656,3 +656,27 @@ def test_complex_parameters_are_scaled_clipped_and_stepped_as_without_a_scale(ma
     assert our_norm == pytest.approx(norm, rel=1e-6)
     for a, b in zip(ours, plain, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+class Lookahead(Optimizer):
+    """As timm's: of torch's class, without its `__init__`, around an optimizer under another name."""
+
+    def __init__(self, inner: Optimizer) -> None:
+        self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = {}, {}
+        self.inner, self.param_groups, self.defaults, self.state = inner, inner.param_groups, {}, {}
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+
+def test_a_wrapper_without_torchs_init_is_refused_before_anything_changes_and_works_around_a_decorated_optimizer():
+    model = nn.Linear(2, 2)
+    optimizer = SGD(model.parameters(), lr=0.5)
+    with pytest.raises(TypeError, match=r"Lookahead did not call .* the optimizer inside of it first"):
+        decorate(model, Lookahead(optimizer), level="O2", dtype="bfloat16")
+    assert model.weight.dtype is torch.float32
+    decorate(model, optimizer, level="O2", dtype="bfloat16")
+    before = master_of(model.weight).clone()
+    model.weight.grad = torch.full_like(model.weight, 0.25)
+    GradScaler(enable=False).step(Lookahead(optimizer))
+    assert torch.equal(master_of(model.weight), before - 0.125)

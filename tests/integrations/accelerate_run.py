@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 
@@ -46,6 +47,7 @@ def main(folder: Path, dtype: str) -> None:
     if rank == 0:
         (folder / "report.json").write_text(json.dumps(report))
     accelerator.end_training()
+    time.sleep(0.1)  # gloo's threads need the GIL to end: see mezzo/model/parallel.py
 
 
 if __name__ == "__main__":

@@ -223,6 +223,24 @@ def test_a_skipped_step_is_reported_and_does_not_step_the_scheduler(device: str)
     assert scaler.get_scale() == 2.0
 
 
+def test_accelerators_that_share_a_precision_report_their_own_skipped_steps() -> None:
+    precision = Precision("O2", "float16", scaler=GradScaler(init_loss_scaling=4.0))
+    runs = []
+    for _ in range(2):
+        accelerator = MezzoAccelerator(cpu=True, precision=precision)
+        runs.append((accelerator, *accelerator.prepare(*make_net())))
+
+    def is_skipped(run: int, factor: float) -> bool:
+        accelerator, model, optimizer = runs[run]
+        accelerator.backward(model(X).mean() * factor)
+        optimizer.step()
+        optimizer.zero_grad()
+        return accelerator.optimizer_step_was_skipped
+
+    found = [is_skipped(run, factor) for run, factor in ((0, 1.0), (1, math.inf), (0, 1.0), (0, math.inf))]
+    assert found == [False, True, False, True]
+
+
 def test_a_step_without_gradients_counts_neither_as_skipped_nor_as_taken() -> None:
     accelerator = MezzoAccelerator(cpu=True, precision=Precision("O2"))
     model, optimizer = accelerator.prepare(*make_net())
@@ -289,6 +307,54 @@ def test_a_compiled_model_runs_in_the_region() -> None:
     assert type(compiled).__name__ == "OptimizedModule"
     assert all(map(torch.equal, found, expected))
     assert_same(weights(getattr(compiled, "_orig_mod")), weights(eager))  # noqa: B009  torch's name for it
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # Dynamo's, between two graphs
+@pytest.mark.parametrize("when", ["before prepare", "after prepare"])
+def test_a_model_compiled_by_the_user_runs_in_the_region_and_is_prepared_once(monkeypatch, when: str) -> None:
+    def run(when: str) -> Tensor:
+        reset()
+        accelerator = MezzoAccelerator(cpu=True, precision=Precision("O2", "bfloat16"))
+        model, optimizer = make_net()
+        if when == "before prepare":
+            model = torch.compile(model, backend="eager")
+        model, optimizer = accelerator.prepare(model, optimizer)
+        if when == "after prepare":
+            model = torch.compile(model, backend="eager")
+        return model(X)
+
+    expected = run("")
+    calls = []
+    prepare = Precision.prepare
+    monkeypatch.setattr(Precision, "prepare", lambda *args, **options: calls.append(1) or prepare(*args, **options))
+    assert torch.equal(run(when), expected)
+    assert len(calls) == 1
+
+
+def test_a_model_that_was_made_float32_is_prepared_again() -> None:
+    accelerator, model, optimizer, scheduler = prepared("O2", "bfloat16")
+    take_steps(accelerator, model, optimizer, scheduler, range(2))
+    accelerator.free_memory()
+    model = accelerator.prepare(model.float())
+    assert model[0].weight.dtype is torch.bfloat16
+
+
+def test_an_evaluation_before_the_training_changes_no_bit_of_it() -> None:
+    def run(evaluates: bool) -> dict[str, Tensor]:
+        reset()
+        accelerator = MezzoAccelerator(cpu=True, precision=Precision("O2", "bfloat16"))
+        model, optimizer = make_net()
+        if evaluates:
+            model = accelerator.prepare_model(model, evaluation_mode=True)
+            assert model(X).dtype is torch.float32
+            assert model[0].weight.dtype is torch.float32
+        scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=20)
+        model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+        take_steps(accelerator, model, optimizer, scheduler, range(3))
+        assert model[0].weight.dtype is torch.bfloat16
+        return weights(model)
+
+    assert_same(run(True), run(False))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -125,6 +125,15 @@ def test_a_resumed_run_has_the_bits_of_the_uninterrupted_one(tmp_path: Path, lev
     assert whole.precision.state_dict() == resumed.precision.state_dict()
 
 
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_recomputed_layers_train_with_the_same_bits(tmp_path: Path, dtype: str, use_reentrant: bool) -> None:
+    kept, _ = train(tmp_path, Precision("O2", dtype), max_steps=4)
+    options = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": use_reentrant}}
+    recomputed, _ = train(tmp_path, Precision("O2", dtype), max_steps=4, **options)
+    assert_same(weights(kept.model), weights(recomputed.model))
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 def test_accumulated_batches_train_as_the_whole_batch(tmp_path: Path, dtype: str) -> None:
     data = sequences()
@@ -194,6 +203,40 @@ def test_predictions_of_a_model_that_was_never_trained_use_the_precision(tmp_pat
     torch.testing.assert_close(found, expected, rtol=0, atol=0.02)  # logits below 1 in bfloat16
     assert not torch.equal(found, expected)
     assert_same(weights(trainer.model), before)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_metrics_get_float32_predictions(tmp_path: Path, dtype: str) -> None:
+    seen = []
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True)
+    metrics = {"compute_metrics": lambda given: seen.append(given.predictions) or {}}
+    trainer = MezzoTrainer(make_bert(), args, eval_dataset=classes(8), precision=Precision("O2", dtype), **metrics)
+    trainer.evaluate()
+    assert seen[0].dtype == "float32"  # numpy's exp() of 12 overflows float16
+
+
+def test_an_evaluation_before_the_training_leaves_half_weights_to_it(tmp_path: Path) -> None:
+    args = TrainingArguments(output_dir=str(tmp_path), max_steps=2, use_cpu=True, report_to=[], disable_tqdm=True)
+    data = sequences(16)
+    options = {"train_dataset": data, "eval_dataset": data, "precision": Precision("O2", "bfloat16")}
+    trainer = MezzoTrainer(make_gpt2(), args, **options)
+    trainer.evaluate()
+    trainer.train()
+    assert trainer.model.lm_head.weight.dtype is torch.bfloat16
+
+
+def test_a_run_in_float16_continues_in_bfloat16(tmp_path: Path) -> None:
+    train(tmp_path, Precision("O2", "float16"), max_steps=4, save_strategy="steps", save_steps=4)
+    checkpoint = str(tmp_path / "checkpoint-4")
+    trainer, losses = train(tmp_path, Precision("O2", "bfloat16"), max_steps=8, resume=checkpoint)
+    assert (trainer.state.global_step, len(losses)) == (8, 8)
+    assert losses[-1] < losses[0]
+
+
+def test_uploading_while_saving_is_refused(tmp_path: Path) -> None:
+    trainer, _ = train(tmp_path, Precision("O2", "bfloat16"), max_steps=1)
+    with pytest.raises(ValueError, match=r"call push_to_hub\(repo_id\)"):
+        trainer.model.save_pretrained(tmp_path / "saved", push_to_hub=True)
 
 
 def test_a_second_training_continues_with_the_prepared_model(tmp_path: Path) -> None:

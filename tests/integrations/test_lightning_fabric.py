@@ -102,7 +102,7 @@ def test_a_saved_run_resumes_bit_exactly(tmp_path, dtype):
 
 def test_two_optimizers_of_one_backward_pass_share_the_scale():
     def scaler() -> amp.GradScaler:
-        return amp.GradScaler(init_loss_scaling=4.0, incr_every_n_steps=2)
+        return amp.GradScaler(init_loss_scaling=4.0, incr_every_n_steps=1)  # grows after every step
 
     def optimizers_of(net: nn.Sequential) -> list[torch.optim.Optimizer]:
         return [torch.optim.AdamW(half.parameters(), lr=1e-2) for half in (net[:2], net[2:])]
@@ -124,7 +124,23 @@ def test_two_optimizers_of_one_backward_pass_share_the_scale():
         for optimizer in others:
             optimizer.zero_grad()
     assert same_state(trained, by_hand)
-    assert fabric.strategy.precision.state_dict()["scale"] == 4.0 * 2**4
+    assert fabric.strategy.precision.state_dict()["scale"] == 4.0 * 2**8
+
+
+def test_clipping_again_without_a_step_is_refused():
+    net = Classifier().net
+    fabric = make_fabric("O2")
+    net, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=1e-2))
+
+    def clip(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+        fabric.backward(nn.functional.cross_entropy(net(batch[0]), batch[1]))
+        fabric.clip_gradients(net, optimizer, max_norm=1.0, error_if_nonfinite=False)
+
+    first, second = make_batches(2)
+    clip(first)
+    optimizer.zero_grad()  # and no step: the next gradients would be taken for unscaled ones
+    with pytest.raises(RuntimeError, match="already called on this optimizer since the last update"):
+        clip(second)
 
 
 def test_an_overflow_skips_the_step():

@@ -335,13 +335,59 @@ def test_a_whole_compiled_lightning_module_trains():
         torch.testing.assert_close(compiled.state_dict()[name], value, rtol=0.05, atol=0.03)
 
 
-def test_averaged_weights_are_those_of_the_masters():
-    callbacks = getattr(L, "pytorch", L).callbacks
-    model = Classifier()
-    trainer = fit(model, MezzoPrecision("O2", "bfloat16"), callbacks=[callbacks.WeightAveraging(use_buffers=False)])
-    assert trainer.global_step == 8
-    weight = optim.master_of(model.net[0].weight)  # Lightning puts the average into the model at the end
-    assert (weight != weight.bfloat16().float()).any()
+class KeepsMasters(L.Callback):
+    """Notes the float32 weights after each step."""
+
+    def __init__(self) -> None:
+        self.weights: list[Tensor] = []
+
+    def on_train_batch_end(self, trainer, pl_module, *_):
+        self.weights.append(pl_module.state_dict()["net.3.weight"].double())
+
+
+@pytest.mark.parametrize("validates", [False, True])
+@pytest.mark.parametrize("master_weight", [None, "compact"])
+def test_averaged_weights_are_those_of_the_masters_and_validation_does_not_round_them(master_weight, validates):
+    averages = getattr(L, "pytorch", L).callbacks.WeightAveraging(use_buffers=False)
+    model, keeps = Classifier(), KeepsMasters()
+    plugin = MezzoPrecision("O2", "bfloat16", master_weight=master_weight)
+    trainer = L.Trainer(**QUIET, max_epochs=2, val_check_interval=2, plugins=[plugin], callbacks=[keeps, averages])
+    trainer.fit(model, make_loader(), make_loader() if validates else None)
+    expected = torch.stack(keeps.weights).mean(0)
+    found = model.state_dict()["net.3.weight"]  # Lightning puts the average into the model at the end
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-6)  # sixteen roundings of float32
+    assert torch.equal(model.net[3].weight, found.bfloat16())
+
+
+def test_stochastic_weight_averaging_averages_masters():
+    class Plain(Classifier):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=1e-2)
+
+    class Epochs(L.Callback):
+        def __init__(self) -> None:
+            self.weights: list[Tensor] = []
+
+        def on_train_epoch_start(self, trainer, pl_module):
+            self.weights.append(pl_module.state_dict()["net.3.weight"].double())
+
+    model, epochs = Plain(), Epochs()
+    model.net[1] = nn.Identity()  # with BatchNorm Lightning trains one more step, also without mezzo
+    averages = getattr(L, "pytorch", L).callbacks.StochasticWeightAveraging(swa_lrs=1e-2, swa_epoch_start=2)
+    fit(model, MezzoPrecision("O2", "bfloat16"), max_epochs=4, callbacks=[epochs, averages])
+    expected = torch.stack(epochs.weights[1:4]).mean(0)  # at the starts of epochs 2 to 4
+    found = model.state_dict()["net.3.weight"]
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-6)
+
+
+def test_a_module_that_was_made_float32_is_prepared_again():
+    model, plugin = Classifier(), MezzoPrecision("O2", "bfloat16")
+    trainer = fit(model, plugin)
+    model.float()
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(model, make_loader())
+    assert model.net[0].weight.dtype is torch.bfloat16
+    assert optim.master_of(model.net[0].weight) is not None
 
 
 def test_a_precision_flag_beside_the_plugin_is_refused():

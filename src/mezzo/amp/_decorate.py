@@ -34,7 +34,7 @@ from mezzo.amp.hardware import warn_if_unsupported
 from mezzo.amp.support import refuse_other_devices
 from mezzo.dtypes import parse_half_dtype, parse_level
 from mezzo.fp8 import Fp8Recipe, refuse_without_fp8
-from mezzo.optim import attach, copy_masters_with_parameters, remember_names, unwrap_optimizer
+from mezzo.optim import attach, copy_masters_with_parameters, refuse_lookalike, remember_names, unwrap_optimizer
 
 Models = TypeVar("Models", bound=nn.Module | Sequence[nn.Module])
 Optimizers = TypeVar("Optimizers", bound=Optimizer | Sequence[Optimizer])
@@ -126,6 +126,8 @@ def decorate(
     model_list = as_list(models, nn.Module, "models")
     optimizer_list = [] if optimizers is None else as_list(optimizers, Optimizer, "optimizers")
     optimizer_list = [unwrap_optimizer(optimizer) for optimizer in optimizer_list]
+    for optimizer in optimizer_list:
+        refuse_lookalike(optimizer)
     for index, model in enumerate(model_list):
         refuse_wrapped(model, "" if isinstance(models, nn.Module) else f"models[{index}]")
         refuse_uninitialised(model)

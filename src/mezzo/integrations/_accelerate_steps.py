@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from types import MethodType
 from typing import Any
 
@@ -15,13 +16,14 @@ from mezzo.amp import GradScaler
 from mezzo.precision import Precision
 
 _MARK = "_mezzo_runs_in_region"
+_TRAINS = "_mezzo_prepared_to_train"
 
 
 class StepOutcomes:
     """Which of the steps were skipped; the host waits for the device only if it must know."""
 
     def __init__(self, scaler: GradScaler | None) -> None:
-        self._scaler = scaler
+        self._scaler = None if scaler is None else weakref.proxy(scaler)
         self._taken = self._arrived = 0
         self._skipped: set[int] = set()
         if scaler is not None:
@@ -49,6 +51,18 @@ class StepOutcomes:
         """Wait for all outcomes; a state that is loaded next must not lose any."""
         if self._scaler is not None:
             self._scaler.flush()
+
+
+_outcomes: weakref.WeakKeyDictionary[GradScaler, StepOutcomes] = weakref.WeakKeyDictionary()
+
+
+def outcomes_of(scaler: GradScaler | None) -> StepOutcomes:
+    """Return the outcomes of a scaler: one object for all accelerators that share it, since they count its steps."""
+    if scaler is None:
+        return StepOutcomes(None)
+    if scaler not in _outcomes:
+        _outcomes[scaler] = StepOutcomes(scaler)
+    return _outcomes[scaler]
 
 
 class MezzoOptimizer(AcceleratedOptimizer):
@@ -82,31 +96,46 @@ class MezzoOptimizer(AcceleratedOptimizer):
         return self.outcomes.was_skipped(self._last_step)
 
 
-def runs_in_region(model: nn.Module) -> bool:
-    """Whether `run_in_region` was called on this module; its wrappers do not count."""
-    return _MARK in vars(model)
+def is_prepared(model: nn.Module) -> bool:
+    """Whether this module was prepared to train and has the same dtypes since; its wrappers do not count."""
+    return vars(model).get(_TRAINS) == _dtypes(model)
+
+
+def note_prepared(model: nn.Module) -> None:
+    """Note that a module was prepared to train."""
+    vars(model)[_TRAINS] = _dtypes(model)  # setattr() of a compiled module would mark the module inside of it
+
+
+def _dtypes(model: nn.Module) -> list[torch.dtype]:
+    return [param.dtype for param in model.parameters()]
 
 
 def run_in_region(model: nn.Module, precision: Precision, *, float32_outputs: bool) -> None:
-    """Let `model(...)`, and what calls it such as `generate`, run inside the region.
+    """Let `model(...)`, and what calls it such as `generate`, run inside the region; a second call does nothing.
 
     The module's own `forward` is replaced, as Accelerate does: hooks would not keep its signature.
     """
+    if _MARK in vars(model):
+        return
     given: Any = model.forward
     function = getattr(given, "__func__", None)  # a compiled module has a plain function
     forward = _in_region(precision, given if function is None else function)
     if float32_outputs:
         forward = functools.wraps(forward)(convert_outputs_to_fp32(forward))
     model.forward = forward if function is None else MethodType(forward, model)  # type: ignore[method-assign]
-    setattr(model, _MARK, True)
+    vars(model)[_MARK] = True
 
 
 def _in_region(precision: Precision, forward: Any) -> Any:
-    """Return `forward` inside the region; around a compiled module it is open already."""
+    """Return `forward` inside the region.
+
+    In a compiled function a region breaks the graph, so it is opened there only if none is open around the function.
+    """
 
     @functools.wraps(forward)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        is_open = precision.policy is None or torch.is_autocast_enabled("cpu")  # a region enables all devices
+        if torch.compiler.is_compiling() and is_open:
             return forward(*args, **kwargs)
         with precision.autocast():
             return forward(*args, **kwargs)

@@ -1,8 +1,7 @@
-"""What Lightning's hooks do with mezzo, whichever distribution of Lightning calls them."""
+"""What Lightning's hooks do with mezzo, for both distributions of Lightning."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -12,9 +11,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mezzo.amp import GradScaler
-from mezzo.dtypes import HALF_DTYPES
-from mezzo.integrations._lightning_state import has_several_ranks, shows_gradients, trainer_of
-from mezzo.optim import attach, engine_of, master_of, publish, share_weights
+from mezzo.integrations import _lightning_state as running
+from mezzo.integrations._lightning_averages import average_masters
+from mezzo.optim import attach, engine_of, publish, share_weights
 from mezzo.precision import Precision
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ class LightningPlugin(_Base):  # type: ignore[misc]
         """The loss scaler; None if the loss is not scaled."""
         self._scaler = self.scaler or GradScaler(enable=False)
         self._fuse = fuse
-        self._model: nn.Module | None = None
+        self._prepared: dict[nn.Module, list[torch.dtype]] = {}
         self._masters: list[tuple[nn.Parameter, Tensor]] = []
         self._optimizers: set[Optimizer] = set()
         self._unscaled: set[Optimizer] = set()
@@ -65,18 +64,21 @@ class LightningPlugin(_Base):  # type: ignore[misc]
 
     def convert_module(self, module: nn.Module) -> nn.Module:
         """Make the weights half, in place; for `validate`, `test` and `predict` only mark excluded layers."""
-        trainer = trainer_of(self._lightning, module)
+        trainer = running.trainer_of(self._lightning, module)
         trains = trainer is None or trainer.state.fn == "fit"
-        if module is not self._model and not trains:
+        if not trains and module not in self._prepared:
             self.mezzo.prepare_for_evaluation(module)
-        elif module is not self._model:
+        elif trains and self._prepared.get(module) != running.dtypes_of(
+            module
+        ):  # new, or converted by `module.float()`
             if trainer is not None:
+                self._prepared.clear()
                 module.to(trainer.strategy.root_device)  # O3 looks at the device
             self.mezzo.prepare(module, fuse=self._fuse)
-            self._model = module
-        if trainer is not None and trains and has_several_ranks():
-            found = [(param, master_of(param)) for param in module.parameters()]
-            self._masters = [(param, master) for param, master in found if master is not None]
+            self._prepared[module] = running.dtypes_of(module)
+        if trainer is not None and trains:
+            average_masters(self._lightning.callbacks, trainer.callbacks)
+            self._masters = running.masters_of(module) if running.has_several_ranks() else []
         return module
 
     def connect(self, model: nn.Module, optimizers: list[Optimizer], lr_schedulers: list[Any]) -> Any:
@@ -110,28 +112,28 @@ class LightningPlugin(_Base):  # type: ignore[misc]
 
     def convert_output(self, data: Any) -> Any:
         """Return half outputs of a Fabric module as float32: its loss may be outside of the region."""
-        apply = importlib.import_module("lightning_utilities.core.apply_func").apply_to_collection
-        return apply(data, Tensor, lambda value: value.float() if value.dtype in HALF_DTYPES else value)
+        return running.float32_of(data)
 
     # Backward passes
 
     def pre_backward(self, tensor: Tensor, module: nn.Module | None) -> Tensor:
         """Scale the loss of a Trainer, and call its hooks."""
         self._update_scale()
-        if trainer_of(self._lightning, module) is not None:
+        if running.trainer_of(self._lightning, module) is not None:
             tensor = super().pre_backward(tensor, module)
         return tensor
 
     def backward(self, tensor: Tensor, model: nn.Module | None, *args: Any, **kwargs: Any) -> None:
         """Compute gradients; the loss of Fabric is scaled here, that of a Trainer already is."""
-        if trainer_of(self._lightning, model) is None:
+        if running.trainer_of(self._lightning, model) is None:
+            self._unscaled.clear()  # of a step that was not taken: to unscale again is an error
             self._scaler.scale(tensor).backward(*args, **kwargs)
         else:
             super().backward(tensor, model, *args, **kwargs)
 
     def post_backward(self, tensor: Tensor, module: nn.Module | None) -> Tensor:
         """Call the Trainer's hooks."""
-        if trainer_of(self._lightning, module) is not None:
+        if running.trainer_of(self._lightning, module) is not None:
             tensor = super().post_backward(tensor, module)
         return tensor
 
@@ -152,17 +154,16 @@ class LightningPlugin(_Base):  # type: ignore[misc]
             self._after_closure(model, optimizer)
         if optimizer in self._stepped:
             self._update_scale()
-        self._optimizers.add(optimizer)
         stepped = self._scaler.step(optimizer, **kwargs)
         self._unscaled.discard(optimizer)
         self._stepped.add(optimizer)
-        if len(self._optimizers) == 1:
+        if len(self._optimizers) == 1 or not running.grads_wait(self._prepared, self._stepped):
             self._update_scale()
         return stepped if result is None else result
 
     def _after_closure(self, model: Any, optimizer: Optimizer) -> None:
         """Call the Trainer's hooks before a step, with true gradients if one of them may look."""
-        if self.scaler is not None and shows_gradients(self._lightning, model):
+        if self.scaler is not None and running.shows_gradients(self._lightning, model):
             self.unscale_gradients(optimizer)
         super()._after_closure(model, optimizer)
 

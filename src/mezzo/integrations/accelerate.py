@@ -20,7 +20,7 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra("mezzo.integrations.accelerate needs accelerate: pip install 'mezzo[accelerate]'") from error
 
-from mezzo.integrations._accelerate_steps import MezzoOptimizer, StepOutcomes, run_in_region, runs_in_region
+from mezzo.integrations._accelerate_steps import MezzoOptimizer, is_prepared, note_prepared, outcomes_of, run_in_region
 
 __all__ = ["MezzoAccelerator", "MezzoOptimizer"]
 
@@ -74,7 +74,7 @@ class MezzoAccelerator(Accelerator):
             raise ValueError(f"{self.distributed_type}: MezzoAccelerator supports one process or DDP; use DDP")
         self.precision = precision
         self._fuse, self._float32_outputs = fuse, float32_outputs
-        self._outcomes = StepOutcomes(precision.scaler)
+        self._outcomes = outcomes_of(precision.scaler)
         self._stepped: list[MezzoOptimizer] = []
         self._clipper = precision.scaler or GradScaler(enable=False)
         recipe = precision.policy.fp8 if precision.policy is not None else None
@@ -84,7 +84,7 @@ class MezzoAccelerator(Accelerator):
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """Convert models and their optimizers in place, then prepare everything as Accelerate does."""
-        models = [each for each in args if isinstance(each, nn.Module) and not runs_in_region(each)]
+        models = [each for each in args if isinstance(each, nn.Module) and not is_prepared(each)]
         optimizers = [each for each in args if isinstance(each, Optimizer)]
         if models:
             self._convert(models, optimizers, device_placement)
@@ -102,20 +102,20 @@ class MezzoAccelerator(Accelerator):
         else:
             self.precision.prepare_for_evaluation(together)
         for model in models:
+            note_prepared(model)
             run_in_region(model, self.precision, float32_outputs=self._float32_outputs)
 
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
         """Prepare one model; with `evaluation_mode` its weights do not change."""
-        if not runs_in_region(model):
-            if evaluation_mode:
-                self.precision.prepare_for_evaluation(model)
-                run_in_region(model, self.precision, float32_outputs=self._float32_outputs)
-            else:
-                self._convert([model], [], device_placement)
+        if evaluation_mode and not is_prepared(model):
+            self.precision.prepare_for_evaluation(model)
+            run_in_region(model, self.precision, float32_outputs=self._float32_outputs)
+        elif not is_prepared(model):
+            self._convert([model], [], device_placement)
         prepared: nn.Module = super().prepare_model(model, device_placement, evaluation_mode)
-        if is_compiled_module(prepared) and not runs_in_region(prepared):
+        if is_compiled_module(prepared):
             run_in_region(prepared, self.precision, float32_outputs=False)
         return prepared
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from contextlib import AbstractContextManager
 from types import MethodType
 from typing import Any
@@ -13,6 +14,7 @@ from mezzo.errors import MissingExtra
 from mezzo.precision import Precision
 
 try:
+    from accelerate.utils import convert_to_fp32
     from transformers import PreTrainedModel, Trainer
 except ModuleNotFoundError as error:
     raise MissingExtra(
@@ -76,6 +78,16 @@ class MezzoTrainerMixin:
             save_as_float32(model)
         return super().create_optimizer(*args, **kwargs)  # type: ignore[misc]
 
+    def prediction_step(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
+        """Return loss, logits and labels of a batch; half logits become float32, for `compute_metrics`."""
+        loss, logits, labels = super().prediction_step(*args, **kwargs)  # type: ignore[misc]
+        return loss, convert_to_fp32(logits), labels
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """Load the loss scale of a checkpoint, unless this run has none: float16 may continue as bfloat16."""
+        if self.accelerator.scaler is not None:
+            super()._load_scaler(checkpoint)  # type: ignore[misc]
+
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log what the Trainer logs; beside a training loss also the numbers of the precision."""
         if "loss" in logs:
@@ -100,6 +112,9 @@ def save_as_float32(model: nn.Module) -> None:
 
     @functools.wraps(save)
     def save_pretrained(own: Any, save_directory: Any, is_main_process: bool = True, *args: Any, **kwargs: Any) -> Any:
+        given = inspect.signature(save).bind(own, save_directory, is_main_process, *args, **kwargs).arguments
+        if given.get("push_to_hub"):
+            raise ValueError("save_pretrained(push_to_hub=True) would upload a half dtype: call push_to_hub(repo_id)")
         result = save(own, save_directory, is_main_process, *args, **kwargs)
         own.config.dtype = "float32"
         if is_main_process:

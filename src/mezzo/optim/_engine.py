@@ -528,6 +528,15 @@ def _cannot_carry(optimizer: Any) -> TypeError:
     )
 
 
+def refuse_lookalike(optimizer: Optimizer) -> None:
+    """Raise TypeError if an object only has the methods of an optimizer, as Lookahead of timm: masters need more."""
+    if engine_of(optimizer).is_lookalike:
+        raise TypeError(
+            f"{type(optimizer).__name__} did not call torch.optim.Optimizer.__init__, so its step() cannot update masters; "
+            "prepare (decorate) the optimizer inside of it first, then wrap that one"
+        )
+
+
 def attach(optimizer: Optimizer, *, masters_for_new: bool = True, compact: bool = False) -> StepEngine:
     """Replace `optimizer.step` by mezzo's.
 
@@ -537,8 +546,12 @@ def attach(optimizer: Optimizer, *, masters_for_new: bool = True, compact: bool 
         optimizer: Any torch optimizer; parameters with masters are updated through them.
         masters_for_new: Half parameters of later `add_param_group` calls get masters.
         compact: Those masters are compact.
+
+    Raises:
+        TypeError: The object only has the methods of an optimizer, as Lookahead of timm and others.
     """
     engine = engine_of(optimizer)
+    refuse_lookalike(optimizer)
     engine.masters_for_new, engine.new_are_compact = masters_for_new, compact
     if engine.attached:
         return engine
