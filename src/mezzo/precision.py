@@ -292,15 +292,20 @@ class Precision:
             model: The model, on its device, with the same weights in all processes.
             mesh: The processes (`init_device_mesh`); None: all of them.
             blocks: Modules, module types or name globs to gather one at a time, such as the layers of a
-                transformer (`"layers.*"`). None: all modules of a million parameters or more.
+                transformer (`"layers.*"`). None: all modules of a million parameters or more. Modules that
+                share a weight with others are gathered with the module around all of them.
             reshard_after_forward: Free gathered weights after the forward pass; False keeps them until the
                 backward pass, which needs memory and saves a second all-gather.
             fuse: As in `prepare`, which cannot replace parts of a sharded model.
 
         Raises:
+            TypeError: `model` is not a module.
             RuntimeError: The model is sharded or decorated already.
-            ValueError: `blocks` or `excluded_layers` match no module.
+            ValueError: `blocks` or `excluded_layers` match no module, a weight is not float32 or has no
+                dimension, or layers in half and in float32 share a weight. No weight is sharded then.
         """
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"shard(): model must be an nn.Module, not {type(model).__name__}")
         if is_sharded(model) or any(param.dtype in HALF_DTYPES for param in model.parameters()):
             raise RuntimeError("shard(): the model is sharded or has half weights already; give a float32 model")
         excluded = self._find(model, self.excluded_layers, "excluded_layers") if self.policy is not None else []
