@@ -310,6 +310,13 @@ def test_options_that_sharded_weights_cannot_have_are_refused(options: dict[str,
 
 
 @pytest.mark.usefixtures("group")
+def test_a_captured_step_of_a_sharded_model_is_refused_in_one_line() -> None:
+    net, optimizer, precision = make("O2", "bfloat16", is_sharded=True)
+    with pytest.raises(ValueError, match=r"weights are sharded \(FSDP2\), and a captured step cannot gather them"):
+        precision.compile(net, cross_entropy, optimizer)
+
+
+@pytest.mark.usefixtures("group")
 def test_what_is_sharded_or_decorated_already_is_refused() -> None:
     precision = Precision("O2", "bfloat16")
     with pytest.raises(RuntimeError, match="has half weights already; give a float32 model"):
