@@ -310,6 +310,17 @@ def test_options_that_sharded_weights_cannot_have_are_refused(options: dict[str,
 
 
 @pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("level", ["O0", "OD", "O2"])
+def test_an_optimizer_from_before_the_sharding_is_refused(level: str) -> None:
+    net, precision = Net(), Precision(level, "bfloat16")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    precision.shard(net)
+    for given in (optimizer, [torch.optim.SGD(net.parameters(), lr=0.1), optimizer]):
+        with pytest.raises(RuntimeError, match=r"this SGD has no parameter of the sharded model.*shard\(model\) first"):
+            precision.prepare(net, given)
+
+
+@pytest.mark.usefixtures("group")
 def test_a_captured_step_of_a_sharded_model_is_refused_in_one_line() -> None:
     net, optimizer, precision = make("O2", "bfloat16", is_sharded=True)
     with pytest.raises(ValueError, match=r"weights are sharded \(FSDP2\), and a captured step cannot gather them"):

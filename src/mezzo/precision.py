@@ -212,7 +212,8 @@ class Precision:
             ValueError: `excluded_layers` or `half_layers` match no module, or O3 would quantise layers of torchao
                 or Transformer Engine twice.
             RuntimeError: The model is wrapped by DDP already, its shards are gathered in another dtype than the
-                level asks for, or its device cannot compute what O3 asks for.
+                level asks for, the optimizer was created before the model was sharded, or the device cannot
+                compute what O3 asks for.
         """
         if not isinstance(model, nn.Module):
             kind = type(model).__name__
@@ -221,6 +222,8 @@ class Precision:
         if fuse not in (True, False):
             raise TypeError(f"prepare(): fuse={fuse!r}: must be True or False")
         self._refuse_other_fp8(model)
+        if optimizer is not None and is_sharded(model):
+            _refuse_old_parameters(model, optimizer)
         if fuse and is_sharded(model):
             raise ValueError("prepare(fuse=True) of a sharded model: use precision.shard(model, fuse=True)")
         if fuse:
@@ -545,6 +548,18 @@ def _check_optimizers(optimizers: object) -> None:
         if each is not None and (isinstance(each, type) or not hasattr(each, "param_groups")):
             name = f"the class {each.__name__}" if isinstance(each, type) else type(each).__name__
             raise TypeError(f"prepare(): optimizer must be an optimizer or a list of them, not {name}")
+
+
+def _refuse_old_parameters(model: nn.Module, optimizers: Any) -> None:
+    """Raise RuntimeError for an optimizer with the parameters from before the sharding: it would train nothing."""
+    current = {id(param) for param in model.parameters()}
+    for each in optimizers if isinstance(optimizers, Sequence) else [optimizers]:
+        params = [param for group in each.param_groups for param in group["params"]]
+        if params and not any(id(param) in current for param in params):
+            raise RuntimeError(
+                f"prepare(): this {type(each).__name__} has no parameter of the sharded model, whose parameters are new: "
+                "call shard(model) first, then create the optimizer"
+            )
 
 
 def _as_sequence(layers: Layers | None) -> tuple[Excluded, ...]:
