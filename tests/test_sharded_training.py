@@ -321,6 +321,17 @@ def test_an_optimizer_from_before_the_sharding_is_refused(level: str) -> None:
 
 
 @pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("level", ["O0", "OD"])  # the other levels find half weights
+def test_a_model_that_was_prepared_with_its_optimizer_is_not_sharded(level: str) -> None:
+    net, precision = Net(), Precision(level, "bfloat16")
+    precision.prepare(net)
+    precision.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    with pytest.raises(RuntimeError, match=r"shard\(\) after prepare\(\): the optimizer has the parameters"):
+        precision.shard(net)
+    assert not any(isinstance(param, DTensor) for param in net.parameters())
+
+
+@pytest.mark.usefixtures("group")
 def test_a_captured_step_of_a_sharded_model_is_refused_in_one_line() -> None:
     net, optimizer, precision = make("O2", "bfloat16", is_sharded=True)
     with pytest.raises(ValueError, match=r"weights are sharded \(FSDP2\), and a captured step cannot gather them"):

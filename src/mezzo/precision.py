@@ -7,6 +7,7 @@ bisection, accuracy comparison and the benchmarks (except their stock side). It 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,6 +60,8 @@ Optimizers = TypeVar("Optimizers", Optimizer, Sequence[Optimizer])
 Layers = Excluded | Sequence[Excluded]
 
 _FP8_SCALES = "fp8_scales"
+_with_optimizer: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""Models that were prepared with an optimizer, which holds their parameters: sharding would replace these."""
 _SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
@@ -235,7 +238,10 @@ class Precision:
         self._scaler.name_parameters(model)
         if self.scaler is not None:
             self.scaler.protect_batch_norm(model)
-        return model if optimizer is None else (model, optimizer)
+        if optimizer is None:
+            return model
+        _with_optimizer.add(model)
+        return model, optimizer
 
     def _refuse_other_fp8(self, model: nn.Module) -> None:
         if self.level == "O3":
@@ -303,7 +309,7 @@ class Precision:
 
         Raises:
             TypeError: `model` is not a module.
-            RuntimeError: The model is sharded or decorated already.
+            RuntimeError: The model is sharded, decorated or prepared with an optimizer already.
             ValueError: `blocks` or `excluded_layers` match no module, a weight is not float32 or has no
                 dimension, or layers in half and in float32 share a weight. No weight is sharded then.
         """
@@ -311,6 +317,11 @@ class Precision:
             raise TypeError(f"shard(): model must be an nn.Module, not {type(model).__name__}")
         if is_sharded(model) or any(param.dtype in HALF_DTYPES for param in model.parameters()):
             raise RuntimeError("shard(): the model is sharded or has half weights already; give a float32 model")
+        if model in _with_optimizer:
+            raise RuntimeError(
+                "shard() after prepare(): the optimizer has the parameters that sharding replaces; call shard(model), create "
+                "the optimizer, then call prepare(model, optimizer)"
+            )
         excluded = self._find(model, self.excluded_layers, "excluded_layers") if self.policy is not None else []
         if fuse:
             self.fused = fuse_parts(model, excluded)
