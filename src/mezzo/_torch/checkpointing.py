@@ -33,7 +33,11 @@ def bind_checkpointed_functions(bind: Bind) -> None:
         return
     _bound.add(bind)
     wrap_attribute(torch_checkpoint.CheckpointFunction, "forward", around_reentrant, static=True)
-    wrap_attribute(torch_checkpoint, "_checkpoint_without_reentrant_generator", around_generator)
+    # From torch 2.15 on the first is only another name, for other projects, of the second.
+    generator, with_details = "_checkpoint_without_reentrant_generator", "_checkpoint_without_reentrant_generator_impl"
+    wrap_attribute(
+        torch_checkpoint, with_details if hasattr(torch_checkpoint, with_details) else generator, around_generator
+    )
 
 
 _bound: set[Bind] = set()
