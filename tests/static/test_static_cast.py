@@ -90,7 +90,9 @@ def test_names_that_the_program_does_not_have_are_refused() -> None:
     net = Net()
     program, _ = written(net)
     cast_model(program, use_fp16_guard=False)
-    with pytest.raises(ProgramError, match=r"to_fp16_var_names: no parameter is named 'scond.weight'; the program has "):
+    with pytest.raises(
+        ProgramError, match=r"to_fp16_var_names: no parameter is named 'scond.weight'; the program has "
+    ):
         cast_parameters(None, program, to_fp16_var_names=["scond.weight"])
     with pytest.raises(TypeError, match=r"to_fp16_var_names='second.weight': give a list of names"):
         cast_parameters(None, program, to_fp16_var_names="second.weight")
