@@ -1,6 +1,7 @@
 """FSDP2 through `Precision.shard` and `prepare`: float32 shards are the masters, layers are gathered in half."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy, gelu
 from torch.utils.checkpoint import checkpoint
 
@@ -115,6 +117,7 @@ def _worker(rank: int, size: int, port: int, out: str, work: Callable[..., Any],
         Path(out).write_text(json.dumps(result))
     dist.barrier()
     dist.destroy_process_group()
+    time.sleep(0.5)  # gloo's threads end their work: see docs/distributed.md
 
 
 def run(size: int, tmp_path: Path, work: Callable[..., Any], *arguments: Any) -> Any:
@@ -307,6 +310,35 @@ def test_options_that_sharded_weights_cannot_have_are_refused(options: dict[str,
 
 
 @pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("level", ["O0", "OD", "O2"])
+def test_an_optimizer_from_before_the_sharding_is_refused(level: str) -> None:
+    net, precision = Net(), Precision(level, "bfloat16")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    precision.shard(net)
+    for given in (optimizer, [torch.optim.SGD(net.parameters(), lr=0.1), optimizer]):
+        with pytest.raises(RuntimeError, match=r"this SGD has no parameter of the sharded model.*shard\(model\) first"):
+            precision.prepare(net, given)
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("level", ["O0", "OD"])  # the other levels find half weights
+def test_a_model_that_was_prepared_with_its_optimizer_is_not_sharded(level: str) -> None:
+    net, precision = Net(), Precision(level, "bfloat16")
+    precision.prepare(net)
+    precision.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    with pytest.raises(RuntimeError, match=r"shard\(\) after prepare\(\): the optimizer has the parameters"):
+        precision.shard(net)
+    assert not any(isinstance(param, DTensor) for param in net.parameters())
+
+
+@pytest.mark.usefixtures("group")
+def test_a_captured_step_of_a_sharded_model_is_refused_in_one_line() -> None:
+    net, optimizer, precision = make("O2", "bfloat16", is_sharded=True)
+    with pytest.raises(ValueError, match=r"weights are sharded \(FSDP2\), and a captured step cannot gather them"):
+        precision.compile(net, cross_entropy, optimizer)
+
+
+@pytest.mark.usefixtures("group")
 def test_what_is_sharded_or_decorated_already_is_refused() -> None:
     precision = Precision("O2", "bfloat16")
     with pytest.raises(RuntimeError, match="has half weights already; give a float32 model"):
@@ -316,5 +348,147 @@ def test_what_is_sharded_or_decorated_already_is_refused() -> None:
         precision.shard(net)
     with pytest.raises(ValueError, match=r"use precision.shard\(model, fuse=True\)"):
         precision.prepare(net, fuse=True)
+    with pytest.raises(TypeError, match=r"shard\(\): model must be an nn.Module, not list"):
+        precision.shard([Net()])
     with pytest.raises(ValueError, match=r"blocks: no module is named 'layer\.\*'"):
         precision.shard(Net(), blocks="layer.*")
+
+
+class Tied(Net):
+    """Embedding and head share a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight = self.embed.weight
+
+
+class OwnParameters(Net):
+    """Parameters of the whole network, which are not those of a layer, and an integer one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(0.1 * torch.randn(LENGTH, WIDTH))
+        self.number = nn.Parameter(torch.tensor([3]), requires_grad=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens) + self.positions + self.number - 3
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+class Attention(Net):
+    """`nn.MultiheadAttention` uses the weight of its output layer without a call of that layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(WIDTH, 2, 32, dropout=0.0, batch_first=True)
+        self.layers = nn.ModuleList([nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)])
+
+
+class SharedLayer(Net):
+    """Two blocks have one layer in common."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[1].up = self.layers[0].up
+
+
+class ListOfNorms(Net):
+    """Norms in a list that is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for norm in self.norms:
+            x = norm(x)
+        return self.head(x)
+
+
+def losses_of(kind: type[Net], level: str, dtype: str, **options: Any) -> list[float]:
+    torch.manual_seed(0)
+    net, precision = kind(), Precision(level, dtype, scaler=GradScaler(enable=False))
+    if options:
+        precision.shard(net, **options)
+    optimizer = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=1e-2)
+    precision.prepare(net, optimizer)
+    return train((net, optimizer, precision), steps=range(4))
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("kind", [Tied, OwnParameters, Attention, SharedLayer, ListOfNorms])
+@pytest.mark.parametrize(("level", "dtype"), [("O1", "float16"), ("O2", "float16"), ("O2", "bfloat16")])
+@pytest.mark.parametrize("blocks", ["layers.?", "layers", ["embed", "layers.*"]])
+def test_models_of_every_shape_train_as_unsharded_ones(kind: type[Net], level: str, dtype: str, blocks: Any) -> None:
+    # One process averages nothing: only the order of the optimizer's arithmetic differs.
+    sharded = losses_of(kind, level, dtype, blocks=blocks)
+    assert sharded == pytest.approx(losses_of(kind, level, dtype), abs=2e-3 if dtype == "float16" else 1e-2)
+
+
+def tied_after_steps(rank: int, size: int) -> tuple[bool, list[float]]:
+    torch.manual_seed(0)
+    net, precision = Tied(), Precision("O2", "bfloat16")
+    precision.shard(net, blocks=["embed", "layers.*"])
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    precision.prepare(net, optimizer)
+    losses = train((net, optimizer, precision), rank, size, range(4))
+    return torch.equal(net.embed.weight.to_local(), net.head.weight.to_local()), losses
+
+
+@pytest.mark.slow
+def test_tied_weights_stay_tied_and_train_as_in_one_process(tmp_path: Path) -> None:
+    is_tied, losses = run(2, tmp_path, tied_after_steps)
+    assert is_tied
+    # Units of 2^-8 in gradients, over four steps
+    torch.manual_seed(0)
+    net, precision = Tied(), Precision("O2", "bfloat16")
+    made = *precision.prepare(net, torch.optim.AdamW(net.parameters(), lr=1e-2)), precision
+    assert losses == pytest.approx(train(made, steps=range(4)), abs=1e-2)
+
+
+@pytest.mark.usefixtures("group")
+def test_a_list_of_layers_beyond_the_size_of_a_group_is_sharded() -> None:
+    layers = nn.ModuleList(nn.Linear(800, 800) for _ in range(2))  # 1.28 million together
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers[1](self.layers[0](x))
+
+    precision = Precision("O2", "bfloat16")
+    whole = precision.prepare(precision.shard(Whole()))
+    with precision.autocast():
+        assert whole(torch.ones(2, 800)).dtype is torch.bfloat16
+
+
+@pytest.mark.usefixtures("group")
+def test_a_weight_that_is_shared_by_half_and_float32_layers_is_refused_before_anything_is_sharded() -> None:
+    net = Tied()
+    with pytest.raises(ValueError, match=r"keeps 'embed.weight' in float32, .*: exclude all of these layers, or none"):
+        Precision("O2", "bfloat16", excluded_layers="embed").shard(net)
+    assert not any(isinstance(param, DTensor) for param in net.parameters())
+    Precision("O2", "bfloat16", excluded_layers=["embed", "head"]).shard(net)
+    assert net.embed.weight is net.head.weight
+
+
+@pytest.mark.usefixtures("group")
+def test_float64_weights_are_refused_with_their_name() -> None:
+    net = Net()
+    net.norm.double()
+    with pytest.raises(ValueError, match=r"shard\(\): 'norm.weight' is float64; a sharded model is float32"):
+        Precision("O2", "bfloat16").shard(net)
+
+
+@pytest.mark.usefixtures("group")
+def test_a_weight_without_dimension_is_refused_before_anything_is_sharded() -> None:
+    net = Net()
+    net.gain = nn.Parameter(torch.ones(()))
+    with pytest.raises(ValueError, match=r"'gain' has no dimension to shard: give it the shape \(1,\)"):
+        Precision("O2", "bfloat16").shard(net, blocks="layers.*")
+    assert not any(isinstance(param, DTensor) for param in net.parameters())

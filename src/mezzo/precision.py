@@ -7,6 +7,7 @@ bisection, accuracy comparison and the benchmarks (except their stock side). It 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,6 +61,8 @@ Optimizers = TypeVar("Optimizers", Optimizer, Sequence[Optimizer])
 Layers = Excluded | Sequence[Excluded]
 
 _FP8_SCALES = "fp8_scales"
+_with_optimizer: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""Models that were prepared with an optimizer, which holds their parameters: sharding would replace these."""
 _SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
@@ -214,7 +217,8 @@ class Precision:
                 CPU and CUDA and the level is not O0, or O3 would quantise layers of torchao or Transformer
                 Engine twice.
             RuntimeError: The model is wrapped by DDP already, its shards are gathered in another dtype than the
-                level asks for, or its device cannot compute what O3 asks for.
+                level asks for, the optimizer was created before the model was sharded, or the device cannot
+                compute what O3 asks for.
         """
         if not isinstance(model, nn.Module):
             kind = type(model).__name__
@@ -225,6 +229,8 @@ class Precision:
         if self.policy is not None:
             refuse_other_devices(model)
         self._refuse_other_fp8(model)
+        if optimizer is not None and is_sharded(model):
+            _refuse_old_parameters(model, optimizer)
         if fuse and is_sharded(model):
             raise ValueError("prepare(fuse=True) of a sharded model: use precision.shard(model, fuse=True)")
         if fuse:
@@ -236,7 +242,10 @@ class Precision:
         self._scaler.name_parameters(model)
         if self.scaler is not None:
             self.scaler.protect_batch_norm(model)
-        return model if optimizer is None else (model, optimizer)
+        if optimizer is None:
+            return model
+        _with_optimizer.add(model)
+        return model, optimizer
 
     def _refuse_other_fp8(self, model: nn.Module) -> None:
         if self.level == "O3":
@@ -296,17 +305,27 @@ class Precision:
             model: The model, on its device, with the same weights in all processes.
             mesh: The processes (`init_device_mesh`); None: all of them.
             blocks: Modules, module types or name globs to gather one at a time, such as the layers of a
-                transformer (`"layers.*"`). None: all modules of a million parameters or more.
+                transformer (`"layers.*"`). None: all modules of a million parameters or more. Modules that
+                share a weight with others are gathered with the module around all of them.
             reshard_after_forward: Free gathered weights after the forward pass; False keeps them until the
                 backward pass, which needs memory and saves a second all-gather.
             fuse: As in `prepare`, which cannot replace parts of a sharded model.
 
         Raises:
-            RuntimeError: The model is sharded or decorated already.
-            ValueError: `blocks` or `excluded_layers` match no module.
+            TypeError: `model` is not a module.
+            RuntimeError: The model is sharded, decorated or prepared with an optimizer already.
+            ValueError: `blocks` or `excluded_layers` match no module, a weight is not float32 or has no
+                dimension, or layers in half and in float32 share a weight. No weight is sharded then.
         """
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"shard(): model must be an nn.Module, not {type(model).__name__}")
         if is_sharded(model) or any(param.dtype in HALF_DTYPES for param in model.parameters()):
             raise RuntimeError("shard(): the model is sharded or has half weights already; give a float32 model")
+        if model in _with_optimizer:
+            raise RuntimeError(
+                "shard() after prepare(): the optimizer has the parameters that sharding replaces; call shard(model), create "
+                "the optimizer, then call prepare(model, optimizer)"
+            )
         excluded = self._find(model, self.excluded_layers, "excluded_layers") if self.policy is not None else []
         if fuse:
             self.fused = fuse_parts(model, excluded)
@@ -544,6 +563,18 @@ def _check_optimizers(optimizers: object) -> None:
         if each is not None and (isinstance(each, type) or not hasattr(each, "param_groups")):
             name = f"the class {each.__name__}" if isinstance(each, type) else type(each).__name__
             raise TypeError(f"prepare(): optimizer must be an optimizer or a list of them, not {name}")
+
+
+def _refuse_old_parameters(model: nn.Module, optimizers: Any) -> None:
+    """Raise RuntimeError for an optimizer with the parameters from before the sharding: it would train nothing."""
+    current = {id(param) for param in model.parameters()}
+    for each in optimizers if isinstance(optimizers, Sequence) else [optimizers]:
+        params = [param for group in each.param_groups for param in group["params"]]
+        if params and not any(id(param) in current for param in params):
+            raise RuntimeError(
+                f"prepare(): this {type(each).__name__} has no parameter of the sharded model, whose parameters are new: "
+                "call shard(model) first, then create the optimizer"
+            )
 
 
 def _as_sequence(layers: Layers | None) -> tuple[Excluded, ...]:

@@ -41,7 +41,10 @@ def test_models_wrapped_for_real_distributed_training_are_refused(kind: str) -> 
             model = nn.parallel.DistributedDataParallel(model)
         else:
             fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
-        with pytest.raises(RuntimeError, match=f"then wrap with DistributedDataParallel; found {kind} at inner.deep"):
+        advice = (
+            "then wrap with DistributedDataParallel" if kind.startswith("D") else r"use Precision.shard\(model\) and .*"
+        )
+        with pytest.raises(RuntimeError, match=f"{advice}; found {kind} at inner.deep"):
             decorate(Wrapper(model), level="O2")
         assert all(p.dtype is torch.float32 for p in model.parameters())
     finally:

@@ -1,6 +1,8 @@
 """Code written for torch.amp or for later releases of Paddle, with mezzo's names only where the package is named."""
 
+import copy
 import inspect
+import pickle
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch.optim import SGD
 
 from mezzo import amp
 from mezzo.amp import GradScaler, auto_cast
+from mezzo.devices import DeviceError
 from no_waiting import no_waiting
 
 TORCH_NUMBERS: dict[str, Any] = {
@@ -284,6 +287,67 @@ def test_cache_enabled_is_restored_with_the_region() -> None:
     assert torch.is_autocast_cache_enabled()
     with pytest.raises(TypeError, match="cache_enabled=1"):
         auto_cast(cache_enabled=1)  # type: ignore[call-overload]
+
+
+def test_a_region_that_is_off_on_one_device_leaves_the_rules_of_the_other() -> None:
+    x = torch.ones(2, 4)
+    with amp.auto_cast("cpu", torch.bfloat16), amp.auto_cast("cuda", enabled=False):
+        assert x.matmul(x.t()).dtype is torch.bfloat16
+        assert torch.softmax(x.bfloat16(), -1).dtype is torch.float32  # black: torch.autocast would leave it in half
+        assert amp.is_autocast_enabled("cpu")
+        assert not amp.is_autocast_enabled("cuda")
+        assert amp.get_autocast_dtype("cpu") is torch.bfloat16
+        with amp.auto_cast("cpu", enabled=False):
+            assert x.matmul(x.t()).dtype is torch.float32
+
+
+@pytest.mark.parametrize("other", [{"dtype": torch.float16}, {"dtype": torch.bfloat16, "level": "O2"}])
+def test_other_rules_for_one_device_inside_a_region_for_the_other_are_refused(other: Any) -> None:
+    x = torch.ones(2, 4)
+    with amp.auto_cast("cpu", torch.bfloat16):
+        with (
+            pytest.raises(RuntimeError, match=r"auto_cast\('cuda'\) inside a region with other rules for cpu tensors"),
+            amp.auto_cast("cuda", **other),
+        ):
+            pass
+        assert torch.softmax(x.bfloat16(), -1).dtype is torch.float32  # nothing has changed
+        with amp.auto_cast("cuda", torch.bfloat16):  # the same rules
+            assert torch.softmax(x.bfloat16(), -1).dtype is torch.float32
+            assert amp.is_autocast_enabled("cuda")
+    assert not amp.is_autocast_enabled()
+
+
+@pytest.mark.parametrize("device", ["mps", "meta", torch.device("xpu")])
+def test_a_scaler_for_another_device_is_refused_by_position_and_by_name(device: Any) -> None:
+    for make in (lambda: amp.GradScaler(device), lambda: amp.GradScaler(device=device)):
+        with pytest.raises(DeviceError, match=rf"GradScaler\('{device}'\): mezzo casts tensors on cuda and cpu only"):
+            make()
+
+
+class ScalerWithTorchsSignature(amp.GradScaler):
+    def __init__(self, device: str = "cuda", init_scale: float = 8.0, enabled: bool = True) -> None:
+        super().__init__(device, init_scale, enabled=enabled)
+        self.note = [device]
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda scaler: pickle.loads(pickle.dumps(scaler))])  # noqa: S301
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_subclass_with_torchs_signature_is_copied_with_its_attributes(again: Any, enabled: bool) -> None:
+    scaler = ScalerWithTorchsSignature("cpu", 16.0, enabled)
+    second = again(scaler)
+    assert type(second) is ScalerWithTorchsSignature
+    assert (second.get_scale(), second.note) == (16.0 if enabled else 1.0, ["cpu"])
+
+
+@pytest.mark.parametrize("decorator", [amp.custom_fwd, amp.custom_bwd])
+def test_a_device_in_place_of_the_function_is_refused(decorator: Any) -> None:
+    with pytest.raises(TypeError, match=r"custom_.wd\('cuda'\): decorates a function; write .*device_type="):
+        decorator("cuda")
+
+
+def test_a_name_in_place_of_the_dtype_of_inputs_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"cast_inputs='float16'\): must be a torch dtype"):
+        amp.custom_fwd(device_type="cuda", cast_inputs="float16")
 
 
 @pytest.mark.parametrize("device_type", ["mps", "xpu"])

@@ -205,3 +205,25 @@ def test_a_wrong_operator_of_the_process_is_an_error_and_changes_nothing(
     with pytest.raises(ValueError, match="did you mean 'log'"):
         setter(["logg"])  # type: ignore[operator]
     assert findings(config()) == ["log", "exp"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (("1.0", "0.0", "0.5"), ("1.0", "0.0", "nan"), ("orange", math.inf)),
+        (("1.0", "0.0", "0.5"), ("nan", "0.0", "0.5"), ("orange", math.inf)),
+        (("inf", "0.0", "0.5"), ("1.0", "0.0", "0.5"), ("orange", math.inf)),
+        (("inf", "0.0", "0.5"), ("-inf", "0.0", "0.5"), ("orange", math.inf)),
+        (("nan", "nan", "nan"), ("nan", "nan", "nan"), ("", 0.0)),
+        (("inf", "0.0", "inf"), ("inf", "0.0", "inf"), ("", 0.0)),
+    ],
+)
+def test_numbers_that_only_one_dump_has_finite_are_marked(
+    first: tuple[str, ...], second: tuple[str, ...], expected: tuple[str, float], tmp_path: Path
+) -> None:
+    folders = [
+        dump(tmp_path / name, ("add", "y", "fp32", 4, 0, 0, *numbers))
+        for name, numbers in (("a", first), ("b", second))
+    ]
+    (row,) = debugging.compare_accuracy(*folders, tmp_path / "rows.csv")
+    assert (row.state, row.error) == expected

@@ -86,6 +86,26 @@ def test_only_the_named_parameters_are_stored_in_half() -> None:
     assert (net.first.weight.dtype, net.second.weight.dtype) == (torch.float32, torch.float16)
 
 
+def test_names_that_the_program_does_not_have_are_refused() -> None:
+    net = Net()
+    program, _ = written(net)
+    cast_model(program, use_fp16_guard=False)
+    with pytest.raises(
+        ProgramError, match=r"to_fp16_var_names: no parameter is named 'scond.weight'; the program has "
+    ):
+        cast_parameters(None, program, to_fp16_var_names=["scond.weight"])
+    with pytest.raises(TypeError, match=r"to_fp16_var_names='second.weight': give a list of names"):
+        cast_parameters(None, program, to_fp16_var_names="second.weight")
+    assert net.second.weight.dtype is torch.float32
+
+
+def test_lists_from_a_generator_are_kept() -> None:
+    lists = CustomOpLists((name for name in ["add"]), iter({"softmax": 1}))
+    assert (lists.custom_white_list, lists.custom_black_list) == ({"add"}, {"softmax"})
+    with pytest.raises(TypeError, match="custom_white_list"):
+        CustomOpLists("add")
+
+
 def test_with_the_guard_only_calls_inside_are_half() -> None:
     net = Net()
     program, _ = written(net)

@@ -34,5 +34,7 @@ def gathering_dtypes(model: nn.Module) -> dict[int, torch.dtype]:
         groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
         for group in filter(None, groups):
             for param in group.fsdp_params:
-                found[id(param.sharded_param)] = group.mp_policy.param_dtype or param.sharded_param.dtype
+                # From torch 2.15 on each parameter has a policy of its own.
+                policy = getattr(param, "mp_policy", None) or group.mp_policy
+                found[id(param.sharded_param)] = policy.param_dtype or param.sharded_param.dtype
     return found

@@ -107,8 +107,9 @@ class auto_cast:  # lower case, because it is used like a function
         cpu_compute: See `Policy.cpu_compute`.
         fp8: O3: an `Fp8Recipe`, or a mapping of its settings; None: the default one.
         policy: A ready policy instead of level, dtype and lists.
-        device_type: `cuda` or `cpu`: only tensors there are cast; None: tensors on both. As torch.autocast takes it, a
-            device may also come first: `auto_cast("cuda", torch.bfloat16)` reads device type, dtype, `enabled` and
+        device_type: `cuda` or `cpu`: only tensors there are cast; None: tensors on both. If an outer region casts
+            tensors on the other kind of device, both regions need the same level, dtype and lists. As torch.autocast
+            takes it, a device may also come first: `auto_cast("cuda", torch.bfloat16)` reads device type, dtype, `enabled` and
             `cache_enabled`, in this order.
         cache_enabled: False: a float32 weight is cast at each use, not once per region. None: as outside.
 
@@ -203,6 +204,10 @@ class auto_cast:  # lower case, because it is used like a function
 
     @_hidden
     def __enter__(self) -> auto_cast:
+        around = read_state()
+        if self._state.caches is not None:
+            around = around._replace(caches=torch.is_autocast_cache_enabled())
+        state = self._state if self._only_on is None else on_one_device(self._state, self._only_on, around)
         policy = self._state.policy
         if policy is not None:
             if not KERNELS.are_installed(policy):
@@ -217,15 +222,11 @@ class auto_cast:  # lower case, because it is used like a function
                 warn_if_unsupported(policy.dtype)
             if operator_log.is_pending:
                 operator_log.begin(len(thread_state.regions))
-        around = read_state()
-        if self._state.caches is not None:
-            around = around._replace(caches=torch.is_autocast_cache_enabled())
         in_loop = running_loop() is not None
         if in_loop:
             follow_tasks()
         thread_state.regions.append((self, around))
         torch.autocast_increment_nesting()
-        state = self._state if self._only_on is None else on_one_device(self._state, self._only_on, around)
         _forget_casts_to_another_dtype(around, state)
         write_state(state)
         if in_loop:
@@ -267,7 +268,7 @@ class auto_cast:  # lower case, because it is used like a function
         if inspect.isasyncgenfunction(function):
             raise TypeError("auto_cast() cannot decorate an async generator: open the region inside it")
         if inspect.isgeneratorfunction(function):  # active while the generator runs, not while it is suspended
-            return generator_in_context(lambda: self, function)  # type: ignore[no-any-return]
+            return generator_in_context(lambda: self, function)  # type: ignore[return-value]
 
         @functools.wraps(function)
         def in_region(*args: Any, **kwargs: Any) -> Any:

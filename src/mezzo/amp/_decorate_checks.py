@@ -47,6 +47,11 @@ def refuse_wrapped(model: nn.Module, prefix: str) -> None:
     for name, module in model.named_modules():
         if isinstance(module, _wrapper_types()):
             path = ".".join(part for part in (prefix, name) if part) or "the model itself"
+            if any(map(is_dtensor, model.parameters())):
+                raise RuntimeError(
+                    "decorate() of a sharded model: the float32 shards of FSDP2 are the masters; use Precision.shard(model) "
+                    f"and Precision.prepare(model, optimizer) instead; found {type(module).__name__} at {path}"
+                )
             raise RuntimeError(
                 "call decorate() or Precision.prepare() first, then wrap with DistributedDataParallel; "
                 f"found {type(module).__name__} at {path}"

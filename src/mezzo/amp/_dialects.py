@@ -49,6 +49,15 @@ def is_device(value: Any) -> bool:
     return True
 
 
+def names_device(text: str) -> bool:
+    """Return whether torch knows a device of this name; mezzo may not cast tensors there."""
+    try:
+        torch.device(text)
+    except RuntimeError:
+        return False
+    return True
+
+
 def takes_torch_arguments(*order: str, **names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator for a method that can also be called in torch's words.
 

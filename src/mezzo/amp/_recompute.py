@@ -126,6 +126,9 @@ def custom_fwd(
     """
     if device_type is not None:
         check_device_type("custom_fwd", device_type)
+    _check_decorated("custom_fwd", forward)
+    if cast_inputs is not None and not isinstance(cast_inputs, torch.dtype):
+        raise TypeError(f"custom_fwd(cast_inputs={cast_inputs!r}): must be a torch dtype, such as torch.float32")
     if forward is None:
         return functools.partial(custom_fwd, cast_inputs=cast_inputs)
 
@@ -143,6 +146,12 @@ def custom_fwd(
     return run
 
 
+def _check_decorated(call: str, function: Any) -> None:
+    """Raise TypeError unless a decorator got a function, or nothing."""
+    if function is not None and not callable(function) and not isinstance(function, staticmethod):
+        raise TypeError(f"{call}({function!r}): decorates a function; write @{call}, or @{call}(device_type=...)")
+
+
 def custom_bwd(backward: Callable[..., Any] | None = None, *, device_type: str | None = None) -> Callable[..., Any]:
     """Decorate the backward of a custom autograd Function whose forward has `custom_fwd`.
 
@@ -152,6 +161,7 @@ def custom_bwd(backward: Callable[..., Any] | None = None, *, device_type: str |
     """
     if device_type is not None:
         check_device_type("custom_bwd", device_type)
+    _check_decorated("custom_bwd", backward)
     if backward is None:
         return custom_bwd
 

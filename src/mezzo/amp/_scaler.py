@@ -478,6 +478,8 @@ class GradScaler(ScalerSettings):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle and copy the settings and the state, without hooks and protected models.
 
+        A subclass is restored without a call of its `__init__`, with the attributes that it added.
+
         Raises:
             RuntimeError: Between `unscale_`, `clip_grad_norm_` or `step` and `update`: the copy
                 would lose the progress.
@@ -487,7 +489,9 @@ class GradScaler(ScalerSettings):
                 "a GradScaler cannot be pickled or copied between unscale_(), clip_grad_norm_() or step() and update(): "
                 "do it after update()"
             )
-        return _restore, (type(self), self._enable, self.state_dict())
+        own = vars(GradScaler(enable=self._enable))
+        added = {name: value for name, value in vars(self).items() if name not in own}
+        return _restore, (type(self), self._enable, self.state_dict(), added)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain numbers; waits for the device. Empty if not enabled."""
@@ -552,7 +556,11 @@ class GradScaler(ScalerSettings):
         return self._state.scale_on(engine.device)
 
 
-def _restore(kind: type[GradScaler], enable: bool, state: dict[str, Any]) -> GradScaler:
-    scaler = kind(enable=enable)
-    scaler.load_state_dict(state)
+def _restore(
+    kind: type[GradScaler], enable: bool, state: dict[str, Any], added: Mapping[str, Any] | None = None
+) -> GradScaler:
+    scaler = kind.__new__(kind)  # a subclass may have another signature, such as torch's
+    GradScaler.__init__(scaler, enable=enable)
+    GradScaler.load_state_dict(scaler, state)
+    vars(scaler).update(added or {})  # pickles of 0.2.0 have none
     return scaler

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from mezzo.amp._dialects import check_device_type, names_device
+
 INT32_MAX = 2**31 - 1
 
 
@@ -37,6 +39,7 @@ def check_enable(enable: Any) -> bool:
 
     Raises:
         TypeError: It is not a bool.
+        DeviceError: It is a device on which mezzo does not scale losses.
     """
     if isinstance(enable, bool) or (type(enable).__module__ == "numpy" and type(enable).__name__.startswith("bool")):
         return bool(enable)
@@ -44,6 +47,8 @@ def check_enable(enable: Any) -> bool:
         raise TypeError(
             f"GradScaler({enable!r}): the first argument is `enable`; write GradScaler(init_loss_scaling={enable!r})"
         )
+    if isinstance(enable, torch.device) or (isinstance(enable, str) and names_device(enable)):
+        check_device_type("GradScaler", enable)
     raise TypeError(f"GradScaler(enable={enable!r}): must be True or False, not {type(enable).__name__}")
 
 

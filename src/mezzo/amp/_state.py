@@ -178,7 +178,21 @@ def state_of(policy: Policy) -> AutocastState:
 
 
 def on_one_device(state: AutocastState, device_type: str, around: AutocastState) -> AutocastState:
-    """Return a state for tensors on one device type; the other one keeps the autocast state of `around`."""
+    """Return a state for tensors on one device type; the other one keeps the autocast state of `around`.
+
+    Raises:
+        RuntimeError: There a region of mezzo casts by other rules. A thread has one policy at a time.
+    """
+    is_on = around.cpu_is_on if device_type == "cuda" else around.cuda_is_on
+    if around.policy is not None and is_on and state.policy is None:  # off here; the other one keeps its policy
+        turned_off = {f"{device_type}_is_on": False, "caches": state.caches}
+        return around._replace(**turned_off)  # type: ignore[arg-type]
+    if around.policy is not None and is_on and state.policy is not None and state.policy.digest != around.policy.digest:
+        other = "cpu" if device_type == "cuda" else "cuda"
+        raise RuntimeError(
+            f"auto_cast({device_type!r}) inside a region with other rules for {other} tensors: a thread has one policy at a "
+            "time. Use the same level, dtype and lists in both, or leave the device type out of the inner region"
+        )
     if device_type == "cuda":
         return state._replace(cpu_is_on=around.cpu_is_on, cpu_dtype=around.cpu_dtype)
     return state._replace(cuda_is_on=around.cuda_is_on, cuda_dtype=around.cuda_dtype)

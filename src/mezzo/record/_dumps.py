@@ -75,12 +75,17 @@ class DumpRow:
 
     @property
     def error(self) -> float:
-        """Largest difference of max, min and mean, relative to the largest magnitude of `a`; NaN if there is none."""
+        """Largest difference of max, min and mean, relative to the largest magnitude of `a`.
+
+        It is inf if only one of two numbers is finite, and NaN if a dump has no such line.
+        """
         if self.a is None or self.b is None:
             return math.nan
         pairs = [(getattr(self.a, name), getattr(self.b, name) / self.scale) for name in ("max", "min", "mean")]
-        apart = max(abs(b - a) for a, b in pairs)
-        return apart / self.a.max_abs if self.a.max_abs else (0.0 if apart == 0 else math.inf)
+        apart = max(_distance(a, b) for a, b in pairs)
+        if apart == 0 or math.isinf(apart):
+            return apart
+        return apart / self.a.max_abs if self.a.max_abs else math.inf
 
     @property
     def state(self) -> State:
@@ -97,6 +102,13 @@ class DumpRow:
         if self.error > TOLERANCE or self.a.numel != self.b.numel:
             return "orange"
         return "yellow" if self.b.dtype in _HALVES else ""
+
+
+def _distance(a: float, b: float) -> float:
+    """Return how far two numbers are apart; 0 for two NaNs or equal infinities, inf if they cannot be subtracted."""
+    if a == b or (math.isnan(a) and math.isnan(b)):
+        return 0.0
+    return abs(b - a) if math.isfinite(a) and math.isfinite(b) else math.inf
 
 
 def compare_dumps(

@@ -65,14 +65,13 @@ class Processes:
         all of them skip the same steps.
 
         Raises:
-            TypeError: A gradient is sparse or sharded.
+            TypeError: A gradient is sparse.
         """
         if self._is_paused:
             return
         for grad in grads:
-            if grad.is_sparse or is_dtensor(grad):
-                kind = "sparse" if grad.is_sparse else "sharded"
-                raise TypeError(f"process_group: a {kind} gradient cannot be averaged; it must be a dense tensor")
+            if grad.is_sparse:
+                raise TypeError("process_group: a sparse gradient cannot be averaged; it must be a dense tensor")
         for bucket in _buckets(grads):
             flat = torch.cat([grad.reshape(-1) for grad in bucket]).mul_(1.0 / self._size)
             dist.all_reduce(flat, group=self._group)
@@ -117,9 +116,14 @@ def processes_of(model: nn.Module, process_group: Any) -> tuple[nn.Module, Proce
     process of the group.
 
     Raises:
-        ValueError: The model is wrapped and on a GPU, or there are two groups.
+        ValueError: The model is sharded, or wrapped and on a GPU, or there are two groups.
         TypeError: `process_group` is not a process group.
     """
+    if isinstance(model, nn.Module) and any(map(is_dtensor, model.parameters())):
+        raise ValueError(
+            "model: its weights are sharded (FSDP2), and a captured step cannot gather them; use precision.train_step(), and "
+            "torch.compile for the blocks"
+        )
     if isinstance(model, DistributedDataParallel):
         if any(param.is_cuda for param in model.parameters()):
             raise ValueError(

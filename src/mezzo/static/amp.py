@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -53,10 +53,13 @@ class CustomOpLists:
         custom_black_varnames: Iterable[str] | None = None,
         dtype: str | torch.dtype | None = None,
     ) -> None:
+        white, black = (
+            list(names) if isinstance(names, Iterator) else names for names in (custom_white_list, custom_black_list)
+        )
         # Report wrong lists now, not when a program is closed.
-        Policy.create("O1", custom_white_list=custom_white_list, custom_black_list=custom_black_list)
-        self.custom_white_list = frozenset(custom_white_list or ())
-        self.custom_black_list = frozenset(custom_black_list or ())
+        Policy.create("O1", custom_white_list=white, custom_black_list=black)
+        self.custom_white_list = frozenset(white or ())
+        self.custom_black_list = frozenset(black or ())
         if isinstance(custom_black_varnames, str):
             raise TypeError(f"custom_black_varnames={custom_black_varnames!r}: give a list of names")
         self.custom_black_varnames = frozenset(custom_black_varnames or ())
@@ -354,7 +357,8 @@ def cast_parameters_to_fp16(
         master_weights: Accepted without effect, for the same reason.
 
     Raises:
-        ProgramError: The program is not cast, or it is closed by `minimize`.
+        ProgramError: The program is not cast, it is closed by `minimize`, or a name is not in it.
+        TypeError: `to_fp16_var_names` is one string.
     """
     policy = program.precision.policy
     if policy is None or not program.precision.is_on:
@@ -363,7 +367,8 @@ def cast_parameters_to_fp16(
         raise ProgramError("the program trains: optimizer.amp_init(place) stores its weights in half")
     kept = _used_in_float32(program, program.precision)
     if to_fp16_var_names is not None:
-        wanted, names = set(to_fp16_var_names), program.calls.parameter_names()
+        names = program.calls.parameter_names()
+        wanted = _known_names(to_fp16_var_names, names.values())
         kept += [p for p in program.parameters() if names[id(p)] not in wanted]
     if place is not None:
         program.to(Executor(place).device)
@@ -371,3 +376,20 @@ def cast_parameters_to_fp16(
         program.calls.root, level=policy.level, dtype=policy.dtype, fp8=policy.fp8,
         excluded_layers=program.calls.constants, excluded_parameters=kept,
     )  # fmt: skip
+
+
+def _known_names(wanted: Iterable[str], names: Iterable[str]) -> set[str]:
+    """Return the wanted names as a set.
+
+    Raises:
+        TypeError: It is one string.
+        ProgramError: The program has no parameter of a name.
+    """
+    if isinstance(wanted, str):
+        raise TypeError(f"to_fp16_var_names={wanted!r}: give a list of names")
+    chosen, known = set(wanted), sorted(names)
+    if unknown := sorted(chosen.difference(known)):
+        raise ProgramError(
+            f"to_fp16_var_names: no parameter is named {unknown[0]!r}; the program has {', '.join(known[:5])}"
+        )
+    return chosen

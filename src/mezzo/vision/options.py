@@ -190,6 +190,10 @@ class RunOptions:
             raise OptionError(
                 f"fp8 with amp_level={self.amp_level}: only level O3 has FP8 products; add --amp_level O3, or leave it out"
             )
+        if self.fsdp and self.fp8 is not None and self.fp8.get("scaling") == "delayed":
+            raise OptionError(
+                "fp8 scaling=delayed together with fsdp: each process would keep scales of its own; use scaling=current"
+            )
 
     def with_precision_for(self, task: str) -> "RunOptions":
         """Return the options with a precision: without one, a classifier with a level above O0 trains in fp16."""

@@ -19,6 +19,10 @@ from mezzo.vision.train import OptionError, RunOptions
         ({"early_stop_after": -3}, "early_stop_after=-3: must be at least 1"),
         ({"data_format": "NHCW"}, "unknown data_format 'NHCW'; did you mean"),
         ({"fsdp": True, "use_ema": True}, "use_ema together with fsdp"),
+        (
+            {"fsdp": True, "amp_level": "O3", "fp8": {"scaling": "delayed"}},
+            "fp8 scaling=delayed together with fsdp: each process would keep scales of its own",
+        ),
     ],
 )
 def test_a_value_that_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
