@@ -268,7 +268,7 @@ class auto_cast:  # lower case, because it is used like a function
         if inspect.isasyncgenfunction(function):
             raise TypeError("auto_cast() cannot decorate an async generator: open the region inside it")
         if inspect.isgeneratorfunction(function):  # active while the generator runs, not while it is suspended
-            return generator_in_context(lambda: self, function)  # type: ignore[return-value]
+            return generator_in_context(lambda: self, function)  # type: ignore[no-any-return]
 
         @functools.wraps(function)
         def in_region(*args: Any, **kwargs: Any) -> Any:
