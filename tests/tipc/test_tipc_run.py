@@ -115,6 +115,24 @@ def test_one_that_forks_into_a_session_of_its_own_leaves_nothing(tmp_path):
     assert not _running("sleep 613")
 
 
+def test_a_process_that_is_just_starting_a_program_is_found(tmp_path, monkeypatch):
+    """Between two programs /proc/PID/environ is empty for a moment."""
+    flags = {"10": 0x400000, "11": 0x400000, "12": 0x200000}
+    for number, flag in flags.items():
+        folder = tmp_path / number
+        folder.mkdir()
+        (folder / "environ").write_bytes(b"")
+        (folder / "stat").write_text(f"{number} (a b) S 1 1 1 0 -1 {flag} 0")
+
+    def sleep(seconds):
+        if seconds:  # it has started between two looks
+            (tmp_path / "10" / "environ").write_bytes(b"A=1\0MEZZO_TIPC_STEP=mine:1\0")
+
+    monkeypatch.setattr("mezzo.tipc._process._PROC", tmp_path)
+    monkeypatch.setattr("mezzo.tipc._process.time.sleep", sleep)
+    assert marked("mine:") == [10]
+
+
 def test_one_whose_child_keeps_the_output_open_ends_all_the_same(tmp_path):
     start = time.monotonic()
     _, records, _ = run_here(tmp_path, plan_of(step("train-1", "sleep 614 & echo done")))

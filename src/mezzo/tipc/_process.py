@@ -14,6 +14,9 @@ from typing import IO
 
 from mezzo.tipc._plan import PlanStep
 
+_PROC = Path("/proc")
+_IS_KERNEL = 0x00200000  # the flag of the kernel's own threads, which have no environment
+_LOOKS_AGAIN = (0.0, 0.002, 0.02)  # a process that is just starting a program shows an empty environment for a moment
 _MARK = "MEZZO_TIPC_STEP"  # in the environment of every process of a step, even in another session
 _GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 
@@ -180,10 +183,23 @@ def marked(token: str) -> list[int]:
     """Return the processes with a token (or its beginning) in their environment; none if the system hides it."""
     word = f"{_MARK}={token}".encode()
     found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if word in (folder / "environ").read_bytes() and b") Z " not in (folder / "stat").read_bytes():
+    folders = list(_PROC.glob("[0-9]*"))
+    for pause in _LOOKS_AGAIN:
+        time.sleep(pause)
+        unclear = []
+        for folder in folders:
+            try:
+                environment, status = ((folder / name).read_bytes() for name in ("environ", "stat"))
+            except OSError:
+                continue  # of another user, or ended
+            fields = status.rpartition(b")")[2].split()  # state, parent, group, session, terminal, its group, flags...
+            if fields[0] == b"Z" or int(fields[6]) & _IS_KERNEL:
+                continue
+            if word in environment:
                 found.append(int(folder.name))
-        except OSError:
-            continue  # of another user, or ended
+            elif not environment:
+                unclear.append(folder)
+        folders = unclear
+        if not folders:
+            break
     return found
