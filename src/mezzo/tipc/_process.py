@@ -189,7 +189,7 @@ def marked(token: str) -> list[int]:
         unclear = []
         for folder in folders:
             try:
-                environment, status = ((folder / name).read_bytes() for name in ("environ", "stat"))
+                environment, status = (folder / "environ").read_bytes(), (folder / "stat").read_bytes()
             except OSError:
                 continue  # of another user, or ended
             fields = status.rpartition(b")")[2].split()  # state, parent, group, session, terminal, its group, flags...
