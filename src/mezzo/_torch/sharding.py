@@ -2,7 +2,8 @@
 
 Why: the step computes on shards, without a DTensor's dispatch for every operator;
 `DTensor.to_local` is recorded by autograd and takes longer. FSDP1 keeps several parameters in one,
-which the step does not support and refuses. FSDP2 tells nobody in which dtype it gathers a weight.
+which the step does not support and refuses. FSDP2 has no public way to ask in which dtype it
+gathers a weight.
 Releases: 2.11 to 2.15.
 Without it: no step on sharded parameters.
 """
