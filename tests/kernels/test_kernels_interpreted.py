@@ -14,4 +14,4 @@ pytestmark = [
 
 
 def test_the_kernels_pass_their_tests_in_tritons_interpreter() -> None:
-    run_interpreted(str(Path(__file__).with_name("test_kernels.py")))
+    run_interpreted(*(str(Path(__file__).with_name(name)) for name in ("test_kernels.py", "test_batch_norm.py")))
