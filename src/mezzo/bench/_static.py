@@ -45,6 +45,7 @@ def bench_static(
     layers: int | None = None,
     length: int | None = None,
     recompute: bool = False,
+    profile: bool = False,
     device: str | None = None,
     progress: Progress | None = None,
     finished: Callable[[StaticResult | NotRun], object] = lambda result: None,
@@ -72,6 +73,7 @@ def bench_static(
         layers: Number of layers of Llama models; None: as published.
         length: Tokens in a row of Llama models; None: that of the model.
         recompute: Llama models recompute their layers in the backward pass.
+        profile: On a GPU, also find which kernels the time of a step goes to.
         device: cpu, cuda, cuda:i, gpu or gpu:i; None: the GPU if there is one.
         progress: Called after every step.
         finished: Called with each result as soon as it is there, so that a run that is stopped shows them.
@@ -103,6 +105,7 @@ def bench_static(
         layers=layers,
         length=length,
         recompute=recompute,
+        profile=profile,
     )
     networks = [find_network(model, settings.sizes) for model in settings.models]
     variants = [(each.name, recipe) for each in networks for recipe in choose_recipes(each.kind, each.name, recipes)]

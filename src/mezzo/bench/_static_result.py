@@ -8,6 +8,7 @@ from typing import Any
 from mezzo.bench._frame import Bench, gibibytes, milliseconds, ratio, refuse_below_one
 from mezzo.bench._machine import peak_rate
 from mezzo.bench._networks import NetworkSizes
+from mezzo.bench._profile import KernelShare, time_by_kind
 from mezzo.bench._static_recipes import StaticRecipe
 from mezzo.record import Timing
 
@@ -36,6 +37,8 @@ class StaticSettings:
     layers: int | None = None
     length: int | None = None
     recompute: bool = False
+    profile: bool = False
+    """Also find where the time of a step goes."""
 
     def __post_init__(self) -> None:
         refuse_below_one(self, "size", "batch_size", "images", "steps", "check_steps", "layers", "length")
@@ -92,6 +95,8 @@ class StaticResult:
     form: str = ""
     """Graph mode: whether the step runs compiled or as written."""
     peak_memory_bytes: int | None
+    kernels: tuple[KernelShare, ...] = ()
+    """Of one step, the longest first; empty unless asked for."""
 
     def __str__(self) -> str:
         form = f" ({self.form})" if self.form else ""
@@ -195,6 +200,25 @@ class StaticBench(Bench[StaticSettings, StaticResult]):
         rows = Bench.table(self) or [["model", "recipe", "step, loss read"]]
         missing = [""] * (len(rows[0]) - 3)
         return [*rows, *([each.model, each.recipe.name, f"not run: {each.reason}", *missing] for each in self.not_run)]
+
+    def tables(self) -> list[list[list[str]]]:
+        """Return the table of the recipes and, if they were profiled, that of their kernels."""
+        return [rows for rows in (self.table(), self.profile_table()) if rows]
+
+    def profile_table(self) -> list[list[str]]:
+        """Return milliseconds and launches per step by kind of work, a row per profiled recipe; empty without any."""
+        profiled = [(each, time_by_kind(each.kernels)) for each in self.results if each.kernels]
+        kinds = list(dict.fromkeys(kind for _, found in profiled for kind in found))
+        rows = [
+            [
+                each.model,
+                each.recipe.name,
+                f"{1e3 * sum(seconds for seconds, _ in found.values()):.2f} ms",
+                *(f"{1e3 * found[kind][0]:.2f} ms in {found[kind][1]:.0f}" if kind in found else "-" for kind in kinds),
+            ]
+            for each, found in profiled
+        ]
+        return [["model", "recipe", "on the GPU", *kinds], *rows] if rows else []
 
     def figures(self, result: StaticResult) -> dict[str, Any]:
         """Return the name and the speed-ups of a recipe."""

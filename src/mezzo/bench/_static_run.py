@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from mezzo import static
 from mezzo.bench._frame import Meter, Progress
 from mezzo.bench._networks import Batch, Network, find_network
+from mezzo.bench._profile import profile_steps
 from mezzo.bench._static_recipes import BF16_WEIGHTS, StaticRecipe
 from mezzo.bench._static_result import StaticResult, StaticSettings
 from mezzo.bench._training import StockPrecision, TrainingLoop
@@ -240,6 +241,8 @@ def _measure(
         synchronize(device)
         queued.append((time.perf_counter() - start) / steps)
         meter.advance()
+    peak = meter.peak_memory_bytes()
+    kernels = profile_steps(lambda: training.step(training.batches[0])) if settings.profile else ()
     is_half = recipe.level not in ("float32", "FP32")
     return StaticResult(
         model=network.name,
@@ -256,5 +259,6 @@ def _measure(
         scale=scale,
         skipped=skipped,
         form=training.form,
-        peak_memory_bytes=meter.peak_memory_bytes(),
+        peak_memory_bytes=peak,
+        kernels=kernels,
     )

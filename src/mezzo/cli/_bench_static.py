@@ -83,6 +83,7 @@ def static(
     warm_caches: Annotated[
         int, Option("First build all recipes in N processes, so that the compilers' caches are warm.", metavar="N")
     ] = 0,
+    profile: Annotated[bool, Option("On a GPU, also show which kinds of kernels the time goes to.")] = False,
     device: Device = None,
     as_json: Json = False,
 ) -> int:
@@ -108,6 +109,7 @@ def static(
             isolate=isolate,
             budget_s=budget,
             warm_caches=warm_caches,
+            profile=profile,
             device=device,
             progress=report,
             finished=lambda found: say(str(found), err=True),
