@@ -4,7 +4,6 @@ python docs/figures/draw.py            # writes docs/figures/*.svg
 python docs/figures/draw.py FOLDER     # writes them elsewhere
 """
 
-import math
 import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -374,7 +373,7 @@ def draw_scaling() -> str:
     for top, shift, words in ((44, 0, "gradients of the loss"), (208, 15, "gradients of the loss x 2^15")):
         base = top + 108
         for exponent in range(-38, -8):
-            share = math.exp(-(((exponent + 23) / 6) ** 2) / 2)
+            share = 2.0 ** -(((exponent + 23) / 7) ** 2)  # an example: a bell, as gradients often have
             here = exponent + shift
             role = "work" if here < -24 else "sign" if here < -14 else "half"
             figure.rect(role, place(here) + 1, base - 92 * share, place(1) - place(0) - 2, 92 * share, radius=1)

@@ -8,11 +8,9 @@ from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
-import torch
 from doc_pages import DOCS, pages
 from doc_tables import read_table
 
-from mezzo.amp import Policy
 from test_layers import ROWS
 
 FOLDER = DOCS / "figures"
@@ -139,26 +137,3 @@ def test_the_picture_of_the_layers_has_the_order_of_the_test_of_layers() -> None
     order = [max(depth[package] for package in row) for row in drawn]
     assert order == sorted(order)
     assert {package for row in ROWS for package in row if not package.startswith("_")} <= shown
-
-
-@pytest.mark.parametrize("level", DRAW.CASTS)
-def test_the_network_at_each_level_has_the_formats_that_the_policy_decides(level: str) -> None:
-    names = {
-        torch.float32: "float32",
-        torch.float16: "half",
-        None: "float32",
-    }  # None at O0: as the input, which is float32
-    policy = Policy.create(level)
-    dtype = torch.float32
-    for operator, (inside, result) in zip(DRAW.NETWORK, DRAW.CASTS[level], strict=True):
-        decision = policy.decide(operator.replace("entropy", "entropy_loss"), [dtype])
-        is_fp8 = inside == "FP8"  # a policy decides half; which of these products are FP8 depends on their layers
-        assert (inside, result) == ("FP8" if is_fp8 else names[decision.compute], names[decision.dtype]), operator
-        assert not is_fp8 or (level == "O3" and operator == "linear" and decision.compute is torch.float16)
-        dtype = decision.dtype or dtype
-
-
-def test_a_half_copy_of_a_master_moves_as_float16_rounds() -> None:
-    for step in range(9):
-        master = torch.tensor(1 + step * 2.0**-10 / DRAW.UPDATE_PARTS, dtype=torch.float64)
-        assert (master.half().double().item() - 1) * 2.0**10 == round(step / DRAW.UPDATE_PARTS)
