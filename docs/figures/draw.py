@@ -49,7 +49,7 @@ class Figure:
         self, role: str, x: float, y: float, width: float, height: float, *, radius: float = 5, edge: bool = False
     ) -> None:
         """Draw a filled rectangle, with an edge if it would be hard to see without."""
-        names = f"{role} edge" if edge else role
+        names = f"{role} arrow" if edge else role  # an arrow's stroke, and the role's fill
         self._parts.append(
             f'<rect class="{names}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}"/>'
         )
@@ -68,7 +68,7 @@ class Figure:
     def diamond(self, role: str, x: float, y: float, *, radius: float = 7) -> None:
         """Draw a filled diamond around a point."""
         path = f"M{x - radius:g} {y:g}L{x:g} {y - radius:g}L{x + radius:g} {y:g}L{x:g} {y + radius:g}z"
-        self._parts.append(f'<path class="{role} edge" d="{path}"/>')
+        self._parts.append(f'<path class="{role} arrow" d="{path}"/>')
 
     def line(self, *points: Point, end: str = "") -> None:
         """Draw a line through points."""
@@ -106,7 +106,7 @@ def _style() -> str:
 def _colours(palette: dict[str, str]) -> str:
     fills = "".join(f".{role}{{fill:{palette[role]}}}" for role in ("page", *BOXES))
     writing = f".text,.name,.small{{fill:{palette['text']}}}.note{{fill:{palette['note']}}}"
-    return fills + writing + f".arrow,.frame,.edge{{stroke:{palette['line']}}}.tip{{fill:{palette['line']}}}"
+    return fills + writing + f".arrow,.frame{{stroke:{palette['line']}}}.tip{{fill:{palette['line']}}}"
 
 
 # ------------------------------------------------------------------------------------------------ the number formats
