@@ -10,7 +10,10 @@ from mezzo.amp._compiled import build_kernels
 from mezzo.amp._compiled import library_path as library_path
 from mezzo.amp._cpu import has_half_units as has_half_units
 from mezzo.amp._decorate import decorate
+from mezzo.amp._decorate import set_optimizer_state as set_optimizer_state
+from mezzo.amp._decorate_checks import check_optimizer_state as check_optimizer_state
 from mezzo.amp._decorate_checks import parse_master_weight as parse_master_weight
+from mezzo.amp._decorate_checks import parse_optimizer_state as parse_optimizer_state
 from mezzo.amp._environment import Environment as Environment
 from mezzo.amp._environment import Gpu as Gpu
 from mezzo.amp._environment import check_environment
@@ -43,8 +46,12 @@ from mezzo.amp._policy import Decision, Policy
 from mezzo.amp._recompute import bind_policy, custom_bwd, custom_fwd
 from mezzo.amp._scaler import GradScaler, LossScaleFloorError
 from mezzo.amp._sharding import is_sharded as is_sharded
-from mezzo.amp._sharding import refuse_other_gathering as refuse_other_gathering
 from mezzo.amp._sharding import shard_model as shard_model
+from mezzo.amp._sharding_checks import note_optimizer as note_optimizer
+from mezzo.amp._sharding_checks import refuse_old_parameters as refuse_old_parameters
+from mezzo.amp._sharding_checks import refuse_other_gathering as refuse_other_gathering
+from mezzo.amp._sharding_checks import refuse_unshardable as refuse_unshardable
+from mezzo.amp._sharding_checks import refuse_unsharded_options as refuse_unsharded_options
 from mezzo.amp._state import current_policy, get_autocast_dtype, is_autocast_enabled
 from mezzo.amp._state import thread_state as thread_state
 from mezzo.amp.hardware import is_bfloat16_supported, is_float16_supported

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from mezzo.dtypes import HALF_DTYPES, dtype_name
-from mezzo.optim import is_dtensor, stored_master
+from mezzo.optim import is_dtensor, refuse_half_state, stored_master
 
 T = TypeVar("T")
 
@@ -31,6 +31,32 @@ def parse_master_weight(master_weight: Any) -> str:
     if master_weight is None or isinstance(master_weight, bool):
         return "none" if master_weight is False else "full"
     raise ValueError(f"master_weight={master_weight!r}: must be True, False or 'compact'")
+
+
+def parse_optimizer_state(optimizer_state: Any) -> torch.dtype | None:
+    """Return the dtype of optimizer state that `optimizer_state` asks for; None if it is None.
+
+    Raises:
+        ValueError: It is not None, float32 or bfloat16.
+    """
+    for dtype in (torch.float32, torch.bfloat16):
+        if optimizer_state is dtype or optimizer_state == dtype_name(dtype):
+            return dtype
+    if optimizer_state is None:
+        return None
+    raise ValueError(f"optimizer_state={optimizer_state!r}: must be 'float32' or 'bfloat16'")
+
+
+def check_optimizer_state(dtype: torch.dtype | None, masters: str, optimizers: Sequence[Optimizer]) -> None:
+    """Raise ValueError if bfloat16 state is asked for and impossible."""
+    if dtype is not torch.bfloat16:
+        return
+    if not optimizers:
+        raise ValueError("optimizer_state='bfloat16' without an optimizer: give the optimizer, too")
+    if masters == "none":
+        raise ValueError("optimizer_state='bfloat16' with master_weight=False: its updates need float32 masters")
+    for optimizer in optimizers:
+        refuse_half_state(optimizer)
 
 
 def as_list(value: Any, kind: type[T], argument: str) -> list[T]:

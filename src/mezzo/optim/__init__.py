@@ -14,6 +14,7 @@ from mezzo.optim._engine import (
     takes_grad_scaler,
     unwrap_optimizer,
 )
+from mezzo.optim._half_state import refuse_half_state
 from mezzo.optim._masters import (
     attach_master,
     copy_all,
@@ -53,6 +54,7 @@ __all__ = [
     "engine_of",
     "find_engine",
     "refuse_lookalike",
+    "refuse_half_state",
     "split_closure",
     "takes_grad_scaler",
     "unwrap_optimizer",
