@@ -32,6 +32,7 @@ from mezzo.amp import (
     first_and_last,
     fp8_scales,
     fuse_parts,
+    half_parameters,
     is_sharded,
     keep_in_half,
     load_fp8_scales,
@@ -149,8 +150,10 @@ class Precision:
         self._half_layers = None if half_layers is None else _as_sequence(half_layers)
         self._half_weights = self._check_levels(half_layers, half_weights)
         parse_master_weight(master_weight)  # refuses what it does not know
-        self._master_weight = master_weight
-        self._state_dtype = parse_optimizer_state(optimizer_state)
+        self.master_weight = master_weight
+        """Which masters half weights get; see `amp.decorate`."""
+        self.optimizer_state = parse_optimizer_state(optimizer_state)
+        """Dtype of the optimizer's state: bfloat16, float32, or None for float32."""
         is_scaled = self.level != "O0" and policy.dtype is torch.float16
         self._scaler = GradScaler(enable=is_scaled) if scaler is None else scaler
         self.scaler: GradScaler | None = self._scaler if self._scaler.is_enable() else None
@@ -238,7 +241,7 @@ class Precision:
             refuse_other_devices(model)
         self._refuse_other_fp8(model)
         optimizers = _as_optimizers(optimizer)
-        check_optimizer_state(self._state_dtype, parse_master_weight(self._master_weight), optimizers)
+        check_optimizer_state(self.optimizer_state, parse_master_weight(self.master_weight), optimizers)
         if optimizer is not None and is_sharded(model):
             refuse_old_parameters(model, optimizer)
         if fuse and is_sharded(model):
@@ -248,8 +251,8 @@ class Precision:
             self.fused = fuse_parts(model, spared)
         if self.policy is not None:
             self._convert(model, optimizer)
-        if self._state_dtype is not None:
-            set_optimizer_state(optimizers, self._state_dtype)
+        if self.optimizer_state is not None:
+            set_optimizer_state(optimizers, self.optimizer_state)
         self._model = model if self._is_delayed else None
         self._scaler.name_parameters(model)
         if self.scaler is not None:
@@ -275,7 +278,7 @@ class Precision:
                 [] if optimizer is None else optimizer,
                 level=self.level,
                 dtype=self.dtype,
-                master_weight=self._master_weight,
+                master_weight=self.master_weight,
                 excluded_layers=excluded,
                 **self._fp8_options(model),
             )
@@ -284,7 +287,7 @@ class Precision:
 
     def _convert_sharded(self, model: nn.Module, excluded: list[nn.Module]) -> None:
         """Check a model that `fully_shard` sharded, and mark its layers: its float32 shards are the masters."""
-        refuse_unsharded_options(self._master_weight, self._is_delayed)
+        refuse_unsharded_options(self.master_weight, self._is_delayed)
         if self._half_weights:
             refuse_other_gathering(model, self.level, self.dtype, excluded)
         in_half = self._fp8_options(model).get("half_layers", ())
@@ -336,6 +339,17 @@ class Precision:
             reshard_after_forward=reshard_after_forward,
         )
         return model
+
+    def weight_dtypes(self, model: nn.Module) -> dict[str, torch.dtype]:
+        """Return the dtype that `prepare` would give each parameter, by name; nothing changes."""
+        in_half: set[int] = set()
+        if self.policy is not None and self._half_weights:
+            excluded = self._find(model, self.excluded_layers, "excluded_layers")
+            in_half = half_parameters(model, self.level, self.dtype, excluded)
+        return {
+            name: self.dtype if id(param) in in_half and param.dtype is torch.float32 else param.dtype
+            for name, param in model.named_parameters()
+        }
 
     def prepare_for_evaluation(self, model: nn.Module) -> None:
         """Mark the layers that stay in float32, and O3's half layers, in place; weights do not change."""

@@ -29,6 +29,7 @@ from mezzo.amp._fp8_scales import fp8_scales, load_fp8_scales
 from mezzo.amp._fuse import FusedPart as FusedPart
 from mezzo.amp._fuse import causal_lm_loss as causal_lm_loss
 from mezzo.amp._fuse import fuse_parts as fuse_parts
+from mezzo.amp._half_weights import half_parameters as half_parameters
 from mezzo.amp._lists import black_list, read_lists, white_list
 from mezzo.amp._lists import load_lists as load_lists
 from mezzo.amp._names import OPERATOR_GROUPS as OPERATOR_GROUPS

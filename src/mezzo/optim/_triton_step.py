@@ -231,7 +231,7 @@ def _sort_by_launch(
 
 
 def _state_of(optimizer: Optimizer, slot: Slot, group: GroupOptions, dtype: torch.dtype) -> dict[str, Tensor]:
-    keys = ("exp_avg", "exp_avg_sq")
+    keys: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
     if type(optimizer) is SGD:
         keys = ("momentum_buffer",) if group.has_momentum else ()
     tensors = {key: _fused.state_tensor(optimizer, slot, key, dtype) for key in keys}
