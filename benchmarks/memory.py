@@ -9,6 +9,7 @@ optimizer's state exist.
 
 import argparse
 import copy
+import functools
 import gc
 import sys
 import time
@@ -31,7 +32,7 @@ from mezzo.report import markdown_table
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "llama"))
 from train import loss_of
 
-from model import Llama, Size
+from model import Block, Llama, Size
 
 GIB = 2**30
 PRECISIONS: dict[str, dict[str, Any]] = {
@@ -96,6 +97,14 @@ def token_loss(logits: Tensor, following: Tensor) -> Tensor:
     return cross_entropy(logits.flatten(0, 1), following.flatten())
 
 
+def llama(size: Size, words: int, length: int, recompute: bool) -> nn.Module:
+    """Return a Llama, with checkpointed blocks if asked for."""
+    model = Llama(size, words, length)
+    if recompute:
+        mezzo.amp.checkpoint_blocks(model, Block)
+    return model
+
+
 def networks(is_small: bool) -> Iterator[Network]:
     """Yield the networks; small ones for a CPU."""
     rows, length = (2, 64) if is_small else (8, 1024)
@@ -107,7 +116,7 @@ def networks(is_small: bool) -> Iterator[Network]:
     size = Size(64, 192, 2, 4, 2) if is_small else Size(2048, 8192, 4, 32, 8)
     for recompute in (False, True):
         name = "llama, recomputed" if recompute else "llama"
-        yield Network(name, lambda r=recompute: Llama(size, words, length, r), inputs, following, loss_of)
+        yield Network(name, functools.partial(llama, size, words, length, recompute), inputs, following, loss_of)
     for name, batch, side in (("mobilenet_v3_small", 256, 224), ("pp_liteseg_stdc1", 16, 512)):
         work = find_workload(name, 2 if is_small else batch, 64 if is_small else side, is_chosen=True)
         yield Network(name, lambda m=work.model: m, work.inputs, work.targets, work.loss_fn)

@@ -8,6 +8,7 @@ Without it: no prediction of peak memory.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -47,12 +48,12 @@ class AllocationCounter(UncompiledMode):
             if identity in self._storages or identity in inputs:
                 continue
             size = storage.nbytes()
-            self._storages[identity] = weakref.ref(storage, lambda _, i=identity, n=size: self._free(i, n))
+            self._storages[identity] = weakref.ref(storage, functools.partial(self._free, identity, size))
             self.live_bytes += size
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         return result
 
-    def _free(self, identity: int, size: int) -> None:
+    def _free(self, identity: int, size: int, _: weakref.ref[Any]) -> None:
         if self._storages.pop(identity, None) is not None:
             self.live_bytes -= size
 

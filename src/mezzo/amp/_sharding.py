@@ -96,7 +96,7 @@ def _plan(
         if param.is_floating_point() and param.dim() == 0:
             raise ValueError(f"shard(): {name!r} has no dimension to shard: give it the shape (1,)")
     params = {id(m): [p for p in m.parameters() if p.is_floating_point()] for m in model.modules()}
-    chosen = _separable(model, _large_modules(model) if blocks is None else _callable_parts(blocks))
+    chosen = _separable(model, _large_modules(model) if blocks is None else callable_parts(blocks))
     order = {id(module): place for place, module in enumerate(model.modules())}
     chosen.sort(key=lambda module: -order[id(module)])  # inner ones first
     plain = [m for m in chosen if all(id(p) not in in_half for p in params[id(m)])]
@@ -129,11 +129,11 @@ def _has_forward(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward
 
 
-def _callable_parts(modules: Iterable[nn.Module]) -> list[nn.Module]:
+def callable_parts(modules: Iterable[nn.Module]) -> list[nn.Module]:
     """Return the modules, with the children of containers in place of the containers."""
     found: list[nn.Module] = []
     for module in modules:
-        found += [module] if _has_forward(module) else _callable_parts(module.children())
+        found += [module] if _has_forward(module) else callable_parts(module.children())
     return found
 
 

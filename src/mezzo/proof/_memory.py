@@ -151,7 +151,7 @@ def predict_memory(
 def memory_of(device: torch.device) -> int:
     """Return the memory of a GPU, or of the machine, in bytes."""
     if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
+        return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -304,11 +304,11 @@ class _FakeStep:
         """Return the bytes that the forward pass leaves, and the highest of both passes."""
         args, kwargs = arguments_of(self._model, inputs)
         with self._mode, torch.enable_grad():
-            batch = tree_map(self._as_fake, (args, kwargs, targets))
+            args, kwargs, targets = tree_map(self._as_fake, (args, kwargs, targets))
             if isinstance(loss_fn, nn.Module):
                 loss_fn = copy.deepcopy(loss_fn, {id(t): self._fake(t, t.dtype) for t in _tensors_of(loss_fn)})
-            self._known += _tensors(batch)
-            return self._count(*batch, loss_fn)
+            self._known += _tensors((args, kwargs, targets))
+            return self._count(args, kwargs, targets, loss_fn)
 
     def _as_fake(self, leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
@@ -361,4 +361,4 @@ def _update_bytes(precision: Precision, trained: dict[str, Any], in_half: list[s
     half = sum(trained[name].numel() for name in in_half if name in trained)
     everything = sum(param.numel() for param in trained.values())
     wide = 4 * half * (2 if precision.master_weight == "compact" else 1)
-    return wide + (4 * moments * everything if precision.optimizer_state is torch.bfloat16 else 0)
+    return wide + int(4 * moments * everything if precision.optimizer_state is torch.bfloat16 else 0)
