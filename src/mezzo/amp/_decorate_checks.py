@@ -78,6 +78,11 @@ def refuse_wrapped(model: nn.Module, prefix: str) -> None:
                     "decorate() of a sharded model: the float32 shards of FSDP2 are the masters; use Precision.shard(model) "
                     f"and Precision.prepare(model, optimizer) instead; found {type(module).__name__} at {path}"
                 )
+            if type(module).__name__ == "FullyShardedDataParallel":
+                raise RuntimeError(
+                    "FullyShardedDataParallel (FSDP1) keeps several weights in one, so they cannot be half by layer; shard the "
+                    f"plain model by Precision.shard(model), which uses FSDP2; found it at {path}"
+                )
             raise RuntimeError(
                 "call decorate() or Precision.prepare() first, then wrap with DistributedDataParallel; "
                 f"found {type(module).__name__} at {path}"

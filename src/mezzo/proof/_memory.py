@@ -358,7 +358,7 @@ def _name_of(precision: Precision) -> str:
 
 def _update_bytes(precision: Precision, trained: dict[str, Any], in_half: list[str], moments: int) -> int:
     """Return the float32 temporaries of torch's fused kernels: gradients, compact masters and bfloat16 state."""
-    half = sum(trained[name].numel() for name in in_half if name in trained)
-    everything = sum(param.numel() for param in trained.values())
+    half: int = sum(trained[name].numel() for name in in_half if name in trained)
+    everything: int = sum(param.numel() for param in trained.values())
     wide = 4 * half * (2 if precision.master_weight == "compact" else 1)
-    return wide + int(4 * moments * everything if precision.optimizer_state is torch.bfloat16 else 0)
+    return wide + (4 * moments * everything if precision.optimizer_state is torch.bfloat16 else 0)
