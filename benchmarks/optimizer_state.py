@@ -37,19 +37,18 @@ def round_to_nearest(optimizer: torch.optim.Optimizer) -> None:
             state[key].copy_(state[key].bfloat16())
 
 
-def train(kind: str, seed: int, steps: int, level: str, lr: float) -> float:
+def train(kind: str, seed: int, options: argparse.Namespace) -> float:
     """Return the mean loss of the last steps."""
     tokens, words, _ = read_tokens([Path(os.__file__).parent / "email"], None)
     torch.manual_seed(seed)
     model = Llama(SIZES["tiny"], words, 64)
-    precision = mezzo.Precision(
-        level, "bfloat16", optimizer_state="bfloat16" if kind == "bfloat16 stochastic" else None
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.999), weight_decay=0.1)
+    state = "bfloat16" if kind == "bfloat16 stochastic" else None
+    precision = mezzo.Precision(options.level, "bfloat16", optimizer_state=state)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, betas=(0.9, options.beta2), weight_decay=0.1)
     precision.prepare(model, optimizer)
     data = batches(tokens, 8, 64, seed, torch.device("cpu"))
     losses = []
-    for _ in range(steps):
+    for _ in range(options.steps):
         inputs, following = next(data)
         _, loss = precision.train_step(lambda: (None, loss_of(model(inputs), following)), optimizer, max_norm=1.0)  # noqa: B023
         if kind == "bfloat16 nearest":
@@ -65,11 +64,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--level", default="O2")
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--beta2", type=float, default=0.999)
     options = parser.parse_args()
     print(f"torch {torch.__version__}, {options}")
     for kind in KINDS:
         began = time.perf_counter()
-        losses = [train(kind, seed, options.steps, options.level, options.lr) for seed in range(options.seeds)]
+        losses = [train(kind, seed, options) for seed in range(options.seeds)]
         shown = " ".join(f"{loss:.4f}" for loss in losses)
         print(
             f"{kind:20s} {shown}  mean {statistics.fmean(losses):.4f}  {time.perf_counter() - began:.0f} s", flush=True
