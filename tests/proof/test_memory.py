@@ -15,6 +15,7 @@ from torch.profiler import profile
 from torch.utils.checkpoint import checkpoint
 
 from mezzo.cli import run
+from mezzo.fp8 import copies_of
 from mezzo.optim import stored_master
 from mezzo.precision import Precision
 from mezzo.proof import MemoryPredictionError, advise, predict_fit, predict_memory
@@ -108,6 +109,20 @@ def test_the_predicted_peak_is_that_of_a_real_step(
     assert predicted.masters == sum(master.numel() * 4 for master in masters if master is not None)
     state = [value for each in optimizer.state.values() for key, value in each.items() if key != "step"]
     assert predicted.optimizer_state == sum(value.numel() * value.itemsize for value in state)
+
+
+def test_fp8_copies_of_weights_are_counted(batch: tuple[Tensor, Tensor]) -> None:
+    def precision() -> Precision:
+        return Precision("O3", "bfloat16", fp8={"emulate": True, "min_width": 0, "min_size": 0})
+
+    predicted = predict_memory(Net(), *batch, loss_of, precision=precision(), device="cpu")
+    model, rule = Net(), precision()
+    rule.prepare(model, SGD(model.parameters(), lr=0.1))
+    with rule.autocast():
+        loss_of(model(batch[0]), batch[1]).backward()
+    copies = [found for param in model.parameters() if (found := copies_of(param)) is not None]
+    assert len(copies) == 4 * 4
+    assert predicted.fp8_copies == sum(each.values.nbytes + each.transposed.nbytes for each in copies)
 
 
 def test_checkpointing_and_half_save_activations(batch: tuple[Tensor, Tensor]) -> None:

@@ -23,7 +23,8 @@ from mezzo._torch.storages import storage_id
 class AllocationCounter(UncompiledMode):
     """Inside, counts the bytes of all tensors that operators create, until they are freed.
 
-    Tensors that existed before do not count, nor do temporaries inside an operator.
+    Tensors that existed before do not count, nor do temporaries inside an operator, unless a subclass
+    knows them (`inside`).
     """
 
     def __init__(self, known: Iterable[Tensor] = ()) -> None:
@@ -50,8 +51,12 @@ class AllocationCounter(UncompiledMode):
             size = storage.nbytes()
             self._storages[identity] = weakref.ref(storage, functools.partial(self._free, identity, size))
             self.live_bytes += size
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes + self.inside(func, args))
         return result
+
+    def inside(self, operator: Any, args: Any) -> int:
+        """Return the bytes of temporaries inside an operator."""
+        return 0
 
     def _free(self, identity: int, size: int, _: weakref.ref[Any]) -> None:
         if self._storages.pop(identity, None) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -15,11 +15,12 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from mezzo._torch.allocations import AllocationCounter
 from mezzo._torch.fake_tensors import FakeTensorMode, no_report_of_misfits
 from mezzo._torch.pytree import tree_leaves, tree_map
+from mezzo._torch.storages import storage_id
 from mezzo.amp import Fp8Recipe
 from mezzo.devices import find_device
 from mezzo.dtypes import HALF_DTYPES, dtype_name
 from mezzo.errors import MezzoError
-from mezzo.fp8 import recipe_for
+from mezzo.fp8 import recipe_for, recipe_from_text
 from mezzo.precision import Precision
 from mezzo.report import markdown_table
 from mezzo.trial import Workload, arguments_of
@@ -62,13 +63,15 @@ class MemoryPrediction:
     """The highest memory of forward and backward pass besides weights, state and batch; has gradients in it."""
     update: int = 0
     """Float32 temporaries of the update, where torch's fused kernels take it."""
+    fp8_copies: int = 0
+    """O3: FP8 copies of weights, plain and transposed."""
     workspace: int = 0
     """Workspace of the device's libraries."""
 
     @property
     def peak(self) -> int:
         """The highest memory of a step that is not the first: the optimizer's state exists."""
-        kept = self.weights + self.masters + self.optimizer_state + self.batch + self.workspace
+        kept = self.weights + self.masters + self.fp8_copies + self.optimizer_state + self.batch + self.workspace
         return kept + max(self.forward_backward, self.gradients + self.update)
 
     def fits(self, memory_bytes: float, *, is_cuda: bool = True) -> bool:
@@ -122,7 +125,7 @@ def predict_memory(
     try:
         with no_report_of_misfits():
             step = _FakeStep(model, dtypes, precision, place, is_cuda)
-            activations, highest = step.run(inputs, targets, loss_fn or mean_square)
+            activations, counter = step.run(inputs, targets, loss_fn or mean_square)
     except Exception as error:  # the user's code may raise anything
         reason = (str(error).strip().splitlines() or ["no message"])[0]
         raise MemoryPredictionError(
@@ -142,7 +145,8 @@ def predict_memory(
         gradients=sum(param.numel() * dtypes[name].itemsize for name, param in trained.items()),
         batch=sum(leaf.numel() * leaf.dtype.itemsize for leaf in _tensors((inputs, targets))),
         activations=activations,
-        forward_backward=highest,
+        forward_backward=counter.peak_bytes,
+        fp8_copies=0 if precision.master_weight is False else counter.copies_bytes,
         update=0 if is_cuda else _update_bytes(precision, trained, in_half, moments),
         workspace=WORKSPACE_BYTES if is_cuda else 0,
     )
@@ -265,6 +269,30 @@ def _gib(count: int) -> str:
     return f"{count / GIB:.2f} GiB" if count >= GIB // 10 else f"{count / 2**20:.1f} MiB"
 
 
+class _StepCounter(AllocationCounter):
+    """Also knows the operands of FP8 products, which exist only inside of their operators."""
+
+    def __init__(self, known: Iterable[Tensor] = ()) -> None:
+        super().__init__(known)
+        self._copied: dict[int, int] = {}
+
+    @property
+    def copies_bytes(self) -> int:
+        """Bytes of the FP8 copies of weights, plain and transposed, which stay."""
+        return sum(self._copied.values())
+
+    def inside(self, operator: Any, args: Any) -> int:
+        """Return the bytes of FP8 operands: one byte per number of the input, two per number of the gradient."""
+        if operator is torch.ops.mezzo.fp8_linear.default:
+            values, weight, recipe = args[0], args[1], args[3]
+            if recipe_from_text(recipe).granularity == "tensor":  # others are converted in each call
+                self._copied[storage_id(weight.untyped_storage())] = 2 * weight.numel()
+            return int(values.numel())
+        if operator is torch.ops.mezzo.fp8_linear_backward.default:
+            return 2 * int(args[0].numel())
+        return 0
+
+
 class _FakeStep:
     """Forward and backward pass of a model on fake tensors."""
 
@@ -300,8 +328,8 @@ class _FakeStep:
         """Return a fake tensor of the same layout on the device."""
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=self._device)
 
-    def run(self, inputs: Any, targets: Any, loss_fn: Callable[[Any, Any], Tensor]) -> tuple[int, int]:
-        """Return the bytes that the forward pass leaves, and the highest of both passes."""
+    def run(self, inputs: Any, targets: Any, loss_fn: Callable[[Any, Any], Tensor]) -> tuple[int, _StepCounter]:
+        """Return the bytes that the forward pass leaves, and the count of both passes."""
         args, kwargs = arguments_of(self._model, inputs)
         with self._mode, torch.enable_grad():
             args, kwargs, targets = tree_map(self._as_fake, (args, kwargs, targets))
@@ -315,14 +343,16 @@ class _FakeStep:
             return leaf
         return self._fake(leaf, leaf.dtype).requires_grad_(leaf.requires_grad)
 
-    def _count(self, args: Any, kwargs: Any, targets: Any, loss_fn: Callable[[Any, Any], Tensor]) -> tuple[int, int]:
-        counter = AllocationCounter(self._known)
+    def _count(
+        self, args: Any, kwargs: Any, targets: Any, loss_fn: Callable[[Any, Any], Tensor]
+    ) -> tuple[int, _StepCounter]:
+        counter = _StepCounter(self._known)
         with counter:
             with self._region:
                 loss = loss_fn(self._model(*args, **kwargs), targets)
             activations = counter.live_bytes
             loss.backward()
-        return activations, counter.peak_bytes
+        return activations, counter
 
 
 def _tensors_of(module: Any) -> list[Tensor]:
