@@ -288,6 +288,38 @@ def test_other_optimizers_are_refused_before_anything_changes(kind: Any, options
     assert model.weight.dtype is torch.float32
 
 
+def test_a_step_that_the_user_put_on_the_object_is_refused() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = AdamW(model.parameters())
+    optimizer.step = lambda: None
+    with pytest.raises(ValueError, match="a step of its own"):
+        prepare(optimizer, model)
+    assert model.weight.dtype is torch.float32
+
+
+class Wrapper(Optimizer):
+    """As Accelerate's: of torch's class, without calling its `__init__`."""
+
+    def __init__(self, inner: Optimizer) -> None:
+        self.optimizer = inner
+
+    @property
+    def param_groups(self) -> Any:
+        return self.optimizer.param_groups
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+
+def test_the_optimizer_inside_a_wrapper_gets_the_state() -> None:
+    model = nn.Linear(4, 2)
+    inner = AdamW(model.parameters())
+    prepare(Wrapper(inner), model)
+    model.weight.grad = torch.ones_like(model.weight)
+    inner.step()
+    assert inner.state[model.weight]["exp_avg"].dtype is torch.bfloat16
+
+
 def test_other_dtypes_and_missing_parts_are_refused() -> None:
     model = nn.Linear(4, 2)
     with pytest.raises(ValueError, match="float16"):

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from mezzo.dtypes import HALF_DTYPES, dtype_name
-from mezzo.optim import is_dtensor, refuse_half_state, stored_master, unwrap_optimizer
+from mezzo.optim import engine_of, is_dtensor, stored_master, unwrap_optimizer
 
 T = TypeVar("T")
 
@@ -56,7 +56,8 @@ def check_optimizer_state(dtype: torch.dtype | None, masters: str, optimizers: S
     if masters == "none":
         raise ValueError("optimizer_state='bfloat16' with master_weight=False: its updates need float32 masters")
     for optimizer in optimizers:
-        refuse_half_state(unwrap_optimizer(optimizer))  # a wrapper, such as Accelerate's, passes the step on
+        # A wrapper, such as Accelerate's, passes the step on
+        engine_of(unwrap_optimizer(optimizer)).refuse_half_state()
 
 
 def as_list(value: Any, kind: type[T], argument: str) -> list[T]:

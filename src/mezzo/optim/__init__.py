@@ -14,7 +14,6 @@ from mezzo.optim._engine import (
     takes_grad_scaler,
     unwrap_optimizer,
 )
-from mezzo.optim._half_state import refuse_half_state
 from mezzo.optim._masters import (
     attach_master,
     copy_all,
@@ -54,7 +53,6 @@ __all__ = [
     "engine_of",
     "find_engine",
     "refuse_lookalike",
-    "refuse_half_state",
     "split_closure",
     "takes_grad_scaler",
     "unwrap_optimizer",

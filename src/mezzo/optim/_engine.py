@@ -230,7 +230,7 @@ class StepEngine:
         if self._foreign_step is None and not args and not kwargs and _fused.covers(self.optimizer, groups):
             return _fused.apply(self.optimizer, groups, verdict, factor, self.state_dtype)
         if self.state_dtype is not torch.float32:
-            refuse_half_state(self.optimizer, has_own_step=self._foreign_step is not None)
+            self.refuse_half_state()
             raise RuntimeError(
                 "optimizer_state='bfloat16': a step takes dense gradients and no arguments besides a closure; use float32 "
                 "state"
@@ -443,12 +443,17 @@ class StepEngine:
         if self.state_dtype is not torch.float32:  # torch widened what was saved as bfloat16: no bit is lost
             convert_state(self.optimizer, self.state_dtype)
 
+    def refuse_half_state(self) -> None:
+        """Raise ValueError if the optimizer cannot have bfloat16 state."""
+        own_step = self._foreign_step if self.attached else _foreign_step(self.optimizer)
+        refuse_half_state(self.optimizer, has_own_step=own_step is not None)
+
     def set_state_dtype(self, dtype: torch.dtype) -> None:
         """Keep the optimizer's state in float32 or bfloat16 from now on."""
         if dtype is self.state_dtype:
             return
         if dtype is not torch.float32:
-            refuse_half_state(self.optimizer, has_own_step=self._foreign_step is not None)
+            self.refuse_half_state()
         self.state_dtype, self._triton = dtype, None
         convert_state(self.optimizer, dtype)
 
@@ -586,11 +591,10 @@ def attach(
         engine.masters_for_new, engine.new_are_compact = masters_for_new, compact
         return engine
     engine.refuse_fsdp1()
-    own_step = _foreign_step(optimizer)
     if state_dtype not in (None, torch.float32):
-        refuse_half_state(optimizer, has_own_step=own_step is not None)
+        engine.refuse_half_state()
     engine.masters_for_new, engine.new_are_compact = masters_for_new, compact
-    engine._foreign_step = own_step
+    engine._foreign_step = _foreign_step(optimizer)
     engine.attached = True
     for group in optimizer.param_groups:
         for param in group["params"]:

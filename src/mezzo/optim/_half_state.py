@@ -13,7 +13,7 @@ from mezzo.optim._rounding import STATE_DTYPE
 _MOMENTS = ("momentum_buffer", "exp_avg", "exp_avg_sq")
 
 
-def refuse_half_state(optimizer: Optimizer, *, has_own_step: bool = False) -> None:
+def refuse_half_state(optimizer: Optimizer, *, has_own_step: bool) -> None:
     """Raise ValueError if an optimizer cannot have bfloat16 state.
 
     Args:
