@@ -201,6 +201,7 @@ def main() -> None:
     device = torch.device(options.device)
     began = time.perf_counter()
     torch.manual_seed(0)
+    left = 0
     rows = [["network", "precision", "activations", "predicted", "measured", "predicted / measured"]]
     for network in networks(is_small=device.type == "cpu"):
         for name in options.precisions:
@@ -208,9 +209,11 @@ def main() -> None:
             gc.collect()
             if device.type == "cuda":
                 torch.cuda.empty_cache()
+                left = max(left, torch.cuda.memory_allocated())
     where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     print(markdown_table(rows))
     print(f"torch {torch.__version__}, {where}, {time.perf_counter() - began:.0f} s")
+    print(f"left between rows (workspace of cuBLAS): at most {left / 2**20:.1f} MiB")
 
 
 if __name__ == "__main__":
