@@ -66,6 +66,7 @@ def make_precision(options: argparse.Namespace) -> mezzo.Precision:
         options.dtype,
         fp8=small if options.level == "O3" else None,
         master_weight="compact" if options.compact else None,
+        optimizer_state=options.optimizer_state,
     )
 
 
@@ -79,7 +80,9 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
     tokens, words, digest = read_tokens(options.text, options.tokenizer)
 
     torch.manual_seed(options.seed)  # the same first weights in all processes
-    model = Llama(SIZES[options.size], words, options.length, options.recompute).to(device)
+    model = Llama(SIZES[options.size], words, options.length).to(device)
+    if options.recompute:
+        mezzo.amp.checkpoint_blocks(model, Block)
     precision = make_precision(options)
     if ranks > 1:
         precision.shard(model, blocks=Block)
@@ -132,6 +135,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16", choices=["float16", "bfloat16"])
     parser.add_argument("--emulate", action="store_true", help="O3 without FP8 units: the same numbers, no speed-up")
     parser.add_argument("--compact", action="store_true", help="masters keep only the bits that the half weights lack")
+    parser.add_argument(
+        "--optimizer-state", default="float32", choices=["float32", "bfloat16"], help="dtype of AdamW's moments"
+    )
     parser.add_argument("--graph", action="store_true", help="capture or compile the whole step, whichever is faster")
     parser.add_argument("--recompute", action="store_true", help="compute each block again in the backward pass")
     parser.add_argument("--steps", type=int, default=100)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mezzo._torch.autograd_engine import graph_task_id
 from mezzo._torch.dispatcher import DispatchKey, DispatchKeySet, ExcludeKeys, call_below_autograd
 from mezzo._torch.modes import no_torch_function
 from mezzo._torch.operators import unsafe_view
@@ -22,7 +23,7 @@ from mezzo.fp8._numbers import E4M3, FORMATS
 from mezzo.fp8._operands import make_operand
 from mezzo.fp8._product import multiply, refuse_without_fp8
 from mezzo.fp8._recipe import recipe_from_text
-from mezzo.fp8._weights import history_of, weight_operand
+from mezzo.fp8._weights import copies_of, history_of, weight_operand
 
 FP8_LINEAR, FP8_LINEAR_BACKWARD = "mezzo::fp8_linear", "mezzo::fp8_linear_backward"
 """Names of the operators in recordings and graphs."""
@@ -79,11 +80,14 @@ def _fp8_linear(
     with ExcludeKeys(_AUTOCAST_KEYS):
         # Evaluation does not change scales
         history = history_of(weight, "input", rule) if keeps_input else None
+        # A forward inside a backward pass recomputes another: it takes that one's scale, and does not count
+        amax = history.used if history is not None and graph_task_id() != -1 else None
         if shares_input and history is None:
             operand = input_operand(x, by_row=by_row)
         else:
             matrix = x.reshape(-1, x.shape[-1]).contiguous()
-            operand = make_operand(matrix, transposed=keeps_input, by_row=by_row, history=history)
+            counted = history if amax is None else None
+            operand = make_operand(matrix, transposed=keeps_input, by_row=by_row, history=counted, amax=amax)
         by = weight_operand(weight, rule)
         result = multiply(
             operand.values, operand.inverse, by.values, by.inverse, x.dtype,
@@ -181,6 +185,8 @@ class _Linear(torch.autograd.Function):
         _, weight, bias, ctx.recipe, *_ = args
         result, input_t, inverse = call_below_autograd(torch.ops.mezzo.fp8_linear.default, keys, args)
         ctx.save_for_backward(weight, input_t, inverse)
+        # Checkpointing hands an alias of a saved weight to the backward pass; copies and histories belong to the weight
+        ctx.with_copies = weight if copies_of(weight) is not None else None
         ctx.has_bias = bias is not None
         ctx.mark_non_differentiable(input_t, inverse)
         ctx.set_materialize_grads(False)
@@ -191,6 +197,7 @@ class _Linear(torch.autograd.Function):
         if grad is None:
             return (None,) * 7
         weight, input_t, inverse = ctx.saved_tensors
+        weight = weight if ctx.with_copies is None else ctx.with_copies
         _, for_input, for_weight, for_bias = ctx.needs_input_grad[:4]
         for_bias = ctx.has_bias and for_bias
         # A recording shows it as a gradient, like the kernels that autograd calls
