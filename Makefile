@@ -38,8 +38,9 @@ check: $(READY)
 	$(BIN)/ruff check --no-cache .
 	$(BIN)/mypy
 
-# The site, in site/; a warning or a dead link is an error.
+# The site, in site/; a warning, a dead link, or prose that is hard to read is an error.
 docs: $(READY)
+	$(BIN)/python tools/readability.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # One process per core with one thread each: two that use all cores wait for each other.
