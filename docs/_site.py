@@ -13,7 +13,14 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
-OUTSIDE = ("benchmarks/*.md", "benchmarks/*.png", "test_tipc/README.md", "test_tipc/docs/*.md")
+OUTSIDE = (
+    "benchmarks/*.md",
+    "benchmarks/*.png",
+    "examples/README.md",
+    "test_tipc/README.md",
+    "test_tipc/docs/*.md",
+    "CONTRIBUTING.md",
+)
 
 _LINK = re.compile(r"(?P<text>!?\[[^\]]*\])\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 

@@ -73,7 +73,7 @@ KNOWN = frozenset(
 
 _FENCE = re.compile(r"^ *(`{3,}|~{3,})")
 _ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|etc|et al|vs|cf|No|Fig|approx)\.")
-_END = re.compile(r"(?<=[.!?])[\"')\]*_]*\s+(?=[\"'(\[*_]*[A-Z0-9])")
+_END = re.compile(r"(?<=[.!?])[\"')\]*_]*\s+")
 _ACRONYM = re.compile(r"\b[A-Z]{2,5}s?\b(?![-_.]\w)")
 _LIST_ITEM = re.compile(r"^ *(?:[*+-]|\d+[.)]) +")
 
@@ -134,8 +134,8 @@ def without_markup(text: str) -> str:
 def sentences(text: str) -> list[str]:
     """Split prose without markup into sentences.
 
-    >>> sentences("It casts, e.g. weights. Why? CODE knows (see above). 2 of 3.")
-    ['It casts, e.g. weights.', 'Why?', 'CODE knows (see above).', '2 of 3.']
+    >>> sentences("It casts, e.g. weights. Why? mezzo knows (see above). 2 of 3.")
+    ['It casts, e.g. weights.', 'Why?', 'mezzo knows (see above).', '2 of 3.']
     """
     hidden = _ABBREVIATION.sub(lambda found: found[0].replace(".", "\0"), " ".join(text.split()))
     parts = (part.replace("\0", ".").strip() for part in _END.split(hidden))
