@@ -26,6 +26,7 @@ LITE = "lite_train_lite_infer"
 CANNOT = {
     r"pip install .*": "would change what the tests run in",
     r"git clone .*": "needs the network",
+    r"cd mezzo": "the checkout is the folder that the tests run in",
     r"make demo": "certifies two networks: the same as the commands of test_tipc, which are run",
     r"make test-torch .*": "fetches a torch, and runs this suite",
     r"torchrun --nnodes=2 .*": "needs two machines",
@@ -50,7 +51,7 @@ SLOW = (
     r"python train\.py .*",
     r"python tools/(val|export|export_model)\.py .*",
     r"python deploy/(python|inference_python)/infer\.py .*",
-    r"python examples/\w+\.py.*",
+    r"python examples/[\w/]+\.py.*",
     r"torchrun --nproc_per_node=2 .*",
 )
 
