@@ -8,8 +8,8 @@ from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
-from doc_pages import DOCS
-from doc_tables import read_page, read_table
+from doc_pages import DOCS, pages
+from doc_tables import read_table
 
 from test_layers import ROWS
 
@@ -124,7 +124,7 @@ def test_the_window_under_a_scale_is_that_of_float16_moved_down() -> None:
 
 
 def test_every_figure_stands_on_a_page() -> None:
-    text = read_page("formats.md") + read_page("design.md")
+    text = "".join(page.read_text(encoding="utf-8") for page in pages())
     for name in DRAW.FIGURES:
         assert f"](figures/{name})" in text
 
