@@ -130,7 +130,7 @@ def test_the_first_half_of_the_path_trains_and_shows_the_table(
         if block.language == "python" and "precision.compile(" in block.code:
             break  # what follows takes longer: test_newcomer's slow tests run it
         if block.language == "python":
-            exec(block.code.replace("steps: int = 60", "steps: int = 8"), names)  # noqa: S102  # our own text
+            exec(block.code.replace("steps=60", "steps=8"), names)  # noqa: S102  # our own text
     assert "op list" in capsys.readouterr().out
     assert names["model"][0].weight.dtype is torch.float16
     assert (tmp_path / "checkpoint.pt").exists()
