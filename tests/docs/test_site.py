@@ -106,6 +106,19 @@ def test_links_out_of_the_documentation_follow_their_targets_into_the_site() -> 
     )
 
 
+def test_the_first_use_of_a_term_leads_to_the_glossary() -> None:
+    pytest.importorskip("mkdocs", reason="the docs extra is not installed")
+    link_terms = runpy.run_path(str(DOCS / "_site.py"))["link_terms"]
+    text = "# Leaks\n\n`leak`, [a leak](x.md). A leak,\nand a leak.\n\n```\nleak\n```\n\nCompact masters, masters.\n"
+    linked = link_terms(text, "integrations/timm.md")
+    assert linked == (
+        "# Leaks\n\n`leak`, [a leak](x.md). A [leak](../glossary.md#leak),\nand a leak.\n\n```\nleak\n```\n\n"
+        "[Compact masters](../glossary.md#compact-master), [masters](../glossary.md#master-weight).\n"
+    )
+    assert link_terms(linked, "integrations/timm.md") == linked
+    assert link_terms(text, "glossary.md") == text
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built as `make docs` builds it."""
