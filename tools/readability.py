@@ -199,7 +199,7 @@ def terms(glossary: str) -> dict[str, re.Pattern[str]]:
     for heading in headings:
         if heading in EVERYDAY:
             continue
-        written = ALSO.get(heading, re.escape(heading) + "s?")
+        written = re.sub(r"\\? ", r"\\s+", ALSO.get(heading, re.escape(heading) + "s?"))  # a line may end inside a term
         flags = re.NOFLAG if heading.isupper() else re.IGNORECASE
         found[heading] = re.compile(rf"\b{written}\b", flags)
     return found
@@ -212,7 +212,7 @@ def is_explained(pattern: re.Pattern[str], source: str) -> bool:
         after = source[found.end() : found.end() + 80]
         if re.match(r"#{1,6} ", line):
             return True
-        if re.match(r"[\w ]{0,12}[*`'\"]*\s\((?!#)", after):
+        if re.match(r"[\w ]{0,12}[*`'\"]*\s+\((?!#)", after):
             return True
         if line.count("**") % 2 == 1 and "**" in after:
             return True
