@@ -405,7 +405,7 @@ def draw_speed(measured: Path = MEASURED) -> str:
                 share = "" if row is base else f" ({100 * row[key] / base[key]:.0f} %)"
                 figure.text(left + 6, y + 14, f"{row[key]:.1f}{share}", role="small")
             y += bar
-    figure.text(24, y + 22, f"{content['hardware']}. Bars: share of eager torch.autocast.", role="note")
+    figure.text(24, y + 22, f"{content['hardware']}. In brackets: of torch.autocast.", role="note")
     return figure.svg()
 
 
