@@ -28,9 +28,9 @@ MAX_ROW = 200
 LONG_SENTENCE = 25
 """Words. Most sentences should have less than 20."""
 
-LIMITS = {"long lines": 5, "wide rows": 199, "median": 13, "90th": 24, "over 25": 7.0, "undefined": 115, "banned": 71}
+LIMITS = {"long lines": 0, "wide rows": 165, "median": 12, "90th": 20, "over 25": 0.5, "undefined": 5, "banned": 0}
 """The most that all pages together may have; a little above what they have. 'over 25' is a share in percent."""
-PAGE_LIMITS = {"median": 18, "90th": 29}
+PAGE_LIMITS = {"median": 15, "90th": 24}
 """The most that one page with at least `FEW` sentences may have."""
 FEW = 10
 
