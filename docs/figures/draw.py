@@ -4,10 +4,12 @@ python docs/figures/draw.py            # writes docs/figures/*.svg
 python docs/figures/draw.py FOLDER     # writes them elsewhere
 """
 
+import json
 import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from xml.sax.saxutils import escape
 
 Point = tuple[float, float]
@@ -543,6 +545,42 @@ def draw_step() -> str:
     return figure.svg()
 
 
+# ------------------------------------------------------------------------------------------- speed and memory, measured
+
+MEASURED = Path(__file__).parent / "speed.json"
+
+
+def draw_speed(measured: Path = MEASURED) -> str:
+    """Return time of a step and peak memory, with and without mezzo; eager torch.autocast is the full width."""
+    content: dict[str, Any] = json.loads(measured.read_text(encoding="utf-8"))
+    bar, gap = 20, 26
+    rows = sum(len(network["rows"]) for network in content["networks"])
+    height = 76 + rows * bar + len(content["networks"]) * gap
+    figure = Figure(760, height, "Time of a training step and peak memory, torch.autocast and mezzo, on an H200")
+    panels = ((230.0, 250.0, "ms", "ms per step (less is better)"), (530.0, 190.0, "gib", "peak memory, GiB"))
+    for left, _, _, title in panels:
+        figure.text(left, 26, title, role="name")
+    y = 40.0
+    for network in content["networks"]:
+        figure.text(24, y + 18, network["name"], role="name")
+        figure.text(230, y + 18, network["batch"], role="note")
+        y += gap
+        base = network["rows"][0]
+        for row in network["rows"]:
+            figure.text(218, y + 14, content["sides"][row["side"]], role="small", anchor="end")
+            for left, width, key, _ in panels:
+                if row[key] is None:
+                    continue
+                length = width * row[key] / base[key]
+                role = "half" if row["side"].startswith("mezzo") else "work"
+                figure.rect(role, left, y + 1, length, bar - 3, radius=2)
+                share = "" if row is base else f" ({100 * row[key] / base[key]:.0f} %)"
+                figure.text(left + 6, y + 14, f"{row[key]:.1f}{share}", role="small")
+            y += bar
+    figure.text(24, y + 22, f"{content['hardware']}. In brackets: of torch.autocast.", role="note")
+    return figure.svg()
+
+
 FIGURES: dict[str, Callable[[], str]] = {
     "formats_bits.svg": draw_bits,
     "formats_ranges.svg": draw_ranges,
@@ -555,6 +593,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "capture.svg": draw_capture,
     "layers.svg": draw_layers,
     "step.svg": draw_step,
+    "speed.svg": draw_speed,
 }
 
 
