@@ -52,6 +52,8 @@ class NetworkSizes:
     """Of Llama models."""
     length: int | None = None
     """Tokens in a row of Llama models."""
+    words: int | None = None
+    """Vocabulary of Llama models."""
     recompute: bool = False
     """Llama models recompute their layers in the backward pass."""
 
@@ -308,11 +310,11 @@ class _Llama:
     batch_size: int
     length: int
 
-    def flops(self, layers: int, length: int) -> float:
+    def flops(self, layers: int, length: int, words: int) -> float:
         """Return the operations to train on one token: six for each weight of a product, and causal attention."""
         head_width = self.width // self.heads
         weights = layers * self.width * (2 * self.width + 2 * self.key_heads * head_width + 3 * self.hidden)
-        return 6.0 * (weights + self.width * self.words) + 6.0 * layers * self.width * length
+        return 6.0 * (weights + self.width * words) + 6.0 * layers * self.width * length
 
 
 # The widths of Llama 3.1 and 3.2 as published; 0.4b is the model of our other benchmarks.
@@ -332,11 +334,11 @@ def _llama(name: str, sizes: NetworkSizes) -> Network:
     require("transformers", extra="bench")
     transformers, kind = importlib.import_module("transformers"), _LLAMAS[size]
     count, length = sizes.batch_size or kind.batch_size, sizes.length or kind.length
-    layers = sizes.layers or kind.layers
+    layers, words = sizes.layers or kind.layers, sizes.words or kind.words
 
     def create() -> nn.Module:
         config = transformers.LlamaConfig(
-            vocab_size=kind.words,
+            vocab_size=words,
             hidden_size=kind.width,
             intermediate_size=kind.hidden,
             num_hidden_layers=layers,
@@ -362,7 +364,7 @@ def _llama(name: str, sizes: NetworkSizes) -> Network:
         make_loss=lambda: _token_loss,
         make_optimizer=lambda model, **options: AdamW(model.parameters(), lr=3e-4, **options),
         draw=lambda: _draw_tokens(count, length, None),
-        flops=kind.flops(layers, length),
+        flops=kind.flops(layers, length, words),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from mezzo.bench._frame import Bench, gibibytes, milliseconds, ratio, refuse_below_one
 from mezzo.bench._machine import peak_rate
 from mezzo.bench._networks import NetworkSizes
+from mezzo.bench._slowest import KernelTime
 from mezzo.bench._static_recipes import StaticRecipe
 from mezzo.record import Timing
 
@@ -33,18 +34,25 @@ class StaticSettings:
     isolate: bool = False
     budget_s: float | None = None
     warm_caches: int = 0
+    at_once: int = 0
+    kernels: int = 0
     layers: int | None = None
     length: int | None = None
+    words: int | None = None
     recompute: bool = False
 
     def __post_init__(self) -> None:
-        refuse_below_one(self, "size", "batch_size", "images", "steps", "check_steps", "layers", "length")
+        refuse_below_one(self, "size", "batch_size", "images", "steps", "check_steps", "layers", "length", "words")
         if self.image_size is not None and min(self.image_size) < 1:
             raise ValueError(f"--image-size {'x'.join(map(str, self.image_size))}: must be at least 1")
         if self.budget_s is not None and self.budget_s <= 0:
             raise ValueError(f"--budget {self.budget_s:g}: must be above 0 seconds")
         if self.warm_caches < 0:
             raise ValueError(f"--warm-caches {self.warm_caches}: must be at least 0, the number of processes")
+        if self.at_once < 0:
+            raise ValueError(f"--at-once {self.at_once}: must be at least 0, the number of processes")
+        if self.kernels < 0:
+            raise ValueError(f"--kernels {self.kernels}: must be at least 0, the number of kernels")
 
     @property
     def sizes(self) -> NetworkSizes:
@@ -57,6 +65,7 @@ class StaticSettings:
             image_size=self.image_size,
             layers=self.layers,
             length=self.length,
+            words=self.words,
             recompute=self.recompute,
         )
 
@@ -92,14 +101,19 @@ class StaticResult:
     form: str = ""
     """Graph mode: whether the step runs compiled or as written."""
     peak_memory_bytes: int | None
+    kernels: tuple[KernelTime, ...] = ()
+    """All kernels of a step together, then the slowest; empty if they were not asked for."""
 
     def __str__(self) -> str:
         form = f" ({self.form})" if self.form else ""
         rate = f"{self.samples / self.queued_s:.0f} {self.unit}/s"
-        return (
+        lines = [
             f"{self.model}, {self.recipe.name}{form}: {milliseconds(self.queued_s)} queued, {rate}, first step "
-            f"{self.build_s:.1f} s, loss {self.loss:.6f}, skipped {self.skipped}"
-        )
+            f"{self.build_s:.1f} s, peak memory {gibibytes(self.peak_memory_bytes)}, loss {self.loss:.6f}, "
+            f"skipped {self.skipped}"
+        ]
+        lines += [f"  {1e3 * each.seconds:9.3f} ms {each.calls:7.1f} x {each.name[:120]}" for each in self.kernels]
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

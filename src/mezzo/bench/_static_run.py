@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from mezzo import static
 from mezzo.bench._frame import Meter, Progress
 from mezzo.bench._networks import Batch, Network, find_network
+from mezzo.bench._slowest import slowest_kernels
 from mezzo.bench._static_recipes import BF16_WEIGHTS, StaticRecipe
 from mezzo.bench._static_result import StaticResult, StaticSettings
 from mezzo.bench._training import StockPrecision, TrainingLoop
@@ -34,6 +35,16 @@ ROUND_S = 0.5
 """Shortest round of queued steps on a GPU: the first step of a round finds the device idle and is slower."""
 REST_S = 2.0
 """Pause before each recipe: a GPU at its power limit is slower right after heavy work."""
+
+
+_COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
+"""Read when Inductor is first imported."""
+
+_FP8_RECIPES: dict[str, dict[str, str]] = {
+    "": {},
+    "delayed": {"scaling": "delayed"},
+    "row": {"granularity": "row"},
+}
 
 
 class _GuardedSimpleNet(SimpleNet):
@@ -105,7 +116,9 @@ def _prepare(network: Network, recipe: StaticRecipe, settings: StaticSettings, d
     if recipe.level == "FP32":
         captured = static.compile_step(model, loss_fn, optimizer)
         return _Training(lambda batch: captured(*batch), batches, None, captured)
-    return _mezzo(recipe, workload, optimizer, batches, dtype, {"fuse": True} if settings.fuse else {})
+    # While other recipes are built beside it, a measurement of both forms of a step would mislead.
+    backend = "inductor" if settings.at_once else "auto"
+    return _mezzo(recipe, workload, optimizer, batches, dtype, {"fuse": True} if settings.fuse else {}, backend)
 
 
 def _use_torchao(model: nn.Module) -> None:
@@ -152,15 +165,22 @@ def _mezzo(
     batches: list[Batch],
     dtype: str,
     options: dict[str, Any],
+    backend: str,
 ) -> _Training:
     model, is_guarded = workload.model, recipe.level == "O2 guard"
     excluded = model.linears[0] if is_guarded and isinstance(model, SimpleNet) else None
     masters: Any = "compact" if recipe.compact else True
-    precision = Precision(recipe.level.split()[0], dtype, master_weight=masters, excluded_layers=excluded)
+    precision = Precision(
+        recipe.level.split()[0],
+        dtype,
+        master_weight=masters,
+        excluded_layers=excluded,
+        fp8=_FP8_RECIPES[recipe.fp8] if recipe.level == "O3" else None,
+    )
     precision.prepare(model, optimizer, **options)
     if recipe.is_eager:
         return _Training(TrainingLoop(workload, optimizer, precision).step, batches, precision)
-    captured = precision.compile(model, workload.loss_fn, optimizer, use_fp16_guard=is_guarded)
+    captured = precision.compile(model, workload.loss_fn, optimizer, use_fp16_guard=is_guarded, backend=backend)
     return _Training(lambda batch: captured(*batch), batches, precision, captured)
 
 
@@ -189,7 +209,7 @@ def build_recipe(
         threads: Processes in which Inductor may compile; many recipes are built at the same time.
         progress: Not called: the result is the first report.
     """
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))  # read when Inductor is first imported
+    os.environ.setdefault(_COMPILE_THREADS, str(threads))
     place = find_device(settings.device)
     with _conditions(recipe):
         training = _prepare(find_network(model, settings.sizes), recipe, settings, place)
@@ -207,6 +227,14 @@ def measure_recipe(
     meter = Meter(f"{model}, {recipe.name}", total, place, progress)
     with _conditions(recipe):
         return _measure(find_network(model, settings.sizes), recipe, settings, place, meter)
+
+
+def measure_recipe_beside(
+    model: str, recipe: StaticRecipe, settings: StaticSettings, threads: int, progress: Progress | None = None
+) -> StaticResult:
+    """Return what `measure_recipe` returns; Inductor may compile in `threads` processes."""
+    os.environ.setdefault(_COMPILE_THREADS, str(threads))
+    return measure_recipe(model, recipe, settings, progress)
 
 
 def _measure(
@@ -240,6 +268,12 @@ def _measure(
         synchronize(device)
         queued.append((time.perf_counter() - start) / steps)
         meter.advance()
+    peak = meter.peak_memory_bytes()
+    kernels = (
+        slowest_kernels(lambda: training.step(training.batches[0]), device, settings.kernels)
+        if settings.kernels
+        else ()
+    )
     is_half = recipe.level not in ("float32", "FP32")
     return StaticResult(
         model=network.name,
@@ -256,5 +290,6 @@ def _measure(
         scale=scale,
         skipped=skipped,
         form=training.form,
-        peak_memory_bytes=meter.peak_memory_bytes(),
+        peak_memory_bytes=peak,
+        kernels=kernels,
     )

@@ -22,13 +22,15 @@ def llm(
     ] = "0.4b",
     layers: Annotated[int | None, Option("Number of layers.", default_text="as published")] = None,
     length: Annotated[int | None, Option("Tokens in a row.", default_text="4096; 2048 for 0.4b")] = None,
+    words: Annotated[int | None, Option("Size of the vocabulary.", default_text="as published")] = None,
     batch_size: Annotated[int | None, Option("Rows in a batch.", default_text="8, 4, 2 or 1 by size")] = None,
     recompute: Annotated[bool, Option("Recompute each layer in the backward pass: less memory, more time.")] = False,
     recipes: Annotated[
         tuple[str, ...],
         Option(
             "Which ways to train: stock-eager, stock-compile, stock-bf16-compile (bfloat16 weights, no masters), "
-            "torchao, mezzo-eager, mezzo-graph, mezzo-o3-graph.",
+            "torchao, mezzo-eager, mezzo-graph, mezzo-o3-graph; the last three also with -plain, -compact (masters), "
+            "-delayed-compact or -row-compact (scales of FP8).",
             suggest=recipe_words,
             default_text="all",
         ),
@@ -37,6 +39,11 @@ def llm(
     check_steps: Annotated[int, Option("Steps of the training whose final loss is shown.")] = 50,
     fuse: Annotated[bool, Option("Prepare mezzo's networks with fuse=True.")] = True,
     isolate: Annotated[bool, Option("Each recipe in a process of its own.")] = False,
+    at_once: Annotated[
+        int,
+        Option("Build N recipes at the same time, each in its own process; then measure one by one.", metavar="N"),
+    ] = 0,
+    kernels: Annotated[int, Option("Show the N slowest kernels of each recipe.", metavar="N")] = 0,
     device: Device = None,
     as_json: Json = False,
 ) -> int:
@@ -53,6 +60,7 @@ def llm(
             models=(f"transformers:llama-{size}",),
             layers=layers,
             length=length,
+            words=words,
             batch_size=batch_size,
             recompute=recompute,
             recipes=tuple(word for text in recipes for word in split_commas(text)) or None,
@@ -60,6 +68,8 @@ def llm(
             check_steps=check_steps,
             fuse=fuse,
             isolate=isolate,
+            at_once=at_once,
+            kernels=kernels,
             device=device,
             progress=report,
             finished=lambda found: say(str(found), err=True),
