@@ -30,6 +30,7 @@ from mezzo._torch.dynamo import dynamo_errors
 from mezzo._torch.inductor import compile_graph, cpp_compiler, inductor_error, make_graph_pass
 from mezzo.amp import auto_cast, current_policy
 from mezzo.errors import MezzoError, RunError, unknown_choice
+from mezzo.fp8 import share_delayed_operands
 from mezzo.record import OperatorStats
 from mezzo.static import _region
 from mezzo.static._casts import drop_needless_casts
@@ -286,6 +287,7 @@ def _tidy(graph: Graph) -> None:
     drop_needless_casts(graph)
     store_compared_values(graph)
     use_own_gradients(graph)
+    share_delayed_operands(graph)
 
 
 @functools.cache

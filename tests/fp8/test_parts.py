@@ -1,0 +1,146 @@
+"""FP8 layers in compiled code: conversions that are shared, numbers as in eager mode, one entry per call."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from o3_nets import RECIPE, batch, decorated, region
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss, silu
+from torch.utils.checkpoint import checkpoint
+
+from graph_backends import skip_without_compiler
+from mezzo import static
+from mezzo.amp import Fp8Recipe, Policy
+from mezzo.fp8 import _operands, _parts, copies_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")  # of Inductor's own imports
+
+RTOL_BF16 = 2.0**-7  # Inductor keeps float32 between operators where eager mode rounds to eight bits
+
+
+class Block(nn.Module):
+    """The layers of a Llama block that matter here: three share an input, then two; the first and the last are half."""
+
+    def __init__(self, is_checkpointed: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(32, 32), nn.Linear(32, 16)
+        self.norm, self.mlp_norm = nn.RMSNorm(32), nn.RMSNorm(32)
+        self.query, self.key, self.value, self.out = (nn.Linear(32, 32, bias=False) for _ in range(4))
+        self.gate, self.up = (nn.Linear(32, 64, bias=False) for _ in range(2))
+        self.down = nn.Linear(64, 32, bias=False)
+        self.is_checkpointed = is_checkpointed
+
+    def middle(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        x = x + self.out(self.query(y) * torch.sigmoid(self.key(y)) + self.value(y))
+        y = self.mlp_norm(x)
+        return x + self.down(silu(self.gate(y)) * self.up(y))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x = checkpoint(self.middle, x, use_reentrant=False) if self.is_checkpointed else self.middle(x)
+        return self.last(x)
+
+
+def prepared(recipe: Fp8Recipe, is_checkpointed: bool = False) -> tuple[Block, torch.optim.Optimizer]:
+    net = Block(is_checkpointed)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    decorated_net, optimizer = decorated(net, half_layers=[net.first, net.last])
+    assert decorated_net is net
+    return net, optimizer
+
+
+@pytest.fixture(autouse=True)
+def leave_no_trace() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def conversions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes of the inputs and gradients that were converted."""
+    shapes: list[tuple[int, ...]] = []
+
+    def count(x: Tensor, *args: Any, **options: Any) -> Any:
+        shapes.append(tuple(x.shape))
+        return _operands.make_operand(x, *args, **options)
+
+    monkeypatch.setattr(_parts, "make_operand", count)
+    return shapes
+
+
+def steps_of(
+    recipe: Fp8Recipe, backend: str, count: int = 3, is_checkpointed: bool = False
+) -> tuple[Block, list[float]]:
+    net, optimizer = prepared(recipe, is_checkpointed)
+    policy = Policy.create("O3", "bfloat16", fp8=recipe)
+    step = static.compile_step(net, mse_loss, optimizer, policy=policy, backend=backend)
+    return net, [step(*batch()).item() for _ in range(count)]
+
+
+RECIPES = [RECIPE, replace(RECIPE, scaling="delayed"), replace(RECIPE, granularity="row")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES, ids=["current", "delayed", "row"])
+def test_compiled_layers_share_conversions_and_give_the_numbers_of_eager_mode(
+    recipe: Fp8Recipe, conversions: list[tuple[int, ...]]
+) -> None:
+    skip_without_compiler()
+    net, expected = steps_of(recipe, "aot_eager")
+    conversions.clear()
+    other, found = steps_of(recipe, "inductor")
+    # Four inputs (of three layers, of `out`, of two, of `down`) and seven gradients, in each of three steps.
+    assert len(conversions) == 3 * (4 + 7)
+    assert found == pytest.approx(expected, rel=RTOL_BF16)
+    for ours, theirs in zip(other.parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=RTOL_BF16, atol=2.0**-8)
+
+
+@pytest.mark.slow
+def test_the_amax_of_a_compiled_layer_has_no_kernel_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is part of Inductor's graph: `make_operand` gets it."""
+    skip_without_compiler()
+
+    def refuse(x: Tensor) -> Tensor:
+        raise AssertionError("the amax was computed outside of the compiled graph")
+
+    monkeypatch.setattr(_operands, "_amaxes", refuse)
+    _, losses = steps_of(RECIPE, "inductor", count=2)
+    assert losses[1] < losses[0]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_checkpointed_layer_learns_its_delayed_scale_once_per_step(backend: str) -> None:
+    if backend == "inductor":
+        skip_without_compiler()
+    recipe = replace(RECIPE, scaling="delayed")
+    plain, expected = steps_of(recipe, backend)
+    net, found = steps_of(recipe, backend, is_checkpointed=True)
+    assert found == pytest.approx(expected, rel=RTOL_BF16 if backend == "inductor" else 0)
+    kept, of_plain = copies_of(net.down.weight), copies_of(plain.down.weight)
+    assert kept is not None
+    assert of_plain is not None
+    entries = kept.histories["input"].amaxes
+    assert int((entries > 0).sum()) == 3
+    torch.testing.assert_close(entries, of_plain.histories["input"].amaxes, rtol=RTOL_BF16, atol=0.0)
+
+
+def test_torch_compile_without_graph_mode_shares_conversions_too(conversions: list[tuple[int, ...]]) -> None:
+    skip_without_compiler()
+    net, _ = prepared(RECIPE)
+    x, target = batch()
+    with region():
+        expected = mse_loss(net(x), target)
+    conversions.clear()
+    compiled = torch.compile(net)
+    with region():
+        loss = mse_loss(compiled(x), target)
+    assert len(conversions) == 4
+    loss.backward()
+    assert len(conversions) == 4 + 7
+    assert loss.item() == pytest.approx(expected.item(), rel=RTOL_BF16)
