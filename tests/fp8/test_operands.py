@@ -79,9 +79,12 @@ def test_a_side_too_long_to_count_in_32_bits_is_left_to_torch(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
-def test_a_scale_for_each_row_and_for_each_row_of_the_transpose(dtype: torch.dtype) -> None:
-    x = torch.randn(32, 48, dtype=torch.bfloat16) * torch.logspace(-3, 3, 32)[:, None].bfloat16()
+@pytest.mark.parametrize("size", [(32, 48), (160, 144), (129, 65)])
+def test_a_scale_for_each_row_and_for_each_row_of_the_transpose(size: tuple[int, int], dtype: torch.dtype) -> None:
+    x = torch.randn(size, dtype=torch.bfloat16) * torch.logspace(-3, 3, size[0])[:, None].bfloat16()
     operand = make_operand(x, dtype, by_row=True, sums=torch.float32)
+    assert operand.column_sums is not None
+    torch.testing.assert_close(operand.column_sums, x.double().sum(0).float(), rtol=1e-5, atol=1e-2)
     for values, inverse, matrix in (
         (operand.values, operand.inverse, x),
         (operand.transposed, operand.transposed_inverse, x.t()),
@@ -90,6 +93,28 @@ def test_a_scale_for_each_row_and_for_each_row_of_the_transpose(dtype: torch.dty
         assert torch.equal(inverse, 1 / scales)
         assert torch.equal(values.float(), round_to(matrix, scales, dtype).float())
         assert (values.float().abs().amax(1) > LARGEST[dtype] / 4).all()  # each row fills its range
+
+
+def test_one_layout_by_row_is_that_of_both() -> None:
+    x = torch.randn(48, 80, dtype=torch.bfloat16)
+    both = make_operand(x, by_row=True)
+    plain, turned = make_operand(x, by_row=True, transposed=False), make_operand(x, by_row=True, values=False)
+    assert torch.equal(plain.values.float(), both.values.float())
+    assert torch.equal(plain.inverse, both.inverse)
+    assert plain.transposed.numel() == plain.transposed_inverse.numel() == 0
+    assert torch.equal(turned.transposed.float(), both.transposed.float())
+    assert torch.equal(turned.transposed_inverse, both.transposed_inverse)
+    assert turned.values.numel() == turned.inverse.numel() == 0
+
+
+def test_rows_with_a_number_that_is_not_finite_are_not_finite_there() -> None:
+    x = torch.ones(16, 32, dtype=torch.bfloat16)
+    x[3, 5], x[4, 6] = math.inf, math.nan
+    operand = make_operand(x, by_row=True)
+    assert operand.values.float()[3, 5].isnan()
+    assert operand.values.float()[4, 6].isnan()
+    assert operand.transposed.float()[5, 3].isnan()
+    assert operand.values.float()[0].isfinite().all()
 
 
 def test_a_delayed_scale_comes_from_the_calls_before() -> None:
