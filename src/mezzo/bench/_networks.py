@@ -19,6 +19,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from mezzo.bench._workloads import SEED, simple_net_workload
 from mezzo.errors import OptionError, require, unknown_choice
+from mezzo.kernels import linear_cross_entropy
 from mezzo.vision.models import create_model, model_info, names_and_aliases
 from mezzo.vision.options import BATCH_SIZE, ClassifierOptions
 
@@ -75,6 +76,8 @@ class Network:
     """Gets the network, and options such as `fused`."""
     draw: Callable[[], Batch]
     """Returns new inputs and targets, on the default device."""
+    fuse_loss: Callable[[nn.Module], Loss] | None = None
+    """Changes a network so that its loss computes the last layer too, and returns that loss; None: it cannot."""
     batches: int = BATCHES
     flops: float | None = None
     """Floating-point operations to train on one unit, recomputation not counted; None: not known."""
@@ -364,6 +367,7 @@ def _llama(name: str, sizes: NetworkSizes) -> Network:
         make_loss=lambda: _token_loss,
         make_optimizer=lambda model, **options: AdamW(model.parameters(), lr=3e-4, **options),
         draw=lambda: _draw_tokens(count, length, None),
+        fuse_loss=_fuse_head_and_loss,
         flops=kind.flops(layers, length, words),
     )
 
@@ -373,11 +377,20 @@ class _Logits(nn.Module):
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self.network = network
+        self.network: Any = network
+        self.stops_before_head = False
 
     def forward(self, tokens: Tensor) -> Tensor:
-        logits: Tensor = self.network(input_ids=tokens, return_dict=False)[0]
-        return logits
+        part = self.network.model if self.stops_before_head else self.network
+        result: Tensor = part(input_ids=tokens, return_dict=False)[0]
+        return result
+
+
+def _fuse_head_and_loss(model: nn.Module) -> Loss:
+    """Let a network return the input of its head; return the loss of that input, which never holds all logits."""
+    assert isinstance(model, _Logits)
+    model.stops_before_head, head = True, model.network.lm_head
+    return lambda hidden, targets: linear_cross_entropy(hidden, head.weight, targets)
 
 
 def _language_model(name: str, sizes: NetworkSizes) -> Network:

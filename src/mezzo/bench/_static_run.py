@@ -109,6 +109,8 @@ def _prepare(network: Network, recipe: StaticRecipe, settings: StaticSettings, d
         _use_torchao(model)
     fused = {"fused": True} if recipe.by != "mezzo" and device.type == "cuda" else {}
     optimizer = network.make_optimizer(model, **fused)
+    if recipe.by == "mezzo" and settings.fuse and network.fuse_loss is not None:
+        loss_fn = network.fuse_loss(model)
     workload = Workload(model, *batches[0], _in_float32(loss_fn) if recipe.level == BF16_WEIGHTS else loss_fn)
     dtype = settings.dtype or network.dtype
     if recipe.by != "mezzo":
