@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -52,7 +53,9 @@ def test_too_few_steps_for_a_mean_are_refused(script: ModuleType, capsys: pytest
 @pytest.mark.slow
 def test_all_runs_train_and_their_curves_are_written(script: ModuleType, tmp_path: Path) -> None:
     words = ["--size", "tiny", "--steps", "2", "--length", "32", "--most-mb", "1", "--words", "300", "--device", "cpu"]
-    assert script.main([*words, "--batch-size", "2", "--json", str(tmp_path / "losses.json")]) == 0
+    command = [sys.executable, str(SCRIPT), *words, "--batch-size", "2", "--json", str(tmp_path / "losses.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "losses.json").read_text())
     assert sorted(found["curves"]) == sorted(run.name for run in script.RUNS)
     assert all(len(losses) == 2 for losses in found["curves"].values())
