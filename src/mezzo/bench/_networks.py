@@ -55,6 +55,8 @@ class NetworkSizes:
     """Tokens in a row of Llama models."""
     words: int | None = None
     """Vocabulary of Llama models."""
+    mask: bool = False
+    """Llama models get the mask tensor of transformers; otherwise attention is called as causal."""
     recompute: bool = False
     """Llama models recompute their layers in the backward pass."""
 
@@ -352,6 +354,7 @@ def _llama(name: str, sizes: NetworkSizes) -> Network:
             rope_theta=500000.0,
             attention_dropout=0.0,
             use_cache=False,
+            attn_implementation="sdpa" if sizes.mask else _maskless_attention(transformers),
         )
         network = transformers.LlamaForCausalLM(config)
         if sizes.recompute:
@@ -370,6 +373,21 @@ def _llama(name: str, sizes: NetworkSizes) -> Network:
         fuse_loss=_fuse_head_and_loss,
         flops=kind.flops(layers, length, words),
     )
+
+
+def _maskless_attention(transformers: Any) -> str:
+    """Return the name of SDPA without a mask tensor, for all recipes.
+
+    In compiled code transformers always makes a mask with torch before 2.14, and cuDNN then computes
+    all scores, not half of them: the backward pass of attention takes three times as long.
+    """
+    sdpa = importlib.import_module("transformers.integrations.sdpa_attention").sdpa_attention_forward
+    transformers.AttentionInterface.register(_MASKLESS, sdpa)
+    return _MASKLESS
+
+
+_MASKLESS = "sdpa_without_mask"
+"""No function of transformers makes a mask for this name, so attention is called with `is_causal`."""
 
 
 class _Logits(nn.Module):

@@ -48,6 +48,7 @@ def bench_static(
     layers: int | None = None,
     length: int | None = None,
     words: int | None = None,
+    mask: bool = False,
     recompute: bool = False,
     device: str | None = None,
     progress: Progress | None = None,
@@ -79,6 +80,7 @@ def bench_static(
         layers: Number of layers of Llama models; None: as published.
         length: Tokens in a row of Llama models; None: that of the model.
         words: Vocabulary of Llama models; None: that of the model.
+        mask: Llama models get the mask tensor of transformers; False: attention is called as causal.
         recompute: Llama models recompute their layers in the backward pass.
         device: cpu, cuda, cuda:i, gpu or gpu:i; None: the GPU if there is one.
         progress: Called after every step.
@@ -113,6 +115,7 @@ def bench_static(
         layers=layers,
         length=length,
         words=words,
+        mask=mask,
         recompute=recompute,
     )
     networks = [find_network(model, settings.sizes) for model in settings.models]

@@ -39,6 +39,7 @@ class StaticSettings:
     layers: int | None = None
     length: int | None = None
     words: int | None = None
+    mask: bool = False
     recompute: bool = False
 
     def __post_init__(self) -> None:
@@ -66,6 +67,7 @@ class StaticSettings:
             layers=self.layers,
             length=self.length,
             words=self.words,
+            mask=self.mask,
             recompute=self.recompute,
         )
 

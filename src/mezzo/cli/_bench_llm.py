@@ -24,6 +24,9 @@ def llm(
     length: Annotated[int | None, Option("Tokens in a row.", default_text="4096; 2048 for 0.4b")] = None,
     words: Annotated[int | None, Option("Size of the vocabulary.", default_text="as published")] = None,
     batch_size: Annotated[int | None, Option("Rows in a batch.", default_text="8, 4, 2 or 1 by size")] = None,
+    mask: Annotated[
+        bool, Option("Attention gets the mask tensor that transformers makes in compiled code; otherwise is_causal.")
+    ] = False,
     recompute: Annotated[bool, Option("Recompute each layer in the backward pass: less memory, more time.")] = False,
     recipes: Annotated[
         tuple[str, ...],
@@ -61,6 +64,7 @@ def llm(
             layers=layers,
             length=length,
             words=words,
+            mask=mask,
             batch_size=batch_size,
             recompute=recompute,
             recipes=tuple(word for text in recipes for word in split_commas(text)) or None,
