@@ -103,10 +103,14 @@ def _empty_total(
     for_hidden: bool,
     for_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    # The gradient of a sum over rows may be too large for float16; bfloat16 is as wide as float32.
+    is_rounded_once = chunk_rows >= len(hidden) and weight.dtype == torch.bfloat16
     return (
         hidden.new_empty((), dtype=torch.float32),
         hidden.new_empty(hidden.shape if for_hidden else (0,)),
-        weight.new_empty(weight.shape if for_weight else (0,), dtype=torch.float32),
+        weight.new_empty(
+            weight.shape if for_weight else (0,), dtype=weight.dtype if is_rounded_once else torch.float32
+        ),
     )
 
 
@@ -128,7 +132,7 @@ def _differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | Non
         return *found, None, None, None, None, None
     return (
         (of_hidden.float() * grad).to(hidden.dtype) if ctx.for_hidden else None,
-        (of_weight * grad).to(weight.dtype) if ctx.for_weight else None,
+        (of_weight.float() * grad).to(weight.dtype) if ctx.for_weight else None,
         *(None,) * 5,
     )
 
@@ -143,7 +147,9 @@ def chunked_token_loss(
     for_hidden: bool,
     for_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sum of the losses, and its gradients by hidden (in its dtype) and weight (in float32).
+    """Return the sum of the losses, and its gradients by hidden (in its dtype) and weight.
+
+    The gradient of the weight is float32 where chunks are added up, and half if there is one chunk.
 
     The gradients are of the sum, so they are neither too small for float16 nor divided by a number of
     tokens; gradients that are not asked for are empty.
@@ -171,6 +177,9 @@ def chunked_token_loss(
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor, *, is_first: bool) -> None:
     """Add a product to a float32 matrix, or write it there; the sums stay in float32 if the device can do so."""
+    if total.dtype == a.dtype and is_first:
+        torch.mm(a, b, out=total)
+        return
     if a.dtype == torch.float32 or not _sums_in_float32(a.device, a.dtype):
         product = (a.float() @ b.float()) if a.device.type == "cpu" else a @ b
         total.copy_(product) if is_first else total.add_(product)

@@ -36,6 +36,7 @@ from mezzo.static import _region
 from mezzo.static._casts import drop_needless_casts
 from mezzo.static._compared import store_compared_values
 from mezzo.static._convolutions import use_own_gradients
+from mezzo.static._masks import drop_causal_masks
 from mezzo.static._operators import count_operators
 from mezzo.static._region import CastRules, NoGuardError, casting_region
 from mezzo.static._traced_regions import regions_traced
@@ -198,6 +199,7 @@ class Capture:
         if self.precision.use_guard and self.precision.is_on:
             _region.refuse_missing_guard(any(node.target is _region.enter_guard for node in module.graph.nodes))
         self._place_markers(module.graph)
+        drop_causal_masks(module.graph)
         module.recompile()
         precision = self.precision if self.precision.is_on else CastRules(current_policy())
         self.graphs.append(CapturedGraph(copy.deepcopy(module), _without_memory(module, inputs), precision))
