@@ -7,6 +7,7 @@ import torch
 
 from fp8_interpreter import round_as_torch_does
 from mezzo.fp8 import E4M3, E5M2, LARGEST, AmaxHistory, Fp8Recipe, amax_of, make_operand, round_to, scale_for
+from mezzo.fp8._operands import turn_operand
 from mezzo.optim import uses_triton
 
 SIZES = [(16, 16), (64, 64), (48, 80), (160, 144), (1, 7)]
@@ -115,6 +116,31 @@ def test_rows_with_a_number_that_is_not_finite_are_not_finite_there() -> None:
     assert operand.values.float()[4, 6].isnan()
     assert operand.transposed.float()[5, 3].isnan()
     assert operand.values.float()[0].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+@pytest.mark.parametrize("size", [*SIZES, (129, 260)])
+def test_a_turned_operand_is_the_transpose_of_the_same_bits(size: tuple[int, int], dtype: torch.dtype) -> None:
+    values = (torch.randn(size) * 9).to(dtype)
+    turned = turn_operand(values, torch.tensor([1.0]), None)
+    assert turned.is_contiguous()
+    assert torch.equal(turned.view(torch.uint8), values.view(torch.uint8).t())
+
+
+def test_turning_an_operand_teaches_its_history_the_given_amax() -> None:
+    history, other = (AmaxHistory(3, torch.device("cpu")) for _ in range(2))
+    values = torch.ones(16, 32).to(E4M3)
+    for kept in (history, other):
+        kept.load(torch.tensor([3.0, 2.0, 1.0]))
+    for amax in (5.0, 0.5, math.inf, 0.25):
+        given = torch.tensor([amax])
+        turn_operand(values, given, history)
+        assert given.item() == amax
+        other.newest.fill_(amax)
+        other.remember()
+        assert history.amaxes.tolist() == other.amaxes.tolist()
+        assert (history.amax.item(), history.used.item()) == (other.amax.item(), other.used.item())
+    assert history.amaxes.tolist() == [0.25, 5.0, 0.5]  # the overflow is stored as the amax before it
 
 
 def test_a_delayed_scale_comes_from_the_calls_before() -> None:

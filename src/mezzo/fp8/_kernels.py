@@ -27,10 +27,10 @@ def amax_kernel(x, amaxes, numel, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
 
 
 @triton.jit
-def _remember(history, newest_at, amax, used, LENGTH: tl.constexpr, BLOCK: tl.constexpr):
+def _remember(history, newest_at, amax, used, LENGTH: tl.constexpr, BLOCK: tl.constexpr, CLEARS: tl.constexpr):
     """Insert the newest amax into a history, and store the largest in `amax`.
 
-    The amax of this call goes to `used`.
+    The amax of this call goes to `used`. `CLEARS` sets the newest to 0, for the next call.
     """
     places = tl.arange(0, BLOCK)
     newest, before = tl.load(newest_at, volatile=True), tl.load(amax)
@@ -43,7 +43,8 @@ def _remember(history, newest_at, amax, used, LENGTH: tl.constexpr, BLOCK: tl.co
     tl.store(used, before)
     tl.store(history + places, kept, mask=places < LENGTH)
     tl.store(amax, tl.max(kept, 0))
-    tl.store(newest_at, 0.0)
+    if CLEARS:
+        tl.store(newest_at, 0.0)
 
 
 @triton.jit(do_not_specialize=["amaxes"])
@@ -111,8 +112,37 @@ def quantise_kernel(
         tl.debug_barrier()  # every warp has read the amax
         programs = tl.num_programs(0) * tl.num_programs(1)
         if tl.atomic_add(arrived, 1, sem="acq_rel") == programs - 1:
-            _remember(history, newest, amax, used, HISTORY, HISTORY_BLOCK)
+            _remember(history, newest, amax, used, HISTORY, HISTORY_BLOCK, True)
             tl.store(arrived, 0)
+
+
+@triton.jit
+def turn_kernel(
+    values,
+    transposed,
+    rows,
+    columns,
+    newest,
+    history,
+    amax,
+    used,
+    HISTORY: tl.constexpr,
+    HISTORY_BLOCK: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+):
+    """Transpose a matrix of bytes; one program stores `newest` in a history of `HISTORY` calls (0: none)."""
+    tile_row, tile_column = tl.program_id(0), tl.program_id(1)
+    top, left = tile_row.to(tl.int64) * TILE_ROWS, tile_column.to(tl.int64) * TILE_COLUMNS
+    row, column = tl.arange(0, TILE_ROWS), tl.arange(0, TILE_COLUMNS)
+    inside = (row < rows - top)[:, None] & (column < columns - left)[None, :]
+    places = row[:, None] * columns + column[None, :]
+    tile = tl.load(values + top * columns + left + places, mask=inside, other=0)
+    turned = column[None, :] * rows + row[:, None]
+    tl.store(transposed + (left * rows + top) + turned, tile, mask=inside)
+    if HISTORY > 0:
+        if (tile_row == 0) & (tile_column == 0):
+            _remember(history, newest, amax, used, HISTORY, HISTORY_BLOCK, False)
 
 
 @triton.jit

@@ -167,6 +167,8 @@ class _Linear(torch.autograd.Function):
         _, weight, bias, ctx.recipe, *_ = args
         result, input_t, inverse = call_below_autograd(torch.ops.mezzo.fp8_linear.default, keys, args)
         ctx.save_for_backward(weight, input_t, inverse)
+        # Activation checkpointing returns saved tensors as aliases, which have neither FP8 copies nor a history.
+        ctx.parameter = weight if isinstance(weight, nn.Parameter) else None
         ctx.has_bias = bias is not None
         ctx.mark_non_differentiable(input_t, inverse)
         ctx.set_materialize_grads(False)
@@ -177,6 +179,7 @@ class _Linear(torch.autograd.Function):
         if grad is None:
             return (None,) * 7
         weight, input_t, inverse = ctx.saved_tensors
+        weight = weight if ctx.parameter is None else ctx.parameter
         _, for_input, for_weight, for_bias = ctx.needs_input_grad[:4]
         for_bias = ctx.has_bias and for_bias
         # A recording shows it as a gradient, like the kernels that autograd calls

@@ -21,6 +21,8 @@ TILE_ROWS, TILE_COLUMNS, TILE_WARPS = 128, 64, 4
 """Tile of a converting program, and its warps."""
 MOST_SIDE = 2**24 - 1
 """Largest side of a matrix: offsets inside a tile are 32 bits."""
+TURNED_ROWS, TURNED_COLUMNS, TURNED_WARPS = 128, 128, 8
+"""Tile of a program that transposes bytes, and its warps."""
 SUM_ROWS, SUM_COLUMNS = 32, 64
 """Tile that a program sums at a time."""
 
@@ -262,6 +264,35 @@ def _convert_by_triton(
         TILE_COLUMNS=TILE_COLUMNS, num_warps=TILE_WARPS, enable_fp_fusion=False,
     )  # fmt: skip
     return Operand(small, inverse, turned, inverse, None if sums is None else _sum_rows(partial, sums))
+
+
+def turn_operand(values: Tensor, amax: Tensor, history: AmaxHistory | None) -> Tensor:
+    """Return an FP8 matrix transposed, and store the amax of its numbers in a history.
+
+    Args:
+        values: Two-dimensional, contiguous.
+        amax: One number, float32.
+        history: None: nothing is stored.
+    """
+    if not (has_fp8_kernels(values) and values.numel() and max(values.shape) <= MOST_SIDE):
+        if history is not None:
+            history.newest.copy_(amax)
+            history.remember()
+        return values.t().contiguous()
+    from mezzo.fp8 import _kernels
+
+    rows, columns = values.shape
+    turned = values.new_empty(columns, rows)
+    grid = (-(-rows // TURNED_ROWS), -(-columns // TURNED_COLUMNS))
+    length = 0 if history is None else len(history.amaxes)
+    known = (amax,) * 3 if history is None else (history.amaxes, history.amax, history.used)
+    with torch.cuda.device(values.device) if values.is_cuda else nullcontext():
+        _kernels.turn_kernel[grid](
+            values.view(torch.uint8), turned.view(torch.uint8), rows, columns, amax, *known,
+            HISTORY=length, HISTORY_BLOCK=max(2, 1 << (length - 1).bit_length()),
+            TILE_ROWS=TURNED_ROWS, TILE_COLUMNS=TURNED_COLUMNS, num_warps=TURNED_WARPS,
+        )  # fmt: skip
+    return turned
 
 
 def _sum_rows(matrix: Tensor, dtype: torch.dtype) -> Tensor:

@@ -8,6 +8,9 @@ layers with the same input share. The products are one operator each, as Inducto
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,8 +20,8 @@ from torch.fx import Graph, Node
 from mezzo._torch.autograd_engine import graph_task_id
 from mezzo._torch.dispatcher import DispatchKey, DispatchKeySet, ExcludeKeys
 from mezzo._torch.inductor import decompose_in_inductor
-from mezzo.fp8._numbers import E4M3, FORMATS
-from mezzo.fp8._operands import Operand, make_operand
+from mezzo.fp8._numbers import E4M3, FORMATS, round_to, scale_for
+from mezzo.fp8._operands import Operand, make_operand, turn_operand
 from mezzo.fp8._product import multiply, refuse_without_fp8
 from mezzo.fp8._recipe import Fp8Recipe, recipe_from_text
 from mezzo.fp8._weights import history_of, weight_operand
@@ -59,9 +62,8 @@ def layer_operand(
         sums: Return the sums of its columns in this dtype; None: no sums.
     """
     history = None if weight is None else history_of(weight, role, rule)
-    if history is not None and role == INPUT and graph_task_id() != -1 and not history.is_empty:
-        # Activation checkpointing computes the layer a second time: with the same scale, and
-        # without a second entry in the history.
+    if history is not None and not history.is_empty and _is_recomputed(role):
+        # With the same scale, and without a second entry in the history
         amax, history = history.used, None
     return make_operand(
         x.reshape(-1, x.shape[-1]).contiguous(),
@@ -73,6 +75,11 @@ def layer_operand(
         history=history,
         amax=amax,
     )
+
+
+def _is_recomputed(role: str) -> bool:
+    """Whether activation checkpointing computes a layer a second time."""
+    return role == INPUT and graph_task_id() != -1
 
 
 def multiply_by_weight(
@@ -193,6 +200,36 @@ def _fake_weight_gradient(
     return grad_t.new_empty((grad_t.shape[0], input_t.shape[0]), dtype=dtype)
 
 
+def _known_amax(weight: Tensor, recipe: str, role: str) -> Tensor:
+    """Return the amax that gives the delayed scale of an operand."""
+    history = history_of(weight, role, recipe_from_text(recipe))
+    if history is None or history.is_empty:
+        raise RuntimeError(
+            "level O3: a compiled layer with delayed scaling ran before its first scale was known; compile the step with "
+            "mezzo.static.compile_step, or use scaling='current'"
+        )
+    return history.amax.clone()
+
+
+def _fake_known_amax(weight: Tensor, recipe: str, role: str) -> Tensor:
+    return weight.new_empty(1, dtype=torch.float32)
+
+
+def _turned(values: Tensor, amax: Tensor, weight: Tensor, recipe: str, role: str) -> Tensor:
+    """Return an FP8 matrix transposed, and store its amax in the history of the weight.
+
+    Only the backward pass needs the transpose. So with activation checkpointing, too, compiled code
+    calls this once per step, after the last use of the scale.
+    """
+    history = history_of(weight, role, recipe_from_text(recipe))
+    with ExcludeKeys(AUTOCAST_KEYS):
+        return turn_operand(values.contiguous(), amax, history)
+
+
+def _fake_turned(values: Tensor, amax: Tensor, weight: Tensor, recipe: str, role: str) -> Tensor:
+    return values.new_empty(values.shape[1], values.shape[0])
+
+
 def _define(name: str, function: Any, fake: Any) -> Any:
     _LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=()), tags=(torch.Tag.pt2_compliant_tag,))
     _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
@@ -203,6 +240,29 @@ def _define(name: str, function: Any, fake: Any) -> Any:
 _fp8_operand = _define("fp8_operand", _operand, _fake_operand)
 _fp8_product = _define("fp8_product", _product, _fake_product)
 _fp8_weight_gradient = _define("fp8_weight_gradient", _weight_gradient, _fake_weight_gradient)
+_fp8_known_amax = _define("fp8_known_amax", _known_amax, _fake_known_amax)
+_fp8_turned = _define("fp8_turned", _turned, _fake_turned)
+
+
+# Delayed scaling in one kernel with what produces an operand
+
+
+_writes_fp8 = False
+
+
+@contextmanager
+def fp8_written_by_producers() -> Iterator[None]:
+    """Inside, Inductor compiles layers with delayed scaling so that the producer of an operand writes it in FP8.
+
+    Only for layers whose histories are not empty: the scale must be known before the operand is.
+    """
+    global _writes_fp8
+    before, tag = _writes_fp8, torch.compiler.config.cache_key_tag
+    _writes_fp8, torch.compiler.config.cache_key_tag = True, f"{tag}-fp8-by-producers"
+    try:
+        yield
+    finally:
+        _writes_fp8, torch.compiler.config.cache_key_tag = before, tag
 
 
 # The layer, written with them
@@ -212,10 +272,18 @@ def _traced_operand(
     x: Tensor, weight: Tensor, recipe: str, role: str, values: bool, transposed: bool, sums: bool, has_history: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     rule, matrix = recipe_from_text(recipe), x.reshape(-1, x.shape[-1])
+    is_written = has_history and transposed and _writes_fp8
     amax = None
-    if not has_history and rule.granularity == "tensor":
+    if is_written or (not has_history and rule.granularity == "tensor"):
         # By rows first: that is the shape of the kernels which produce the matrix.
         amax = matrix.abs().amax(1).amax().float().reshape(1)
+    if is_written:
+        scale = scale_for(_fp8_known_amax(weight, recipe, role), format_of(role, rule)).reshape(())
+        small = round_to(matrix, scale, format_of(role, rule))
+        turned = _fp8_turned(small, amax, weight, recipe, role)
+        column_sums = matrix.float().sum(0).to(x.dtype) if sums else x.new_empty(0)
+        inverse = 1.0 / scale
+        return small, turned, inverse, inverse, column_sums
     found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = _fp8_operand(
         matrix, amax, weight if has_history else None, recipe, role, values, transposed, sums
     )
@@ -293,6 +361,7 @@ def share_delayed_operands(graph: Graph) -> None:
 
     Their histories would have the same numbers: the first layer's serves all.
     """
+    _share_written_operands(graph)
     first: dict[tuple[Any, ...], Node] = {}
     for node in list(graph.nodes):
         if node.target is not _fp8_operand:
@@ -304,3 +373,30 @@ def share_delayed_operands(graph: Graph) -> None:
         if known is not node:
             node.replace_all_uses_with(known)
             graph.erase_node(node)
+
+
+def _share_written_operands(graph: Graph) -> None:
+    """Let layers with the same input use the history of the first one; Inductor then joins their equal calls."""
+    layers: dict[tuple[Any, ...], list[Node]] = {}
+    for node in graph.nodes:
+        if node.target is _fp8_turned and node.args[4] == INPUT:
+            layers.setdefault(_viewed(_measured(node.args[1])), []).append(node.args[2])
+    uses = Counter(weight for weights in layers.values() for weight in weights)
+    first = {
+        weight: weights[0]
+        for weights in layers.values()
+        for weight in weights[1:]
+        if uses[weight] == uses[weights[0]] == 1
+    }
+    for node in graph.nodes:
+        place = {_fp8_turned: 2, _fp8_known_amax: 0}.get(node.target)
+        if place is not None and node.args[-1] == INPUT and node.args[place] in first:
+            node.update_arg(place, first[node.args[place]])
+
+
+def _measured(amax: Any) -> Node:
+    """Return the matrix whose amax a node computes."""
+    while amax.target is not torch.ops.aten.abs.default:
+        amax = amax.args[0]
+    matrix: Node = amax.args[0]
+    return matrix

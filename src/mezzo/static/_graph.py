@@ -17,6 +17,7 @@ import types
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,7 +31,7 @@ from mezzo._torch.dynamo import dynamo_errors
 from mezzo._torch.inductor import compile_graph, cpp_compiler, inductor_error, make_graph_pass
 from mezzo.amp import auto_cast, current_policy
 from mezzo.errors import MezzoError, RunError, unknown_choice
-from mezzo.fp8 import share_delayed_operands
+from mezzo.fp8 import fp8_written_by_producers, share_delayed_operands
 from mezzo.record import OperatorStats
 from mezzo.static import _region
 from mezzo.static._casts import drop_needless_casts
@@ -140,6 +141,8 @@ class Capture:
         self.precision = precision
         self.backend = _usable(backend)
         self.graphs: deque[CapturedGraph] = deque(maxlen=_KEPT)
+        self.knows_scales = False
+        """Whether every FP8 layer has a delayed scale, so that kernels can write FP8 at once."""
         self._names = float32_tensors or {}
         """Parameters by identity, with their names."""
 
@@ -209,7 +212,8 @@ class Capture:
             return _aot(module, inputs, lambda _: None)
         tidy = make_graph_pass(_tidy, _TIDY_FILES)
         options = _ON_CUDA if any(isinstance(value, Tensor) and value.is_cuda for value in inputs) else {}
-        return cast(Function, compile_graph(module, inputs, {"joint_custom_pre_pass": tidy, **options}))
+        with fp8_written_by_producers() if self.knows_scales else nullcontext():
+            return cast(Function, compile_graph(module, inputs, {"joint_custom_pre_pass": tidy, **options}))
 
     def _place_markers(self, graph: Graph) -> None:
         """Put float32 regions around calls that use a named variable.
