@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from graph_backends import skip_without_compiler
 from mezzo import static
-from mezzo.amp import Fp8Recipe, Policy
+from mezzo.amp import Fp8Recipe, Policy, fp8_scales, load_fp8_scales
 from mezzo.fp8 import _operands, _parts, copies_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")  # of Inductor's own imports
@@ -151,3 +151,38 @@ def test_torch_compile_without_graph_mode_shares_conversions_too(conversions: li
     loss.backward()
     assert len(conversions) == 4 + 7
     assert loss.item() == pytest.approx(expected.item(), rel=RTOL_BF16)
+
+
+@pytest.mark.slow
+def test_layers_that_share_an_input_learn_one_scale_and_save_it_once() -> None:
+    skip_without_compiler()
+    net, _ = steps_of(replace(RECIPE, scaling="delayed"), "inductor")
+    saved = fp8_scales(net)
+    assert {name for name, learnt in saved.items() if "input" in learnt} == {
+        "query.weight",
+        "out.weight",
+        "gate.weight",
+        "down.weight",
+    }
+    assert sum("gradient" in learnt for learnt in saved.values()) == 7
+    other, _ = prepared(replace(RECIPE, scaling="delayed"))
+    load_fp8_scales(other, saved)
+    assert fp8_scales(other).keys() == saved.keys()
+
+
+@pytest.mark.slow
+def test_a_weight_that_is_trained_later_gets_its_scale_then() -> None:
+    skip_without_compiler()
+    recipe = replace(RECIPE, scaling="delayed")
+    net, optimizer = prepared(recipe)
+    net.down.weight.requires_grad_(False)
+    step = static.compile_step(
+        net, mse_loss, optimizer, policy=Policy.create("O3", "bfloat16", fp8=recipe), backend="inductor"
+    )
+    before = net.down.weight.detach().clone()
+    step(*batch())
+    net.down.weight.requires_grad_()
+    for _ in range(2):
+        loss = step(*batch())
+    assert loss.isfinite()
+    assert not torch.equal(net.down.weight, before)

@@ -218,6 +218,8 @@ class CompiledStep:
         def call(*batch: Tensor) -> tuple[Tensor, ...]:
             trained = tuple([param.requires_grad for param in params])
             if trained not in forms:
+                if forms:
+                    self._capture.knows_scales = False  # a weight that is trained only now has no FP8 scale yet
                 forms[trained] = self._capture.compile(compute)
             return forms[trained](*batch)
 
