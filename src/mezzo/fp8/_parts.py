@@ -105,8 +105,21 @@ def multiply_by_weight(
     """
     by = weight_operand(weight, rule, transposed=is_backward)
     matrix, scale = (by.transposed, by.transposed_inverse) if is_backward else (by.values, by.inverse)
+    return _multiply(values, inverse, matrix, scale, rule, dtype, bias, is_backward)
+
+
+def _multiply(
+    values: Tensor,
+    inverse: Tensor,
+    matrix: Tensor,
+    matrix_inverse: Tensor,
+    rule: Fp8Recipe,
+    dtype: torch.dtype,
+    bias: Tensor | None,
+    is_backward: bool,
+) -> Tensor:
     fast = rule.fast_accumulation == "always" if is_backward else rule.fast_accumulation != "never"
-    return multiply(values, inverse, matrix, scale, dtype, bias=bias, fast=fast, emulate=rule.emulate)
+    return multiply(values, inverse, matrix, matrix_inverse, dtype, bias=bias, fast=fast, emulate=rule.emulate)
 
 
 def multiply_gradient(
@@ -186,6 +199,36 @@ def _fake_product(
     return weight.new_empty(values.shape[0], weight.shape[1 if is_backward else 0])
 
 
+def _product_of_rows(
+    values: Tensor,
+    inverse: Tensor,
+    matrix: Tensor,
+    matrix_inverse: Tensor,
+    bias: Tensor | None,
+    recipe: str,
+    is_backward: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Return a product with scales per row; the graph holds the converted weight, for both passes."""
+    rule = recipe_from_text(recipe)
+    refuse_without_fp8(values.device, rule.emulate)
+    with ExcludeKeys(AUTOCAST_KEYS):
+        return _multiply(values, inverse, matrix, matrix_inverse, rule, dtype, bias, is_backward)
+
+
+def _fake_product_of_rows(
+    values: Tensor,
+    inverse: Tensor,
+    matrix: Tensor,
+    matrix_inverse: Tensor,
+    bias: Tensor | None,
+    recipe: str,
+    is_backward: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    return values.new_empty((values.shape[0], matrix.shape[0]), dtype=dtype)
+
+
 def _weight_gradient(
     grad_t: Tensor, grad_inverse: Tensor, input_t: Tensor, input_inverse: Tensor, recipe: str, dtype: torch.dtype
 ) -> Tensor:
@@ -239,6 +282,7 @@ def _define(name: str, function: Any, fake: Any) -> Any:
 
 _fp8_operand = _define("fp8_operand", _operand, _fake_operand)
 _fp8_product = _define("fp8_product", _product, _fake_product)
+_fp8_product_of_rows = _define("fp8_product_of_rows", _product_of_rows, _fake_product_of_rows)
 _fp8_weight_gradient = _define("fp8_weight_gradient", _weight_gradient, _fake_weight_gradient)
 _fp8_known_amax = _define("fp8_known_amax", _known_amax, _fake_known_amax)
 _fp8_turned = _define("fp8_turned", _turned, _fake_turned)
@@ -291,6 +335,22 @@ def _traced_operand(
     return small, turned, inverse, turned_inverse if rule.granularity == "row" else inverse, column_sums
 
 
+def _traced_product(
+    values: Tensor, inverse: Tensor, weight: Tensor, bias: Tensor | None, recipe: str, is_backward: bool
+) -> Tensor:
+    found: Tensor
+    if recipe_from_text(recipe).granularity == "tensor":
+        found = _fp8_product(values, inverse, weight, bias, recipe, is_backward)
+        return found
+    # The same call in both passes, which Inductor joins: the weight is converted once per step.
+    plain, turned, plain_inverse, turned_inverse, _ = _fp8_operand(
+        weight.detach(), None, None, recipe, INPUT, True, True, False
+    )
+    matrix, scale = (turned, turned_inverse) if is_backward else (plain, plain_inverse)
+    found = _fp8_product_of_rows(values, inverse, matrix, scale, bias, recipe, is_backward, weight.dtype)
+    return found
+
+
 def _linear_in_parts(
     x: Tensor, weight: Tensor, bias: Tensor | None, recipe: str, keeps_input: bool, shares_input: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -301,7 +361,7 @@ def _linear_in_parts(
         values, transposed, inverse, transposed_inverse, _ = _traced_operand(
             x, weight, recipe, INPUT, True, keeps_input, False, has_history
         )
-        result = _fp8_product(values, inverse, weight, bias, recipe, False).view(*x.shape[:-1], weight.shape[0])
+        result = _traced_product(values, inverse, weight, bias, recipe, False).view(*x.shape[:-1], weight.shape[0])
         if not keeps_input:
             transposed_inverse = x.new_empty((0,) if rule.granularity == "row" else (), dtype=torch.float32)
     return result, transposed, transposed_inverse
@@ -324,7 +384,7 @@ def _linear_backward_in_parts(
             grad, weight, recipe, GRADIENT, for_input, for_weight, for_bias, rule.scaling == "delayed"
         )
         if for_input:
-            of_input = _fp8_product(values, inverse, weight, None, recipe, True)
+            of_input = _traced_product(values, inverse, weight, None, recipe, True)
             of_input = of_input.view(*grad.shape[:-1], weight.shape[1])
         else:
             of_input = grad.new_empty(0)
