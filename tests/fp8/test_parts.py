@@ -188,3 +188,31 @@ def test_a_weight_that_is_trained_later_gets_its_scale_then() -> None:
         loss = step(*batch())
     assert loss.isfinite()
     assert not torch.equal(net.down.weight, before)
+
+
+class WithProduct(nn.Module):
+    """A layer, and a product by a matrix that is computed, which has no master and so no history."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(32, 32), nn.Linear(32, 16)
+        self.layer, self.matrix = nn.Linear(32, 32, bias=False), nn.Parameter(torch.randn(32, 32) / 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.layer(self.first(x)) @ (self.matrix * 2))
+
+
+@pytest.mark.slow
+def test_delayed_scaling_of_a_computed_matrix_stays_current_in_compiled_code() -> None:
+    skip_without_compiler()
+    recipe = replace(RECIPE, scaling="delayed")
+    losses = []
+    for backend in ("eager", "inductor"):
+        net = WithProduct()
+        decorated(net, half_layers=[net.first, net.last])
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        policy = Policy.create("O3", "bfloat16", fp8=recipe)
+        step = static.compile_step(net, mse_loss, optimizer, policy=policy, backend=backend)
+        losses.append([step(*batch()).item() for _ in range(2)])
+    assert losses[1] == pytest.approx(losses[0], rel=RTOL_BF16)

@@ -61,7 +61,10 @@ def layer_operand(
         transposed: Return its transpose.
         sums: Return the sums of its columns in this dtype; None: no sums.
     """
+    global _without_history
     history = None if weight is None else history_of(weight, role, rule)
+    if history is None and weight is not None and rule.scaling == "delayed":
+        _without_history += 1
     if history is not None and not history.is_empty and _is_recomputed(role):
         # With the same scale, and without a second entry in the history
         amax, history = history.used, None
@@ -75,6 +78,14 @@ def layer_operand(
         history=history,
         amax=amax,
     )
+
+
+_without_history = 0
+
+
+def count_without_history() -> int:
+    """Return how often an operand had current scaling although delayed was asked for: its weight has no master."""
+    return _without_history
 
 
 def _is_recomputed(role: str) -> bool:

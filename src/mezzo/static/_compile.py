@@ -18,6 +18,7 @@ from mezzo.amp import GradScaler, Policy
 from mezzo.amp.user_lines import level_of_user
 from mezzo.errors import unknown_choice
 from mezzo.files import say
+from mezzo.fp8 import count_without_history
 from mezzo.optim import attach
 from mezzo.precision import Precision
 from mezzo.record import OperatorStats
@@ -203,9 +204,10 @@ class CompiledStep:
             return
         own = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in batch]
         step = TrainingStep(compute, modules, optimizer, precision, rules, max_norm, self._extra)
+        before = count_without_history()
         with step.gradients_put_aside(), step.rehearsal(), random_numbers_kept(device):
             step.run(own, updates=False)
-        self._capture.knows_scales = True
+        self._capture.knows_scales = count_without_history() == before
 
     def _captured(self, compute: Compute) -> Compute:
         """Return `compute` captured, anew for each set of trained weights.
