@@ -1,4 +1,4 @@
-# make demo | check | docs | test | test-slow | test-torch TORCH=2.15.0 | test-integrations | wheel | workflows |
+# make demo | check | docs | notebooks | test | test-slow | test-torch TORCH=2.15.0 | test-integrations | wheel | workflows |
 # fuzz MINUTES=n | release-check | clean. Each sets up its environment by itself and re-uses it while it is up to date:
 # .venv, for test-torch .torch/2.15.0, for test-integrations .integrations.
 PYTHON ?= python3
@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo check docs test test-slow test-torch test-integrations wheel workflows fuzz release-check clean
+.PHONY: demo check docs notebooks test test-slow test-torch test-integrations wheel workflows fuzz release-check clean
 .DELETE_ON_ERROR:
 
 # $(call set_up,folder,constraints): an environment with what the tests need.
@@ -38,9 +38,15 @@ check: $(READY)
 	$(BIN)/ruff check --no-cache .
 	$(BIN)/mypy
 
-# The site, in site/; a warning or a dead link is an error.
+# The site, in site/; a warning, a dead link, or prose that is hard to read is an error.
 docs: $(READY)
+	$(BIN)/python tools/readability.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# Run the notebooks of examples/notebooks and keep their outputs.
+notebooks: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check nbclient ipykernel
+	$(BIN)/python tools/run_notebooks.py
 
 # One process per core with one thread each: two that use all cores wait for each other.
 PARALLEL = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal

@@ -363,7 +363,9 @@ def kernel_shares(report: Report, way: Way, sizes: Sizes) -> dict[str, float]:
 
 def transformer_options(sizes: Sizes, level: str, seed: int, graph: str = "capture") -> argparse.Namespace:
     arguments = ["--level", level, "--seed", str(seed), "--graph", graph, "--device", str(sizes.device)]
-    if sizes.is_small:
+    if not sizes.is_small:
+        arguments += ["--size", "100m"]
+    else:
         arguments += ["--emulate", "--steps", "24", "--batch-size", "2", "--context", "16", "--width", "16"]
         arguments += ["--layers", "1", "--lr", "0.01"]
     return transformer.parse(arguments)

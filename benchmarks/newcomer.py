@@ -1,4 +1,4 @@
-"""Time the code of docs/quickstart.md, section by section, in fresh processes and empty folders.
+"""Time the code of docs/tutorial.md, section by section, in fresh processes and empty folders.
 
 python benchmarks/newcomer.py --repeats 5
 """
@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "quickstart.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "tutorial.md"
 
 
 def sections() -> dict[str, str]:

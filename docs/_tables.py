@@ -64,7 +64,7 @@ def wrapped(text: str) -> str:
 def result(decision: Decision) -> str:
     """Return what comes out of a call, and how it was computed where that differs."""
     if decision.dtype is None or decision.compute is None:
-        return "as it is"
+        return "unchanged"
     names = {HALF: "half", torch.float32: "float32"}
     inside = "" if decision.compute is decision.dtype else f", computed in {names[decision.compute]}"
     return names[decision.dtype] + inside
@@ -84,7 +84,7 @@ def group_of(policy: Policy, variant: str) -> str:
 def level_rows(policy: Policy, name: str) -> Iterator[list[str]]:
     """Yield a row for each group of a level: its size, and its results from half, float32 and mixed inputs."""
     if policy.level == "O0":
-        yield [name, "all", str(len(ops.VARIANTS)), *["as it is"] * 3]
+        yield [name, "all", str(len(ops.VARIANTS)), *["unchanged"] * 3]
         return
     groups: dict[str, list[str]] = {}
     for variant in ops.VARIANTS:
@@ -166,7 +166,7 @@ def aliases() -> str:
     rows = [[f"`{name}`", " ".join(f"`{target}`" for target in targets)] for name, targets in sorted(ALIASES.items())]
     nothing = ", ".join(f"`{name}`" for name in sorted(WITHOUT_OPERATOR))
     rest = wrapped(
-        f"Accepted with a warning, without effect, since torch has no such operator: {nothing}. "
+        f"Accepted with a warning, without effect, since torch has no operator for them: {nothing}. "
         f"`operator_names()` has all {len(operator_names())} names."
     )
     return f"{table(['name in the documents', 'name here'], rows)}\n\n{rest}"

@@ -12,6 +12,7 @@ import sys
 import torch
 from torch import nn
 
+import mezzo
 from mezzo import amp
 
 
@@ -57,22 +58,20 @@ def main() -> None:
     options = read_options()
     model, text = make_model(options), read_text(options.length, options.device)
 
-    # The whole training in mixed precision: ten lines.
+    # The whole training in mixed precision: nine lines.
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    model, optimizer = amp.decorate(model, optimizer, level="O2", dtype=options.dtype)
-    scaler = amp.GradScaler(enable=options.dtype == "float16")
+    precision = mezzo.Precision(policy=amp.Policy.create("O2", options.dtype, cpu_compute=options.cpu_compute))
+    model, optimizer = precision.prepare(model, optimizer)
     for step in range(options.steps):
-        with amp.auto_cast(level="O2", dtype=options.dtype, cpu_compute=options.cpu_compute):
+        with precision.autocast():
             loss = nn.functional.cross_entropy(model(text).logits[:, :-1].flatten(0, 1), text[:, 1:].flatten())
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
+        precision.backward(loss)
+        precision.step(optimizer)
         optimizer.zero_grad()
         if step % 10 == 0 or step == options.steps - 1:
             print(f"step {step:3d}  loss {loss.item():.4f}  {loss.dtype}")
 
-    region = amp.auto_cast(level="O2", dtype=options.dtype, cpu_compute=options.cpu_compute)
-    with torch.no_grad(), region, amp.debugging.collect_operator_stats(print_table=False) as stats:
+    with torch.no_grad(), precision.autocast(), precision.record() as stats:
         model(text)
     for line in stats.table().splitlines():
         if line.startswith(("<--------------- Op Name", "  addmm", "  mm ")):

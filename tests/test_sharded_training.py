@@ -19,13 +19,14 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.functional import cross_entropy, gelu
 from torch.utils.checkpoint import checkpoint
 
 from free_port import free_port
-from mezzo.amp import GradScaler
+from mezzo.amp import GradScaler, checkpoint_blocks
+from mezzo.optim._rounding import store_rounded
 from mezzo.precision import Precision
 
 pytestmark = [
@@ -34,6 +35,7 @@ pytestmark = [
 ]
 
 STEPS, BATCH, LENGTH, WORDS, WIDTH = 8, 8, 8, 32, 16
+FP8: dict[str, Any] = {"emulate": True, "min_width": 0, "min_size": 0}
 
 
 class Block(nn.Module):
@@ -74,7 +76,7 @@ def make(level: str, dtype: str, *, is_sharded: bool, **options: Any) -> tuple[A
     net = Net()
     net.is_checkpointed = options.pop("is_checkpointed", False)
     if level == "O3":
-        options["fp8"] = {"emulate": True, "min_width": 0, "min_size": 0}
+        options["fp8"] = FP8
     scaler = GradScaler(init_loss_scaling=1024.0, decr_every_n_nan_or_inf=1) if dtype == "float16" else None
     precision = Precision(level, dtype, scaler=scaler, **options)
     if is_sharded:
@@ -205,6 +207,75 @@ def test_a_checkpoint_of_four_processes_is_resumed_by_two(level: str, tolerance:
     assert scale == 1024.0
 
 
+def train_and_save_half_state(rank: int, size: int, path: str) -> list[float]:
+    made = net, optimizer, _ = make("O2", "bfloat16", is_sharded=True, optimizer_state="bfloat16")
+    losses = train(made, rank, size, range(4))
+    state = get_optimizer_state_dict(net, optimizer)["state"]
+    assert {value.dtype for each in state.values() for key, value in each.items() if key != "step"} == {torch.bfloat16}
+    dcp.save(state_of(*made), checkpoint_id=path)
+    return losses
+
+
+def resume_half_state(rank: int, size: int, path: str) -> list[float]:
+    made = net, optimizer, _ = make("O2", "bfloat16", is_sharded=True, optimizer_state="bfloat16")
+    state = state_of(*made)
+    dcp.load(state, checkpoint_id=path)
+    set_model_state_dict(net, state["model"])
+    set_optimizer_state_dict(net, optimizer, state["optimizer"])
+    kept = optimizer.state[net.head.weight]
+    assert kept["exp_avg"].dtype is torch.bfloat16
+    assert kept["step"].item() == 4
+    return train(made, rank, size, range(4, STEPS))
+
+
+@pytest.mark.slow
+def test_bfloat16_state_of_four_processes_is_resumed_by_two(tmp_path: Path) -> None:
+    first = run(4, tmp_path, train_and_save_half_state, str(tmp_path / "saved"))
+    rest = run(2, tmp_path, resume_half_state, str(tmp_path / "saved"))
+    whole = train(make("O2", "bfloat16", is_sharded=False, optimizer_state="bfloat16"))
+    assert [*first, *rest] == pytest.approx(whole, abs=5e-3)  # as with float32 state: units of 2^-8 in gradients
+
+
+def round_shards(rank: int, size: int) -> list[bool]:
+    """Round the parts of a tensor on all processes; return whether the whole is that of one process."""
+    torch.manual_seed(0)
+    value, step = torch.randn(7, 6), torch.tensor(3.0)
+    whole = torch.empty_like(value, dtype=torch.bfloat16)
+    store_rounded([whole], [value], value, step, 5)
+    found = []
+    for placement in (Shard(0), Shard(1), Replicate()):
+        part = distribute_tensor(value, init_device_mesh("cpu", (size,)), [placement])
+        stored = torch.empty_like(part.to_local(), dtype=torch.bfloat16)
+        if stored.numel():
+            store_rounded([stored], [part.to_local().contiguous()], part, step, 5)
+        joined = DTensor.from_local(stored, part.device_mesh, [placement], shape=(7, 6), stride=(6, 1), run_check=False)
+        found.append(torch.equal(joined.full_tensor(), whole))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+def test_an_element_is_rounded_alike_whichever_process_has_it(size: int, tmp_path: Path) -> None:
+    assert run(size, tmp_path, round_shards) == [True, True, True]
+
+
+def checkpointed_losses(rank: int, size: int, level: str) -> list[float]:
+    torch.manual_seed(0)
+    net = Net()
+    checkpoint_blocks(net, Block)
+    precision = Precision(level, "bfloat16", fp8=FP8 if level == "O3" else None)
+    precision.shard(net, blocks=Block)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    precision.prepare(net, optimizer)
+    return train((net, optimizer, precision), rank, size)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["O2", "O3"])
+def test_checkpointed_blocks_can_be_sharded(level: str, tmp_path: Path) -> None:
+    assert run(2, tmp_path, checkpointed_losses, level) == run(2, tmp_path, sharded_losses, level, "bfloat16")
+
+
 def overflow_in_one(rank: int, size: int) -> list[Any]:
     made = net, _, precision = make("O2", "float16", is_sharded=True)
     train(made, rank, size, range(2))
@@ -228,6 +299,13 @@ def group() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+def test_a_model_of_fsdp1_is_refused_with_what_to_use() -> None:
+    net = FullyShardedDataParallel(Net(), device_id=torch.device("cpu"))
+    with pytest.raises(RuntimeError, match=r"FSDP1.*Precision.shard"):
+        Precision("O2", "bfloat16").prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
 
 
 def gathered_dtypes(net: nn.Module, precision: Precision) -> dict[str, torch.dtype]:

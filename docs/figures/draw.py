@@ -4,10 +4,12 @@ python docs/figures/draw.py            # writes docs/figures/*.svg
 python docs/figures/draw.py FOLDER     # writes them elsewhere
 """
 
+import json
 import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from xml.sax.saxutils import escape
 
 Point = tuple[float, float]
@@ -45,10 +47,13 @@ class Figure:
         self._parts: list[str] = []
         self.rect("page", 0, 0, width, height, radius=0)
 
-    def rect(self, role: str, x: float, y: float, width: float, height: float, *, radius: float = 5) -> None:
-        """Draw a filled rectangle."""
+    def rect(
+        self, role: str, x: float, y: float, width: float, height: float, *, radius: float = 5, edge: bool = False
+    ) -> None:
+        """Draw a filled rectangle, with an edge if it would be hard to see without."""
+        names = f"{role} arrow" if edge else role  # an arrow's stroke, and the role's fill
         self._parts.append(
-            f'<rect class="{role}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}"/>'
+            f'<rect class="{names}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}"/>'
         )
 
     def text(self, x: float, y: float, words: str, *, role: str = "text", anchor: str = "start") -> None:
@@ -61,6 +66,11 @@ class Figure:
         top = y + height / 2 - 8 * (len(lines) - 1) + 5
         for index, line in enumerate(lines):
             self.text(x + width / 2, top + 16 * index, line, role="name" if index == 0 else "small", anchor="middle")
+
+    def diamond(self, role: str, x: float, y: float, *, radius: float = 7) -> None:
+        """Draw a filled diamond around a point."""
+        path = f"M{x - radius:g} {y:g}L{x:g} {y - radius:g}L{x + radius:g} {y:g}L{x:g} {y + radius:g}z"
+        self._parts.append(f'<path class="{role} arrow" d="{path}"/>')
 
     def line(self, *points: Point, end: str = "") -> None:
         """Draw a line through points."""
@@ -299,6 +309,170 @@ def draw_o3() -> str:
     return figure.svg()
 
 
+# ------------------------------------------------------------------------------------------ what each level computes in
+
+#: A small network, operator by operator; its input is float32.
+NETWORK = ("linear", "relu", "layer_norm", "linear", "softmax", "linear", "cross_entropy")
+#: Level -> for each operator the format that it computes in, and that of its result.
+_F32, _HALF = ("float32", "float32"), ("half", "half")
+_FP8, _INSIDE, _OD = ("FP8", "half"), ("float32", "half"), ("half", "float32")
+CASTS = {
+    "O0": (_F32, _F32, _F32, _F32, _F32, _F32, _F32),
+    "OD": (_OD, _F32, _F32, _OD, _F32, _OD, _F32),
+    "O1": (_HALF, _HALF, _F32, _HALF, _F32, _HALF, _F32),
+    "O2": (_HALF, _HALF, _INSIDE, _HALF, _INSIDE, _HALF, _F32),
+    "O3": (_HALF, _HALF, _INSIDE, _FP8, _INSIDE, _HALF, _F32),  # the first and the last layer stay in half
+}
+
+
+def draw_casts() -> str:
+    """Return one network at every level: the format of each operator, and where the format of the data changes."""
+    figure = Figure(812, 348, "One network at the levels O0, OD, O1, O2 and O3: formats, and where they change")
+    x = 62.0
+    for role, words in (("full", "computes in float32"), ("half", "computes in half"), ("sign", "computes in FP8")):
+        figure.rect(role, x, 14, 16, 16, radius=3)
+        figure.text(x + 22, 27, words, role="note")
+        x += 172
+    figure.diamond("work", x + 8, 22)
+    figure.text(x + 24, 27, "the data change their format", role="note")
+    left, step, width = 62, 105, 88
+    for column, name in enumerate(NETWORK):
+        figure.text(left + 8 + step * column + width / 2, 60, name, role="name", anchor="middle")
+    for row, (level, cells) in enumerate(CASTS.items()):
+        y = 74 + 54 * row
+        middle = y + 20
+        figure.text(16, middle + 5, level, role="name")
+        before = "float32"
+        for column, (inside, result) in enumerate(cells):
+            start = left + 8 + step * column
+            figure.arrow((start - 16, middle), (start - 2, middle))
+            role = {"float32": "full", "half": "half", "FP8": "sign"}[inside]
+            figure.rect(role, start, y, width, 40)
+            figure.text(start + width / 2, middle + 5, f"gives {result}", role="small", anchor="middle")
+            changes = before != (result if inside == "float32" else "half")
+            if changes or (column and cells[column - 1] == _OD):
+                figure.diamond("work", start - 9, middle)
+            before = result
+    return figure.svg()
+
+
+# ---------------------------------------------------------------------------------------- why losses are scaled, and masters
+
+
+def draw_scaling() -> str:
+    """Return a histogram of gradients in float16, without and with a loss scale: what is lost, what is kept."""
+    figure = Figure(760, 372, "Gradients in float16: a loss scale of 2^15 moves them into the range of float16")
+    left, right, low, high = 40.0, 736.0, -42, 18
+
+    def place(exponent: float) -> float:
+        return left + (right - left) * (exponent - low) / (high - low)
+
+    x = left
+    for role, words in (("work", "become zero"), ("sign", "subnormal: fewer bits"), ("half", "full precision")):
+        figure.rect(role, x, 12, 16, 16, radius=3)
+        figure.text(x + 22, 25, words, role="note")
+        x += 50 + 7.0 * len(words)
+    for top, shift, words in ((44, 0, "gradients of the loss"), (208, 15, "gradients of the loss x 2^15")):
+        base = top + 108
+        for exponent in range(-38, -8):
+            share = 2.0 ** -(((exponent + 23) / 7) ** 2)  # an example: a bell, as gradients often have
+            here = exponent + shift
+            role = "work" if here < -24 else "sign" if here < -14 else "half"
+            figure.rect(role, place(here) + 1, base - 92 * share, place(1) - place(0) - 2, 92 * share, radius=1)
+        figure.text(left, top + 12, words, role="name")
+        figure.line((left - 8, base), (right + 8, base))
+        for exponent, mark in (
+            (-40, "2^-40"),
+            (-24, "2^-24, smallest"),
+            (-14, "2^-14"),
+            (0, "1"),
+            (16, "2^16, overflow"),
+        ):
+            figure.line((place(exponent), base - 4), (place(exponent), base + 4))
+            figure.text(
+                place(exponent) + (20 if exponent == 16 else 0),
+                base + 20,
+                mark,
+                role="note",
+                anchor="middle" if exponent < 16 else "end",
+            )
+        for exponent in (-24, 16):
+            figure.line((place(exponent), top + 10), (place(exponent), base))
+    figure.arrow(
+        (place(-23), 176), (place(-8), 202), label="every gradient moves up by 15 powers of two", at=(444, 196)
+    )
+    return figure.svg()
+
+
+#: Updates of this many parts of the distance between two neighbouring half numbers.
+UPDATE_PARTS = 4
+
+
+def draw_masters() -> str:
+    """Return a weight under small updates: stored in half only, and as a float32 master with a half copy."""
+    figure = Figure(760, 330, "A weight of 1 under updates of 2^-12, stored in half only and with a float32 master")
+    left, bottom, step, unit = 150.0, 262.0, 64.0, 84.0
+    x = 24.0
+    for role, words in (("full", "float32 master"), ("half", "half copy of the master"), ("work", "half only")):
+        figure.rect(role, x, 12, 16, 16, radius=3)
+        figure.text(x + 22, 25, words, role="note")
+        x += 60 + 7.0 * len(words)
+    for level, name in enumerate(("1", "1 + 2^-10", "1 + 2^-9")):
+        y = bottom - unit * level
+        figure.line((left - 10, y), (left + step * 8 + 60, y))
+        figure.text(left - 18, y + 5, name, role="small", anchor="end")
+    figure.text(24, 58, "float16 numbers", role="note")
+    for number in range(9):
+        start = left + step * number
+        master = number / UPDATE_PARTS
+        half = round(master)  # to nearest, ties to even, as the hardware rounds
+        for offset, role, value in ((4, "full", master), (20, "half", half), (36, "work", 0.0)):
+            figure.rect(role, start + offset, bottom - unit * value - 6, 12, 12, radius=2, edge=True)
+        figure.text(start + 26, bottom + 28, str(number), role="small", anchor="middle")
+    figure.text(left - 18, bottom + 28, "step", role="note", anchor="end")
+    figure.text(
+        24, bottom + 54, "Each update adds 2^-12, a quarter of the distance between two float16 numbers.", role="note"
+    )
+    return figure.svg()
+
+
+# -------------------------------------------------------------------------------------------------- a captured step
+
+
+def draw_capture() -> str:
+    """Return the time of a step with many small kernels: launched one by one, and replayed as one graph."""
+    figure = Figure(760, 316, "A step of small kernels in eager mode, and the same step as one CUDA graph")
+    x = 96.0
+    for role, words in (("full", "work of the host"), ("half", "kernel on the GPU"), ("faint", "the GPU waits")):
+        figure.rect(role, x, 12, 16, 16, radius=3)
+        figure.text(x + 22, 25, words, role="note")
+        x += 60 + 7.0 * len(words)
+    start, launch, kernel = 96.0, 68.0, 26.0
+    names = ("forward", "forward", "loss", "backward", "backward", "check", "update")
+    figure.text(96, 60, "eager: the host launches each kernel", role="name")
+    figure.text(24, 90, "host", role="note")
+    figure.text(24, 130, "GPU", role="note")
+    figure.rect("faint", start + launch, 112, launch * 6 + kernel, 28, radius=0)
+    for index, name in enumerate(names):
+        figure.rect("full", start + launch * index, 72, launch - 3, 28, radius=3)
+        figure.text(start + launch * index + 32, 90, name, role="small", anchor="middle")
+        figure.rect("half", start + launch * (index + 1), 112, kernel, 28, radius=3)
+    end = start + launch * 7 + kernel
+    figure.line((end, 66), (end, 150))
+    figure.text(end + 8, 130, "end of the step", role="note")
+    figure.text(96, 196, "captured: the host replays one graph", role="name")
+    figure.text(24, 226, "host", role="note")
+    figure.text(24, 266, "GPU", role="note")
+    figure.box("full", start, 208, launch + 8, 28, ("replay",))
+    for index in range(len(names)):
+        figure.rect("half", start + launch + 8 + (kernel + 2) * index, 248, kernel, 28, radius=3)
+    end = start + launch + 8 + (kernel + 2) * len(names)
+    figure.line((end, 202), (end, 286))
+    figure.text(end + 8, 266, "end of the step", role="note")
+    figure.text(96, 306, "The kernels are the same; only the gaps between them go.", role="note")
+    return figure.svg()
+
+
 # ----------------------------------------------------------------------------------------------- the layers of mezzo
 
 #: Frame label -> rows from top to bottom, each (role, packages, what they hold). tests/test_layers.py has the same order.
@@ -371,14 +545,55 @@ def draw_step() -> str:
     return figure.svg()
 
 
+# ------------------------------------------------------------------------------------------- speed and memory, measured
+
+MEASURED = Path(__file__).parent / "speed.json"
+
+
+def draw_speed(measured: Path = MEASURED) -> str:
+    """Return time of a step and peak memory, with and without mezzo; eager torch.autocast is the full width."""
+    content: dict[str, Any] = json.loads(measured.read_text(encoding="utf-8"))
+    bar, gap = 20, 26
+    rows = sum(len(network["rows"]) for network in content["networks"])
+    height = 76 + rows * bar + len(content["networks"]) * gap
+    figure = Figure(760, height, "Time of a training step and peak memory, torch.autocast and mezzo, on an H200")
+    panels = ((230.0, 250.0, "ms", "ms per step (less is better)"), (530.0, 190.0, "gib", "peak memory, GiB"))
+    for left, _, _, title in panels:
+        figure.text(left, 26, title, role="name")
+    y = 40.0
+    for network in content["networks"]:
+        figure.text(24, y + 18, network["name"], role="name")
+        figure.text(230, y + 18, network["batch"], role="note")
+        y += gap
+        base = network["rows"][0]
+        for row in network["rows"]:
+            figure.text(218, y + 14, content["sides"][row["side"]], role="small", anchor="end")
+            for left, width, key, _ in panels:
+                if row[key] is None:
+                    continue
+                length = width * row[key] / base[key]
+                role = "half" if row["side"].startswith("mezzo") else "work"
+                figure.rect(role, left, y + 1, length, bar - 3, radius=2)
+                share = "" if row is base else f" ({100 * row[key] / base[key]:.0f} %)"
+                figure.text(left + 6, y + 14, f"{row[key]:.1f}{share}", role="small")
+            y += bar
+    figure.text(24, y + 22, f"{content['hardware']}. In brackets: of torch.autocast.", role="note")
+    return figure.svg()
+
+
 FIGURES: dict[str, Callable[[], str]] = {
     "formats_bits.svg": draw_bits,
     "formats_ranges.svg": draw_ranges,
     "flow_o1.svg": draw_o1,
     "flow_o2.svg": draw_o2,
     "flow_o3.svg": draw_o3,
+    "casts.svg": draw_casts,
+    "scaling.svg": draw_scaling,
+    "masters.svg": draw_masters,
+    "capture.svg": draw_capture,
     "layers.svg": draw_layers,
     "step.svg": draw_step,
+    "speed.svg": draw_speed,
 }
 
 

@@ -1,7 +1,9 @@
 """Train a decoder-only transformer on the bytes of Python's standard library, with or without FP8 products.
 
-python examples/fp8/transformer.py --level O3            # GPU of compute capability 8.9 or above; 100 M parameters
-python examples/fp8/transformer.py --level O3 --emulate  # any device; shows whether FP8 costs accuracy
+python examples/fp8/transformer.py               # tiny, on any machine, in a few seconds
+python examples/fp8/transformer.py --size 100m   # 100 M parameters: a GPU of compute capability 8.9 or above
+
+A device without FP8 units emulates them: the same numbers, no speed-up.
 """
 
 import argparse
@@ -18,11 +20,17 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from mezzo import amp, static
+from mezzo.fp8 import why_no_fp8
 
 NUM_BYTES = 256
 HEAD_WIDTH = 64
 WARMUP_STEPS = 50
 MAX_NORM = 1.0
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"width": 64, "layers": 2, "context": 64, "batch_size": 8, "steps": 30, "lr": 6e-3},
+    "100m": {"width": 1024, "layers": 8, "context": 512, "batch_size": 32, "steps": 500, "lr": 6e-4},
+}
+"""Defaults of the options, by size."""
 
 
 class Block(nn.Module):
@@ -160,27 +168,30 @@ def train(options: argparse.Namespace, say: Callable[[str], object] = print) -> 
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the options: 100 million parameters on a GPU, few on a CPU."""
-    on_gpu = torch.cuda.is_available()
+    """Return the options; those that are left out are those of the size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", default="tiny", choices=SIZES, help="defaults of the sizes below")
     parser.add_argument("--level", default="O3", choices=["fp32", "O1", "O2", "O3"])
     parser.add_argument("--dtype", default="bfloat16", choices=["float16", "bfloat16"])
-    parser.add_argument(
-        "--emulate", action="store_true", help="compute O3 without FP8 units: the same numbers, no speed-up"
-    )
+    parser.add_argument("--emulate", action="store_true", help="emulate FP8 although the device has units for it")
     parser.add_argument("--scaling", default="current", choices=["current", "delayed"])
     parser.add_argument("--granularity", default="tensor", choices=["tensor", "row"])
     parser.add_argument("--graph", default="none", choices=["none", "capture", "compile"])
-    parser.add_argument("--steps", type=int, default=500 if on_gpu else 30)
-    parser.add_argument("--batch-size", type=int, default=32 if on_gpu else 8, help="passages per step")
-    parser.add_argument("--context", type=int, default=512 if on_gpu else 64, help="bytes per passage")
-    parser.add_argument("--width", type=int, default=1024 if on_gpu else 64, help="a multiple of 64")
-    parser.add_argument("--layers", type=int, default=8 if on_gpu else 2)
-    parser.add_argument("--lr", type=float, default=6e-4 if on_gpu else 6e-3)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--batch-size", type=int, help="passages per step")
+    parser.add_argument("--context", type=int, help="bytes per passage")
+    parser.add_argument("--width", type=int, help="a multiple of 64")
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--lr", type=float, help="learning rate after the warm-up")
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights and of the order of passages")
-    parser.add_argument("--device", default="cuda" if on_gpu else "cpu")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, help="where to write losses and speed")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    for name, value in SIZES[options.size].items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    options.emulate |= options.level == "O3" and why_no_fp8(torch.device(options.device)) is not None
+    return options
 
 
 def main() -> None:
@@ -188,8 +199,9 @@ def main() -> None:
     options = parse()
     result = train(options)
     last = result["losses"][-20:]
+    how = " (FP8 emulated)" if options.emulate else ""
     print(
-        f"{options.level} {options.dtype}: loss {sum(last) / len(last):.4f} over the last {len(last)} of {options.steps} "
+        f"{options.level} {options.dtype}{how}: loss {sum(last) / len(last):.4f} over the last {len(last)} of {options.steps} "
         f"steps, {result['tokens_per_s']:,.0f} tokens/s, {result['parameters'] / 1e6:.1f} M parameters"
     )
     if options.json is not None:

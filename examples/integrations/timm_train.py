@@ -66,21 +66,16 @@ def main() -> None:
         saver = CheckpointSaver(
             model, optimizer, model_ema=ema, amp_scaler=loss_scaler, checkpoint_dir=str(args.output)
         )
-    batches = make_batches(args.device)
+    batches, clip = make_batches(args.device), {"clip_grad": args.clip_grad, "clip_mode": args.clip_mode}
     for epoch in range(start, args.epochs):
         model.train()
         for number, (images, labels) in enumerate(batches, 1):
             need_update = number % args.grad_accum_steps == 0
             with amp_autocast():
                 loss = nn.functional.cross_entropy(model(images), labels)
-            loss_scaler(
-                loss / args.grad_accum_steps,
-                optimizer,
-                clip_grad=args.clip_grad,
-                clip_mode=args.clip_mode,
-                parameters=model_parameters(model, exclude_head="agc" in args.clip_mode),
-                need_update=need_update,
-            )
+            parameters = model_parameters(model, exclude_head="agc" in args.clip_mode)
+            part = loss / args.grad_accum_steps
+            loss_scaler(part, optimizer, **clip, parameters=parameters, need_update=need_update)  # mezzo
             if need_update:
                 optimizer.zero_grad()
                 ema.update(model)

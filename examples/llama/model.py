@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
-from torch.utils.checkpoint import checkpoint
 
 from mezzo.kernels import linear_cross_entropy
 
@@ -80,12 +79,10 @@ class Llama(nn.Module):
         size: The widths.
         words: Number of different tokens.
         length: The longest row of tokens.
-        recompute: Keep only the input of each block, and compute it again in the backward pass.
     """
 
-    def __init__(self, size: Size, words: int, length: int, recompute: bool = False) -> None:
+    def __init__(self, size: Size, words: int, length: int) -> None:
         super().__init__()
-        self.recompute = recompute
         self.embedding = nn.Embedding(words, size.width)
         self.blocks = nn.ModuleList(Block(size) for _ in range(size.layers))
         self.norm, self.head = nn.RMSNorm(size.width, eps=EPSILON), nn.Linear(size.width, words, bias=False)
@@ -103,7 +100,7 @@ class Llama(nn.Module):
         x = self.embedding(tokens)
         rotation = self.cosine[: tokens.shape[1]], self.sine[: tokens.shape[1]]
         for block in self.blocks:
-            x = checkpoint(block, x, rotation, use_reentrant=False) if self.recompute else block(x, rotation)
+            x = block(x, rotation)
         x = self.norm(x)
         # In chunks of rows: all logits at once would take more memory than a small model.
         return self.head(x) if following is None else linear_cross_entropy(x, self.head.weight, following)

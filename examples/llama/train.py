@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import mezzo
+from mezzo.fp8 import why_no_fp8
 from model import SIZES, Block, Llama
 
 WARMUP_STEPS = 20
@@ -65,6 +66,7 @@ def make_precision(options: argparse.Namespace) -> mezzo.Precision:
         options.dtype,
         fp8=small if options.level == "O3" else None,
         master_weight="compact" if options.compact else None,
+        optimizer_state=options.optimizer_state,
     )
 
 
@@ -78,7 +80,9 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
     tokens, words, digest = read_tokens(options.text, options.tokenizer)
 
     torch.manual_seed(options.seed)  # the same first weights in all processes
-    model = Llama(SIZES[options.size], words, options.length, options.recompute).to(device)
+    model = Llama(SIZES[options.size], words, options.length).to(device)
+    if options.recompute:
+        mezzo.amp.checkpoint_blocks(model, Block)
     precision = make_precision(options)
     if ranks > 1:
         precision.shard(model, blocks=Block)
@@ -131,18 +135,25 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tokenizer", type=Path, help="tokenizer.json; without it a token is a byte")
     parser.add_argument("--level", default="O2", choices=["O0", "O1", "O2", "O3"])
     parser.add_argument("--dtype", default="bfloat16", choices=["float16", "bfloat16"])
-    parser.add_argument("--emulate", action="store_true", help="O3 without FP8 units: the same numbers, no speed-up")
+    parser.add_argument("--emulate", action="store_true", help="emulate FP8 although the device has units")
     parser.add_argument("--compact", action="store_true", help="masters keep only the bits that the half weights lack")
+    parser.add_argument(
+        "--optimizer-state", default="float32", choices=["float32", "bfloat16"], help="dtype of AdamW's moments"
+    )
     parser.add_argument("--graph", action="store_true", help="capture or compile the whole step, whichever is faster")
     parser.add_argument("--recompute", action="store_true", help="compute each block again in the backward pass")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=8, help="rows of each process")
-    parser.add_argument("--length", type=int, default=2048 if on_gpu else 64, help="tokens of a row")
+    parser.add_argument("--length", type=int, help="tokens of a row; 64 for tiny, 2048 for the other sizes")
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if on_gpu else "cpu", choices=["cuda", "cpu"])
     parser.add_argument("--json", type=Path, help="where to write losses and speed")
     options = parser.parse_args(arguments)
+    if options.length is None:
+        options.length = 64 if options.size == "tiny" else 2048
+    if options.level == "O3" and why_no_fp8(torch.device(options.device)) is not None:
+        options.emulate = True
     if options.graph and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         parser.error("--graph with several processes: sharded weights are not captured; leave it out")
     return options

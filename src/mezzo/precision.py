@@ -7,7 +7,6 @@ bisection, accuracy comparison and the benchmarks (except their stock side). It 
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +24,7 @@ from mezzo.amp import (
     GradScaler,
     Policy,
     auto_cast,
+    check_optimizer_state,
     decorate,
     exclude_layers,
     explain,
@@ -32,18 +32,25 @@ from mezzo.amp import (
     first_and_last,
     fp8_scales,
     fuse_parts,
+    half_parameters,
     is_sharded,
     keep_in_half,
     load_fp8_scales,
     load_lists,
+    note_optimizer,
     parse_master_weight,
+    parse_optimizer_state,
+    refuse_old_parameters,
     refuse_other_fp8,
     refuse_other_gathering,
+    refuse_unshardable,
+    refuse_unsharded_options,
     resolve_name,
+    set_optimizer_state,
     shard_model,
 )
 from mezzo.amp.support import refuse_other_devices
-from mezzo.dtypes import HALF_DTYPES, dtype_name
+from mezzo.dtypes import dtype_name
 from mezzo.fp8 import refuse_without_fp8
 from mezzo.record import OperatorStats, collect_operator_stats
 
@@ -61,8 +68,6 @@ Optimizers = TypeVar("Optimizers", Optimizer, Sequence[Optimizer])
 Layers = Excluded | Sequence[Excluded]
 
 _FP8_SCALES = "fp8_scales"
-_with_optimizer: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-"""Models that were prepared with an optimizer, which holds their parameters: sharding would replace these."""
 _SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
@@ -87,6 +92,8 @@ class Precision:
         half_weights: False leaves the weights float32 at O1, and every step casts them, as with
             torch.amp. By default O1, O2 and O3 keep half weights with float32 masters.
         master_weight: See `amp.decorate`.
+        optimizer_state: `bfloat16` halves the moments of SGD, Adam and AdamW, and rounds them stochastically, at every
+            level. None: float32.
         scaler: The loss scaler. None: a `GradScaler()` for float16, no scaling otherwise. With
             `GradScaler(enable=False)`, small float16 gradients become zero.
 
@@ -122,6 +129,7 @@ class Precision:
         half_layers: Layers | None = None,
         half_weights: bool | None = None,
         master_weight: bool | Literal["compact"] | None = None,
+        optimizer_state: str | torch.dtype | None = None,
         scaler: GradScaler | None = None,
     ) -> None:
         _check_types(custom_white_list, custom_black_list, policy, scaler)
@@ -142,7 +150,10 @@ class Precision:
         self._half_layers = None if half_layers is None else _as_sequence(half_layers)
         self._half_weights = self._check_levels(half_layers, half_weights)
         parse_master_weight(master_weight)  # refuses what it does not know
-        self._master_weight = master_weight
+        self.master_weight = master_weight
+        """Which masters half weights get; see `amp.decorate`."""
+        self.optimizer_state = parse_optimizer_state(optimizer_state)
+        """Dtype of the optimizer's state: bfloat16, float32, or None for float32."""
         is_scaled = self.level != "O0" and policy.dtype is torch.float16
         self._scaler = GradScaler(enable=is_scaled) if scaler is None else scaler
         self.scaler: GradScaler | None = self._scaler if self._scaler.is_enable() else None
@@ -214,8 +225,8 @@ class Precision:
         Raises:
             TypeError: `model` is not a module, or `optimizer` is not an optimizer.
             ValueError: `excluded_layers` or `half_layers` match no module, the model is on a device other than
-                CPU and CUDA and the level is not O0, or O3 would quantise layers of torchao or Transformer
-                Engine twice.
+                CPU and CUDA and the level is not O0, O3 would quantise layers of torchao or Transformer
+                Engine twice, or the optimizer cannot have bfloat16 state.
             RuntimeError: The model is wrapped by DDP already, its shards are gathered in another dtype than the
                 level asks for, the optimizer was created before the model was sharded, or the device cannot
                 compute what O3 asks for.
@@ -229,8 +240,10 @@ class Precision:
         if self.policy is not None:
             refuse_other_devices(model)
         self._refuse_other_fp8(model)
+        optimizers = _as_optimizers(optimizer)
+        check_optimizer_state(self.optimizer_state, parse_master_weight(self.master_weight), optimizers)
         if optimizer is not None and is_sharded(model):
-            _refuse_old_parameters(model, optimizer)
+            refuse_old_parameters(model, optimizer)
         if fuse and is_sharded(model):
             raise ValueError("prepare(fuse=True) of a sharded model: use precision.shard(model, fuse=True)")
         if fuse:
@@ -238,13 +251,15 @@ class Precision:
             self.fused = fuse_parts(model, spared)
         if self.policy is not None:
             self._convert(model, optimizer)
+        if self.optimizer_state is not None:
+            set_optimizer_state(optimizers, self.optimizer_state)
         self._model = model if self._is_delayed else None
         self._scaler.name_parameters(model)
         if self.scaler is not None:
             self.scaler.protect_batch_norm(model)
         if optimizer is None:
             return model
-        _with_optimizer.add(model)
+        note_optimizer(model)
         return model, optimizer
 
     def _refuse_other_fp8(self, model: nn.Module) -> None:
@@ -263,7 +278,7 @@ class Precision:
                 [] if optimizer is None else optimizer,
                 level=self.level,
                 dtype=self.dtype,
-                master_weight=self._master_weight,
+                master_weight=self.master_weight,
                 excluded_layers=excluded,
                 **self._fp8_options(model),
             )
@@ -272,14 +287,7 @@ class Precision:
 
     def _convert_sharded(self, model: nn.Module, excluded: list[nn.Module]) -> None:
         """Check a model that `fully_shard` sharded, and mark its layers: its float32 shards are the masters."""
-        if self._master_weight not in (None, True):
-            raise ValueError(
-                f"master_weight={self._master_weight!r}: sharded weights are float32 masters; leave it out"
-            )
-        if self._is_delayed:
-            raise ValueError(
-                "scaling='delayed' with sharded weights: each process would keep scales of its own; use 'current'"
-            )
+        refuse_unsharded_options(self.master_weight, self._is_delayed)
         if self._half_weights:
             refuse_other_gathering(model, self.level, self.dtype, excluded)
         in_half = self._fp8_options(model).get("half_layers", ())
@@ -317,15 +325,7 @@ class Precision:
             ValueError: `blocks` or `excluded_layers` match no module, a weight is not float32 or has no
                 dimension, or layers in half and in float32 share a weight. No weight is sharded then.
         """
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"shard(): model must be an nn.Module, not {type(model).__name__}")
-        if is_sharded(model) or any(param.dtype in HALF_DTYPES for param in model.parameters()):
-            raise RuntimeError("shard(): the model is sharded or has half weights already; give a float32 model")
-        if model in _with_optimizer:
-            raise RuntimeError(
-                "shard() after prepare(): the optimizer has the parameters that sharding replaces; call shard(model), create "
-                "the optimizer, then call prepare(model, optimizer)"
-            )
+        refuse_unshardable(model)
         excluded = self._find(model, self.excluded_layers, "excluded_layers") if self.policy is not None else []
         if fuse:
             self.fused = fuse_parts(model, excluded)
@@ -339,6 +339,17 @@ class Precision:
             reshard_after_forward=reshard_after_forward,
         )
         return model
+
+    def weight_dtypes(self, model: nn.Module) -> dict[str, torch.dtype]:
+        """Return the dtype that `prepare` would give each parameter, by name; nothing changes."""
+        in_half: set[int] = set()
+        if self.policy is not None and self._half_weights:
+            excluded = self._find(model, self.excluded_layers, "excluded_layers")
+            in_half = half_parameters(model, self.level, self.dtype, excluded)
+        return {
+            name: self.dtype if id(param) in in_half and param.dtype is torch.float32 else param.dtype
+            for name, param in model.named_parameters()
+        }
 
     def prepare_for_evaluation(self, model: nn.Module) -> None:
         """Mark the layers that stay in float32, and O3's half layers, in place; weights do not change."""
@@ -557,24 +568,17 @@ def _check_types(white: object, black: object, policy: object, scaler: object) -
         raise TypeError(f"scaler: must be a mezzo.amp.GradScaler, not {kind.__module__}.{kind.__qualname__}")
 
 
+def _as_optimizers(optimizers: Any) -> list[Any]:
+    is_list = isinstance(optimizers, Sequence) and not isinstance(optimizers, str)
+    return [] if optimizers is None else list(optimizers) if is_list else [optimizers]
+
+
 def _check_optimizers(optimizers: object) -> None:
     """Raise TypeError unless all are optimizers: objects with `param_groups`, as apex's LARC has too."""
-    for each in optimizers if isinstance(optimizers, Sequence) and not isinstance(optimizers, str) else [optimizers]:
+    for each in _as_optimizers(optimizers):
         if each is not None and (isinstance(each, type) or not hasattr(each, "param_groups")):
             name = f"the class {each.__name__}" if isinstance(each, type) else type(each).__name__
             raise TypeError(f"prepare(): optimizer must be an optimizer or a list of them, not {name}")
-
-
-def _refuse_old_parameters(model: nn.Module, optimizers: Any) -> None:
-    """Raise RuntimeError for an optimizer with the parameters from before the sharding: it would train nothing."""
-    current = {id(param) for param in model.parameters()}
-    for each in optimizers if isinstance(optimizers, Sequence) else [optimizers]:
-        params = [param for group in each.param_groups for param in group["params"]]
-        if params and not any(id(param) in current for param in params):
-            raise RuntimeError(
-                f"prepare(): this {type(each).__name__} has no parameter of the sharded model, whose parameters are new: "
-                "call shard(model) first, then create the optimizer"
-            )
 
 
 def _as_sequence(layers: Layers | None) -> tuple[Excluded, ...]:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-READMES = tuple(path for name in ("README.md", "README.zh.md") if (path := ROOT / name).exists())
+READMES = (ROOT / "README.md", ROOT / "README.zh.md")
+EXAMPLES = ROOT / "examples" / "README.md"
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,}) *(?P<language>[\w+-]*)(?P<info>.*)$")
 _REASON = re.compile(r"<!-- not run: *(?P<reason>.*?) *-->\s*$")
@@ -23,9 +24,9 @@ _LINK = re.compile(r"!?\[(?:[^\]\[]|\[[^\]]*\])*\]\(([^)\s]+)(?: \"[^\"]*\")?\)"
 
 
 def pages() -> list[Path]:
-    """Return the pages of docs/, integrations and reference included, and the READMEs."""
+    """Return the pages of docs/, integrations and reference included, and the READMEs of the tree and its examples."""
     folders = (DOCS, DOCS / "integrations", DOCS / "reference")
-    return [*READMES, *(page for folder in folders for page in sorted(folder.glob("*.md")))]
+    return [*READMES, EXAMPLES, *(page for folder in folders for page in sorted(folder.glob("*.md")))]
 
 
 def name_of(page: Path) -> str:

@@ -177,7 +177,7 @@ def test_launches_table_adds_up() -> None:
     update = {"SGD": half + 2 * full + half}  # gradient, master read and written, half copy
     update["AdamW"] = update["SGD"] + 2 * 2 * full  # two moments, read and written
     for name, bytes_ in update.items():
-        column = f"bytes a parameter, {name}"
+        column = f"bytes per parameter, {name}"
         assert int(table["check"][column]) == check
         assert int(table["update"][column]) == bytes_
         assert int(table["together"][column]) == check + bytes_ + int(table["rescale"][column])

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 import yaml
-from doc_pages import DOCS, ROOT, anchors, links, name_of, pages, slugify
+from doc_pages import DOCS, ROOT, anchors, blocks, links, name_of, pages, slugify
 
+INDEX = DOCS / "index.md"
 OUTWARD = re.compile(r"^(https?:|mailto:)")
 HOSTS = re.compile(r"(?:src|href)=\"?((?:https?:)?//[^\"\s>]+)")
 
@@ -60,27 +61,21 @@ def test_the_navigation_has_every_page_once() -> None:
     assert len(set(listed)) == len(listed)
 
 
-def test_a_newcomer_meets_the_pages_in_this_order() -> None:
-    listed = [
-        page.removesuffix(".md") for _, page in navigation() if not page.startswith(("reference/", "integrations/"))
-    ]
-    wanted = (
-        "index quickstart install formats when hardware releases precision amp levels lists loss_scaling master_weights "
-        "mistakes accumulation distributed model static fp8 training export certification models doctor debugging numerics "
-        "accuracy bisect troubleshooting shapes migration glossary documents design"
-    )
-    assert listed == wanted.split()
-
-
 def test_every_page_begins_with_one_heading() -> None:
     for page in pages():
         text = page.read_text(encoding="utf-8")
         assert text.startswith("# "), name_of(page)
 
 
-def test_the_readme_points_to_the_documentation() -> None:
-    targets = set(links(ROOT / "README.md"))
-    assert {"docs/index.md", "docs/amp.md", "CONTRIBUTING.md"} <= targets
+def test_the_readme_is_short_and_leads_to_the_documentation() -> None:
+    readme = ROOT / "README.md"
+    assert len(readme.read_text(encoding="utf-8").splitlines()) <= 200
+    assert {"docs/index.md", "docs/tutorial.md", "docs/paddle.md", "CONTRIBUTING.md"} <= set(links(readme))
+
+
+def test_the_first_page_shows_the_diff_of_the_readme() -> None:
+    shown = [[block.code for block in blocks(page) if block.language == "diff"] for page in (INDEX, ROOT / "README.md")]
+    assert shown[0] == shown[1] != []
 
 
 @pytest.mark.parametrize(
@@ -109,6 +104,19 @@ def test_links_out_of_the_documentation_follow_their_targets_into_the_site() -> 
     assert follow(text, page=page, config=SimpleNamespace(docs_dir=str(DOCS)), files=[measured]) == (
         "[a](../benchmarks/a.md#b), script, [page](../amp.md), [gone](../../gone.md), [w](https://w.org)"
     )
+
+
+def test_the_first_use_of_a_term_leads_to_the_glossary() -> None:
+    pytest.importorskip("mkdocs", reason="the docs extra is not installed")
+    link_terms = runpy.run_path(str(DOCS / "_site.py"))["link_terms"]
+    text = "# Leaks\n\n`leak`, [a leak](x.md). A leak,\nand a leak.\n\n```\nleak\n```\n\nCompact masters, masters.\n"
+    linked = link_terms(text, "integrations/timm.md")
+    assert linked == (
+        "# Leaks\n\n`leak`, [a leak](x.md). A [leak](../glossary.md#leak),\nand a leak.\n\n```\nleak\n```\n\n"
+        "[Compact masters](../glossary.md#compact-master), [masters](../glossary.md#master-weight).\n"
+    )
+    assert link_terms(linked, "integrations/timm.md") == linked
+    assert link_terms(text, "glossary.md") == text
 
 
 @pytest.fixture(scope="module")

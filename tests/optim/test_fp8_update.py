@@ -126,11 +126,14 @@ def test_copies_are_those_of_the_half_weight_by_the_scale_of_the_step_before(
 
 @by_kernels
 @pytest.mark.parametrize(("name", "compact"), [("sgd all", False), ("adamw", False), ("adamw", True)])
-def test_weights_and_state_have_the_bits_of_a_run_without_copies(name: str, compact: bool) -> None:
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
+def test_weights_and_state_have_the_bits_of_a_run_without_copies(
+    name: str, compact: bool, state_dtype: torch.dtype
+) -> None:
     runs = []
     for has_copies in (True, False):
         params = weights(compact=compact)
-        attach(optimizer := make_optimizer(RULES[name], params))
+        attach(optimizer := make_optimizer(RULES[name], params), state_dtype=state_dtype)
         for param in params[:3] if has_copies else []:
             with_copies(param)
         for step in range(2):

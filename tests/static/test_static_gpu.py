@@ -10,6 +10,7 @@ from torch.optim import SGD, RMSprop
 
 from mezzo import static
 from mezzo.amp import GradScaler, Policy, decorate
+from mezzo.precision import Precision
 from mezzo.static import compile_step
 from no_waiting import no_waiting
 
@@ -146,3 +147,25 @@ def test_a_program_with_a_guard_trains_on_the_gpu_and_waits_for_nothing() -> Non
     assert rows == {"first": (0, 1), "second": (1, 0)}
     assert model.first.weight.dtype is torch.float32
     assert model.second.weight.dtype is torch.float16
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_captured_step_with_bfloat16_state_draws_new_numbers_in_each_replay(momentum: float) -> None:
+    """The optimizer's state after replays is that of the same steps taken eagerly, bit for bit."""
+    found = []
+    for is_captured in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(64, 64, bias=False).cuda()
+        kind: Any = torch.optim.AdamW(model.parameters()) if not momentum else SGD(model.parameters(), 0.1, momentum)
+        precision = Precision("O2", "bfloat16", optimizer_state="bfloat16")
+        precision.prepare(model, kind)
+        x, y = torch.randn(32, 64, device="cuda"), torch.randn(32, 64, device="cuda")
+        step = precision.compile(model, mse_loss, kind, backend="eager") if is_captured else None
+        for _ in range(5):
+            if step is None:
+                precision.train_step(lambda: (None, mse_loss(model(x), y)), kind)  # noqa: B023
+            else:
+                step(x, y)
+        found.append({key: value.clone() for key, value in kind.state[model.weight].items()})
+    assert found[0]["step"].item() == 5
+    assert all(torch.equal(found[0][key], found[1][key]) for key in found[0])

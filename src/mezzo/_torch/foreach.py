@@ -25,6 +25,7 @@ foreach_norm = torch._foreach_norm
 foreach_mul: Callable[..., Any] = torch.ops.aten._foreach_mul.Tensor
 foreach_mul_: Callable[..., Any] = torch.ops.aten._foreach_mul_.Tensor
 foreach_add_: Callable[..., Any] = torch.ops.aten._foreach_add_.Tensor
+foreach_add_number_: Callable[..., Any] = torch.ops.aten._foreach_add_.Scalar
 
 fused_sgd_ = torch._fused_sgd_
 fused_adam_ = torch._fused_adam_

@@ -39,3 +39,11 @@ def gathering_dtypes(model: nn.Module) -> dict[int, torch.dtype]:
                 policy = getattr(param, "mp_policy", None) or group.mp_policy
                 found[id(param.sharded_param)] = policy.param_dtype or param.sharded_param.dtype
     return found
+
+
+def global_offsets(tensor: Any) -> tuple[int, ...]:
+    """Return, per dimension, where the shard of this rank begins in a DTensor."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # slow to import
+
+    _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(offsets)

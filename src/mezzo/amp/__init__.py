@@ -6,11 +6,15 @@ from typing import TYPE_CHECKING, Any
 from mezzo.amp._auto_cast import auto_cast
 from mezzo.amp._averages import master_parameters
 from mezzo.amp._checkpoint import float32_copy
+from mezzo.amp._checkpoint_blocks import checkpoint_blocks
 from mezzo.amp._compiled import build_kernels
 from mezzo.amp._compiled import library_path as library_path
 from mezzo.amp._cpu import has_half_units as has_half_units
 from mezzo.amp._decorate import decorate
+from mezzo.amp._decorate import set_optimizer_state as set_optimizer_state
+from mezzo.amp._decorate_checks import check_optimizer_state as check_optimizer_state
 from mezzo.amp._decorate_checks import parse_master_weight as parse_master_weight
+from mezzo.amp._decorate_checks import parse_optimizer_state as parse_optimizer_state
 from mezzo.amp._environment import Environment as Environment
 from mezzo.amp._environment import Gpu as Gpu
 from mezzo.amp._environment import check_environment
@@ -26,6 +30,7 @@ from mezzo.amp._fp8_scales import fp8_scales, load_fp8_scales
 from mezzo.amp._fuse import FusedPart as FusedPart
 from mezzo.amp._fuse import causal_lm_loss as causal_lm_loss
 from mezzo.amp._fuse import fuse_parts as fuse_parts
+from mezzo.amp._half_weights import half_parameters as half_parameters
 from mezzo.amp._lists import black_list, read_lists, white_list
 from mezzo.amp._lists import load_lists as load_lists
 from mezzo.amp._names import OPERATOR_GROUPS as OPERATOR_GROUPS
@@ -43,8 +48,12 @@ from mezzo.amp._policy import Decision, Policy
 from mezzo.amp._recompute import bind_policy, custom_bwd, custom_fwd
 from mezzo.amp._scaler import GradScaler, LossScaleFloorError
 from mezzo.amp._sharding import is_sharded as is_sharded
-from mezzo.amp._sharding import refuse_other_gathering as refuse_other_gathering
 from mezzo.amp._sharding import shard_model as shard_model
+from mezzo.amp._sharding_checks import note_optimizer as note_optimizer
+from mezzo.amp._sharding_checks import refuse_old_parameters as refuse_old_parameters
+from mezzo.amp._sharding_checks import refuse_other_gathering as refuse_other_gathering
+from mezzo.amp._sharding_checks import refuse_unshardable as refuse_unshardable
+from mezzo.amp._sharding_checks import refuse_unsharded_options as refuse_unsharded_options
 from mezzo.amp._state import current_policy, get_autocast_dtype, is_autocast_enabled
 from mezzo.amp._state import thread_state as thread_state
 from mezzo.amp.hardware import is_bfloat16_supported, is_float16_supported
@@ -79,6 +88,7 @@ __all__ = [
     "Explanation",
     "exclude_layers",
     "keep_in_half",
+    "checkpoint_blocks",
     "Fp8Recipe",
     "fp8_scales",
     "load_fp8_scales",

@@ -14,8 +14,10 @@ from mezzo.amp._checkpoint import keep_float32_checkpoints, parse_save_dtype
 from mezzo.amp._conversions import follow_conversions
 from mezzo.amp._decorate_checks import (
     as_list,
+    check_optimizer_state,
     ids_of_parameters,
     parse_master_weight,
+    parse_optimizer_state,
     refuse_other_dtype,
     refuse_other_masters,
     refuse_scripted,
@@ -56,6 +58,7 @@ def decorate(
     excluded_parameters: Iterable[nn.Parameter] = ...,
     half_layers: Excluded | Sequence[Excluded] | None = ...,
     fp8: Fp8Recipe | Mapping[str, Any] | None = ...,
+    optimizer_state: str | torch.dtype | None = ...,
 ) -> Models: ...
 @overload
 def decorate(
@@ -71,6 +74,7 @@ def decorate(
     excluded_parameters: Iterable[nn.Parameter] = ...,
     half_layers: Excluded | Sequence[Excluded] | None = ...,
     fp8: Fp8Recipe | Mapping[str, Any] | None = ...,
+    optimizer_state: str | torch.dtype | None = ...,
 ) -> tuple[Models, Optimizers]: ...
 def decorate(
     models: nn.Module | Sequence[nn.Module],
@@ -85,6 +89,7 @@ def decorate(
     excluded_parameters: Iterable[nn.Parameter] = (),
     half_layers: Excluded | Sequence[Excluded] | None = None,
     fp8: Fp8Recipe | Mapping[str, Any] | None = None,
+    optimizer_state: str | torch.dtype | None = None,
 ) -> Any:
     """Store weights in half and keep a float32 master of each, in place.
 
@@ -110,19 +115,22 @@ def decorate(
         half_layers: O3: modules, types or name globs whose products stay in half. None: the first and the last layer.
             `()`: no layer.
         fp8: O3: the recipe that `auto_cast` will get; used to check that the device can run it.
+        optimizer_state: Dtype of the optimizer's moments (SGD with momentum, Adam, AdamW). `bfloat16` halves them and
+            rounds stochastically. None: float32, or as an earlier call set it.
 
     Returns:
         The same models, or the pair (models, optimizers) if optimizers were given.
 
     Raises:
-        ValueError: An argument is not one of those above, or a model is on a device other than CPU and CUDA.
+        ValueError: An argument is not one of those above, a model is on a device other than CPU and CUDA, or an optimizer
+            cannot have bfloat16 state.
         RuntimeError: A model is already wrapped for distributed training, scripted, decorated in the other dtype, or has
             masters of another kind than `master_weight` asks for.
         ValueError: O3 with layers of torchao or Transformer Engine, which would quantise twice.
     """
     level, half = parse_level(level, ("O1", "O2", "O3")), parse_half_dtype(dtype)
     saved_as = parse_save_dtype(save_dtype)
-    masters = parse_master_weight(master_weight)
+    masters, state_dtype = parse_master_weight(master_weight), parse_optimizer_state(optimizer_state)
     model_list = as_list(models, nn.Module, "models")
     optimizer_list = [] if optimizers is None else as_list(optimizers, Optimizer, "optimizers")
     optimizer_list = [unwrap_optimizer(optimizer) for optimizer in optimizer_list]
@@ -147,6 +155,7 @@ def decorate(
         refuse_half_without_master(layers)
     if masters == "compact":
         refuse_sharded(model_list)
+    check_optimizer_state(state_dtype, masters, optimizer_list)
     if master_weight is not None:
         refuse_other_masters(model_list, masters)
     if master_grad and not _HAS_GRAD_DTYPE:
@@ -168,9 +177,15 @@ def decorate(
     watch_decorated_models()
     for optimizer in optimizer_list:
         widen_state(optimizer, widened)
-        attach(optimizer, masters_for_new=masters != "none", compact=masters == "compact")
+        attach(optimizer, masters_for_new=masters != "none", compact=masters == "compact", state_dtype=state_dtype)
     check_again()
     return models if optimizers is None else (models, optimizers)
+
+
+def set_optimizer_state(optimizers: Iterable[Optimizer], dtype: torch.dtype) -> None:
+    """Keep the state of optimizers in float32 or bfloat16, also of those whose parameters have no masters."""
+    for optimizer in optimizers:
+        attach(unwrap_optimizer(optimizer), state_dtype=dtype)
 
 
 def watch_decorated_models() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from mezzo.dtypes import HALF_DTYPES, dtype_name
-from mezzo.optim import is_dtensor, stored_master
+from mezzo.optim import engine_of, is_dtensor, stored_master, unwrap_optimizer
 
 T = TypeVar("T")
 
@@ -31,6 +31,33 @@ def parse_master_weight(master_weight: Any) -> str:
     if master_weight is None or isinstance(master_weight, bool):
         return "none" if master_weight is False else "full"
     raise ValueError(f"master_weight={master_weight!r}: must be True, False or 'compact'")
+
+
+def parse_optimizer_state(optimizer_state: Any) -> torch.dtype | None:
+    """Return the dtype of optimizer state that `optimizer_state` asks for; None if it is None.
+
+    Raises:
+        ValueError: It is not None, float32 or bfloat16.
+    """
+    for dtype in (torch.float32, torch.bfloat16):
+        if optimizer_state is dtype or optimizer_state == dtype_name(dtype):
+            return dtype
+    if optimizer_state is None:
+        return None
+    raise ValueError(f"optimizer_state={optimizer_state!r}: must be 'float32' or 'bfloat16'")
+
+
+def check_optimizer_state(dtype: torch.dtype | None, masters: str, optimizers: Sequence[Optimizer]) -> None:
+    """Raise ValueError if bfloat16 state is asked for and impossible."""
+    if dtype is not torch.bfloat16:
+        return
+    if not optimizers:
+        raise ValueError("optimizer_state='bfloat16' without an optimizer: give the optimizer, too")
+    if masters == "none":
+        raise ValueError("optimizer_state='bfloat16' with master_weight=False: its updates need float32 masters")
+    for optimizer in optimizers:
+        # A wrapper, such as Accelerate's, passes the step on
+        engine_of(unwrap_optimizer(optimizer)).refuse_half_state()
 
 
 def as_list(value: Any, kind: type[T], argument: str) -> list[T]:
@@ -51,6 +78,11 @@ def refuse_wrapped(model: nn.Module, prefix: str) -> None:
                 raise RuntimeError(
                     "decorate() of a sharded model: the float32 shards of FSDP2 are the masters; use Precision.shard(model) "
                     f"and Precision.prepare(model, optimizer) instead; found {type(module).__name__} at {path}"
+                )
+            if type(module).__name__ == "FullyShardedDataParallel":
+                raise RuntimeError(
+                    "FullyShardedDataParallel (FSDP1) keeps several weights in one, so they cannot be half by layer; shard the "
+                    f"plain model by Precision.shard(model), which uses FSDP2; found it at {path}"
                 )
             raise RuntimeError(
                 "call decorate() or Precision.prepare() first, then wrap with DistributedDataParallel; "

@@ -72,14 +72,14 @@ def _match(names: dict[str, nn.Module], item: Any, argument: str) -> Iterable[nn
 
 
 class ExclusionHandle:
-    """Undoes an exclusion."""
+    """Undoes a change of modules' forwards."""
 
     def __init__(self, modules: list[nn.Module], mark: str = _MARK) -> None:
         self.modules = modules
         self._mark = mark
 
     def remove(self) -> None:
-        """Make the modules follow `auto_cast` again."""
+        """Give the modules their forwards back: excluded ones follow `auto_cast` again."""
         for module in self.modules:
             if self._mark in module.__dict__:  # otherwise it was undone already
                 unwrap_forward(module, self._mark)
@@ -172,13 +172,14 @@ def is_excluded(module: nn.Module) -> bool:
 
 def _forward_in_float32(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if not is_any_autocast_enabled():
-        return _forward_before(module, *args, **kwargs)
+        return forward_before(module, _MARK, *args, **kwargs)
     with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
-        return _forward_before(module, *tree_map(_to_float32, args), **tree_map(_to_float32, kwargs))
+        return forward_before(module, _MARK, *tree_map(_to_float32, args), **tree_map(_to_float32, kwargs))
 
 
-def _forward_before(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    own = module.__dict__[_MARK]
+def forward_before(module: nn.Module, mark: str, *args: Any, **kwargs: Any) -> Any:
+    """Call the forward that `wrap_forward` kept under `mark`."""
+    own = module.__dict__[mark]
     return type(module).forward(module, *args, **kwargs) if own is None else own(*args, **kwargs)
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from mezzo._torch.sharding import gathering_dtypes
 from mezzo.amp._half_weights import half_parameters
 from mezzo.dtypes import dtype_name
 from mezzo.optim import is_dtensor
@@ -97,7 +96,7 @@ def _plan(
         if param.is_floating_point() and param.dim() == 0:
             raise ValueError(f"shard(): {name!r} has no dimension to shard: give it the shape (1,)")
     params = {id(m): [p for p in m.parameters() if p.is_floating_point()] for m in model.modules()}
-    chosen = _separable(model, _large_modules(model) if blocks is None else _callable_parts(blocks))
+    chosen = _separable(model, _large_modules(model) if blocks is None else callable_parts(blocks))
     order = {id(module): place for place, module in enumerate(model.modules())}
     chosen.sort(key=lambda module: -order[id(module)])  # inner ones first
     plain = [m for m in chosen if all(id(p) not in in_half for p in params[id(m)])]
@@ -130,11 +129,11 @@ def _has_forward(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward
 
 
-def _callable_parts(modules: Iterable[nn.Module]) -> list[nn.Module]:
+def callable_parts(modules: Iterable[nn.Module]) -> list[nn.Module]:
     """Return the modules, with the children of containers in place of the containers."""
     found: list[nn.Module] = []
     for module in modules:
-        found += [module] if _has_forward(module) else _callable_parts(module.children())
+        found += [module] if _has_forward(module) else callable_parts(module.children())
     return found
 
 
@@ -195,29 +194,3 @@ def _large_modules(model: nn.Module) -> list[nn.Module]:
             taken |= {id(p) for p in free}
             groups.append(module)
     return groups
-
-
-def refuse_other_gathering(model: nn.Module, level: str, half: torch.dtype, excluded: Sequence[nn.Module]) -> None:
-    """Raise if a sharded model gathers its weights in another dtype than a level asks for.
-
-    Raises:
-        RuntimeError: Shards are not float32, or a weight is gathered in another dtype than `decorate` gives it.
-    """
-    in_half = half_parameters(model, level, half, excluded)
-    gathered = gathering_dtypes(model)
-    for name, param in model.named_parameters():
-        if not param.is_floating_point():
-            continue
-        if param.dtype is not torch.float32:
-            raise RuntimeError(
-                f"prepare(): the shards of {name!r} are {dtype_name(param.dtype)}; sharded weights are their own "
-                "masters and must be float32: shard the float32 model"
-            )
-        wanted = half if id(param) in in_half else torch.float32
-        found = gathered.get(id(param), torch.float32)
-        is_same = level == "O1" and found is torch.float32  # operators cast it, as with half_weights=False
-        if found is not wanted and not is_same:
-            raise RuntimeError(
-                f"prepare(): FSDP gathers {name!r} in {dtype_name(found)}, and level {level} keeps it in "
-                f"{dtype_name(wanted)}; shard the float32 model by precision.shard(model)"
-            )

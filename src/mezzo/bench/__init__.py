@@ -1,6 +1,6 @@
 """Side-by-side measurements, made in one run on one machine."""
 
-from mezzo.bench._commands import bisect_model, examine_model
+from mezzo.bench._commands import bisect_model, examine_model, predict_model
 from mezzo.bench._compare import CompareSettings, Comparison, ModeResult, compare
 from mezzo.bench._factories import ModelError
 from mezzo.bench._frame import Bench
@@ -25,6 +25,7 @@ from mezzo.record import Timing, time_calls
 __all__ = [
     "bisect_model",
     "examine_model",
+    "predict_model",
     "compare",
     "Comparison",
     "CompareSettings",

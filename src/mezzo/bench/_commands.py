@@ -8,7 +8,7 @@ from mezzo.bench._factories import ModelError, find_factory, find_place
 from mezzo.bench._workloads import batch_words, failures_explained, find_workload
 from mezzo.devices import find_device
 from mezzo.errors import RunError
-from mezzo.proof import Bisection, Report, advise, bisect
+from mezzo.proof import Bisection, MemoryReport, Report, advise, bisect, predict_fit
 
 DOCTOR_BATCH_SIZE = 16
 DOCTOR_IMAGE_SIZE = 224
@@ -66,6 +66,30 @@ def examine_model(
         return advise(
             workload.model, workload.inputs, workload.targets, workload.loss_fn, device=place, loader=batches, **options
         )
+
+
+def predict_model(
+    model: str,
+    *,
+    batch_size: int | None = None,
+    image_size: int = DOCTOR_IMAGE_SIZE,
+    device: str | None = None,
+    **options: Any,
+) -> MemoryReport:
+    """Return the predicted memory of a model's step, which does not run.
+
+    Args:
+        model: As for `examine_model`.
+        batch_size: The same.
+        image_size: The same.
+        device: Where the step would run; None: a GPU, also if there is none at hand.
+        options: Passed to `mezzo.proof.predict_fit`.
+    """
+    size = DOCTOR_BATCH_SIZE if batch_size is None else batch_size
+    workload = find_workload(model, size, image_size, is_chosen=batch_size is not None)
+    place = None if device is None else find_device(device)
+    with failures_explained(model, find_device(device), batch_words(workload.batch_size)):
+        return predict_fit(workload, device=place, **options)
 
 
 def _make_loader(reference: str) -> Any:

@@ -137,6 +137,10 @@ class Bench(abc.ABC, Generic[SettingsT, ResultT]):
         rows = [self.cells(result) for result in self.results]
         return [list(rows[0]), *(list(row.values()) for row in rows)] if rows else []
 
+    def tables(self) -> list[list[list[str]]]:
+        """Return all tables that a command prints, each with its header."""
+        return [self.table()]
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON-ready data, times in seconds and memory in bytes."""
         data = asdict(self)

@@ -378,11 +378,10 @@ def _llama(name: str, sizes: NetworkSizes) -> Network:
 def _maskless_attention(transformers: Any) -> str:
     """Return the name of SDPA without a mask tensor, for all recipes.
 
-    In compiled code transformers always makes a mask with torch before 2.14, and cuDNN then computes
-    all scores, not half of them: the backward pass of attention takes three times as long.
+    In compiled code transformers always makes a mask with torch before 2.14, and kernels of attention
+    then compute all scores, not half of them.
     """
-    sdpa = importlib.import_module("transformers.integrations.sdpa_attention").sdpa_attention_forward
-    transformers.AttentionInterface.register(_MASKLESS, sdpa)
+    transformers.AttentionInterface.register(_MASKLESS, transformers.AttentionInterface()["sdpa"])
     return _MASKLESS
 
 

@@ -76,7 +76,7 @@ def bench_static(
         warm_caches: Build all recipes in this many processes at the same time, before anything is measured.
         at_once: Build this many recipes at the same time, each in a process of its own, which then waits: they are
             measured one after the other. Their networks must fit into the device's memory together. 0: no.
-        kernels: How many of the slowest kernels of a step each result has.
+        kernels: Above 0: profile each recipe on a GPU; results have the kernels of a step. A command prints this many.
         layers: Number of layers of Llama models; None: as published.
         length: Tokens in a row of Llama models; None: that of the model.
         words: Vocabulary of Llama models; None: that of the model.

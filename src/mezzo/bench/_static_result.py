@@ -8,7 +8,7 @@ from typing import Any
 from mezzo.bench._frame import Bench, gibibytes, milliseconds, ratio, refuse_below_one
 from mezzo.bench._machine import peak_rate
 from mezzo.bench._networks import NetworkSizes
-from mezzo.bench._slowest import KernelTime
+from mezzo.bench._profile import KernelShare, time_by_kind
 from mezzo.bench._static_recipes import StaticRecipe
 from mezzo.record import Timing
 
@@ -36,6 +36,7 @@ class StaticSettings:
     warm_caches: int = 0
     at_once: int = 0
     kernels: int = 0
+    """How many of the slowest kernels are printed for each recipe; 0: steps are not profiled."""
     layers: int | None = None
     length: int | None = None
     words: int | None = None
@@ -103,19 +104,21 @@ class StaticResult:
     form: str = ""
     """Graph mode: whether the step runs compiled or as written."""
     peak_memory_bytes: int | None
-    kernels: tuple[KernelTime, ...] = ()
-    """All kernels of a step together, then the slowest; empty if they were not asked for."""
+    kernels: tuple[KernelShare, ...] = ()
+    """Of one step, the longest first; empty unless asked for."""
 
     def __str__(self) -> str:
         form = f" ({self.form})" if self.form else ""
         rate = f"{self.samples / self.queued_s:.0f} {self.unit}/s"
-        lines = [
+        return (
             f"{self.model}, {self.recipe.name}{form}: {milliseconds(self.queued_s)} queued, {rate}, first step "
             f"{self.build_s:.1f} s, peak memory {gibibytes(self.peak_memory_bytes)}, loss {self.loss:.6f}, "
             f"skipped {self.skipped}"
-        ]
-        lines += [f"  {1e3 * each.seconds:9.3f} ms {each.calls:7.1f} x {each.name[:120]}" for each in self.kernels]
-        return "\n".join(lines)
+        )
+
+    def slowest_kernels(self, most: int) -> list[str]:
+        """Return a line for each of the slowest kernels of a step: time, calls, name."""
+        return [f"  {1e3 * each.time_s:9.3f} ms {each.calls:7.1f} x {each.name[:120]}" for each in self.kernels[:most]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,6 +133,10 @@ class NotRun:
 
     def __str__(self) -> str:
         return f"{self.model}, {self.recipe.name}: not run: {self.reason}"
+
+    def slowest_kernels(self, most: int) -> list[str]:
+        """Return no lines."""
+        return []
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,6 +218,25 @@ class StaticBench(Bench[StaticSettings, StaticResult]):
         rows = Bench.table(self) or [["model", "recipe", "step, loss read"]]
         missing = [""] * (len(rows[0]) - 3)
         return [*rows, *([each.model, each.recipe.name, f"not run: {each.reason}", *missing] for each in self.not_run)]
+
+    def tables(self) -> list[list[list[str]]]:
+        """Return the table of the recipes and, if they were profiled, that of their kernels."""
+        return [rows for rows in (self.table(), self.profile_table()) if rows]
+
+    def profile_table(self) -> list[list[str]]:
+        """Return milliseconds and launches per step by kind of work, a row per profiled recipe; empty without any."""
+        profiled = [(each, time_by_kind(each.kernels)) for each in self.results if each.kernels]
+        kinds = list(dict.fromkeys(kind for _, found in profiled for kind in found))
+        rows = [
+            [
+                each.model,
+                each.recipe.name,
+                f"{1e3 * sum(seconds for seconds, _ in found.values()):.2f} ms",
+                *(f"{1e3 * found[kind][0]:.2f} ms in {found[kind][1]:.0f}" if kind in found else "-" for kind in kinds),
+            ]
+            for each, found in profiled
+        ]
+        return [["model", "recipe", "on the GPU", *kinds], *rows] if rows else []
 
     def figures(self, result: StaticResult) -> dict[str, Any]:
         """Return the name and the speed-ups of a recipe."""

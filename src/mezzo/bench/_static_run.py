@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from mezzo import static
 from mezzo.bench._frame import Meter, Progress
 from mezzo.bench._networks import Batch, Network, find_network
-from mezzo.bench._slowest import slowest_kernels
+from mezzo.bench._profile import profile_steps
 from mezzo.bench._static_recipes import BF16_WEIGHTS, StaticRecipe
 from mezzo.bench._static_result import StaticResult, StaticSettings
 from mezzo.bench._training import StockPrecision, TrainingLoop
@@ -271,11 +271,7 @@ def _measure(
         queued.append((time.perf_counter() - start) / steps)
         meter.advance()
     peak = meter.peak_memory_bytes()
-    kernels = (
-        slowest_kernels(lambda: training.step(training.batches[0]), device, settings.kernels)
-        if settings.kernels
-        else ()
-    )
+    kernels = profile_steps(lambda: training.step(training.batches[0])) if settings.kernels else ()
     is_half = recipe.level not in ("float32", "FP32")
     return StaticResult(
         model=network.name,

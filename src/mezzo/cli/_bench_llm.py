@@ -4,10 +4,9 @@ from collections.abc import Iterable
 from typing import Annotated
 
 from mezzo._options import Option, split_commas
-from mezzo.cli._bench_static import recipe_words
+from mezzo.cli._bench_static import SlowestKernels, recipe_words, show_result
 from mezzo.cli._common import Device, Json, Steps
 from mezzo.cli._show import print_bench, progress_bar
-from mezzo.files import say
 
 
 def _sizes() -> Iterable[str]:
@@ -46,7 +45,7 @@ def llm(
         int,
         Option("Build N recipes at the same time, each in its own process; then measure one by one.", metavar="N"),
     ] = 0,
-    kernels: Annotated[int, Option("Show the N slowest kernels of each recipe.", metavar="N")] = 0,
+    kernels: SlowestKernels = 0,
     device: Device = None,
     as_json: Json = False,
 ) -> int:
@@ -76,7 +75,7 @@ def llm(
             kernels=kernels,
             device=device,
             progress=report,
-            finished=lambda found: say(str(found), err=True),
+            finished=lambda found: show_result(found, kernels),
         )
     print_bench(result, f"{steps} timed steps a recipe; loss after {check_steps} steps", as_json)
     return int(any(each.is_failure for each in result.not_run))

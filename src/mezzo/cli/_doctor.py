@@ -25,6 +25,12 @@ def doctor(
     steps: Annotated[int, Option("Timed steps of each setup.")] = 10,
     device: Device = None,
     loader: Annotated[str | None, Option("Data loader to time as well.", metavar="FILE:FACTORY")] = None,
+    optimizer: Annotated[
+        str, Option("Of the predicted memory.", choices=("sgd", "momentum", "adam", "adamw"))
+    ] = "adamw",
+    memory: Annotated[
+        float | None, Option("Only predict whether a step fits in so much memory.", metavar="GIB")
+    ] = None,
     measure: Annotated[bool, Option("Also measure the gain of each change.")] = False,
     apply: Annotated[Path | None, Option("File for the safe changes; measures them.", metavar="FILE")] = None,
     page: Annotated[Path | None, Option("Also write an HTML page.", metavar="FILE")] = None,
@@ -33,17 +39,28 @@ def doctor(
     """Find out why a training step is not faster.
 
     A step is measured in float32 and in AMP. Advice follows about shapes, layout, leaks (operators that return
-    float32), launches and data.
+    float32), launches and data, and the predicted memory. With --memory nothing is measured: the exit code is 1 if a
+    step at the level does not fit.
     """
-    from mezzo.bench import examine_model  # torch takes seconds to import: not for --version and --help
+    from mezzo.bench import examine_model, predict_model  # torch takes seconds to import: not for --version and --help
 
+    if memory is not None:
+        unused = {"--apply": apply, "--page": page, "--loader": loader, "--measure": measure or None}
+        if given := [name for name, value in unused.items() if value is not None]:
+            raise ValueError(f"{given[0]} with --memory: it needs measured steps; leave one of them out")
+        predicted = predict_model(
+            model, batch_size=batch_size, image_size=image_size, device=device, level=level, dtype=dtype, fp8=fp8,
+            optimizer=optimizer, memory_gib=memory,
+        )  # fmt: skip
+        say(json.dumps(predicted.to_dict(), indent=2) if as_json else str(predicted))
+        return int(not predicted.level_fits)
     for name, path in (("--apply", apply), ("--page", page)):
         if path is not None and path.is_dir():
             raise ValueError(f"{name} {path}: is a folder; give the name of a file")
     with progress_bar() as report:
         found = examine_model(
             model, batch_size=batch_size, image_size=image_size, device=device, loader=loader, level=level, dtype=dtype,
-            fp8=fp8, steps=steps, measure_gains=measure or apply is not None, progress=report,
+            fp8=fp8, steps=steps, optimizer=optimizer, measure_gains=measure or apply is not None, progress=report,
         )  # fmt: skip
     say(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
     if apply is not None:

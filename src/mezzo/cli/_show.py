@@ -41,4 +41,5 @@ def print_bench(result: Any, title: str, as_json: bool) -> None:
         return
     machine = result.machine
     versions = f"torch {machine.torch_version}, driver {machine.driver_version}"
-    say("\n\n".join([title, markdown_table(result.table()), f"{markdown_table(machine.table())}\n{versions}"]))
+    tables = [markdown_table(rows) for rows in result.tables()]
+    say("\n\n".join([title, *tables, f"{markdown_table(machine.table())}\n{versions}"]))

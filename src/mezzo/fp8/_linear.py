@@ -22,7 +22,7 @@ from mezzo.fp8._numbers import E4M3
 from mezzo.fp8._parts import AUTOCAST_KEYS, GRADIENT, INPUT, layer_operand, multiply_by_weight, multiply_gradient
 from mezzo.fp8._product import refuse_without_fp8
 from mezzo.fp8._recipe import recipe_from_text
-from mezzo.fp8._weights import history_of
+from mezzo.fp8._weights import copies_of, history_of
 
 FP8_LINEAR, FP8_LINEAR_BACKWARD = "mezzo::fp8_linear", "mezzo::fp8_linear_backward"
 """Names of the operators in recordings and graphs."""
@@ -167,8 +167,8 @@ class _Linear(torch.autograd.Function):
         _, weight, bias, ctx.recipe, *_ = args
         result, input_t, inverse = call_below_autograd(torch.ops.mezzo.fp8_linear.default, keys, args)
         ctx.save_for_backward(weight, input_t, inverse)
-        # Activation checkpointing returns saved tensors as aliases, which have neither FP8 copies nor a history.
-        ctx.parameter = weight if isinstance(weight, nn.Parameter) else None
+        # Checkpointing hands an alias of a saved weight to the backward pass; copies and histories belong to the weight
+        ctx.with_copies = weight if copies_of(weight) is not None else None
         ctx.has_bias = bias is not None
         ctx.mark_non_differentiable(input_t, inverse)
         ctx.set_materialize_grads(False)
@@ -179,7 +179,7 @@ class _Linear(torch.autograd.Function):
         if grad is None:
             return (None,) * 7
         weight, input_t, inverse = ctx.saved_tensors
-        weight = weight if ctx.parameter is None else ctx.parameter
+        weight = weight if ctx.with_copies is None else ctx.with_copies
         _, for_input, for_weight, for_bias = ctx.needs_input_grad[:4]
         for_bias = ctx.has_bias and for_bias
         # A recording shows it as a gradient, like the kernels that autograd calls

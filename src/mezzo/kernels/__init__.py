@@ -3,6 +3,8 @@
 Importing this package registers them all: compiled code from a cache on disk may call any of them.
 """
 
+from mezzo.kernels._batch_norm import ACTIVATIONS as NORM_ACTIVATIONS
+from mezzo.kernels._batch_norm import BEFORE_RESIDUAL, batch_norm_activation
 from mezzo.kernels._convolutions import BLOCK as CONVOLUTION_BLOCK
 from mezzo.kernels._convolutions import depthwise_input_grad, narrow_weight_grad
 from mezzo.kernels._cross_entropy import fused_cross_entropy
@@ -14,6 +16,9 @@ from mezzo.kernels._registry import operator_name
 from mezzo.kernels._switch import torch_operators_only, uses_own_operators
 
 __all__ = [
+    "BEFORE_RESIDUAL",
+    "NORM_ACTIVATIONS",
+    "batch_norm_activation",
     "CONVOLUTION_BLOCK",
     "depthwise_input_grad",
     "narrow_weight_grad",

@@ -30,6 +30,7 @@ from mezzo._torch.step_tier import uses_triton
 from mezzo.optim import _fused
 from mezzo.optim._check import Verdict, check
 from mezzo.optim._grads import Slot, factor_of, gather, inverse_of
+from mezzo.optim._half_state import convert_state, refuse_half_state
 from mezzo.optim._masters import attach_master, has_several_ranks, is_half, stored_master
 from mezzo.optim._outside import forget_casts, keep_autocast, outside_autocast
 from mezzo.optim._shards import is_dtensor
@@ -108,6 +109,8 @@ class StepEngine:
         self.attached = False
         self.masters_for_new = True
         self.new_are_compact = False
+        self.state_dtype = torch.float32
+        """Of the optimizer's state; bfloat16 state is rounded stochastically."""
         self._foreign_step: Callable[..., Any] | None = None
         self._request_behind_wrapper: StepRequest | None = None
         self._clip: _PendingClip | None = None
@@ -192,7 +195,7 @@ class StepEngine:
         if self._triton is None:
             from mezzo.optim._triton_step import TritonStep  # Triton is slow to import
 
-            self._triton = TritonStep(self.optimizer)
+            self._triton = TritonStep(self.optimizer, self.state_dtype)
         return self._triton.prepare_plan()
 
     def can_be_captured(self) -> bool:
@@ -225,7 +228,13 @@ class StepEngine:
         """
         groups = gather(self.optimizer)
         if self._foreign_step is None and not args and not kwargs and _fused.covers(self.optimizer, groups):
-            return _fused.apply(self.optimizer, groups, verdict, factor)
+            return _fused.apply(self.optimizer, groups, verdict, factor, self.state_dtype)
+        if self.state_dtype is not torch.float32:
+            self.refuse_half_state()
+            raise RuntimeError(
+                "optimizer_state='bfloat16': a step takes dense gradients and no arguments besides a closure; use float32 "
+                "state"
+            )
         slots = [s for group in groups for s in group]
         own_step = functools.partial(self._own_step, *args, **kwargs)
         if verdict is not None and self._takes_found_inf():
@@ -431,6 +440,22 @@ class StepEngine:
         """Load as the stock optimizer does; the state of half parameters stays float32."""
         with masters_as_params(self.optimizer, placeholder_masters(self.optimizer)):
             type(self.optimizer).load_state_dict(self.optimizer, state_dict)
+        if self.state_dtype is not torch.float32:  # torch widened what was saved as bfloat16: no bit is lost
+            convert_state(self.optimizer, self.state_dtype)
+
+    def refuse_half_state(self) -> None:
+        """Raise ValueError if the optimizer cannot have bfloat16 state."""
+        own_step = self._foreign_step if self.attached else _foreign_step(self.optimizer)
+        refuse_half_state(self.optimizer, has_own_step=own_step is not None)
+
+    def set_state_dtype(self, dtype: torch.dtype) -> None:
+        """Keep the optimizer's state in float32 or bfloat16 from now on."""
+        if dtype is self.state_dtype:
+            return
+        if dtype is not torch.float32:
+            self.refuse_half_state()
+        self.state_dtype, self._triton = dtype, None
+        convert_state(self.optimizer, dtype)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add as the stock optimizer does; half parameters without a master get one."""
@@ -537,7 +562,13 @@ def refuse_lookalike(optimizer: Optimizer) -> None:
         )
 
 
-def attach(optimizer: Optimizer, *, masters_for_new: bool = True, compact: bool = False) -> StepEngine:
+def attach(
+    optimizer: Optimizer,
+    *,
+    masters_for_new: bool = True,
+    compact: bool = False,
+    state_dtype: torch.dtype | None = None,
+) -> StepEngine:
     """Replace `optimizer.step` by mezzo's.
 
     Object and class stay. A second call only changes the options.
@@ -546,16 +577,23 @@ def attach(optimizer: Optimizer, *, masters_for_new: bool = True, compact: bool 
         optimizer: Any torch optimizer; parameters with masters are updated through them.
         masters_for_new: Half parameters of later `add_param_group` calls get masters.
         compact: Those masters are compact.
+        state_dtype: float32 or bfloat16, of the optimizer's state; None: as it is, at first float32.
 
     Raises:
         TypeError: The object only has the methods of an optimizer, as Lookahead of timm and others.
+        ValueError: The optimizer cannot have bfloat16 state.
     """
     engine = engine_of(optimizer)
     refuse_lookalike(optimizer)
-    engine.masters_for_new, engine.new_are_compact = masters_for_new, compact
     if engine.attached:
+        if state_dtype is not None:
+            engine.set_state_dtype(state_dtype)
+        engine.masters_for_new, engine.new_are_compact = masters_for_new, compact
         return engine
     engine.refuse_fsdp1()
+    if state_dtype not in (None, torch.float32):
+        engine.refuse_half_state()
+    engine.masters_for_new, engine.new_are_compact = masters_for_new, compact
     engine._foreign_step = _foreign_step(optimizer)
     engine.attached = True
     for group in optimizer.param_groups:
@@ -563,6 +601,8 @@ def attach(optimizer: Optimizer, *, masters_for_new: bool = True, compact: bool 
             # A move to another device synchronises: do it here, not in the first step
             stored_master(param)
     _widen_state(optimizer)
+    if state_dtype is not None:
+        engine.set_state_dtype(state_dtype)
     # This replaces the wrapper of an LR scheduler; our step sets the flag that the wrapper sets.
     optimizer.__dict__["step"] = types.MethodType(_attached_step, optimizer)
     optimizer.__dict__["load_state_dict"] = types.MethodType(_load_state_dict, optimizer)

@@ -15,6 +15,7 @@ from mezzo._torch.foreach import foreach_add_, fused_adam_, fused_adamw_, fused_
 from mezzo.optim._check import Verdict
 from mezzo.optim._grads import Slot, by_kind, true_grads
 from mezzo.optim._masters import master_of, publish
+from mezzo.optim._rounding import STATE_DTYPE, store_rounded
 from mezzo.optim._shards import local
 
 _KERNELS = {SGD: ("_fused_sgd_",), Adam: ("_fused_adam_", "_fused_adamw_"), AdamW: ("_fused_adam_", "_fused_adamw_")}
@@ -86,7 +87,11 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def apply(
-    optimizer: Optimizer, groups: Sequence[Sequence[Slot]], verdict: Verdict | None, factor: Tensor | None
+    optimizer: Optimizer,
+    groups: Sequence[Sequence[Slot]],
+    verdict: Verdict | None,
+    factor: Tensor | None,
+    state_dtype: torch.dtype = torch.float32,
 ) -> None:
     """Take the step; change nothing if the verdict is an overflow.
 
@@ -95,6 +100,7 @@ def apply(
         groups: Per parameter group, the parameters with gradients.
         verdict: The result of the check; None: take the step in any case.
         factor: Gradients are multiplied by it; None: by nothing.
+        state_dtype: bfloat16 state is computed in float32 and rounded stochastically.
     """
     update = _sgd if type(optimizer) is SGD else _adam
     for group, slots in zip(optimizer.param_groups, groups, strict=True):
@@ -104,7 +110,8 @@ def apply(
             for part in _parts(batch):
                 masters = {s.param: master for s in part if (master := master_of(s.param)) is not None}
                 targets = [local(masters[s.param]) if s.has_master else s.local_target for s in part]
-                update(optimizer, group, part, targets, true_grads([s.values for s in part], targets, factor), found)
+                grads = true_grads([s.values for s in part], targets, factor)
+                update(optimizer, group, part, targets, grads, found, state_dtype)
                 publish(list(masters), list(masters.values()))
 
 
@@ -130,15 +137,17 @@ def _sgd(
     targets: list[Tensor],
     grads: list[Tensor],
     found: Tensor | None,
+    state_dtype: torch.dtype,
 ) -> None:
     momentum = group["momentum"]
     # A buffer of zeros gives the same first step as none (dampening is 0 or the buffer exists), and
     # stays right if the first step is skipped.
-    buffers = [state_tensor(optimizer, slot, "momentum_buffer") for slot in batch] if momentum else []
+    buffers = [state_tensor(optimizer, slot, "momentum_buffer", state_dtype) for slot in batch] if momentum else []
+    wide = _widened(buffers)
     fused_sgd_(
         targets,
         grads,
-        buffers,
+        wide,
         weight_decay=group["weight_decay"],
         momentum=momentum,
         lr=_lr(group, targets[0]),
@@ -148,6 +157,10 @@ def _sgd(
         is_first_step=False,
         found_inf=found,
     )
+    if buffers and buffers[0].dtype is STATE_DTYPE:
+        steps = _count_steps(optimizer, batch, found)
+        for slot, step, stored, value in zip(batch, steps, buffers, wide, strict=True):
+            store_rounded([stored], [value], slot.target, step, slot.index)
 
 
 def _adam(
@@ -157,17 +170,18 @@ def _adam(
     targets: list[Tensor],
     grads: list[Tensor],
     found: Tensor | None,
+    state_dtype: torch.dtype,
 ) -> None:
-    steps = [step_count(optimizer, slot) for slot in batch]
-    # The Tensor overload: torch._foreach_add_ would read the tensor on the host.
-    one = torch.ones((), device=steps[0].device) if found is None else 1 - found
-    foreach_add_(steps, one)
+    steps = _count_steps(optimizer, batch, found)
+    means = [state_tensor(optimizer, slot, "exp_avg", state_dtype) for slot in batch]
+    squares = [state_tensor(optimizer, slot, "exp_avg_sq", state_dtype) for slot in batch]
+    wide_means, wide_squares = _widened(means), _widened(squares)
     kernel = fused_adamw_ if group.get("decoupled_weight_decay", type(optimizer) is AdamW) else fused_adam_
     kernel(
         targets,
         grads,
-        [state_tensor(optimizer, slot, "exp_avg") for slot in batch],
-        [state_tensor(optimizer, slot, "exp_avg_sq") for slot in batch],
+        wide_means,
+        wide_squares,
         [],
         steps,
         amsgrad=False,
@@ -179,16 +193,33 @@ def _adam(
         maximize=group["maximize"],
         found_inf=found,
     )
+    if means[0].dtype is STATE_DTYPE:
+        for slot, step, *moments in zip(batch, steps, means, squares, wide_means, wide_squares, strict=True):
+            store_rounded(moments[:2], moments[2:], slot.target, step, slot.index)
 
 
-def state_tensor(optimizer: Optimizer, slot: Slot, key: str) -> Tensor:
+def _count_steps(optimizer: Optimizer, batch: Sequence[Slot], found: Tensor | None) -> list[Tensor]:
+    """Return the step counts with this step, which does not count if `found` says overflow."""
+    steps = [step_count(optimizer, slot) for slot in batch]
+    # The Tensor overload: torch._foreach_add_ would read the tensor on the host.
+    foreach_add_(steps, torch.ones((), device=steps[0].device) if found is None else 1 - found)
+    return steps
+
+
+def _widened(state: list[Tensor]) -> list[Tensor]:
+    """Return state that the kernels compute with: the tensors themselves unless they are bfloat16."""
+    return [tensor.float() if tensor.dtype is STATE_DTYPE else tensor for tensor in state]
+
+
+def state_tensor(optimizer: Optimizer, slot: Slot, key: str, dtype: torch.dtype) -> Tensor:
     """Return a state tensor by torch's name.
 
-    Created, or converted to the dtype and layout of the target.
+    Created, or converted to `dtype` and the layout of the target. State of float64 parameters is float64.
     """
     state = optimizer.state[slot.param]
     value = state.get(key)
-    target, dtype = slot.target, slot.kind[1]
+    target = slot.target
+    dtype = dtype if slot.kind[1] is torch.float32 else slot.kind[1]
     if value is None:
         value = state[key] = torch.zeros_like(target, dtype=dtype, requires_grad=False)
     elif value.shape != target.shape:

@@ -61,6 +61,8 @@ class LaunchKey:
     """Whether FP8 copies are written: chunks are tiles then."""
     compact: bool
     """Whether masters are compact."""
+    state_dtype: torch.dtype
+    """Of the optimizer's state, without the step count."""
     blocks: int
     """Blocks per program, unless chunks are tiles."""
 
@@ -73,6 +75,7 @@ class LaunchKey:
             "ALIGNED": self.aligned,
             "FP8": self.fp8,
             "COMPACT": self.compact,
+            "STATE_DTYPE": DTYPES[self.state_dtype],
             "ROWS": FP8_ROWS,
             "BLOCK": FP8_BLOCK if self.fp8 else BLOCK,
             "BLOCKS": FP8_BLOCKS if self.fp8 else self.blocks,

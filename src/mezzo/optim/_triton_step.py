@@ -77,11 +77,11 @@ class StepPlan:
     can.
     """
 
-    def __init__(self, optimizer: Optimizer, groups: Sequence[Sequence[Slot]]) -> None:
+    def __init__(self, optimizer: Optimizer, groups: Sequence[Sequence[Slot]], state_dtype: torch.dtype) -> None:
         self._optimizer = optimizer
         self.device = next(s.target.device for slots in groups for s in slots if s.target.numel())
         self._options = OptionTable(optimizer, self.device)
-        launches = _sort_by_launch(optimizer, groups, self._options.groups)
+        launches = _sort_by_launch(optimizer, groups, self._options.groups, state_dtype)
         members = [member for batch in launches.values() for member in batch]
         entries = [entry for _, entry in members]
         self._watch = PlanWatch(optimizer.param_groups, entries, self._options.lr_tensors)
@@ -200,7 +200,10 @@ class StepPlan:
 
 
 def _sort_by_launch(
-    optimizer: Optimizer, groups: Sequence[Sequence[Slot]], options: Sequence[GroupOptions]
+    optimizer: Optimizer,
+    groups: Sequence[Sequence[Slot]],
+    options: Sequence[GroupOptions],
+    state_dtype: torch.dtype,
 ) -> dict[LaunchKey, list[Member]]:
     """Return the parameters that have elements, by the launch that updates them.
 
@@ -212,7 +215,7 @@ def _sort_by_launch(
         for slot in slots:
             if not slot.target.numel():
                 continue
-            entry = PlanEntry(slot, _state_of(optimizer, slot, group))
+            entry = PlanEntry(slot, _state_of(optimizer, slot, group, state_dtype))
             key = LaunchKey(
                 grad_dtype=entry.grad.dtype,
                 half_dtype=None if entry.target is entry.param else entry.param.dtype,
@@ -220,18 +223,20 @@ def _sort_by_launch(
                 aligned=entry.aligned,
                 fp8=entry.copies is not None,
                 compact=entry.target.dtype is REST_DTYPE,
+                state_dtype=state_dtype,
                 blocks=blocks,
             )
             launches.setdefault(key, []).append((number, entry))
     return launches
 
 
-def _state_of(optimizer: Optimizer, slot: Slot, group: GroupOptions) -> dict[str, Tensor]:
+def _state_of(optimizer: Optimizer, slot: Slot, group: GroupOptions, dtype: torch.dtype) -> dict[str, Tensor]:
+    keys: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
     if type(optimizer) is SGD:
         keys = ("momentum_buffer",) if group.has_momentum else ()
-        return {key: _fused.state_tensor(optimizer, slot, key) for key in keys}
-    tensors = {key: _fused.state_tensor(optimizer, slot, key) for key in ("exp_avg", "exp_avg_sq")}
-    return {**tensors, "step": _fused.step_count(optimizer, slot)}
+    tensors = {key: _fused.state_tensor(optimizer, slot, key, dtype) for key in keys}
+    counts = type(optimizer) is not SGD or (bool(keys) and dtype is not torch.float32)
+    return {**tensors, "step": _fused.step_count(optimizer, slot)} if counts else tensors
 
 
 class TritonStep:
@@ -242,8 +247,8 @@ class TritonStep:
 
     most_plans = 4
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
+    def __init__(self, optimizer: Optimizer, state_dtype: torch.dtype) -> None:
+        self._optimizer, self._state_dtype = optimizer, state_dtype
         self._plans: list[StepPlan] = []
 
     def prepare_plan(self) -> StepPlan | None:
@@ -261,7 +266,7 @@ class TritonStep:
         groups = gather(self._optimizer)
         if not _is_covered(self._optimizer, groups):
             return None
-        plan = StepPlan(self._optimizer, groups)
+        plan = StepPlan(self._optimizer, groups, self._state_dtype)
         if plan.prepare() is not Readiness.READY:
             raise AssertionError("a new plan is not ready")
         self._plans = [plan, *self._plans[: self.most_plans - 1]]

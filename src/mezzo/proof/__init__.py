@@ -9,6 +9,7 @@ from mezzo.proof._advice_page import write_advice_page
 from mezzo.proof._bisect import Bisection, Evaluation, bisect, bisect_run
 from mezzo.proof._doctor import Report, advise
 from mezzo.proof._measure import Measured, copy_bandwidth
+from mezzo.proof._memory import MemoryPrediction, MemoryPredictionError, MemoryReport, predict_fit, predict_memory
 from mezzo.proof._operator_page import write_operator_page
 from mezzo.proof._products import MATRIX_PRODUCTS, is_product
 from mezzo.proof._search import SearchResult, minimal_set
@@ -19,6 +20,11 @@ __all__ = [
     "Report",
     "Measured",
     "Advice",
+    "predict_memory",
+    "predict_fit",
+    "MemoryPrediction",
+    "MemoryPredictionError",
+    "MemoryReport",
     "Changes",
     "ChangesError",
     "apply_changes",

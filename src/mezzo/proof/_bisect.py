@@ -64,8 +64,11 @@ class Bisection:
     """The names that must stay in float32, and all evaluations."""
 
     outcome: Outcome
-    """`found`; `nothing needed`: passes in half; `not the cause`: also fails with everything in float32; `out of
-    evaluations`: `kept` passes, but fewer names may suffice."""
+    """How the search ended.
+
+    `found`; `nothing needed`: passes in half; `not the cause`: also fails with everything in
+    float32; `out of evaluations`: `kept` passes, but fewer names may suffice.
+    """
     kept: tuple[str, ...]
     """Names that stay in float32, in the order of the candidates; empty if nothing helps."""
     is_minimal: bool

@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from mezzo._arguments import check_at_least
-from mezzo._torch.pytree import tree_leaves
 from mezzo.amp import Fp8Recipe, GradScaler
 from mezzo.devices import find_device
 from mezzo.dtypes import dtype_name, parse_half_dtype
@@ -21,6 +20,7 @@ from mezzo.proof._advice import Advice
 from mezzo.proof._examination import Examination, Progress
 from mezzo.proof._fp8_rules import fp8
 from mezzo.proof._measure import Measured, time_again
+from mezzo.proof._memory import MemoryReport, mean_square, predict_fit
 from mezzo.proof._number_rules import leaks, loss_scale
 from mezzo.proof._shape_rules import layout, shapes, with_padding
 from mezzo.proof._time_rules import LEAST_GAIN, amdahl, amp_itself, casts, hardware, launches, loader
@@ -55,6 +55,8 @@ class Report:
     """Whether changes were left out because they made the step slower or changed its loss."""
     full_again: Timing | None = None
     """The float32 step, timed again at the end."""
+    memory: MemoryReport | None = None
+    """The predicted memory of a step, and whether it fits."""
 
     @property
     def speedup(self) -> float:
@@ -88,6 +90,7 @@ class Report:
             ),
         ]
         lines += [self.note] if self.note else []
+        lines += ["", str(self.memory)] if self.memory is not None else []
         lines += ["", *(f"{number}. {advice}" for number, advice in enumerate(self.advices, start=1))]
         if self.changed is not None:
             gain = amp.step_s / self.changed.step_s
@@ -108,6 +111,7 @@ class Report:
             "changes": self.changes.to_dict(),
             "advices": [advice.to_dict() for advice in self.advices],
             "note": self.note,
+            "memory": None if self.memory is None else self.memory.to_dict(),
         }
 
 
@@ -126,6 +130,7 @@ def advise(
     scaler: GradScaler | None = None,
     measure_gains: bool = False,
     fp8: Fp8Recipe | Mapping[str, Any] | None = None,
+    optimizer: str = "adamw",
     progress: Progress | None = None,
 ) -> Report:
     """Measure a training step in float32 and in AMP, and return what keeps it from being faster, largest gain first.
@@ -146,6 +151,7 @@ def advise(
         measure_gains: Also measure the gain of each advice that can be applied here, and of all safe changes together,
             as `mezzo doctor --apply` does.
         fp8: O3: a recipe or its settings; None: the default. A device without FP8 products emulates them.
+        optimizer: For the predicted memory: `sgd`, `momentum`, `adam` or `adamw`. The measured steps are SGD's.
         progress: Called with the name of a measurement, its finished steps and its total steps.
 
     Raises:
@@ -165,8 +171,10 @@ def advise(
     exam = Examination(workload, setup, place, steps, capability, loader, scaler)
     if progress is not None:
         exam.progress = progress
+    memory = predict_fit(workload, level=level, dtype=setup.dtype, fp8=recipe, optimizer=optimizer, device=place)
     report = examine(exam, measure_gains=measure_gains)
-    return replace(report, full_again=time_again(workload, report.full.setup, place, min(steps, STEPS_AGAIN)))
+    again = time_again(workload, report.full.setup, place, min(steps, STEPS_AGAIN))
+    return replace(report, full_again=again, memory=memory)
 
 
 def _check_model(model: nn.Module) -> None:
@@ -234,14 +242,6 @@ def _measure_together(exam: Examination, wanted: Changes) -> tuple[Changes, Meas
         if is_same and after.step_s / tried.step_s >= 1 / LEAST_GAIN:
             best, after = candidate, tried
     return best, None if best.are_none else after
-
-
-def mean_square(output: Any, _: Any) -> Tensor:
-    """Return the mean square of all floating tensors in an output: the default loss."""
-    values = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    if not values:
-        raise ValueError("the model's output has no floating tensor; pass loss_fn and targets")
-    return torch.stack([value.float().square().mean() for value in values]).mean()
 
 
 def _as_dict(measured: Measured) -> dict[str, Any]:

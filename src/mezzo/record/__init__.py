@@ -12,7 +12,7 @@ from mezzo.record._dumps import DumpedTensor, DumpRow, compare_dumps
 from mezzo.record._findings import Finding, Kind
 from mezzo.record._fp8_numbers import Fp8Numbers, Fp8Row, collect_fp8_numbers
 from mezzo.record._kernel_runs import EXCLUDED, KernelListener, KernelOp, KernelRun, Phase, find_tensors
-from mezzo.record._kernel_times import FP8, KernelRow, uses_tensor_cores
+from mezzo.record._kernel_times import FP8, KernelRow, KernelTimes, uses_tensor_cores
 from mezzo.record._layer_numerics import check_layer_numerics
 from mezzo.record._leaks import Leak
 from mezzo.record._listening import abandon, counts_operators, has_foreign_mode, listening
@@ -43,6 +43,7 @@ __all__ = [
     "ModuleRow",
     "CastRow",
     "KernelRow",
+    "KernelTimes",
     "Leak",
     "uses_tensor_cores",
     "Phase",

@@ -51,13 +51,16 @@ def _replace(graph: Graph, node: Node, output: int, operator: Callable[..., Any]
     with graph.inserting_before(user):
         own = graph.call_function(operator, arguments)
     own.meta = dict(user.meta)
+    # Inductor keeps these strides. Without them it may choose others, and the operator would copy its inputs.
+    values = tuple(value.meta["val"] if isinstance(value, Node) else value for value in arguments)
+    own.meta["eager_input_vals"] = values, {}
     user.replace_all_uses_with(own)
     graph.erase_node(user)
     wanted: Any = node.args[10]
     node.args = (*node.args[:10], [asked and place != output for place, asked in enumerate(wanted)])
-    values = node.meta.get("val")
-    if values is not None:
-        node.meta["val"] = tuple(None if place == output else value for place, value in enumerate(values))
+    gradients = node.meta.get("val")
+    if gradients is not None:
+        node.meta["val"] = tuple(None if place == output else value for place, value in enumerate(gradients))
 
 
 def _values(node: Node) -> list[Any]:

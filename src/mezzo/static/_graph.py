@@ -34,6 +34,7 @@ from mezzo.errors import MezzoError, RunError, unknown_choice
 from mezzo.fp8 import fp8_written_by_producers, share_delayed_operands
 from mezzo.record import OperatorStats
 from mezzo.static import _region
+from mezzo.static._batch_norms import fuse_batch_norms
 from mezzo.static._casts import drop_needless_casts
 from mezzo.static._compared import store_compared_values
 from mezzo.static._convolutions import use_own_gradients
@@ -210,6 +211,8 @@ class Capture:
             return module
         if self.backend == "aot_eager":
             return _aot(module, inputs, lambda _: None)
+        if fuse_batch_norms(module.graph):
+            module.recompile()
         tidy = make_graph_pass(_tidy, _TIDY_FILES)
         options = _ON_CUDA if any(isinstance(value, Tensor) and value.is_cuda for value in inputs) else {}
         with fp8_written_by_producers() if self.knows_scales else nullcontext():

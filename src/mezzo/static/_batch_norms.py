@@ -1,0 +1,186 @@
+"""Batch norms in a captured graph: norm, residual and activation become one operator of mezzo's.
+
+The pass works on the calls that Dynamo recorded, before they are traced into operators: one call
+takes the place of two or three. While it is traced, `norm_and_activate` sees the real dtypes and
+layouts, and decides whether mezzo's operator is used; otherwise it makes the original calls.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+from torch.nn import functional as F
+
+from mezzo._torch.foreach import foreach_add_number_, foreach_lerp_
+from mezzo._torch.step_tier import has_triton
+from mezzo.amp import current_policy
+from mezzo.dtypes import HALF_DTYPES
+from mezzo.kernels import BEFORE_RESIDUAL, NORM_ACTIVATIONS, batch_norm_activation, uses_own_operators
+
+_PARAMETERS = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+_DEFAULTS = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
+_ADDITIONS = (operator.add, operator.iadd, torch.add)
+_ACTIVATIONS = {
+    F.relu: "relu",
+    torch.relu: "relu",
+    F.relu6: "relu6",
+    F.hardswish: "hardswish",
+    F.silu: "silu",
+    "relu": "relu",
+    "relu_": "relu",
+}
+"""Functions, and names of methods."""
+
+
+def fuse_batch_norms(graph: Graph) -> int:
+    """Let one call do the work of each batch norm in training and of what follows it.
+
+    Returns:
+        How many batch norms were found.
+    """
+    updates: list[tuple[Node, Node, Node, float]] = []
+    for node in [each for each in graph.nodes if each.target is F.batch_norm]:
+        norm = _arguments(node)
+        running = norm["running_mean"], norm["running_var"]
+        if norm["training"] is not True or norm["momentum"] is None or not _looks_right(norm["input"]):
+            continue
+        if any(average is None or len(average.users) > 1 for average in running):
+            continue  # the averages are updated at the end of the graph: nothing else may read or update them
+        last, residual, activation = _followers(node)
+        with graph.inserting_before(last):
+            arguments = (norm["input"], residual, *running, norm["weight"], norm["bias"], norm["eps"], activation)
+            call = graph.call_function(norm_and_activate, arguments)
+            result, statistics = (graph.call_function(operator.getitem, (call, place)) for place in (0, 1))
+        result.meta = dict(last.meta)
+        last.replace_all_uses_with(result)
+        while last is not node:
+            before: Any = last.args[1] if last.args[0] is residual else last.args[0]
+            graph.erase_node(last)
+            last = before
+        graph.erase_node(node)
+        updates.append((*running, statistics, norm["momentum"]))
+    _update_averages(graph, updates)
+    _count_batches(graph)
+    return len(updates)
+
+
+def _arguments(node: Node) -> dict[str, Any]:
+    return {**_DEFAULTS, **dict(zip(_PARAMETERS, node.args, strict=False)), **node.kwargs}
+
+
+def _looks_right(node: Any) -> bool:
+    """Whether Dynamo saw an image in channels-last; `_takes` decides, with the dtypes of the traced graph."""
+    value = node.meta.get("example_value") if isinstance(node, Node) else None
+    return (
+        isinstance(value, Tensor)
+        and value.dim() == 4
+        and has_triton(value.device)
+        and value.is_contiguous(memory_format=torch.channels_last)
+    )
+
+
+def _followers(norm: Node) -> tuple[Node, Node | None, str]:
+    """Return the last call that can be joined with a batch norm, the residual and the activation."""
+    last, residual = norm, None
+    user = _only_user(last)
+    if user is not None and user.target in _ADDITIONS and len(user.args) == 2 and not user.kwargs:
+        other = user.args[1] if user.args[0] is norm else user.args[0]
+        # `other += norm` changes `other` in place
+        if isinstance(other, Node) and other is not norm and (user.target is not operator.iadd or user.args[0] is norm):
+            last, residual = user, other
+            user = _only_user(last)
+    activation = None if user is None else _ACTIVATIONS.get(user.target)
+    if user is None or activation is None or user.args[0] is not last or len(user.all_input_nodes) != 1:
+        return last, residual, "none"
+    if residual is not None and activation not in BEFORE_RESIDUAL:
+        return last, residual, "none"
+    return user, residual, activation
+
+
+def _only_user(node: Node) -> Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _update_averages(graph: Graph, updates: Sequence[tuple[Node, Node, Node, float]]) -> None:
+    """Add one call that updates the running averages of all batch norms: one kernel instead of many."""
+    for momentum in dict.fromkeys(each[3] for each in updates):
+        own = [each[:3] for each in updates if each[3] == momentum]
+        means, variances, statistics = (list(column) for column in zip(*own, strict=True))
+        with graph.inserting_before(next(node for node in graph.nodes if node.op == "output")):
+            graph.call_function(update_averages, (means, variances, statistics, momentum))
+
+
+def _count_batches(graph: Graph) -> None:
+    """Let one call advance the counters of all batch norms, `num_batches_tracked`."""
+    steps = [
+        node
+        for node in graph.nodes
+        if node.op == "call_method" and node.target == "add_" and node.args[1:] == (1,) and not node.users
+        and _is_counter(node.args[0])
+    ]  # fmt: skip
+    counters = [node.args[0] for node in steps]
+    if len(set(counters)) == len(counters) > 1:
+        with graph.inserting_before(steps[0]):
+            graph.call_function(count_batches, (counters,))
+        for node in steps:
+            graph.erase_node(node)
+
+
+def _is_counter(node: Any) -> bool:
+    value = node.meta.get("example_value") if isinstance(node, Node) and node.op == "placeholder" else None
+    return isinstance(value, Tensor) and value.dim() == 0 and value.dtype is torch.int64 and len(node.users) == 1
+
+
+def count_batches(counters: list[Tensor]) -> None:
+    """Add one to each counter."""
+    foreach_add_number_(counters, 1)
+
+
+def norm_and_activate(
+    x: Tensor, residual: Tensor | None, running_mean: Tensor, running_var: Tensor, weight: Tensor | None,
+    bias: Tensor | None, eps: float, activation: str,
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # fmt: skip
+    """Return `activation(batch norm of x + residual)`, and the means and unbiased variances of the batch."""
+    if _takes(x, residual, weight, bias, activation):
+        result, mean, variance = batch_norm_activation(x, residual, weight, bias, eps, activation)
+        return result, (mean.to(running_mean.dtype), variance.to(running_var.dtype))
+    # momentum 1: what torch updates becomes the statistics of this batch
+    statistics = torch.zeros_like(running_mean), torch.zeros_like(running_var)
+    y = F.batch_norm(x, *statistics, weight, bias, training=True, momentum=1.0, eps=eps)
+    y = y if residual is None else y + residual
+    return NORM_ACTIVATIONS[activation](y), statistics
+
+
+def update_averages(
+    means: list[Tensor], variances: list[Tensor], statistics: list[tuple[Tensor, Tensor]], momentum: float
+) -> None:
+    """Move running means and variances towards those of the batch."""
+    batch = [each[place] for place in (0, 1) for each in statistics]
+    with torch.no_grad():
+        foreach_lerp_([*means, *variances], batch, momentum)
+
+
+def _takes(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, activation: str) -> bool:
+    """Whether mezzo's operator computes a call: half images in channels-last, and no list says otherwise."""
+    if x.dim() != 4 or x.dtype not in HALF_DTYPES or not has_triton(x.device) or not uses_own_operators():
+        return False
+    if not all(isinstance(size, int) and size > 0 for size in x.shape) or x.numel() == x.shape[1]:
+        return False  # a dynamic size, or one value per channel, which torch refuses
+    if not x.is_contiguous(memory_format=torch.channels_last):
+        return False
+    if residual is not None and (residual.shape != x.shape or residual.dtype is not x.dtype):
+        return False
+    if any(param is not None and not param.is_floating_point() for param in (weight, bias)):
+        return False
+    policy = current_policy()
+    operators = [
+        "batch_norm",
+        *(["add"] if residual is not None else []),
+        *([activation] if activation != "none" else []),
+    ]
+    return policy is None or all(policy.decide(name, (x.dtype,)).dtype in (None, x.dtype) for name in operators)
