@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
+from mezzo.kernels import linear_cross_entropy
+
 
 @dataclass(frozen=True)
 class Size:
@@ -93,13 +95,15 @@ class Llama(nn.Module):
         self.register_buffer("cosine", cosine, persistent=False)
         self.register_buffer("sine", sine, persistent=False)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return logits [batch, length, words] for tokens [batch, length]."""
+    def forward(self, tokens: Tensor, following: Tensor | None = None) -> Tensor:
+        """Return logits [batch, length, words] for tokens [batch, length]; with the next tokens their mean loss."""
         x = self.embedding(tokens)
         rotation = self.cosine[: tokens.shape[1]], self.sine[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x, rotation)
-        return self.head(self.norm(x))
+        x = self.norm(x)
+        # In chunks of rows: all logits at once would take more memory than a small model.
+        return self.head(x) if following is None else linear_cross_entropy(x, self.head.weight, following)
 
 
 def rotations(length: int, head_width: int) -> tuple[Tensor, Tensor]:

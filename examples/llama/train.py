@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 import mezzo
 from mezzo.fp8 import why_no_fp8
@@ -54,9 +53,9 @@ def batches(tokens: Tensor, rows: int, length: int, seed: int, device: torch.dev
         yield tokens[places].to(device, non_blocking=True), tokens[places + 1].to(device, non_blocking=True)
 
 
-def loss_of(logits: Tensor, following: Tensor) -> Tensor:
-    """Return the mean cross entropy of the next tokens."""
-    return cross_entropy(logits.flatten(0, 1), following.flatten())
+def as_it_is(loss: Tensor) -> Tensor:
+    """Return the loss that the model computed."""
+    return loss
 
 
 def make_precision(options: argparse.Namespace) -> mezzo.Precision:
@@ -90,7 +89,9 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, betas=(0.9, 0.95), weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / WARMUP_STEPS, total_iters=WARMUP_STEPS)
     precision.prepare(model, optimizer)
-    captured = precision.compile(model, loss_of, optimizer, max_norm=MAX_NORM) if options.graph else None
+    captured = None
+    if options.graph:
+        captured = precision.compile(model, as_it_is, optimizer, max_norm=MAX_NORM, num_inputs=2)
 
     data = batches(tokens, options.batch_size, options.length, options.seed + 1000 * rank, device)
     losses: list[Tensor] = []
@@ -101,7 +102,7 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
             loss = captured(inputs, following)
         else:
             with precision.autocast():
-                loss = loss_of(model(inputs), following)
+                loss = model(inputs, following)
             precision.backward(loss)
             precision.step(optimizer, max_norm=MAX_NORM)
             optimizer.zero_grad()

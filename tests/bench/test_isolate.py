@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mezzo.bench._isolate import OverBudget, call_isolated
+from mezzo.bench._isolate import IsolatedCall, OverBudget, call_isolated
 from mezzo.errors import RunError
 
 
@@ -26,6 +26,12 @@ def sleep(path: str, progress: Any) -> None:
 def report_then_sleep(seconds: float, progress: Any) -> str:
     progress("built", 1, 1)
     time.sleep(seconds)
+    return "done"
+
+
+def report_then_write(path: str, progress: Any) -> str:
+    progress("built", 1, 1)
+    Path(path).write_text("measured")
     return "done"
 
 
@@ -63,3 +69,22 @@ def test_an_exception_and_a_sudden_end_are_errors_with_a_line() -> None:
         call_isolated(fail)
     with pytest.raises(RunError, match="the process ended with exit code 7"):
         call_isolated(vanish)
+
+
+def test_a_held_call_stays_in_its_first_report_until_its_result_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "measured"
+    reports: list[tuple[Any, ...]] = []
+    with IsolatedCall(report_then_write, str(path), is_held=True) as call:
+        call.wait_for_report()
+        time.sleep(0.3)
+        assert not path.exists()
+        assert call.result(lambda *report: reports.append(report)) == "done"
+    assert path.read_text() == "measured"
+    assert reports == [("built", 1, 1)]
+
+
+def test_a_held_call_that_fails_or_never_reports_is_an_error() -> None:
+    with IsolatedCall(fail, is_held=True) as call, pytest.raises(RunError, match="KeyError"):
+        call.wait_for_report()
+    with IsolatedCall(os.getpid, is_held=True) as call, pytest.raises(RunError):
+        call.wait_for_report()

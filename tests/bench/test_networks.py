@@ -3,7 +3,7 @@
 import importlib.machinery
 import sys
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -168,6 +168,19 @@ def test_language_models_are_made_from_a_configuration(
         assert (*sizes, options["intermediate_size"], options["vocab_size"]) == (1024, 24, 16, 2816, 32000)
 
 
+class Attention:
+    """Takes the place of transformers' table of attention functions."""
+
+    functions: ClassVar[dict[str, object]] = {"sdpa": object()}
+
+    def __getitem__(self, name: str) -> object:
+        return self.functions[name]
+
+    @classmethod
+    def register(cls, name: str, function: object) -> None:
+        cls.functions[name] = function
+
+
 class Llama(nn.Module):
     """Takes the place of transformers' class."""
 
@@ -194,8 +207,9 @@ class Llama(nn.Module):
 def test_llama_models_have_the_published_widths(
     size: str, published: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake(monkeypatch, "transformers", LlamaForCausalLM=Llama, LlamaConfig=SimpleNamespace)
+    fake(monkeypatch, "transformers", LlamaForCausalLM=Llama, LlamaConfig=SimpleNamespace, AttentionInterface=Attention)
     config = find_network(f"transformers:llama-{size}", USUAL).create().network.config
+    assert Attention.functions[config.attn_implementation] is Attention.functions["sdpa"]
     assert published == (
         *(config.hidden_size, config.intermediate_size, config.num_hidden_layers, config.num_attention_heads),
         *(config.num_key_value_heads, config.vocab_size, config.tie_word_embeddings),
@@ -208,7 +222,7 @@ def test_llama_models_have_the_published_widths(
 
 
 def test_operations_of_a_llama_are_six_for_each_weight_of_a_product_and_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake(monkeypatch, "transformers", LlamaForCausalLM=Llama, LlamaConfig=SimpleNamespace)
+    fake(monkeypatch, "transformers", LlamaForCausalLM=Llama, LlamaConfig=SimpleNamespace, AttentionInterface=Attention)
     # Llama 3.1 8B has 8.03e9 parameters, 0.525e9 of them in the embedding, which is no product.
     without_attention = find_network("transformers:llama-8b", NetworkSizes(size=4, simple_net_batch=3, length=1)).flops
     assert without_attention == pytest.approx(6 * (8.03e9 - 0.525e9), rel=1e-3)

@@ -99,6 +99,10 @@ def test_a_profile_is_a_second_table_by_kind_of_kernel() -> None:
         "pointwise": "1.00 ms in 5",
         "products": "3.00 ms in 2",
     }
+    assert result.results[1].slowest_kernels(2) == [
+        "      3.000 ms     2.0 x nvjet_hsh_64x8",
+        "      0.500 ms     4.0 x triton_poi_fused_add_0",
+    ]
     assert json.loads(json.dumps(result.to_dict()))["results"][1]["kernels"][0]["name"] == "nvjet_hsh_64x8"
     assert len(made_bench(plain).tables()) == 1
 
@@ -173,7 +177,17 @@ def test_recipes_of_language_models_have_words_of_their_own() -> None:
         return [each.name for each in choose_recipes("llm", "net", words)]
 
     assert chosen("mezzo-graph") == ["mezzo O2 graph", "mezzo O2 graph, compact masters"]
-    assert chosen("mezzo-o3-graph") == ["mezzo O3 graph", "mezzo O3 graph, compact masters"]
+    assert chosen("mezzo-o3-graph") == [
+        "mezzo O3 graph",
+        "mezzo O3 graph, compact masters",
+        "mezzo O3 graph, delayed scales, compact masters",
+        "mezzo O3 graph, row scales, compact masters",
+    ]
+    assert chosen("mezzo-o3-graph-plain", "mezzo-graph-compact") == [
+        "mezzo O2 graph, compact masters",
+        "mezzo O3 graph",
+    ]
+    assert chosen("mezzo-o3-graph-row-compact") == ["mezzo O3 graph, row scales, compact masters"]
     assert chosen("stock-bf16-compile", "torchao") == [
         "stock bf16 weights, torch.compile default",
         "torchao float8, torch.compile default",
@@ -237,6 +251,32 @@ def test_mobilenet_is_trained_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [r.samples for r in result.results] == [2, 2]
     assert [r.shape for r in result.results] == [(2, 3, 32, 32)] * 2
     assert all(r.loss > 0 for r in result.results)
+
+
+@pytest.mark.slow
+def test_recipes_are_built_at_the_same_time_and_measured_in_turn() -> None:
+    found: list[str] = []
+    result = bench_static(
+        size=16,
+        batch_size=8,
+        steps=2,
+        check_steps=2,
+        recipes=("stock-eager",),
+        at_once=2,
+        kernels=3,
+        device="cpu",
+        finished=lambda each: found.append(str(each)),
+    )
+    assert [r.recipe.name for r in result.results] == ["stock float32", "stock autocast"]
+    assert len(found) == 2
+    assert all(each.kernels == () for each in result.results), "a CPU has no kernels to profile"
+
+
+def test_numbers_of_processes_and_kernels_must_not_be_negative() -> None:
+    with pytest.raises(ValueError, match="--at-once -1"):
+        bench_static(at_once=-1, device="cpu")
+    with pytest.raises(ValueError, match="--kernels -1"):
+        bench_static(kernels=-1, device="cpu")
 
 
 def test_the_check_reports_scale_and_skipped_steps() -> None:

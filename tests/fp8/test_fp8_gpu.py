@@ -10,6 +10,7 @@ from torch.nn.functional import linear, mse_loss
 
 from mezzo.amp import Fp8Recipe, GradScaler, Policy, auto_cast, decorate
 from mezzo.fp8 import E4M3, E5M2, AmaxHistory, Operand, fp8_linear, make_operand, multiply, recipe_to_text
+from mezzo.fp8._operands import turn_operand
 from mezzo.optim import attach_master, step_tier
 from mezzo.record import release_memory
 from mezzo.static import capture_step, compile_step
@@ -70,6 +71,32 @@ def test_operands_by_triton_equal_those_of_torch_bit_for_bit(
         # float32 sums in another order: units of 2**-24, as many as there are rows
         bound = 2.0**-22 * x.float().abs().sum(0)
         assert bool(((ours.column_sums.double() - x.double().sum(0)).abs() <= bound).all())
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (16, 16), (63, 65), (129, 1000), (1024, 2048)])
+def test_operands_by_row_equal_those_of_torch_bit_for_bit(
+    rows: int, columns: int, dtype: torch.dtype, half: torch.dtype
+) -> None:
+    x = matrix(rows, columns, half)
+    ours = make_operand(x, dtype, by_row=True)
+    stock = by_torch(lambda: make_operand(x, dtype, by_row=True))
+    assert same_bits(ours.values, stock.values)
+    assert same_bits(ours.transposed, stock.transposed)
+    assert torch.equal(ours.inverse, stock.inverse)
+    assert torch.equal(ours.transposed_inverse, stock.transposed_inverse)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (63, 65), (129, 1000), (1024, 2048)])
+def test_a_turned_operand_has_the_same_bits(rows: int, columns: int) -> None:
+    values = matrix(rows, columns, torch.bfloat16).clamp(-448, 448).to(E4M3)
+    history = AmaxHistory(4, torch.device("cuda"))
+    history.load(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    turned = turn_operand(values, torch.tensor([8.0], device="cuda"), history)
+    assert same_bits(turned, values.t().contiguous())
+    assert history.amaxes.tolist() == [8.0, 1.0, 2.0, 3.0]
+    assert (history.amax.item(), history.used.item()) == (8.0, 4.0)
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
@@ -267,10 +294,13 @@ def test_a_captured_step_trains_as_the_eager_one(dtype: str, settings: dict[str,
     assert losses[-1] < 0.95 * losses[0]
 
 
-def test_a_compiled_step_trains_as_the_eager_one() -> None:
+@pytest.mark.parametrize(
+    "settings", [{}, {"scaling": "delayed"}, {"granularity": "row"}], ids=["current", "delayed", "row"]
+)
+def test_a_compiled_step_trains_as_the_eager_one(settings: dict[str, Any]) -> None:
     torch._dynamo.reset()
-    eager, compiled = Training("bfloat16"), Training("bfloat16")
-    step = compile_step(compiled.model, mse_loss, compiled.optimizer, policy=compiled.policy)
+    eager, compiled = Training("bfloat16", **settings), Training("bfloat16", **settings)
+    step = compile_step(compiled.model, mse_loss, compiled.optimizer, policy=compiled.policy, backend="inductor")
     # Inductor keeps in float32 what eager rounds to bfloat16 in between: units of 2**-8 before an operand is rounded.
     assert compiled.losses(step) == pytest.approx(eager.losses(eager.step), rel=2 * LOSS_RTOL)
 

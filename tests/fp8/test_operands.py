@@ -7,6 +7,7 @@ import torch
 
 from fp8_interpreter import round_as_torch_does
 from mezzo.fp8 import E4M3, E5M2, LARGEST, AmaxHistory, Fp8Recipe, amax_of, make_operand, round_to, scale_for
+from mezzo.fp8._operands import turn_operand
 from mezzo.optim import uses_triton
 
 SIZES = [(16, 16), (64, 64), (48, 80), (160, 144), (1, 7)]
@@ -79,9 +80,12 @@ def test_a_side_too_long_to_count_in_32_bits_is_left_to_torch(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
-def test_a_scale_for_each_row_and_for_each_row_of_the_transpose(dtype: torch.dtype) -> None:
-    x = torch.randn(32, 48, dtype=torch.bfloat16) * torch.logspace(-3, 3, 32)[:, None].bfloat16()
+@pytest.mark.parametrize("size", [(32, 48), (160, 144), (129, 65)])
+def test_a_scale_for_each_row_and_for_each_row_of_the_transpose(size: tuple[int, int], dtype: torch.dtype) -> None:
+    x = torch.randn(size, dtype=torch.bfloat16) * torch.logspace(-3, 3, size[0])[:, None].bfloat16()
     operand = make_operand(x, dtype, by_row=True, sums=torch.float32)
+    assert operand.column_sums is not None
+    torch.testing.assert_close(operand.column_sums, x.double().sum(0).float(), rtol=1e-5, atol=1e-2)
     for values, inverse, matrix in (
         (operand.values, operand.inverse, x),
         (operand.transposed, operand.transposed_inverse, x.t()),
@@ -90,6 +94,53 @@ def test_a_scale_for_each_row_and_for_each_row_of_the_transpose(dtype: torch.dty
         assert torch.equal(inverse, 1 / scales)
         assert torch.equal(values.float(), round_to(matrix, scales, dtype).float())
         assert (values.float().abs().amax(1) > LARGEST[dtype] / 4).all()  # each row fills its range
+
+
+def test_one_layout_by_row_is_that_of_both() -> None:
+    x = torch.randn(48, 80, dtype=torch.bfloat16)
+    both = make_operand(x, by_row=True)
+    plain, turned = make_operand(x, by_row=True, transposed=False), make_operand(x, by_row=True, values=False)
+    assert torch.equal(plain.values.float(), both.values.float())
+    assert torch.equal(plain.inverse, both.inverse)
+    assert plain.transposed.numel() == plain.transposed_inverse.numel() == 0
+    assert torch.equal(turned.transposed.float(), both.transposed.float())
+    assert torch.equal(turned.transposed_inverse, both.transposed_inverse)
+    assert turned.values.numel() == turned.inverse.numel() == 0
+
+
+def test_rows_with_a_number_that_is_not_finite_are_not_finite_there() -> None:
+    x = torch.ones(16, 32, dtype=torch.bfloat16)
+    x[3, 5], x[4, 6] = math.inf, math.nan
+    operand = make_operand(x, by_row=True)
+    assert operand.values.float()[3, 5].isnan()
+    assert operand.values.float()[4, 6].isnan()
+    assert operand.transposed.float()[5, 3].isnan()
+    assert operand.values.float()[0].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+@pytest.mark.parametrize("size", [*SIZES, (129, 260)])
+def test_a_turned_operand_is_the_transpose_of_the_same_bits(size: tuple[int, int], dtype: torch.dtype) -> None:
+    values = (torch.randn(size) * 9).to(dtype)
+    turned = turn_operand(values, torch.tensor([1.0]), None)
+    assert turned.is_contiguous()
+    assert torch.equal(turned.view(torch.uint8), values.view(torch.uint8).t())
+
+
+def test_turning_an_operand_teaches_its_history_the_given_amax() -> None:
+    history, other = (AmaxHistory(3, torch.device("cpu")) for _ in range(2))
+    values = torch.ones(16, 32).to(E4M3)
+    for kept in (history, other):
+        kept.load(torch.tensor([3.0, 2.0, 1.0]))
+    for amax in (5.0, 0.5, math.inf, 0.25):
+        given = torch.tensor([amax])
+        turn_operand(values, given, history)
+        assert given.item() == amax
+        other.newest.fill_(amax)
+        other.remember()
+        assert history.amaxes.tolist() == other.amaxes.tolist()
+        assert (history.amax.item(), history.used.item()) == (other.amax.item(), other.used.item())
+    assert history.amaxes.tolist() == [0.25, 5.0, 0.5]  # the overflow is stored as the amax before it
 
 
 def test_a_delayed_scale_comes_from_the_calls_before() -> None:

@@ -25,13 +25,41 @@ def test_the_operations_are_those_of_the_networks_products() -> None:
     assert network.flops == 6 * weights + attention
 
 
+def test_a_smaller_vocabulary_makes_a_smaller_head() -> None:
+    sizes = NetworkSizes(size=4, simple_net_batch=3, length=8, words=80)
+    network = find_network("transformers:llama-tiny", sizes).create().network
+    assert network.lm_head.weight.shape == (80, 64)
+
+
+@pytest.mark.parametrize("mask", [False, True])
+def test_head_and_loss_in_one_give_the_loss_of_the_logits(mask: bool) -> None:
+    network = find_network("transformers:llama-tiny", NetworkSizes(size=4, simple_net_batch=3, length=8, mask=mask))
+    model, loss_fn, ((inputs, targets), *_) = network.make(torch.device("cpu"))
+    expected = loss_fn(model(inputs), targets)
+    assert network.fuse_loss is not None
+    fused = network.fuse_loss(model)
+    torch.testing.assert_close(fused(model(inputs), targets), expected, rtol=1e-5, atol=0)
+
+
+def test_attention_without_a_mask_is_causal() -> None:
+    """The same weights with and without the mask tensor of transformers."""
+    sizes = [NetworkSizes(size=4, simple_net_batch=3, length=8, mask=mask) for mask in (False, True)]
+    (one, _, ((tokens, _), *_)), (other, *_) = (
+        find_network("transformers:llama-tiny", each).make(torch.device("cpu")) for each in sizes
+    )
+    torch.testing.assert_close(one(tokens), other(tokens), rtol=1e-5, atol=1e-6)
+    changed = tokens.clone()
+    changed[:, -1] += 1
+    assert torch.equal(one(tokens)[:, :-1], one(changed)[:, :-1])
+
+
 def test_all_recipes_that_a_cpu_can_run_reach_the_same_loss(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["bench", "llm", "--size", "tiny", "--steps", "1", "--check-steps", "8", "--device", "cpu", "--json"]
     assert run([*words, "--recompute", "--recipes", "stock-eager,mezzo-eager,mezzo-o3-graph,torchao"]) == 0
     result = json.loads(capsys.readouterr().out)
     losses = [each["loss"] for each in result["results"]]
     assert losses == [pytest.approx(losses[0], rel=2e-3)] * 2  # bfloat16 in other places
-    assert sorted(each["recipe"]["by"] for each in result["not_run"]) == ["mezzo", "mezzo", "torchao"]
+    assert sorted(each["recipe"]["by"] for each in result["not_run"]) == [*["mezzo"] * 4, "torchao"]
     assert all("FP8" in each["reason"] or "torchao" in each["reason"] for each in result["not_run"])
 
 

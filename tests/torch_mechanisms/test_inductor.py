@@ -45,3 +45,28 @@ def test_the_pass_runs_and_the_graph_is_compiled() -> None:
     finally:
         torch.compiler.reset()
     assert len(seen) == 1, "Inductor no longer calls joint_custom_pre_pass"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit")  # of Inductor's own imports
+def test_inductor_traces_a_function_in_place_of_an_operator() -> None:
+    if shutil.which("g++") is None and shutil.which("clang++") is None:
+        pytest.skip("no C++ compiler")
+    library = torch.library.Library("mezzo_test", "FRAGMENT")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+    traced: list[Any] = []
+
+    def in_parts(x: torch.Tensor) -> torch.Tensor:
+        traced.append(x)
+        return x + x
+
+    try:
+        # after a first compilation, which copies the table
+        torch.compile(lambda x: x.cos())(torch.ones(2))
+        inductor.decompose_in_inductor({torch.ops.mezzo_test.twice.default: in_parts})
+        function = torch.compile(lambda x: torch.ops.mezzo_test.twice(x) + 1)
+        assert function(torch.ones(3)).tolist() == [3.0] * 3
+    finally:
+        torch.compiler.reset()
+    assert traced

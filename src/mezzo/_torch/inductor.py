@@ -2,7 +2,7 @@
 
 Why: graph mode hands Inductor a graph that holds its casts, and tidies it first. The public
 `torch.compile` would trace it once more. Everything is imported when it is called: Inductor takes
-seconds to import.
+seconds to import. Operators of mezzo that Inductor should look into become several operators there.
 Releases: 2.11 to 2.15.
 Without it: graph mode runs its graphs operator by operator (backend `aot_eager`).
 """
@@ -27,6 +27,23 @@ def compile_graph(module: GraphModule, inputs: Sequence[Any], options: dict[str,
     from torch._inductor.compile_fx import compile_fx
 
     return compile_fx(module, list(inputs), config_patches=options)
+
+
+def decompose_in_inductor(functions: dict[Any, Callable[..., Any]]) -> None:
+    """Let Inductor trace functions in place of operators.
+
+    Args:
+        functions: By operator: the function that it traces, with the same arguments and results.
+    """
+    from torch._inductor import decomposition
+
+    new = {
+        operator: function for operator, function in functions.items() if operator not in decomposition.decompositions
+    }
+    if new:
+        decomposition.decompositions.update(new)
+        # a copy of the table, made by the first compilation of the process
+        decomposition.fast_random_decomps.cache_clear()
 
 
 def make_graph_pass(run: Callable[[Graph], None], files: Sequence[str]) -> Any:

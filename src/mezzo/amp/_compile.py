@@ -19,6 +19,7 @@ import torch
 from mezzo._torch.dynamo import call_around_compilations
 from mezzo.amp._cpu import emulates
 from mezzo.amp._state import current_policy
+from mezzo.fp8 import show_parts_to_inductor
 
 _tags_before: list[str] = []
 
@@ -29,6 +30,9 @@ def _tag_start(*_: Any) -> None:
     if policy is not None:
         # 'auto' depends on a measurement in this process: another answer gives another graph.
         how = "-emulated" if emulates(policy) else ""
+        if policy.fp8 is not None:
+            show_parts_to_inductor()
+            how += "-parts"  # caches of earlier versions hold FP8 layers as one operator
         torch.compiler.config.cache_key_tag = f"{_tags_before[-1]}mezzo-{policy.digest}{how}"
 
 

@@ -27,7 +27,9 @@ def fp8_scales(model: nn.Module) -> dict[str, dict[str, Tensor]]:
     for name, param in model.named_parameters():
         kept = copies_of(param)
         if kept is not None:
-            learnt = {role: each.amaxes.cpu() for role, each in kept.histories.items() if not each.is_empty}
+            amaxes = {role: each.amaxes.cpu() for role, each in kept.histories.items() if not each.is_empty}
+            # Compiled layers that share an input learn in the history of the first of them; others have only zeros.
+            learnt = {role: values for role, values in amaxes.items() if values.any()}
             found |= {name: learnt} if learnt else {}
     return found
 

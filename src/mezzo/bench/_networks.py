@@ -19,6 +19,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from mezzo.bench._workloads import SEED, simple_net_workload
 from mezzo.errors import OptionError, require, unknown_choice
+from mezzo.kernels import linear_cross_entropy
 from mezzo.vision.models import create_model, model_info, names_and_aliases
 from mezzo.vision.options import BATCH_SIZE, ClassifierOptions
 
@@ -52,6 +53,10 @@ class NetworkSizes:
     """Of Llama models."""
     length: int | None = None
     """Tokens in a row of Llama models."""
+    words: int | None = None
+    """Vocabulary of Llama models."""
+    mask: bool = False
+    """Llama models get the mask tensor of transformers; otherwise attention is called as causal."""
     recompute: bool = False
     """Llama models recompute their layers in the backward pass."""
 
@@ -73,6 +78,8 @@ class Network:
     """Gets the network, and options such as `fused`."""
     draw: Callable[[], Batch]
     """Returns new inputs and targets, on the default device."""
+    fuse_loss: Callable[[nn.Module], Loss] | None = None
+    """Changes a network so that its loss computes the last layer too, and returns that loss; None: it cannot."""
     batches: int = BATCHES
     flops: float | None = None
     """Floating-point operations to train on one unit, recomputation not counted; None: not known."""
@@ -308,11 +315,11 @@ class _Llama:
     batch_size: int
     length: int
 
-    def flops(self, layers: int, length: int) -> float:
+    def flops(self, layers: int, length: int, words: int) -> float:
         """Return the operations to train on one token: six for each weight of a product, and causal attention."""
         head_width = self.width // self.heads
         weights = layers * self.width * (2 * self.width + 2 * self.key_heads * head_width + 3 * self.hidden)
-        return 6.0 * (weights + self.width * self.words) + 6.0 * layers * self.width * length
+        return 6.0 * (weights + self.width * words) + 6.0 * layers * self.width * length
 
 
 # The widths of Llama 3.1 and 3.2 as published; 0.4b is the model of our other benchmarks.
@@ -332,11 +339,11 @@ def _llama(name: str, sizes: NetworkSizes) -> Network:
     require("transformers", extra="bench")
     transformers, kind = importlib.import_module("transformers"), _LLAMAS[size]
     count, length = sizes.batch_size or kind.batch_size, sizes.length or kind.length
-    layers = sizes.layers or kind.layers
+    layers, words = sizes.layers or kind.layers, sizes.words or kind.words
 
     def create() -> nn.Module:
         config = transformers.LlamaConfig(
-            vocab_size=kind.words,
+            vocab_size=words,
             hidden_size=kind.width,
             intermediate_size=kind.hidden,
             num_hidden_layers=layers,
@@ -347,6 +354,7 @@ def _llama(name: str, sizes: NetworkSizes) -> Network:
             rope_theta=500000.0,
             attention_dropout=0.0,
             use_cache=False,
+            attn_implementation="sdpa" if sizes.mask else _maskless_attention(transformers),
         )
         network = transformers.LlamaForCausalLM(config)
         if sizes.recompute:
@@ -362,8 +370,23 @@ def _llama(name: str, sizes: NetworkSizes) -> Network:
         make_loss=lambda: _token_loss,
         make_optimizer=lambda model, **options: AdamW(model.parameters(), lr=3e-4, **options),
         draw=lambda: _draw_tokens(count, length, None),
-        flops=kind.flops(layers, length),
+        fuse_loss=_fuse_head_and_loss,
+        flops=kind.flops(layers, length, words),
     )
+
+
+def _maskless_attention(transformers: Any) -> str:
+    """Return the name of SDPA without a mask tensor, for all recipes.
+
+    In compiled code transformers always makes a mask with torch before 2.14, and kernels of attention
+    then compute all scores, not half of them.
+    """
+    transformers.AttentionInterface.register(_MASKLESS, transformers.AttentionInterface()["sdpa"])
+    return _MASKLESS
+
+
+_MASKLESS = "sdpa_without_mask"
+"""No function of transformers makes a mask for this name, so attention is called with `is_causal`."""
 
 
 class _Logits(nn.Module):
@@ -371,11 +394,20 @@ class _Logits(nn.Module):
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self.network = network
+        self.network: Any = network
+        self.stops_before_head = False
 
     def forward(self, tokens: Tensor) -> Tensor:
-        logits: Tensor = self.network(input_ids=tokens, return_dict=False)[0]
-        return logits
+        part = self.network.model if self.stops_before_head else self.network
+        result: Tensor = part(input_ids=tokens, return_dict=False)[0]
+        return result
+
+
+def _fuse_head_and_loss(model: nn.Module) -> Loss:
+    """Let a network return the input of its head; return the loss of that input, which never holds all logits."""
+    assert isinstance(model, _Logits)
+    model.stops_before_head, head = True, model.network.lm_head
+    return lambda hidden, targets: linear_cross_entropy(hidden, head.weight, targets)
 
 
 def _language_model(name: str, sizes: NetworkSizes) -> Network:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from importlib.util import find_spec
 
 import torch
 
 from mezzo.bench._frame import Progress, simple_net_sizes
-from mezzo.bench._isolate import OverBudget, call_isolated
+from mezzo.bench._isolate import IsolatedCall, OverBudget, call_isolated
 from mezzo.bench._machine import read_machine
 from mezzo.bench._networks import find_network
 from mezzo.bench._static_recipes import StaticRecipe, choose_recipes
 from mezzo.bench._static_result import NotRun, StaticBench, StaticResult, StaticSettings
-from mezzo.bench._static_run import build_recipe, measure_recipe
+from mezzo.bench._static_run import build_recipe, measure_recipe, measure_recipe_beside
 from mezzo.devices import find_device
 from mezzo.dtypes import HALF_SPELLINGS
 from mezzo.errors import OptionError, RunError, unknown_choice
@@ -42,10 +43,13 @@ def bench_static(
     isolate: bool = False,
     budget_s: float | None = None,
     warm_caches: int = 0,
+    at_once: int = 0,
+    kernels: int = 0,
     layers: int | None = None,
     length: int | None = None,
+    words: int | None = None,
+    mask: bool = False,
     recompute: bool = False,
-    profile: bool = False,
     device: str | None = None,
     progress: Progress | None = None,
     finished: Callable[[StaticResult | NotRun], object] = lambda result: None,
@@ -70,10 +74,14 @@ def bench_static(
         isolate: Each recipe in a process of its own. A recipe that fails is then named in the result.
         budget_s: Longest first step in seconds; a recipe that takes longer is killed. Implies `isolate`.
         warm_caches: Build all recipes in this many processes at the same time, before anything is measured.
+        at_once: Build this many recipes at the same time, each in a process of its own, which then waits: they are
+            measured one after the other. Their networks must fit into the device's memory together. 0: no.
+        kernels: Above 0: profile each recipe on a GPU; results have the kernels of a step. A command prints this many.
         layers: Number of layers of Llama models; None: as published.
         length: Tokens in a row of Llama models; None: that of the model.
+        words: Vocabulary of Llama models; None: that of the model.
+        mask: Llama models get the mask tensor of transformers; False: attention is called as causal.
         recompute: Llama models recompute their layers in the backward pass.
-        profile: On a GPU, also find which kernels the time of a step goes to.
         device: cpu, cuda, cuda:i, gpu or gpu:i; None: the GPU if there is one.
         progress: Called after every step.
         finished: Called with each result as soon as it is there, so that a run that is stopped shows them.
@@ -102,10 +110,13 @@ def bench_static(
         isolate=isolate or budget_s is not None,
         budget_s=budget_s,
         warm_caches=warm_caches,
+        at_once=at_once,
+        kernels=kernels,
         layers=layers,
         length=length,
+        words=words,
+        mask=mask,
         recompute=recompute,
-        profile=profile,
     )
     networks = [find_network(model, settings.sizes) for model in settings.models]
     variants = [(each.name, recipe) for each in networks for recipe in choose_recipes(each.kind, each.name, recipes)]
@@ -116,12 +127,7 @@ def bench_static(
     )
     results: list[StaticResult] = []
     not_run: list[NotRun] = []
-    for variant in variants:
-        found = _impossible(variant, place) or (
-            _measure_alone(variant, settings, progress)
-            if settings.isolate
-            else measure_recipe(*variant, settings, progress)
-        )
+    for variant, found in _measure_all(variants, settings, place, progress):
         finished(found)
         if isinstance(found, NotRun):
             not_run.append(found)
@@ -140,14 +146,72 @@ def _impossible(variant: Variant, device: torch.device) -> NotRun | None:
     return None if reason is None else NotRun(model=model, recipe=recipe, reason=reason, is_failure=False)
 
 
+def _measure_all(
+    variants: list[Variant], settings: StaticSettings, device: torch.device, progress: Progress | None
+) -> Iterator[tuple[Variant, StaticResult | NotRun]]:
+    """Yield each recipe with its result as soon as it is there."""
+    possible = []
+    for variant in variants:
+        reason = _impossible(variant, device)
+        if reason is None:
+            possible.append(variant)
+        else:
+            yield variant, reason
+    if settings.at_once:
+        for start in range(0, len(possible), settings.at_once):
+            yield from _measure_together(possible[start : start + settings.at_once], settings, progress)
+        return
+    for variant in possible:
+        if settings.isolate:
+            yield variant, _measure_alone(variant, settings, progress)
+        else:
+            yield variant, measure_recipe(*variant, settings, progress)
+
+
+def _measure_together(
+    variants: list[Variant], settings: StaticSettings, progress: Progress | None
+) -> Iterator[tuple[Variant, StaticResult | NotRun]]:
+    """Build recipes at the same time in processes that wait after the first step; then measure one after the other."""
+    with ExitStack() as processes:
+        threads = max(1, (os.cpu_count() or 1) // len(variants))
+        calls: dict[Variant, IsolatedCall[StaticResult]] = {}
+        for variant in variants:
+            call = IsolatedCall(
+                measure_recipe_beside, *variant, settings, threads, budget_s=settings.budget_s, is_held=True
+            )
+            calls[variant] = processes.enter_context(call)
+        failed: dict[Variant, RunError] = {}
+        for variant, call in calls.items():
+            try:
+                call.wait_for_report()
+            except RunError as error:
+                failed[variant] = error
+                call.end()  # its memory is free for the others
+            if progress is not None:
+                progress(f"building {variant[0]}, {variant[1].name}", 1, 1)
+        for variant, call in calls.items():
+            try:
+                if variant in failed:
+                    raise failed[variant]
+                yield variant, call.result(progress)
+            except RunError as error:
+                yield variant, _not_run(variant, error)
+            finally:
+                call.end()
+
+
+def _not_run(variant: Variant, error: RunError) -> NotRun:
+    model, recipe = variant
+    return NotRun(model=model, recipe=recipe, reason=str(error), is_failure=not isinstance(error, OverBudget))
+
+
 def _measure_alone(variant: Variant, settings: StaticSettings, progress: Progress | None) -> StaticResult | NotRun:
     """Measure in a fresh process; a failure is a part of the result, so that it does not lose the others."""
     model, recipe = variant
     try:
         return call_isolated(measure_recipe, model, recipe, settings, budget_s=settings.budget_s, progress=progress)
     except RunError as error:
-        over = isinstance(error, OverBudget)
-        return NotRun(model=model, recipe=recipe, reason=str(error), is_failure=not over)
+        return _not_run(variant, error)
 
 
 def _warm(variants: list[Variant], settings: StaticSettings, progress: Progress | None) -> dict[Variant, float]:

@@ -34,6 +34,8 @@ class StaticRecipe:
     """mezzo: operator by operator, not in graph mode."""
     compiles_loss: bool = False
     """stock: torch.compile gets network and loss as one function; False: only the network."""
+    fp8: str = ""
+    """O3: `delayed` for delayed scaling, `row` for a scale per row; empty: the default recipe."""
 
     @property
     def name(self) -> str:
@@ -41,6 +43,7 @@ class StaticRecipe:
         compiled = f", torch.compile {self.compile_mode}" if self.compile_mode else ""
         graph = " graph" if self.by == "mezzo" and not self.is_eager else ""
         switches = {
+            f"{self.fp8} scales": bool(self.fp8),
             "channels-last": self.channels_last,
             "compact masters": self.compact,
             "grads kept": self.keeps_grads,
@@ -59,7 +62,9 @@ class StaticRecipe:
             how = "eager" if self.is_eager else "graph"
         layout = "channels-last" if self.channels_last else "contiguous"
         way = f"{_WORDS.get(self.level, '')}{how}"
-        return self.by, f"{self.by}-{way}", f"{self.by}-{way}-{layout}"
+        words = self.by, f"{self.by}-{way}", f"{self.by}-{way}-{layout}"
+        details = [*filter(None, [self.fp8]), *(["compact"] if self.compact else [])]
+        return (*words, f"{words[1]}-{'-'.join(details) or 'plain'}") if self.by == "mezzo" else words
 
     @property
     def has_masters(self) -> bool:
@@ -105,6 +110,8 @@ STATIC_RECIPES: dict[str, tuple[StaticRecipe, ...]] = {
         StaticRecipe("mezzo", "O2", compact=True),
         StaticRecipe("mezzo", "O3"),
         StaticRecipe("mezzo", "O3", compact=True),
+        StaticRecipe("mezzo", "O3", compact=True, fp8="delayed"),
+        StaticRecipe("mezzo", "O3", compact=True, fp8="row"),
     ),
 }
 """By the kind of a network."""

@@ -34,20 +34,27 @@ class StaticSettings:
     isolate: bool = False
     budget_s: float | None = None
     warm_caches: int = 0
+    at_once: int = 0
+    kernels: int = 0
+    """How many of the slowest kernels are printed for each recipe; 0: steps are not profiled."""
     layers: int | None = None
     length: int | None = None
+    words: int | None = None
+    mask: bool = False
     recompute: bool = False
-    profile: bool = False
-    """Also find where the time of a step goes."""
 
     def __post_init__(self) -> None:
-        refuse_below_one(self, "size", "batch_size", "images", "steps", "check_steps", "layers", "length")
+        refuse_below_one(self, "size", "batch_size", "images", "steps", "check_steps", "layers", "length", "words")
         if self.image_size is not None and min(self.image_size) < 1:
             raise ValueError(f"--image-size {'x'.join(map(str, self.image_size))}: must be at least 1")
         if self.budget_s is not None and self.budget_s <= 0:
             raise ValueError(f"--budget {self.budget_s:g}: must be above 0 seconds")
         if self.warm_caches < 0:
             raise ValueError(f"--warm-caches {self.warm_caches}: must be at least 0, the number of processes")
+        if self.at_once < 0:
+            raise ValueError(f"--at-once {self.at_once}: must be at least 0, the number of processes")
+        if self.kernels < 0:
+            raise ValueError(f"--kernels {self.kernels}: must be at least 0, the number of kernels")
 
     @property
     def sizes(self) -> NetworkSizes:
@@ -60,6 +67,8 @@ class StaticSettings:
             image_size=self.image_size,
             layers=self.layers,
             length=self.length,
+            words=self.words,
+            mask=self.mask,
             recompute=self.recompute,
         )
 
@@ -103,8 +112,13 @@ class StaticResult:
         rate = f"{self.samples / self.queued_s:.0f} {self.unit}/s"
         return (
             f"{self.model}, {self.recipe.name}{form}: {milliseconds(self.queued_s)} queued, {rate}, first step "
-            f"{self.build_s:.1f} s, loss {self.loss:.6f}, skipped {self.skipped}"
+            f"{self.build_s:.1f} s, peak memory {gibibytes(self.peak_memory_bytes)}, loss {self.loss:.6f}, "
+            f"skipped {self.skipped}"
         )
+
+    def slowest_kernels(self, most: int) -> list[str]:
+        """Return a line for each of the slowest kernels of a step: time, calls, name."""
+        return [f"  {1e3 * each.time_s:9.3f} ms {each.calls:7.1f} x {each.name[:120]}" for each in self.kernels[:most]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,6 +133,10 @@ class NotRun:
 
     def __str__(self) -> str:
         return f"{self.model}, {self.recipe.name}: not run: {self.reason}"
+
+    def slowest_kernels(self, most: int) -> list[str]:
+        """Return no lines."""
+        return []
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -37,6 +37,16 @@ REST_S = 2.0
 """Pause before each recipe: a GPU at its power limit is slower right after heavy work."""
 
 
+_COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
+"""Read when Inductor is first imported."""
+
+_FP8_RECIPES: dict[str, dict[str, str]] = {
+    "": {},
+    "delayed": {"scaling": "delayed"},
+    "row": {"granularity": "row"},
+}
+
+
 class _GuardedSimpleNet(SimpleNet):
     """All but the first layer inside `fp16_guard`, as in the guide's 3.2.3."""
 
@@ -99,6 +109,8 @@ def _prepare(network: Network, recipe: StaticRecipe, settings: StaticSettings, d
         _use_torchao(model)
     fused = {"fused": True} if recipe.by != "mezzo" and device.type == "cuda" else {}
     optimizer = network.make_optimizer(model, **fused)
+    if recipe.by == "mezzo" and settings.fuse and network.fuse_loss is not None:
+        loss_fn = network.fuse_loss(model)
     workload = Workload(model, *batches[0], _in_float32(loss_fn) if recipe.level == BF16_WEIGHTS else loss_fn)
     dtype = settings.dtype or network.dtype
     if recipe.by != "mezzo":
@@ -106,7 +118,9 @@ def _prepare(network: Network, recipe: StaticRecipe, settings: StaticSettings, d
     if recipe.level == "FP32":
         captured = static.compile_step(model, loss_fn, optimizer)
         return _Training(lambda batch: captured(*batch), batches, None, captured)
-    return _mezzo(recipe, workload, optimizer, batches, dtype, {"fuse": True} if settings.fuse else {})
+    # While other recipes are built beside it, a measurement of both forms of a step would mislead.
+    backend = "inductor" if settings.at_once else "auto"
+    return _mezzo(recipe, workload, optimizer, batches, dtype, {"fuse": True} if settings.fuse else {}, backend)
 
 
 def _use_torchao(model: nn.Module) -> None:
@@ -153,15 +167,22 @@ def _mezzo(
     batches: list[Batch],
     dtype: str,
     options: dict[str, Any],
+    backend: str,
 ) -> _Training:
     model, is_guarded = workload.model, recipe.level == "O2 guard"
     excluded = model.linears[0] if is_guarded and isinstance(model, SimpleNet) else None
     masters: Any = "compact" if recipe.compact else True
-    precision = Precision(recipe.level.split()[0], dtype, master_weight=masters, excluded_layers=excluded)
+    precision = Precision(
+        recipe.level.split()[0],
+        dtype,
+        master_weight=masters,
+        excluded_layers=excluded,
+        fp8=_FP8_RECIPES[recipe.fp8] if recipe.level == "O3" else None,
+    )
     precision.prepare(model, optimizer, **options)
     if recipe.is_eager:
         return _Training(TrainingLoop(workload, optimizer, precision).step, batches, precision)
-    captured = precision.compile(model, workload.loss_fn, optimizer, use_fp16_guard=is_guarded)
+    captured = precision.compile(model, workload.loss_fn, optimizer, use_fp16_guard=is_guarded, backend=backend)
     return _Training(lambda batch: captured(*batch), batches, precision, captured)
 
 
@@ -190,7 +211,7 @@ def build_recipe(
         threads: Processes in which Inductor may compile; many recipes are built at the same time.
         progress: Not called: the result is the first report.
     """
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))  # read when Inductor is first imported
+    os.environ.setdefault(_COMPILE_THREADS, str(threads))
     place = find_device(settings.device)
     with _conditions(recipe):
         training = _prepare(find_network(model, settings.sizes), recipe, settings, place)
@@ -208,6 +229,14 @@ def measure_recipe(
     meter = Meter(f"{model}, {recipe.name}", total, place, progress)
     with _conditions(recipe):
         return _measure(find_network(model, settings.sizes), recipe, settings, place, meter)
+
+
+def measure_recipe_beside(
+    model: str, recipe: StaticRecipe, settings: StaticSettings, threads: int, progress: Progress | None = None
+) -> StaticResult:
+    """Return what `measure_recipe` returns; Inductor may compile in `threads` processes."""
+    os.environ.setdefault(_COMPILE_THREADS, str(threads))
+    return measure_recipe(model, recipe, settings, progress)
 
 
 def _measure(
@@ -242,7 +271,7 @@ def _measure(
         queued.append((time.perf_counter() - start) / steps)
         meter.advance()
     peak = meter.peak_memory_bytes()
-    kernels = profile_steps(lambda: training.step(training.batches[0])) if settings.profile else ()
+    kernels = profile_steps(lambda: training.step(training.batches[0])) if settings.kernels else ()
     is_half = recipe.level not in ("float32", "FP32")
     return StaticResult(
         model=network.name,

@@ -4,10 +4,9 @@ from collections.abc import Iterable
 from typing import Annotated
 
 from mezzo._options import Option, split_commas
-from mezzo.cli._bench_static import recipe_words
+from mezzo.cli._bench_static import SlowestKernels, recipe_words, show_result
 from mezzo.cli._common import Device, Json, Steps
 from mezzo.cli._show import print_bench, progress_bar
-from mezzo.files import say
 
 
 def _sizes() -> Iterable[str]:
@@ -22,13 +21,18 @@ def llm(
     ] = "0.4b",
     layers: Annotated[int | None, Option("Number of layers.", default_text="as published")] = None,
     length: Annotated[int | None, Option("Tokens in a row.", default_text="4096; 2048 for 0.4b")] = None,
+    words: Annotated[int | None, Option("Size of the vocabulary.", default_text="as published")] = None,
     batch_size: Annotated[int | None, Option("Rows in a batch.", default_text="8, 4, 2 or 1 by size")] = None,
+    mask: Annotated[
+        bool, Option("Attention gets the mask tensor that transformers makes in compiled code; otherwise is_causal.")
+    ] = False,
     recompute: Annotated[bool, Option("Recompute each layer in the backward pass: less memory, more time.")] = False,
     recipes: Annotated[
         tuple[str, ...],
         Option(
             "Which ways to train: stock-eager, stock-compile, stock-bf16-compile (bfloat16 weights, no masters), "
-            "torchao, mezzo-eager, mezzo-graph, mezzo-o3-graph.",
+            "torchao, mezzo-eager, mezzo-graph, mezzo-o3-graph; the last three also with -plain, -compact (masters), "
+            "-delayed-compact or -row-compact (scales of FP8).",
             suggest=recipe_words,
             default_text="all",
         ),
@@ -37,6 +41,11 @@ def llm(
     check_steps: Annotated[int, Option("Steps of the training whose final loss is shown.")] = 50,
     fuse: Annotated[bool, Option("Prepare mezzo's networks with fuse=True.")] = True,
     isolate: Annotated[bool, Option("Each recipe in a process of its own.")] = False,
+    at_once: Annotated[
+        int,
+        Option("Build N recipes at the same time, each in its own process; then measure one by one.", metavar="N"),
+    ] = 0,
+    kernels: SlowestKernels = 0,
     device: Device = None,
     as_json: Json = False,
 ) -> int:
@@ -53,6 +62,8 @@ def llm(
             models=(f"transformers:llama-{size}",),
             layers=layers,
             length=length,
+            words=words,
+            mask=mask,
             batch_size=batch_size,
             recompute=recompute,
             recipes=tuple(word for text in recipes for word in split_commas(text)) or None,
@@ -60,9 +71,11 @@ def llm(
             check_steps=check_steps,
             fuse=fuse,
             isolate=isolate,
+            at_once=at_once,
+            kernels=kernels,
             device=device,
             progress=report,
-            finished=lambda found: say(str(found), err=True),
+            finished=lambda found: show_result(found, kernels),
         )
     print_bench(result, f"{steps} timed steps a recipe; loss after {check_steps} steps", as_json)
     return int(any(each.is_failure for each in result.not_run))

@@ -1,7 +1,7 @@
 """`mezzo bench static`: training steps of any network, stock torch beside mezzo."""
 
 from collections.abc import Iterable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +10,9 @@ from mezzo.cli._common import Device, Json, SimpleNetSize, Steps
 from mezzo.cli._show import print_bench, progress_bar
 from mezzo.dtypes import HALF_SPELLINGS
 from mezzo.files import say
+
+if TYPE_CHECKING:
+    from mezzo.bench import NotRun, StaticResult
 
 
 def _names() -> Iterable[str]:
@@ -23,6 +26,18 @@ def recipe_words() -> Iterable[str]:
     from mezzo.bench import recipe_choices
 
     return recipe_choices()
+
+
+SlowestKernels = Annotated[
+    int,
+    Option("On a GPU, also show the N slowest kernels of each recipe, and the time by kind of work.", metavar="N"),
+]
+
+
+def show_result(found: "StaticResult | NotRun", kernels: int) -> None:
+    """Print a result as soon as it is there, with its slowest kernels."""
+    lines = found.slowest_kernels(kernels)
+    say("\n".join([str(found), *lines]), err=True)
 
 
 def _height_and_width(text: str) -> tuple[int, int]:
@@ -83,7 +98,7 @@ def static(
     warm_caches: Annotated[
         int, Option("First build all recipes in N processes, so that the compilers' caches are warm.", metavar="N")
     ] = 0,
-    profile: Annotated[bool, Option("On a GPU, also show which kinds of kernels the time goes to.")] = False,
+    kernels: SlowestKernels = 0,
     device: Device = None,
     as_json: Json = False,
 ) -> int:
@@ -109,10 +124,10 @@ def static(
             isolate=isolate,
             budget_s=budget,
             warm_caches=warm_caches,
-            profile=profile,
+            kernels=kernels,
             device=device,
             progress=report,
-            finished=lambda found: say(str(found), err=True),
+            finished=lambda found: show_result(found, kernels),
         )
     print_bench(result, f"{steps} timed steps a recipe; loss after {check_steps} steps", as_json)
     return int(any(each.is_failure for each in result.not_run))

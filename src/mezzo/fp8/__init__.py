@@ -3,6 +3,12 @@
 from mezzo.fp8._linear import FP8_LINEAR, FP8_LINEAR_BACKWARD, fp8_linear
 from mezzo.fp8._numbers import E4M3, E5M2, FORMATS, LARGEST, amax_of, round_to, scale_for
 from mezzo.fp8._operands import AmaxHistory, Operand, make_operand
+from mezzo.fp8._parts import (
+    count_without_history,
+    fp8_written_by_producers,
+    share_delayed_operands,
+    show_parts_to_inductor,
+)
 from mezzo.fp8._product import LEAST_CAPABILITY, multiply, recipe_for, refuse_without_fp8, why_no_fp8
 from mezzo.fp8._recipe import MULTIPLE, Fp8Recipe, recipe_from_text, recipe_to_text
 from mezzo.fp8._weights import (
@@ -30,6 +36,10 @@ __all__ = [
     "fp8_linear",
     "FP8_LINEAR",
     "FP8_LINEAR_BACKWARD",
+    "show_parts_to_inductor",
+    "share_delayed_operands",
+    "count_without_history",
+    "fp8_written_by_producers",
     "E4M3",
     "E5M2",
     "FORMATS",

@@ -27,10 +27,10 @@ def amax_kernel(x, amaxes, numel, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
 
 
 @triton.jit
-def _remember(history, newest_at, amax, used, LENGTH: tl.constexpr, BLOCK: tl.constexpr):
+def _remember(history, newest_at, amax, used, LENGTH: tl.constexpr, BLOCK: tl.constexpr, CLEARS: tl.constexpr):
     """Insert the newest amax into a history, and store the largest in `amax`.
 
-    The amax of this call goes to `used`.
+    The amax of this call goes to `used`. `CLEARS` sets the newest to 0, for the next call.
     """
     places = tl.arange(0, BLOCK)
     newest, before = tl.load(newest_at, volatile=True), tl.load(amax)
@@ -43,7 +43,8 @@ def _remember(history, newest_at, amax, used, LENGTH: tl.constexpr, BLOCK: tl.co
     tl.store(used, before)
     tl.store(history + places, kept, mask=places < LENGTH)
     tl.store(amax, tl.max(kept, 0))
-    tl.store(newest_at, 0.0)
+    if CLEARS:
+        tl.store(newest_at, 0.0)
 
 
 @triton.jit(do_not_specialize=["amaxes"])
@@ -111,8 +112,114 @@ def quantise_kernel(
         tl.debug_barrier()  # every warp has read the amax
         programs = tl.num_programs(0) * tl.num_programs(1)
         if tl.atomic_add(arrived, 1, sem="acq_rel") == programs - 1:
-            _remember(history, newest, amax, used, HISTORY, HISTORY_BLOCK)
+            _remember(history, newest, amax, used, HISTORY, HISTORY_BLOCK, True)
             tl.store(arrived, 0)
+
+
+@triton.jit
+def turn_kernel(
+    values,
+    transposed,
+    rows,
+    columns,
+    newest,
+    history,
+    amax,
+    used,
+    HISTORY: tl.constexpr,
+    HISTORY_BLOCK: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+):
+    """Transpose a matrix of bytes; one program stores `newest` in a history of `HISTORY` calls (0: none)."""
+    tile_row, tile_column = tl.program_id(0), tl.program_id(1)
+    top, left = tile_row.to(tl.int64) * TILE_ROWS, tile_column.to(tl.int64) * TILE_COLUMNS
+    row, column = tl.arange(0, TILE_ROWS), tl.arange(0, TILE_COLUMNS)
+    inside = (row < rows - top)[:, None] & (column < columns - left)[None, :]
+    places = row[:, None] * columns + column[None, :]
+    tile = tl.load(values + top * columns + left + places, mask=inside, other=0)
+    turned = column[None, :] * rows + row[:, None]
+    tl.store(transposed + (left * rows + top) + turned, tile, mask=inside)
+    if HISTORY > 0:
+        if (tile_row == 0) & (tile_column == 0):
+            _remember(history, newest, amax, used, HISTORY, HISTORY_BLOCK, False)
+
+
+@triton.jit
+def line_amaxes_kernel(
+    x,
+    row_amaxes,
+    column_amaxes,
+    rows,
+    columns,
+    HAS_ROWS: tl.constexpr,
+    HAS_COLUMNS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+):
+    """Raise the amaxes of rows and columns, which start at 0, to those of a tile."""
+    top, left = tl.program_id(0).to(tl.int64) * TILE_ROWS, tl.program_id(1).to(tl.int64) * TILE_COLUMNS
+    row, column = tl.arange(0, TILE_ROWS), tl.arange(0, TILE_COLUMNS)
+    is_row, is_column = row < rows - top, column < columns - left
+    places = row[:, None] * columns + column[None, :]
+    inside = is_row[:, None] & is_column[None, :]
+    size = tl.abs(tl.load(x + top * columns + left + places, mask=inside, other=0.0).to(tl.float32))
+    # Floats of one sign compare as their bits do
+    if HAS_ROWS:
+        amax = tl.max(size, 1).to(tl.int32, bitcast=True)
+        tl.atomic_max((row_amaxes + top + row).to(tl.pointer_type(tl.int32)), amax, mask=is_row, sem="relaxed")
+    if HAS_COLUMNS:
+        amax = tl.max(size, 0).to(tl.int32, bitcast=True)
+        tl.atomic_max(
+            (column_amaxes + left + column).to(tl.pointer_type(tl.int32)), amax, mask=is_column, sem="relaxed"
+        )
+
+
+@triton.jit
+def quantise_lines_kernel(
+    x,
+    values,
+    transposed,
+    row_amaxes,
+    column_amaxes,
+    row_inverses,
+    column_inverses,
+    column_sums,
+    rows,
+    columns,
+    LARGEST: tl.constexpr,
+    DTYPE: tl.constexpr,
+    HAS_VALUES: tl.constexpr,
+    HAS_TRANSPOSED: tl.constexpr,
+    HAS_SUMS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+):
+    """Write a tile in FP8, plain with the scales of its rows, transposed with those of its columns."""
+    tile_row, tile_column = tl.program_id(0), tl.program_id(1)
+    top, left = tile_row.to(tl.int64) * TILE_ROWS, tile_column.to(tl.int64) * TILE_COLUMNS
+    row, column = tl.arange(0, TILE_ROWS), tl.arange(0, TILE_COLUMNS)
+    is_row, is_column = row < rows - top, column < columns - left
+    inside = is_row[:, None] & is_column[None, :]
+    first = top * columns + left
+    places = row[:, None] * columns + column[None, :]
+    value = tl.load(x + first + places, mask=inside, other=0.0).to(tl.float32)
+    if HAS_VALUES:
+        scale = scale_for(tl.load(row_amaxes + top + row, mask=is_row, other=0.0), LARGEST, 1.0)
+        tl.store(values + first + places, to_fp8(value, scale[:, None], LARGEST, DTYPE), mask=inside)
+        if tile_column == 0:
+            tl.store(row_inverses + top + row, tl.div_rn(tl.full([TILE_ROWS], 1.0, tl.float32), scale), mask=is_row)
+    if HAS_TRANSPOSED:
+        scale = scale_for(tl.load(column_amaxes + left + column, mask=is_column, other=0.0), LARGEST, 1.0)
+        turned = column[None, :] * rows + row[:, None]
+        small = to_fp8(value, scale[None, :], LARGEST, DTYPE)
+        tl.store(transposed + (left * rows + top) + turned, small, mask=inside)
+        if tile_row == 0:
+            inverse = tl.div_rn(tl.full([TILE_COLUMNS], 1.0, tl.float32), scale)
+            tl.store(column_inverses + left + column, inverse, mask=is_column)
+    if HAS_SUMS:
+        sums_at = column_sums + tile_row.to(tl.int64) * columns + left
+        tl.store(sums_at + column, tl.sum(value, 0), mask=is_column)
 
 
 @triton.jit

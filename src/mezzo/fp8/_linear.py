@@ -14,22 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mezzo._torch.autograd_engine import graph_task_id
-from mezzo._torch.dispatcher import DispatchKey, DispatchKeySet, ExcludeKeys, call_below_autograd
+from mezzo._torch.dispatcher import ExcludeKeys, call_below_autograd
 from mezzo._torch.modes import no_torch_function
 from mezzo._torch.operators import unsafe_view
 from mezzo.fp8._inputs import input_operand
-from mezzo.fp8._numbers import E4M3, FORMATS
-from mezzo.fp8._operands import make_operand
-from mezzo.fp8._product import multiply, refuse_without_fp8
+from mezzo.fp8._numbers import E4M3
+from mezzo.fp8._parts import AUTOCAST_KEYS, GRADIENT, INPUT, layer_operand, multiply_by_weight, multiply_gradient
+from mezzo.fp8._product import refuse_without_fp8
 from mezzo.fp8._recipe import recipe_from_text
-from mezzo.fp8._weights import copies_of, history_of, weight_operand
+from mezzo.fp8._weights import copies_of, history_of
 
 FP8_LINEAR, FP8_LINEAR_BACKWARD = "mezzo::fp8_linear", "mezzo::fp8_linear_backward"
 """Names of the operators in recordings and graphs."""
 
 _LIBRARY = torch.library.Library("mezzo", "FRAGMENT")
-_AUTOCAST_KEYS = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.AutocastCUDA)
 
 
 def _register(name: str, function: Callable[..., Any], fake: Callable[..., Any], with_gradient: Any) -> None:
@@ -77,22 +75,14 @@ def _fp8_linear(
     rule = recipe_from_text(recipe)
     refuse_without_fp8(x.device, rule.emulate)
     by_row = rule.granularity == "row"
-    with ExcludeKeys(_AUTOCAST_KEYS):
-        # Evaluation does not change scales
-        history = history_of(weight, "input", rule) if keeps_input else None
-        # A forward inside a backward pass recomputes another: it takes that one's scale, and does not count
-        amax = history.used if history is not None and graph_task_id() != -1 else None
-        if shares_input and history is None:
+    with ExcludeKeys(AUTOCAST_KEYS):
+        if shares_input and history_of(weight, INPUT, rule) is None:
             operand = input_operand(x, by_row=by_row)
         else:
-            matrix = x.reshape(-1, x.shape[-1]).contiguous()
-            counted = history if amax is None else None
-            operand = make_operand(matrix, transposed=keeps_input, by_row=by_row, history=counted, amax=amax)
-        by = weight_operand(weight, rule)
-        result = multiply(
-            operand.values, operand.inverse, by.values, by.inverse, x.dtype,
-            bias=bias, fast=rule.fast_accumulation != "never", emulate=rule.emulate,
-        )  # fmt: skip
+            # Evaluation does not change scales
+            learns = weight if keeps_input else None
+            operand = layer_operand(x, rule, INPUT, weight=learns, transposed=keeps_input)
+        result = multiply_by_weight(operand.values, operand.inverse, weight, rule, x.dtype, bias=bias)
     shaped = _in_shape(result, (*x.shape[:-1], weight.shape[0]))
     if keeps_input:
         return shaped, operand.transposed, operand.transposed_inverse
@@ -125,32 +115,24 @@ def _fp8_linear_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of input, weight and bias; empty if not asked for."""
     rule = recipe_from_text(recipe)
-    outputs, inputs = weight.shape
-    by_row = rule.granularity == "row"
-    fast = rule.fast_accumulation == "always"
     of_input = of_weight = of_bias = None
-    with ExcludeKeys(_AUTOCAST_KEYS):
-        operand = make_operand(
-            grad.reshape(-1, outputs).contiguous(),
-            FORMATS[rule.gradient],
+    with ExcludeKeys(AUTOCAST_KEYS):
+        operand = layer_operand(
+            grad,
+            rule,
+            GRADIENT,
+            weight=weight,
             values=for_input,
             transposed=for_weight,
             sums=grad.dtype if for_bias else None,
-            by_row=by_row,
-            history=history_of(weight, "gradient", rule),
         )
         if for_input:
-            by = weight_operand(weight, rule)
-            of_input = multiply(
-                operand.values, operand.inverse, by.transposed, by.transposed_inverse, grad.dtype,
-                fast=fast, emulate=rule.emulate,
-            )  # fmt: skip
-            of_input = _in_shape(of_input, (*grad.shape[:-1], inputs))
+            of_input = multiply_by_weight(operand.values, operand.inverse, weight, rule, grad.dtype, is_backward=True)
+            of_input = _in_shape(of_input, (*grad.shape[:-1], weight.shape[1]))
         if for_weight:
-            of_weight = multiply(
-                operand.transposed, operand.transposed_inverse, input_t, input_inverse, weight.dtype,
-                fast=fast, emulate=rule.emulate,
-            )  # fmt: skip
+            of_weight = multiply_gradient(
+                operand.transposed, operand.transposed_inverse, input_t, input_inverse, rule, weight.dtype
+            )
         if for_bias:
             of_bias = operand.column_sums
     # An operator must return tensors, and no tensor twice.

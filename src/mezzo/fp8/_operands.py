@@ -21,6 +21,8 @@ TILE_ROWS, TILE_COLUMNS, TILE_WARPS = 128, 64, 4
 """Tile of a converting program, and its warps."""
 MOST_SIDE = 2**24 - 1
 """Largest side of a matrix: offsets inside a tile are 32 bits."""
+TURNED_ROWS, TURNED_COLUMNS, TURNED_WARPS = 128, 128, 8
+"""Tile of a program that transposes bytes, and its warps."""
 SUM_ROWS, SUM_COLUMNS = 32, 64
 """Tile that a program sums at a time."""
 
@@ -159,17 +161,18 @@ def make_operand(
         amax: The amax if it is known, as the maximum of these numbers.
         headroom: Numbers up to `headroom * amax` fit.
     """
-    if by_row:
-        return _by_row(x, dtype, values, transposed, sums)
     is_elsewhere = x.is_cuda and x.device.index != torch.cuda.current_device()
+    by_triton = has_fp8_kernels(x) and bool(x.numel()) and max(x.shape) <= MOST_SIDE
     # Triton launches on the current device
     with torch.cuda.device(x.device) if is_elsewhere else nullcontext():
+        if by_row:
+            return (_by_row_with_triton if by_triton else _by_row)(x, dtype, values, transposed, sums)
         if history is not None:
             history.start(x)
             amax = history.amax
         if amax is None:
             amax = _amaxes(x)
-        convert = _convert_by_triton if has_fp8_kernels(x) and x.numel() and max(x.shape) <= MOST_SIDE else _convert
+        convert = _convert_by_triton if by_triton else _convert
         return convert(x, dtype, amax, headroom, values, transposed, sums, history)
 
 
@@ -205,6 +208,37 @@ def _by_row(x: Tensor, dtype: torch.dtype, values: bool, transposed: bool, sums:
     return Operand(*rounded(x, values), *rounded(x.t(), transposed), column_sums)
 
 
+def _by_row_with_triton(
+    x: Tensor, dtype: torch.dtype, values: bool, transposed: bool, sums: torch.dtype | None
+) -> Operand:
+    """Return what `_by_row` returns, reading the matrix twice."""
+    import triton.language as tl
+
+    from mezzo.fp8 import _kernels
+
+    rows, columns = x.shape
+    grid = (-(-rows // TILE_ROWS), -(-columns // TILE_COLUMNS))
+    tile = {"TILE_ROWS": TILE_ROWS, "TILE_COLUMNS": TILE_COLUMNS, "num_warps": TILE_WARPS}
+    # one tensor, so that one launch clears both
+    amaxes = x.new_zeros(rows + columns, dtype=torch.float32)
+    of_rows, of_columns = amaxes[:rows], amaxes[rows:]
+    if values or transposed:
+        _kernels.line_amaxes_kernel[grid](
+            x, of_rows, of_columns, rows, columns, HAS_ROWS=values, HAS_COLUMNS=transposed, **tile
+        )
+    small = x.new_empty((rows, columns) if values else 0, dtype=dtype)
+    turned = x.new_empty((columns, rows) if transposed else 0, dtype=dtype)
+    inverse = x.new_empty((rows, 1) if values else 0, dtype=torch.float32)
+    turned_inverse = x.new_empty((columns, 1) if transposed else 0, dtype=torch.float32)
+    partial = amaxes if sums is None else x.new_empty((grid[0], columns), dtype=torch.float32)
+    _kernels.quantise_lines_kernel[grid](
+        x, small, turned, of_rows, of_columns, inverse, turned_inverse, partial, rows, columns,
+        LARGEST=LARGEST[dtype], DTYPE=tl.float8e4nv if dtype is E4M3 else tl.float8e5, HAS_VALUES=values,
+        HAS_TRANSPOSED=transposed, HAS_SUMS=sums is not None, enable_fp_fusion=False, **tile,
+    )  # fmt: skip
+    return Operand(small, inverse, turned, turned_inverse, None if sums is None else _sum_rows(partial, sums))
+
+
 def _convert_by_triton(
     x: Tensor, dtype: torch.dtype, amax: Tensor, headroom: float, values: bool, transposed: bool,
     sums: torch.dtype | None,
@@ -230,6 +264,35 @@ def _convert_by_triton(
         TILE_COLUMNS=TILE_COLUMNS, num_warps=TILE_WARPS, enable_fp_fusion=False,
     )  # fmt: skip
     return Operand(small, inverse, turned, inverse, None if sums is None else _sum_rows(partial, sums))
+
+
+def turn_operand(values: Tensor, amax: Tensor, history: AmaxHistory | None) -> Tensor:
+    """Return an FP8 matrix transposed, and store the amax of its numbers in a history.
+
+    Args:
+        values: Two-dimensional, contiguous.
+        amax: One number, float32.
+        history: None: nothing is stored.
+    """
+    if not (has_fp8_kernels(values) and values.numel() and max(values.shape) <= MOST_SIDE):
+        if history is not None:
+            history.newest.copy_(amax)
+            history.remember()
+        return values.t().contiguous()
+    from mezzo.fp8 import _kernels
+
+    rows, columns = values.shape
+    turned = values.new_empty(columns, rows)
+    grid = (-(-rows // TURNED_ROWS), -(-columns // TURNED_COLUMNS))
+    length = 0 if history is None else len(history.amaxes)
+    known = (amax,) * 3 if history is None else (history.amaxes, history.amax, history.used)
+    with torch.cuda.device(values.device) if values.is_cuda else nullcontext():
+        _kernels.turn_kernel[grid](
+            values.view(torch.uint8), turned.view(torch.uint8), rows, columns, amax, *known,
+            HISTORY=length, HISTORY_BLOCK=max(2, 1 << (length - 1).bit_length()),
+            TILE_ROWS=TURNED_ROWS, TILE_COLUMNS=TURNED_COLUMNS, num_warps=TURNED_WARPS,
+        )  # fmt: skip
+    return turned
 
 
 def _sum_rows(matrix: Tensor, dtype: torch.dtype) -> Tensor:

@@ -205,14 +205,20 @@ def histories_of(weights: Iterable[Tensor]) -> list[AmaxHistory]:
     ]
 
 
-def weight_operand(weight: Tensor, recipe: Fp8Recipe) -> Operand:
-    """Return a weight in FP8: its copies, or an operand for this call."""
+def weight_operand(weight: Tensor, recipe: Fp8Recipe, *, transposed: bool) -> Operand:
+    """Return a weight in FP8: its copies, or an operand for this call, which has one of the layouts."""
     kept = keep_copies(weight) if recipe.granularity == "tensor" else None
     if kept is not None:
         return kept.operand(weight)
     # As in the copies, so that both give the same numbers
     headroom = 1.0 if recipe.granularity == "row" else HEADROOM
-    return make_operand(weight.detach().contiguous(), by_row=recipe.granularity == "row", headroom=headroom)
+    return make_operand(
+        weight.detach().contiguous(),
+        values=not transposed,
+        transposed=transposed,
+        by_row=recipe.granularity == "row",
+        headroom=headroom,
+    )
 
 
 def history_of(weight: Tensor, role: str, recipe: Fp8Recipe) -> AmaxHistory | None:

@@ -84,6 +84,11 @@ def _differentiate(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None
 @register(fake=_empty_losses, setup_context=_keep, backward=_differentiate)
 def token_losses(logits: Tensor, target: Tensor, ignore_index: int, smoothing: float) -> tuple[Tensor, Tensor]:
     """Return the loss and the log-sum-exp of each row; an ignored row has loss 0."""
+    return row_losses(logits, target, ignore_index, smoothing)
+
+
+def row_losses(logits: Tensor, target: Tensor, ignore_index: int, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Compute what `token_losses` returns."""
     if not has_triton(logits.device):
         return _plain_losses(logits, target, ignore_index, smoothing), logits.float().logsumexp(1)
     from mezzo.kernels._cross_entropy_kernels import cross_entropy_kernel
@@ -111,15 +116,24 @@ def token_losses_backward(
     grad: Tensor, logits: Tensor, target: Tensor, sums: Tensor, ignore_index: int, smoothing: float
 ) -> Tensor:
     """Return the gradient of the logits, in their dtype."""
+    result = _empty_grad(grad, logits, target, sums, ignore_index, smoothing)
+    write_gradient(grad, logits, target, sums, ignore_index, smoothing, result)
+    return result
+
+
+def write_gradient(
+    grad: Tensor, logits: Tensor, target: Tensor, sums: Tensor, ignore_index: int, smoothing: float, result: Tensor
+) -> None:
+    """Write the gradient of the logits into `result`, which may be the logits, if they are contiguous."""
     rows, size = logits.shape
     if not has_triton(logits.device):
         found = (logits.float() - sums[:, None]).exp() - smoothing / size
         counted = target != ignore_index
         found[counted, target[counted]] -= 1 - smoothing
-        return (found * torch.where(counted, grad, 0.0)[:, None]).to(logits.dtype)
+        result.copy_(found * torch.where(counted, grad, 0.0)[:, None])
+        return
     from mezzo.kernels._cross_entropy_kernels import cross_entropy_backward_kernel
 
-    result = _empty_grad(grad, logits, target, sums, ignore_index, smoothing)
     logits = _with_plain_rows(logits)
     if rows:
         with on_device(logits.device):
@@ -127,7 +141,6 @@ def token_losses_backward(
                 grad.contiguous(), logits, target.contiguous(), sums, result, logits.stride(0), size, ignore_index,
                 smoothing, PACKED=logits.stride(0) == size, ALIGNMENT=_ALIGNMENT, BLOCK=_BLOCK, num_warps=_WARPS,
             )  # fmt: skip
-    return result
 
 
 def _with_plain_rows(logits: Tensor) -> Tensor:

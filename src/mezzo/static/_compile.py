@@ -18,11 +18,18 @@ from mezzo.amp import GradScaler, Policy
 from mezzo.amp.user_lines import level_of_user
 from mezzo.errors import unknown_choice
 from mezzo.files import say
+from mezzo.fp8 import count_without_history
 from mezzo.optim import attach
 from mezzo.precision import Precision
 from mezzo.record import OperatorStats
 from mezzo.static._average import WeightAverage
-from mezzo.static._capture import CapturedStep, check_warmup, refuse_what_cannot_be_captured, unpacked
+from mezzo.static._capture import (
+    CapturedStep,
+    check_warmup,
+    random_numbers_kept,
+    refuse_what_cannot_be_captured,
+    unpacked,
+)
 from mezzo.static._choice import (
     AS_WRITTEN,
     BACKEND_AS_WRITTEN,
@@ -176,6 +183,8 @@ class CompiledStep:
         start = time.perf_counter()
         self._report.device = str(device)
         measures = known is None and self._report.chosen == UNDECIDED
+        if known is None:
+            self._learn_scales(batch, device)
         with compiling_shown("compiling the training step") if known is None else nullcontext():
             known = known or self._captured(compute)
             step = self._choose(batch, device) if measures else self._build(known, batch, device)
@@ -184,6 +193,21 @@ class CompiledStep:
         if not is_captured and not self.pending:
             optimizer.zero_grad(set_to_none=True)  # as after a capture
         return step
+
+    def _learn_scales(self, batch: Sequence[Tensor], device: torch.device) -> None:
+        """With delayed scaling of FP8, run forward and backward once as written: compiled code needs first scales."""
+        compute, modules, optimizer, precision, max_norm = self._parts
+        rules, policy = self._capture.precision, self._capture.precision.policy
+        is_delayed = policy is not None and policy.fp8 is not None and policy.fp8.scaling == "delayed"
+        is_plain = self._extra.window is None and self._extra.processes is None
+        if self._capture.knows_scales or not (is_delayed and is_plain and self._capture.backend == "inductor"):
+            return
+        own = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in batch]
+        step = TrainingStep(compute, modules, optimizer, precision, rules, max_norm, self._extra)
+        before = count_without_history()
+        with step.gradients_put_aside(), step.rehearsal(), random_numbers_kept(device):
+            step.run(own, updates=False)
+        self._capture.knows_scales = count_without_history() == before
 
     def _captured(self, compute: Compute) -> Compute:
         """Return `compute` captured, anew for each set of trained weights.
@@ -196,6 +220,8 @@ class CompiledStep:
         def call(*batch: Tensor) -> tuple[Tensor, ...]:
             trained = tuple([param.requires_grad for param in params])
             if trained not in forms:
+                if forms:
+                    self._capture.knows_scales = False  # a weight that is trained only now has no FP8 scale yet
                 forms[trained] = self._capture.compile(compute)
             return forms[trained](*batch)
 

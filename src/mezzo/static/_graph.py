@@ -17,6 +17,7 @@ import types
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,12 +31,14 @@ from mezzo._torch.dynamo import dynamo_errors
 from mezzo._torch.inductor import compile_graph, cpp_compiler, inductor_error, make_graph_pass
 from mezzo.amp import auto_cast, current_policy
 from mezzo.errors import MezzoError, RunError, unknown_choice
+from mezzo.fp8 import fp8_written_by_producers, share_delayed_operands
 from mezzo.record import OperatorStats
 from mezzo.static import _region
 from mezzo.static._batch_norms import fuse_batch_norms
 from mezzo.static._casts import drop_needless_casts
 from mezzo.static._compared import store_compared_values
 from mezzo.static._convolutions import use_own_gradients
+from mezzo.static._masks import drop_causal_masks
 from mezzo.static._operators import count_operators
 from mezzo.static._region import CastRules, NoGuardError, casting_region
 from mezzo.static._traced_regions import regions_traced
@@ -139,6 +142,8 @@ class Capture:
         self.precision = precision
         self.backend = _usable(backend)
         self.graphs: deque[CapturedGraph] = deque(maxlen=_KEPT)
+        self.knows_scales = False
+        """Whether every FP8 layer has a delayed scale, so that kernels can write FP8 at once."""
         self._names = float32_tensors or {}
         """Parameters by identity, with their names."""
 
@@ -198,6 +203,7 @@ class Capture:
         if self.precision.use_guard and self.precision.is_on:
             _region.refuse_missing_guard(any(node.target is _region.enter_guard for node in module.graph.nodes))
         self._place_markers(module.graph)
+        drop_causal_masks(module.graph)
         module.recompile()
         precision = self.precision if self.precision.is_on else CastRules(current_policy())
         self.graphs.append(CapturedGraph(copy.deepcopy(module), _without_memory(module, inputs), precision))
@@ -209,7 +215,8 @@ class Capture:
             module.recompile()
         tidy = make_graph_pass(_tidy, _TIDY_FILES)
         options = _ON_CUDA if any(isinstance(value, Tensor) and value.is_cuda for value in inputs) else {}
-        return cast(Function, compile_graph(module, inputs, {"joint_custom_pre_pass": tidy, **options}))
+        with fp8_written_by_producers() if self.knows_scales else nullcontext():
+            return cast(Function, compile_graph(module, inputs, {"joint_custom_pre_pass": tidy, **options}))
 
     def _place_markers(self, graph: Graph) -> None:
         """Put float32 regions around calls that use a named variable.
@@ -289,6 +296,7 @@ def _tidy(graph: Graph) -> None:
     drop_needless_casts(graph)
     store_compared_values(graph)
     use_own_gradients(graph)
+    share_delayed_operands(graph)
 
 
 @functools.cache

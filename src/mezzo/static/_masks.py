@@ -1,0 +1,122 @@
+"""Attention whose mask is the causal one, in captured graphs: the mask becomes `is_causal=True`.
+
+With `is_causal` the kernels of attention skip half of the scores; with a mask tensor they compute all
+of them. In compiled code transformers always makes a mask tensor before torch 2.14, also where eager
+code needs none. Here a mask that does not depend on data is computed once, while the graph is
+captured, and compared with the causal one.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+from torch.nn.functional import scaled_dot_product_attention
+
+MOST_LENGTH = 8192
+"""Longest row of tokens whose mask is computed: it has the square of it in bytes, some times over."""
+
+_FUNCTIONS = frozenset(
+    [
+        *(operator.add, operator.sub, operator.mul, operator.getitem, operator.and_, operator.or_, operator.invert),
+        *(operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge),
+        *(torch.arange, torch.ones, torch.zeros, torch.full, torch.tril, torch.triu, torch.diff, torch.where),
+        *(torch.logical_and, torch.logical_or, torch.logical_not),
+    ]
+)
+_METHODS = frozenset(
+    "unsqueeze squeeze expand view reshape transpose contiguous to bool cumsum diff new_ones new_zeros tril triu "
+    "logical_and logical_or logical_not eq ne lt le gt ge add sub mul".split()
+)
+"""What a mask may be made of: functions of their arguments, which change no tensor."""
+
+
+def drop_causal_masks(graph: Graph) -> None:
+    """Let attention be causal where its mask is the causal one, in a graph that Dynamo captured.
+
+    A mask that depends on an input, such as one for padding, stays.
+    """
+    masks = _Masks()
+    dropped = False
+    for node in graph.nodes:
+        mask = _mask_of(node)
+        if mask is not None and masks.is_causal(mask):
+            node.args = node.args[:3]
+            node.kwargs = {**node.kwargs, "attn_mask": None, "is_causal": True}
+            dropped = True
+    if dropped:
+        for node in reversed(list(graph.nodes)):  # only parts of masks: other calls may have effects
+            if node in masks.parts and not node.users:
+                graph.erase_node(node)
+
+
+def _mask_of(node: Node) -> Node | None:
+    """Return the mask of a call of attention; None if it has none, or more than a mask."""
+    if node.target is not scaled_dot_product_attention or len(node.args) > 4 or node.kwargs.get("is_causal"):
+        return None
+    mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
+    return mask if isinstance(mask, Node) else None
+
+
+class _Masks:
+    """Computes the values of masks that depend on constants only."""
+
+    def __init__(self) -> None:
+        self.parts: dict[Node, bool] = {}
+        """Nodes that were looked at, and whether they depend on constants only."""
+        self._found: dict[Node, bool] = {}
+
+    def is_causal(self, mask: Node) -> bool:
+        """Whether a mask is the causal one in every row of the batch and every head."""
+        if mask not in self._found:
+            self._found[mask] = self._compare(mask)
+        return self._found[mask]
+
+    def _compare(self, mask: Node) -> bool:
+        example = mask.meta.get("example_value")
+        if not isinstance(example, Tensor) or example.dtype != torch.bool or example.dim() < 2:
+            return False
+        rows, columns = example.shape[-2:]
+        if not isinstance(rows, int) or rows != columns or rows > MOST_LENGTH or not self._is_constant(mask):
+            return False
+        with torch.no_grad():
+            value = self._value(mask, {})
+            causal = torch.ones(rows, rows, dtype=torch.bool, device=value.device).tril()
+            return torch.equal(value, causal.expand_as(value))
+
+    def _is_constant(self, node: Node) -> bool:
+        """Whether a node depends on constants only, and nothing writes into it."""
+        known = self.parts.get(node)
+        if known is None:
+            is_known = (node.op == "call_function" and node.target in _FUNCTIONS) or (
+                node.op == "call_method" and node.target in _METHODS
+            )
+            is_written = any(_writes(user) for user in node.users)
+            known = is_known and not is_written and all(map(self._is_constant, node.all_input_nodes))
+            self.parts[node] = known
+        return known
+
+    def _value(self, node: Node, values: dict[Node, Any]) -> Any:
+        if node not in values:
+            inputs = {each: self._value(each, values) for each in node.all_input_nodes}
+            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), inputs.__getitem__)
+            function = node.target if node.op == "call_function" else getattr(args[0], str(node.target))
+            values[node] = function(*(args if node.op == "call_function" else args[1:]), **kwargs)  # type: ignore[operator]
+        return values[node]
+
+
+def _writes(node: Node) -> bool:
+    """Whether a call changes one of its arguments."""
+    if getattr(node.target, "__module__", "") == operator.add.__module__:
+        return node.target in _IN_PLACE
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return "out" in node.kwargs or (name.endswith("_") and not name.endswith("__"))
+
+
+_IN_PLACE = frozenset(
+    getattr(operator, name)
+    for name in "setitem iadd isub imul iand ior ixor itruediv ifloordiv ipow imod imatmul ilshift irshift".split()
+)

@@ -1,0 +1,110 @@
+"""Attention in captured graphs: a mask that is the causal one is dropped, every other one stays."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss, scaled_dot_product_attention
+
+from mezzo import static
+from mezzo.static import _masks
+
+LENGTH, WIDTH, HEADS = 12, 16, 2
+Mask = Callable[[Tensor], Tensor]
+
+
+def compared(x: Tensor) -> Tensor:
+    """The way of transformers: positions, compared and indexed, for each row of the batch."""
+    places = torch.arange(LENGTH, device=x.device) + 0
+    batch = torch.arange(len(x), device=x.device)[:, None, None, None]
+    rows = places.unsqueeze(0).expand(len(x), -1)
+    packed = (torch.diff(rows, prepend=rows[:, :1] - 1, dim=-1) != 1).cumsum(-1)
+    query, key = places[None, None, :, None], places[None, None, None, :]
+    allowed = query.new_ones((), dtype=torch.bool) & (packed[batch, query] == packed[batch, key])
+    return (allowed & (rows[batch, key] <= rows[batch, query])).expand(len(x), -1, LENGTH, LENGTH)
+
+
+def lower(x: Tensor) -> Tensor:
+    return torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=x.device).tril()
+
+
+def band(x: Tensor) -> Tensor:
+    return lower(x) & torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=x.device).triu(-3)
+
+
+def padded(x: Tensor) -> Tensor:
+    return lower(x) & (x[:, None, None, :, 0] < 1e9)  # all of it, but only the data know
+
+
+def written(x: Tensor) -> Tensor:
+    mask = lower(x)
+    mask[3, 1] = False
+    return mask
+
+
+def written_in_place(x: Tensor) -> Tensor:
+    mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=x.device).tril()
+    mask.logical_not_()
+    return mask.logical_not().logical_or(lower(x))
+
+
+def in_numbers(x: Tensor) -> Tensor:
+    return torch.zeros(LENGTH, LENGTH, device=x.device).masked_fill(~lower(x), float("-inf"))
+
+
+class Attention(nn.Module):
+    def __init__(self, mask: Mask) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.mask, self.inputs = mask, nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.inputs(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        return scaled_dot_product_attention(query, key, value, attn_mask=self.mask(x)).transpose(1, 2).flatten(2)
+
+
+@pytest.fixture(autouse=True)
+def leave_no_trace() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
+
+def train(mask: Mask, backend: str) -> tuple[list[float], Any]:
+    model = Attention(mask)
+    step = static.compile_step(model, mse_loss, torch.optim.SGD(model.parameters(), lr=0.5), backend=backend)
+    generator = torch.Generator().manual_seed(1)
+    batch = [torch.randn(3, LENGTH, WIDTH, generator=generator) for _ in range(2)]
+    return [step(*batch).item() for _ in range(3)], step
+
+
+def attention_of(step: Any) -> dict[str, Any]:
+    (node,) = [each for each in step.graphs[-1].calls_of_dynamo if each.target is scaled_dot_product_attention]
+    return dict(node.kwargs)
+
+
+@pytest.mark.parametrize("mask", [compared, lower])
+def test_a_causal_mask_is_dropped_and_the_numbers_stay(mask: Mask) -> None:
+    expected, _ = train(mask, "eager")
+    found, step = train(mask, "aot_eager")
+    assert attention_of(step)["is_causal"] is True
+    assert attention_of(step)["attn_mask"] is None
+    assert found == pytest.approx(expected, rel=1e-5)  # float32, other kernels of attention
+    names = [str(node.target) for node in step.graphs[-1].calls_of_dynamo]
+    assert not any("arange" in name or "tril" in name for name in names), "the mask is no longer computed"
+
+
+@pytest.mark.parametrize("mask", [band, padded, written, written_in_place, in_numbers])
+def test_every_other_mask_stays(mask: Mask) -> None:
+    expected, _ = train(mask, "eager")
+    found, step = train(mask, "aot_eager")
+    assert not attention_of(step).get("is_causal")
+    assert attention_of(step)["attn_mask"] is not None
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_mask_that_would_take_too_much_memory_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_masks, "MOST_LENGTH", LENGTH - 1)
+    _, step = train(lower, "aot_eager")
+    assert attention_of(step)["attn_mask"] is not None
