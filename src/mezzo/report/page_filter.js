@@ -43,6 +43,11 @@
     current.scrollIntoView({ block: "nearest" });
   };
 
+  const clear = () => {
+    for (const field of [search, ...selects]) field.value = "";
+    apply();
+  };
+
   const failures = () => {
     const verdict = selects.find((select) => select.dataset.field === "verdict");
     if (!verdict) return;
@@ -52,18 +57,17 @@
 
   form.hidden = false;
   form.addEventListener("input", apply);
-  form.addEventListener("submit", (event) => event.preventDefault());
-  form.addEventListener("reset", () => setTimeout(apply));
+  document.getElementById("clear").addEventListener("click", clear);
   // A link to an item that the filter hides shows it.
   addEventListener("hashchange", () => {
     const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
     const item = target && target.closest("[data-item]");
-    if (item && item.hidden) form.reset();
+    if (item && item.hidden) clear();
   });
   addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === "Escape") {
-      form.reset();
+      clear();
       document.activeElement.blur();
       return;
     }

@@ -4,7 +4,7 @@ Logs may hold anything. The result is empty if nothing is found, and nothing her
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -54,6 +54,10 @@ class LossCurve:
     def last(self) -> float | None:
         """The last finite loss."""
         return self.points[-1][1] if self.points else None
+
+    def thinned(self, count: int) -> tuple[tuple[int, float], ...]:
+        """Return about so many points: every n-th, and the last one."""
+        return _thinned(self.points, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +140,15 @@ def loss_curve(text: str) -> LossCurve | None:
             num_bad += 1
     if not points and not num_bad:
         return None
-    stride = -(-len(points) // MAX_POINTS)
-    kept = points[:: max(stride, 1)]
+    return LossCurve(points=_thinned(points, MAX_POINTS), num_bad=num_bad)
+
+
+def _thinned(points: Sequence[tuple[int, float]], count: int) -> tuple[tuple[int, float], ...]:
+    stride = -(-len(points) // count)
+    kept = list(points[:: max(stride, 1)])
     if points and kept[-1] != points[-1]:
         kept.append(points[-1])
-    return LossCurve(points=tuple(kept), num_bad=num_bad)
+    return tuple(kept)
 
 
 def _losses(text: str) -> Iterator[tuple[int, float]]:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from mezzo.files import parse_json
 from mezzo.report import number, plural, time_text
-from mezzo.tipc.history._noise import Baseline, baseline, level_changes
+from mezzo.tipc.history._noise import AHEAD, NEEDED, Baseline, baseline, level_changes
 from mezzo.tipc.history._rows import HistoryRun, HistoryStep, Series
 
 BAD = ("failed", "timeout", "interrupted")
@@ -125,20 +125,34 @@ def judge_since(points: Sequence[Point], measure: Measure, before: HistoryRun) -
     normal = normal_level(past)
     if normal is None or not later:
         return None
-    side = normal.side(later[-1][1])
+    sides = [normal.side(value) for _, value in later]
+    side = sides[-1]
     if not side:
         return None
-    first = len(later) - 1
-    while first and normal.side(later[first - 1][1]) == side:
-        first -= 1
-    (run, step), is_alone = later[first][0], first == len(later) - 1
+    is_confirmed = sum(each == side for each in sides[-AHEAD:]) >= NEEDED
+    if side < 0 and not is_confirmed:
+        return None  # one fast run is no news
+    first = _first_of_stretch(sides)
     previous = later[first - 1][0][0] if first else found[len(past) - 1][0][0]
     worse, better, maybe = measure.words
-    what = (maybe if is_alone else worse) if side > 0 else better
-    if side < 0 and is_alone:
-        return None  # one fast run is no news
-    detail = f"{measure.name} {measure.text(later[-1][0][1])}, {_against(normal, later[-1][1], measure)}"
-    return Finding(what, step.series, later[-1][0][1].step, detail, run, previous)
+    what = better if side < 0 else worse if is_confirmed else maybe
+    step = later[-1][0][1]
+    detail = f"{measure.name} {measure.text(step)}, {_against(normal, later[-1][1], measure)}"
+    return Finding(what, step.series, step.step, detail, later[first][0][0], previous)
+
+
+def _first_of_stretch(sides: Sequence[int]) -> int:
+    """Return where the last stretch with the side of the end begins; a change may have two other measurements between.
+
+    >>> _first_of_stretch([0, 1, 0, 0, 0, 1, 0, 1])
+    5
+    """
+    first = place = len(sides) - 1
+    while first - place <= AHEAD - NEEDED and place > 0:
+        place -= 1
+        if sides[place] == sides[-1]:
+            first = place
+    return first
 
 
 def normal_level(values: Sequence[float]) -> Baseline | None:
@@ -148,10 +162,10 @@ def normal_level(values: Sequence[float]) -> Baseline | None:
 
 
 def _against(normal: Baseline, value: float, measure: Measure) -> str:
-    runs = plural(normal.runs, "run")
+    runs, limit = plural(normal.runs, "run"), normal.limit(1 if value > normal.median else -1)
     if measure is ACCURACY:
-        return f"{-value + normal.median:+.4f} against the median of {runs} (noise: {normal.limit:.4f})"
-    change, limit = math.expm1(value - normal.median), math.expm1(normal.limit)
+        return f"{-value + normal.median:+.4f} against the median of {runs} (noise: {limit:.4f})"
+    change, limit = math.expm1(value - normal.median), math.expm1(limit)
     return f"{change:+.1%} in time against the median of {runs} (noise: {limit:.1%})"
 
 

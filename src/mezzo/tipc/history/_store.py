@@ -18,6 +18,8 @@ from mezzo.tipc.history._rows import (
 from mezzo.tipc.history._schema import HistoryError, check_values, open_history, transaction
 
 _JOINED = "steps JOIN series ON series.id = steps.series JOIN runs ON runs.id = steps.run"
+# In this order: the index of the runs by start gives the newest first, and a limit ends the search early.
+_NEWEST = "runs CROSS JOIN steps ON steps.run = runs.id CROSS JOIN series ON series.id = steps.series"
 _RUN = ", ".join(f"runs.{name}" for name in RUN_COLUMNS)
 _SERIES = ", ".join(f"series.{name}" for name in SERIES_COLUMNS)
 _STEP = ", ".join(f"steps.{name}" for name in STEP_COLUMNS)
@@ -91,11 +93,11 @@ def find_run(path: Path, number: int) -> HistoryRun:
 def list_steps(path: Path, chosen: Filter, limit: int) -> tuple[list[tuple[HistoryRun, HistoryStep]], int]:
     """Return the newest steps, the newest run first, and the number of all that the filter chooses; limit 0: all."""
     where, values = chosen.where()
-    newest = f"SELECT {_RUN}, {_SERIES}, {_STEP} FROM {_JOINED} WHERE {where} ORDER BY runs.started DESC, runs.id DESC"
+    newest = f"SELECT {_RUN}, {_SERIES}, {_STEP} FROM {_NEWEST} WHERE {where} ORDER BY runs.started DESC, runs.id DESC"
     with open_history(path, create=False) as connection:
         check_values(connection, path)
         (count,) = connection.execute(f"SELECT count(*) FROM {_JOINED} WHERE {where}", values).fetchone()
-        rows = connection.execute(f"{newest}, series.id LIMIT ?", (*values, limit or -1)).fetchall()
+        rows = connection.execute(f"{newest}, steps.series LIMIT ?", (*values, limit or -1)).fetchall()
     at, to = len(RUN_COLUMNS), len(RUN_COLUMNS) + len(SERIES_COLUMNS)
     return [(HistoryRun(*row[:at]), _step(Series(*row[at:to]), row[to:])) for row in rows], count
 
