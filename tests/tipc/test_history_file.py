@@ -69,7 +69,7 @@ def test_kill_9_leaves_complete_runs_and_all_that_were_acknowledged(tmp_path):
     path = tmp_path / "history.sqlite3"
     chance = random.Random(0)
     acknowledged: set[int] = set()
-    for attempt in range(6):
+    for attempt in range(4):
         writer = start_writer(path, f"killed-{attempt}", 100_000)
         other = start_writer(path, f"beside-{attempt}", 5)
         assert writer.stdout is not None
@@ -82,7 +82,7 @@ def test_kill_9_leaves_complete_runs_and_all_that_were_acknowledged(tmp_path):
         assert other.returncode == 0
     found = complete_runs(path)
     assert acknowledged <= found
-    assert len(found - acknowledged) <= 6  # at most one run per kill was written and not yet acknowledged
+    assert len(found - acknowledged) <= 4  # at most one run per kill was written and not yet acknowledged
     assert len(list_steps(path, Filter(), 0)[0]) == STEPS * len(found)
 
 
