@@ -3,7 +3,8 @@
 The logarithms of the last 10 to 40 measurements have a median m and quartiles. The distance of the quartiles, divided by
 1.349, is a standard deviation s that outliers hardly move; if the quartile on one side is further from m than the other, twice
 that distance counts on that side, because times have a longer tail above. A measurement is beyond the limit if it is more than
-f(n) * s away from m. Three of five measurements in a row beyond the limit, on the same side, are a change; fewer are only suspected.
+f(n) * s away from m. Three of five measurements in a row beyond the limit, on the same side, are a change; fewer are only
+suspected.
 
 f(n) makes the rate of false alarms the same for every number n of measurements: 2 in 100,000 per side, for normal noise.
 docs/history.md has the reasons, and benchmarks/history.py measures false alarms and power for other kinds of noise.
