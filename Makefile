@@ -53,7 +53,7 @@ test-slow: $(READY)
 
 # The browser for the tests of pages; without it they are skipped, and the suite says so at its end.
 browser:
-	@if command -v chromium chromium-browser google-chrome > /dev/null; then echo 'a browser is installed'; \
+	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then echo 'a browser is installed'; \
 	elif ! command -v apt-get > /dev/null; then echo 'install Chromium; apt-get is not here to do it' >&2; exit 2; \
 	elif [ "$$(id -u)" = 0 ]; then apt-get install --yes --no-install-recommends chromium; \
 	else sudo apt-get install --yes --no-install-recommends chromium; fi

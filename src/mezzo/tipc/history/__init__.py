@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mezzo.tipc.history._compare import RunComparison, compare_runs
 from mezzo.tipc.history._place import DEFAULT, history_path
-from mezzo.tipc.history._rows import Filter, HistoryRun, HistoryStep
-from mezzo.tipc.history._schema import HistoryError
+from mezzo.tipc.history._rows import Filter, HistoryError, HistoryRun, HistoryStep
 from mezzo.tipc.history._store import check_history, list_steps
 from mezzo.tipc.history._tables import steps_csv, steps_json, steps_table
 from mezzo.tipc.history._trend import write_trend_page

@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mezzo.files import parse_json
 from mezzo.report import number, plural, time_text
 from mezzo.tipc.history._noise import AHEAD, NEEDED, Baseline, baseline, level_changes
-from mezzo.tipc.history._rows import HistoryRun, HistoryStep, Series
+from mezzo.tipc.history._rows import HistoryRun, HistoryStep, Series, parse_words
 
 BAD = ("failed", "timeout", "interrupted")
 What = Literal[
@@ -175,7 +174,9 @@ def version_changes(before: HistoryRun, after: HistoryRun) -> str:
     if before.commit_id != after.commit_id:
         changes.append(f"commit {_commit(before)} -> {_commit(after)}")
     names = ("mezzo", "torch", "driver", "gpu")
-    old, new = ({**_versions(run), **{name: getattr(run, name) for name in names}} for run in (before, after))
+    old, new = (
+        {**parse_words(run.versions), **{name: getattr(run, name) for name in names}} for run in (before, after)
+    )
     for name in dict.fromkeys((*names, *sorted(old.keys() | new.keys()))):
         if name != "commit" and old.get(name, "") != new.get(name, ""):
             changes.append(f"{name} {old.get(name) or 'none'} -> {new.get(name) or 'none'}")
@@ -186,8 +187,3 @@ def version_changes(before: HistoryRun, after: HistoryRun) -> str:
 
 def _commit(run: HistoryRun) -> str:
     return run.commit_id[:SHORT_HASH] or "none"
-
-
-def _versions(run: HistoryRun) -> dict[str, str]:
-    values = parse_json(run.versions)
-    return {str(name): str(value) for name, value in values.items()} if isinstance(values, dict) else {}

@@ -21,8 +21,7 @@ from mezzo.tipc.history._changes import (
     version_changes,
 )
 from mezzo.tipc.history._noise import MIN_RUNS
-from mezzo.tipc.history._rows import Filter, HistoryRun, HistoryStep, Series
-from mezzo.tipc.history._schema import HistoryError
+from mezzo.tipc.history._rows import Filter, HistoryError, HistoryRun, HistoryStep, Series
 from mezzo.tipc.history._store import HistoryContent, find_run, read_content
 
 _ORDER = (

@@ -2,6 +2,13 @@
 
 from dataclasses import dataclass, fields
 
+from mezzo.errors import MezzoError
+from mezzo.files import parse_json, short_repr
+
+
+class HistoryError(MezzoError):
+    """A history that cannot be used."""
+
 
 @dataclass(frozen=True, slots=True)
 class HistoryRun:
@@ -103,6 +110,20 @@ class Filter:
             )
             values += [self.device, self.device.lower()]
         return " AND ".join(conditions), values
+
+
+def parse_words(text: str) -> dict[str, str]:
+    """Return the object of texts in a column with JSON; raises HistoryError for anything else."""
+    try:
+        values = parse_json(text)
+    except ValueError:
+        values = None
+    if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
+        raise HistoryError(
+            f"the history is damaged: a row holds {short_repr(text)} in place of an object of texts; move the file away, or "
+            "restore a copy"
+        )
+    return values
 
 
 RUN_COLUMNS = tuple(each.name for each in fields(HistoryRun))

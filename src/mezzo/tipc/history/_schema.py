@@ -11,8 +11,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-from mezzo.errors import MezzoError
 from mezzo.files import check_regular, one_line, open_regular, report_write_errors, shown_path
+from mezzo.tipc.history._rows import HistoryError
 
 APPLICATION_ID = 0x6D7A7469
 """Marks a file of mezzo, by SQLite's `application_id`."""
@@ -67,10 +67,6 @@ _COLUMNS = (
     ),
 )
 """Columns of text and of numbers of each table."""
-
-
-class HistoryError(MezzoError):
-    """A history file that cannot be used."""
 
 
 @contextmanager

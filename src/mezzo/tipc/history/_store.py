@@ -11,11 +11,12 @@ from mezzo.tipc.history._rows import (
     SERIES_COLUMNS,
     STEP_COLUMNS,
     Filter,
+    HistoryError,
     HistoryRun,
     HistoryStep,
     Series,
 )
-from mezzo.tipc.history._schema import HistoryError, check_values, open_history, transaction
+from mezzo.tipc.history._schema import check_values, open_history, transaction
 
 _JOINED = "steps JOIN series ON series.id = steps.series JOIN runs ON runs.id = steps.run"
 # In this order: the index of the runs by start gives the newest first, and a limit ends the search early.

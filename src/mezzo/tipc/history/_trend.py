@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mezzo.files import parse_json, shown_path, write_text
+from mezzo.files import shown_path, write_text
 from mezzo.report import render_page, spark_line
 from mezzo.tipc.history._changes import (
     ACCURACY,
@@ -20,7 +20,7 @@ from mezzo.tipc.history._changes import (
     verdict_change,
 )
 from mezzo.tipc.history._noise import LevelChange, level_changes
-from mezzo.tipc.history._rows import Filter, HistoryRun, Series
+from mezzo.tipc.history._rows import Filter, HistoryRun, Series, parse_words
 from mezzo.tipc.history._store import HistoryContent, read_content
 
 LAST = 60
@@ -57,7 +57,7 @@ class TrendRow:
     @property
     def label(self) -> str:
         """What makes the step different from others of its kind."""
-        labels = parse_json(self.series.labels)
+        labels = parse_words(self.series.labels)
         return ", ".join(f"{name} {labels[name]}" for name in _SHOWN_LABELS if labels.get(name, "") not in ("", "null"))
 
     @property
