@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from history_rows import nights, run_row, step_row
 from report_runs import REPORT, losses, record, write_run
-from tipc_plans import CONFIG, MODE
+from tipc_plans import MODE, write_repository
 
 from html_page import Page
 from mezzo.cli import run as command
@@ -23,13 +23,7 @@ from mezzo.tipc.history._store import add_rows, read_content
 def here(tmp_path, monkeypatch):
     """A repository with a text whose commands are small scripts, at one commit."""
     monkeypatch.chdir(tmp_path)
-    config = CONFIG.replace("python3.7", Path(sys.executable).name).replace("gpu_list:0|0,1", "gpu_list:-1")
-    (tmp_path / "c.txt").write_text(config)
-    for name in ("tools/train.py", "tools/export.py", "deploy/python/infer.py"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("import sys; print(sys.argv)")
-    (tmp_path / "configs/net").mkdir(parents=True)
-    (tmp_path / "configs/net/net.yml").write_text("")
+    write_repository(tmp_path)
     (tmp_path / "deploy/python/infer.py").write_text(f"print('''{REPORT}''')")
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
     for words in (["init", "-q"], ["add", "c.txt"], ["commit", "-q", "-m", "first"]):
