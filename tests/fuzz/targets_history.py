@@ -13,7 +13,6 @@ from pathlib import Path
 from fuzzing import Target
 from mutate import TEXTS, mutate_bytes
 
-from mezzo.errors import MezzoError
 from mezzo.tipc.history import Filter, compare_runs, list_steps, steps_csv, steps_json, steps_table
 from mezzo.tipc.history._store import add_rows, read_content
 from mezzo.tipc.history._trend import trend_text
@@ -55,7 +54,7 @@ def make_history(rng: random.Random, folder: Path) -> Path:
                     else value
                 )
                 connection.execute(f"UPDATE {table} SET {rng.choice(_COLUMNS[table])} = ? {where}", (value,))
-        except (sqlite3.Error, OverflowError):
+        except (sqlite3.Error, OverflowError, UnicodeDecodeError):
             pass  # the bytes are damaged already, or the value has no room: the file stays hostile as it is
     return path
 
@@ -68,8 +67,6 @@ def read_history(path: Path) -> None:
             assert isinstance(text, str)
         trend_text(read_content(path), str(path))
         compare_runs("1", "14", path).text()
-    except ValueError as error:  # the command makes one line of it
-        raise MezzoError(str(error)) from error
     finally:
         assert path.read_bytes() == before, "reading changed the file"
         assert os.listdir(path.parent) == [path.name]

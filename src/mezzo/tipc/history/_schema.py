@@ -18,6 +18,7 @@ APPLICATION_ID = 0x6D7A7469
 """Marks a file of mezzo, by SQLite's `application_id`."""
 WAIT_S = 60.0
 """How long a writer waits for another one; adding a run takes milliseconds."""
+_DAMAGED = "is damaged ({}); nothing was changed: move it away, or restore a copy"
 _MAGIC = b"SQLite format 3\0"
 _LONGEST = 16 << 20  # bytes of one value
 
@@ -103,15 +104,10 @@ def check_values(connection: sqlite3.Connection, path: Path) -> None:
         wrong += [f"({name} IS NOT NULL AND {_is_wrong(name)})" for name in numbers]
         query = f"SELECT count(*) FROM {table} WHERE {' OR '.join(wrong)}"
         if found := connection.execute(query).fetchone()[0]:
-            raise HistoryError(
-                f"{shown_path(path)}: is damaged ({found} rows of '{table}' hold values that mezzo does not write); "
-                "nothing was changed: move it away, or restore a copy"
-            )
+            fault = f"{found} rows of '{table}' hold values that mezzo does not write"
+            raise HistoryError(f"{shown_path(path)}: {_DAMAGED.format(fault)}")
     if connection.execute("PRAGMA foreign_key_check").fetchone() is not None:
-        raise HistoryError(
-            f"{shown_path(path)}: is damaged (steps of runs that are not there); nothing was changed: move it away, or "
-            "restore a copy"
-        )
+        raise HistoryError(f"{shown_path(path)}: {_DAMAGED.format('it has steps of runs that are not there')}")
 
 
 def _is_wrong(name: str) -> str:
@@ -124,6 +120,8 @@ def report_errors(path: Path) -> Iterator[None]:
     name = shown_path(path)
     try:
         yield
+    except UnicodeDecodeError as error:  # of a message of SQLite that quotes a damaged file, in place of its own error
+        raise HistoryError(f"{name}: {_DAMAGED.format('it holds text that is not UTF-8')}") from error
     except sqlite3.Error as error:
         reason = one_line(str(error))
         code = getattr(error, "sqlite_errorcode", None) or 0
@@ -134,7 +132,7 @@ def report_errors(path: Path) -> Iterator[None]:
         elif code & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
             advice = f"{reason}; check the disk, then try again: nothing was changed"
         else:
-            advice = f"is damaged ({reason}); nothing was changed: move it away, or restore a copy"
+            advice = _DAMAGED.format(reason)
         raise HistoryError(f"{name}: {advice}") from error
 
 
