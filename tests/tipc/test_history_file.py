@@ -119,6 +119,45 @@ def test_an_older_file_is_migrated_with_all_its_rows(tmp_path):
     assert [step.busy for _, step in list_steps(path, Filter(), 0)[0]] == ["a reason", ""]
 
 
+def test_two_writers_migrate_an_older_file_once(tmp_path):
+    path = tmp_path / "history.sqlite3"
+    make_version_1(path)
+    writers = [start_writer(path, name, 3) for name in ("one", "other")]
+    for writer in writers:
+        writer.communicate(timeout=120)
+    assert [writer.returncode for writer in writers] == [0, 0]
+    assert rows_of(path, "SELECT count(*) FROM runs") == [(7,)]
+    assert rows_of(path, "PRAGMA user_version") == [(VERSION,)]
+
+
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+from history_rows import run_row, step_row
+from mezzo.tipc.history import HistoryError
+from mezzo.tipc.history._store import add_rows
+path = Path(sys.argv[1])
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 4096,) * 2)
+try:
+    add_rows(path, run_row(50), [step_row(f"kind{n}", reason="x" * 2000) for n in range(50)])
+except HistoryError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
+    path = tmp_path / "history.sqlite3"
+    nights(path, [10.0] * 5)
+    words = [sys.executable, "-c", FULL_DISK, str(path), str(Path(__file__).parent)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert "check the disk, then try again: nothing was changed" in done.stdout
+    assert done.stdout.count("\n") == 1
+    assert rows_of(path, "PRAGMA integrity_check") == [("ok",)]
+    assert len(read_content(path).runs) == 5
+
+
 def test_a_migration_that_fails_changes_nothing(tmp_path, monkeypatch):
     path = tmp_path / "history.sqlite3"
     make_version_1(path)

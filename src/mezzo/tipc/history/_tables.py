@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from mezzo.report import csv_text, duration, number, text_table
 from mezzo.tipc.history._changes import SHORT_HASH, Point
+from mezzo.tipc.history._rows import HistoryStep
 
 _HEADER = ("run started network mode step device precision verdict seconds latency_ms throughput accuracy accuracy_name "
            "busy reason mezzo torch commit gpu driver machine folder").split()  # fmt: skip
@@ -20,7 +21,7 @@ def steps_table(points: Sequence[Point], count: int) -> str:
         score = f"{step.accuracy_name} {number(step.accuracy)}".strip()
         rows.append(
             [str(run.id), run.started[:16].replace("T", " "), run.network, step.step, step.series.device,
-             step.series.precision, step.status + (" (busy)" if step.busy else ""),
+             step.series.precision, f"{step.status}{_remark(step)}",
              duration(step.seconds) if step.seconds else "",
              number(step.latency_ms, 2), number(step.throughput, 1), score, run.mezzo, run.torch,
              run.commit_id[:SHORT_HASH]]
@@ -29,6 +30,11 @@ def steps_table(points: Sequence[Point], count: int) -> str:
     if count > len(points):
         lines.append(f"{count - len(points)} older steps are not shown; --limit 0 shows all")
     return "\n".join(lines)
+
+
+def _remark(step: HistoryStep) -> str:
+    """Return why a step is no measurement of speed."""
+    return " (earlier run)" if step.resumed else " (busy)" if step.busy else ""
 
 
 def steps_csv(points: Sequence[Point]) -> str:
