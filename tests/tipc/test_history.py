@@ -213,6 +213,17 @@ def test_the_trend_page_shows_what_is_broken_and_what_became_slower(tmp_path):
     assert len([each for each in page.all("tr") if each.get("data-item") == "main"]) == 2
 
 
+def test_a_step_that_a_network_no_longer_has_is_not_broken(tmp_path):
+    path = tmp_path / "h.sqlite3"
+    add_rows(path, run_row(0), [step_row("eval", status="failed", reason="exit status 1"), step_row()])
+    page = Page(write_trend_page(path, tmp_path / "trend.html").read_text())
+    assert "eval-1" in page.texts["broken"]
+    add_rows(path, run_row(1), [step_row()])
+    page = Page(write_trend_page(path, tmp_path / "trend.html").read_text())
+    assert "broken" not in page.texts
+    assert "eval-1" in page.texts["steps"]
+
+
 def test_a_trend_page_of_hostile_names_is_only_text(tmp_path):
     path = tmp_path / "h.sqlite3"
     attack = "<script>alert(1)</script>\"'{{ 7 * 7 }}"

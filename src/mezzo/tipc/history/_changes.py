@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mezzo.report import number, plural, time_text
-from mezzo.tipc.history._noise import AHEAD, NEEDED, Baseline, baseline, level_changes
+from mezzo.tipc.history._noise import AHEAD, NEEDED, Baseline, LevelChange, baseline, level_changes
 from mezzo.tipc.history._rows import HistoryRun, HistoryStep, Series, parse_words
 
 BAD = ("failed", "timeout", "interrupted")
@@ -154,9 +154,15 @@ def _first_of_stretch(sides: Sequence[int]) -> int:
     return first
 
 
-def normal_level(values: Sequence[float]) -> Baseline | None:
-    """Return what is normal at the end of measurements: only those since the last change of level count."""
-    confirmed = [change.at for change in level_changes(values) if change.is_confirmed]
+def normal_level(values: Sequence[float], changes: Sequence[LevelChange] | None = None) -> Baseline | None:
+    """Return what is normal at the end of measurements: only those since the last change of level count.
+
+    Args:
+        values: The measurements.
+        changes: Of `level_changes`, if they are known.
+    """
+    found = level_changes(values) if changes is None else changes
+    confirmed = [change.at for change in found if change.is_confirmed]
     return baseline(values[confirmed[-1] if confirmed else 0 :])
 
 

@@ -146,9 +146,10 @@ def _compare(content: HistoryContent, before: HistoryRun, after: HistoryRun) -> 
             continue
         own = [point for point in points if point[0].machine == after.machine]
         for measure in (speed_measure([step for _, step in own]), ACCURACY):
-            if new[1] not in [point[1] for point, _ in measured(own, measure)]:
+            usable = measured(own, measure)
+            if not any(point[0].key == after.key for point, _ in usable):
                 continue
-            past = [value for point, value in measured(own, measure) if point[0].started <= before.started]
+            past = [value for point, value in usable if point[0].started <= before.started]
             num_unjudged += normal_level(past) is None and measure is not ACCURACY
             if (finding := judge_since(own, measure, before)) is not None:
                 findings.append(finding)

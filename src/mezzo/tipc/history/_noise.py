@@ -89,6 +89,8 @@ def level_changes(values: Sequence[float]) -> list[LevelChange]:
     []
     """
     changes: list[LevelChange] = []
+    if not values or max(values) - min(values) <= SMALLEST_SPREAD * min(FACTORS.values()):
+        return changes  # no limit is narrower
     start = 0
     for at in range(MIN_RUNS, len(values)):
         normal = baseline(values[max(start, at - WINDOW) : at])  # none just after a change

@@ -1,9 +1,13 @@
 """A history of certification runs in an SQLite file: add a run, read runs and steps."""
 
 import sqlite3
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 from mezzo.files import shown_path
 from mezzo.tipc.history._rows import (
@@ -103,26 +107,46 @@ def list_steps(path: Path, chosen: Filter, limit: int) -> tuple[list[tuple[Histo
     return [(HistoryRun(*row[:at]), _step(Series(*row[at:to]), row[to:])) for row in rows], count
 
 
-def read_content(path: Path, chosen: Filter | None = None) -> HistoryContent:
-    """Return all runs and the series that a filter chooses, each in the order of the runs' start."""
+def read_content(path: Path, chosen: Filter | None = None, last: int | None = None) -> HistoryContent:
+    """Return all runs and the series that a filter chooses, each in the order of the runs' start.
+
+    Args:
+        path: The history.
+        chosen: The filter; None: all.
+        last: Of each series and machine, only so many of the newest steps; None: all.
+
+    Raises:
+        HistoryError: The file cannot be used; see `open_history`.
+    """
     where, values = (chosen or Filter()).where()
+    # Joined only if the filter needs it: the primary key of `steps` is the order that is wanted.
+    tables = _JOINED if chosen is not None and chosen != Filter() else "steps"
+    steps = f"SELECT steps.series, steps.run, {_STEP} FROM {tables} WHERE {where} ORDER BY steps.series"
     with open_history(path, create=False) as connection:
         check_values(connection, path)
         ordered = connection.execute(f"SELECT {_RUN} FROM runs ORDER BY started, id").fetchall()
-        runs = {row[0]: HistoryRun(*row) for row in ordered}
         kinds = {row[0]: Series(*row[1:]) for row in connection.execute(f"SELECT id, {_SERIES} FROM series")}
-        content: dict[Series, list[tuple[int, HistoryStep]]] = {}
-        # Joined only if the filter needs it: the primary key of `steps` is the order that is wanted.
-        tables = _JOINED if chosen is not None and chosen != Filter() else "steps"
-        for number, run, *rest in connection.execute(
-            f"SELECT steps.series, steps.run, {_STEP} FROM {tables} WHERE {where} ORDER BY steps.series", values
-        ):
-            series = kinds[number]
-            content.setdefault(series, []).append((run, _step(series, rest)))
+        rows = connection.execute(steps, values).fetchall()
+    runs = {row[0]: HistoryRun(*row) for row in ordered}
     place = {run: order for order, run in enumerate(runs)}
-    for steps in content.values():
-        steps.sort(key=lambda each: place[each[0]])
+    content = {}
+    for number, group in groupby(rows, key=itemgetter(0)):
+        entries = sorted(group, key=lambda row: place[row[1]])
+        kept = entries if last is None else _newest(entries, runs, last)
+        content[kinds[number]] = [(row[1], _step(kinds[number], row[2:])) for row in kept]
     return HistoryContent(runs, content)
+
+
+def _newest(rows: Sequence[tuple[Any, ...]], runs: Mapping[int, HistoryRun], last: int) -> list[tuple[Any, ...]]:
+    """Return the last rows of each machine, in the same order."""
+    counts: Counter[str] = Counter()
+    kept = []
+    for row in reversed(rows):
+        machine = runs[row[1]].machine
+        counts[machine] += 1
+        if counts[machine] <= last:
+            kept.append(row)
+    return kept[::-1]
 
 
 def _step(series: Series, values: Sequence[object]) -> HistoryStep:

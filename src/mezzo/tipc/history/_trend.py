@@ -20,7 +20,7 @@ from mezzo.tipc.history._changes import (
     verdict_change,
 )
 from mezzo.tipc.history._noise import LevelChange, level_changes
-from mezzo.tipc.history._rows import Filter, HistoryRun, Series, parse_words
+from mezzo.tipc.history._rows import Filter, HistoryRun, HistoryStep, Series, parse_words
 from mezzo.tipc.history._store import HistoryContent, read_content
 
 LAST = 60
@@ -74,14 +74,15 @@ def write_trend_page(history: Path, page: Path, chosen: Filter | None = None) ->
         MissingExtra: jinja2 is not installed.
         RunError: The page cannot be written.
     """
-    content = read_content(history, chosen)
+    content = read_content(history, chosen, _LOOKED_AT)
     write_text(page, trend_text(content, shown_path(history)))
     return page
 
 
 def trend_text(content: HistoryContent, name: str) -> str:
     """Return the page."""
-    rows = [row for series, entries in content.series.items() for row in _rows(content.runs, series, entries)]
+    newest = {(run.network, run.mode, run.config, run.machine): run.id for run in content.runs.values()}
+    rows = [row for series, entries in content.series.items() for row in _rows(content.runs, series, entries, newest)]
     rows.sort(key=lambda row: (row.series.network, row.series.mode, row.series.kind, row.last[1].step, row.machine))
     found = [(row, finding) for row in rows for finding in row.findings]
     found.sort(key=lambda each: each[1].since.started if each[1].since else "", reverse=True)
@@ -111,33 +112,38 @@ def _sorted(words: Iterator[str]) -> list[str]:
     return sorted({word for word in words if word})
 
 
-def _rows(runs: dict[int, HistoryRun], series: Series, entries: Sequence[tuple[int, object]]) -> Iterator[TrendRow]:
-    """Yield one row for each machine that ran a step."""
+def _rows(
+    runs: dict[int, HistoryRun],
+    series: Series,
+    entries: Sequence[tuple[int, HistoryStep]],
+    newest: dict[tuple[str, str, str, str], int],
+) -> Iterator[TrendRow]:
+    """Yield one row for each machine that ran a step; `newest` has the last run of each network, mode, text and machine."""
     machines: dict[str, list[Point]] = {}
     for run, step in entries:
-        machines.setdefault(runs[run].machine, []).append((runs[run], step))  # type: ignore[arg-type]
+        machines.setdefault(runs[run].machine, []).append((runs[run], step))
     for machine, points in machines.items():
         if all(step.status == "skipped" for _, step in points[-LAST:]):
             continue  # such as inference on a GPU that the machine does not have
-        yield _row(series, machine, points[-_LOOKED_AT:])
+        is_current = newest[series.network, series.mode, series.config, machine] == points[-1][0].id
+        yield _row(series, machine, points, is_current)
 
 
-def _row(series: Series, machine: str, points: list[Point]) -> TrendRow:
+def _row(series: Series, machine: str, points: list[Point], is_current: bool) -> TrendRow:
     measure = speed_measure([step for _, step in points])
     findings, marks = [], []
-    for each in (measure, ACCURACY):
-        found = measured(points, each)
-        for change in level_changes([value for _, value in found]):
-            at = found[change.at][0]
+    usable = measured(points, measure)
+    changes = level_changes([value for _, value in usable])
+    for each, found, changed in ((measure, usable, changes), *_accuracy_changes(points)):
+        for change in changed:
             if change.is_confirmed:
                 findings.append(_finding(each, change, found))
-                marks += [points.index(at)] if each is measure else []
-    if points[-1][1].status in BAD:
+                marks += [points.index(found[change.at][0])] if each is measure else []
+    if is_current and points[-1][1].status in BAD:  # a step that the network no longer has is not broken
         findings.append(_broken(points))
     drawn = points[-LAST:]
     skipped = len(points) - len(drawn)
-    usable = measured(points, measure)
-    normal = normal_level([value for _, value in usable])
+    normal = normal_level([value for _, value in usable], changes)
     known = {id(point[1]): math.exp(value) for point, value in usable}
     svg = spark_line(
         [known.get(id(step)) for _, step in drawn],
@@ -148,6 +154,13 @@ def _row(series: Series, machine: str, points: list[Point]) -> TrendRow:
     )
     spread = f"half of the runs within {math.expm1(normal.upper - normal.lower):.1%}" if normal is not None else ""
     return TrendRow(series, machine, tuple(drawn), measure, tuple(findings), svg, spread)
+
+
+def _accuracy_changes(
+    points: Sequence[Point],
+) -> Iterator[tuple[Measure, list[tuple[Point, float]], list[LevelChange]]]:
+    if found := measured(points, ACCURACY):
+        yield ACCURACY, found, level_changes([value for _, value in found])
 
 
 def _finding(measure: Measure, change: LevelChange, found: Sequence[tuple[Point, float]]) -> Finding:
