@@ -75,6 +75,16 @@ def test_what_is_no_measurement_is_not_judged(spoil, tmp_path):
     nights(path, QUIET)
     for number in range(20, 24):
         add_rows(path, run_row(number), [step_row(latency_ms=20.0, **spoil)])
+    findings, comparison = found(path, 20, 24)
+    assert findings == []
+    assert ("the machine was busy in 1 step" in str(comparison.notes)) is ("busy" in spoil)
+
+
+def test_numbers_that_no_machine_measures_are_left_out(tmp_path):
+    path = tmp_path / "h.sqlite3"
+    nights(path, [1e-300] * 20)
+    for number in range(20, 24):
+        add_rows(path, run_row(number), [step_row(latency_ms=1e15)])
     assert found(path, 20, 24)[0] == []
 
 

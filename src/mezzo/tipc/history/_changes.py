@@ -10,7 +10,7 @@ from mezzo.tipc.history._noise import AHEAD, NEEDED, Baseline, LevelChange, base
 from mezzo.tipc.history._rows import HistoryRun, HistoryStep, Series, parse_words
 
 BAD = ("failed", "timeout", "interrupted")
-What = Literal[
+What = Literal[  # the most severe first
     "broke",
     "slower",
     "less accurate",
@@ -26,6 +26,7 @@ What = Literal[
 WORSE: tuple[What, ...] = ("broke", "slower", "less accurate")
 """Findings for which `compare` returns 1."""
 SHORT_HASH = 10
+_SMALLEST = 1e-9  # nothing that is measured here is smaller, and ratios of all others are finite
 Point = tuple[HistoryRun, HistoryStep]
 
 
@@ -82,7 +83,7 @@ ACCURACY = Measure(
 
 
 def _log(value: float | None) -> float | None:
-    return math.log(value) if value is not None and value > 0 else None
+    return math.log(value) if value is not None and value > _SMALLEST else None
 
 
 def _log_time_per_sample(step: HistoryStep) -> float | None:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import get_args
 
 from mezzo.report import markdown_table, plural
 from mezzo.tipc.history._changes import (
@@ -13,6 +14,7 @@ from mezzo.tipc.history._changes import (
     WORSE,
     Finding,
     Point,
+    What,
     judge_since,
     measured,
     normal_level,
@@ -23,11 +25,6 @@ from mezzo.tipc.history._changes import (
 from mezzo.tipc.history._noise import MIN_RUNS
 from mezzo.tipc.history._rows import Filter, HistoryError, HistoryRun, HistoryStep, Series
 from mezzo.tipc.history._store import HistoryContent, find_run, read_content
-
-_ORDER = (
-    "broke", "slower", "less accurate", "maybe slower", "maybe less accurate", "mended", "faster", "more accurate",
-    "not run", "gone", "new",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +130,7 @@ def _compare(content: HistoryContent, before: HistoryRun, after: HistoryRun) -> 
     if before.machine != after.machine:
         notes.append(f"speeds are not compared: the machines differ ({before.machine}; {after.machine})")
     findings: list[Finding] = []
-    num_series = num_unjudged = 0
+    num_series = num_unjudged = num_busy = 0
     for series, entries in content.series.items():
         points = sorted(((content.runs[run], step) for run, step in entries), key=lambda point: point[0].started)
         points = [point for point in points if point[0].started <= after.started]
@@ -148,14 +145,18 @@ def _compare(content: HistoryContent, before: HistoryRun, after: HistoryRun) -> 
         for measure in (speed_measure([step for _, step in own]), ACCURACY):
             usable = measured(own, measure)
             if not any(point[0].key == after.key for point, _ in usable):
+                num_busy += bool(new[1].busy) and measure is not ACCURACY
                 continue
             past = [value for point, value in usable if point[0].started <= before.started]
             num_unjudged += normal_level(past) is None and measure is not ACCURACY
             if (finding := judge_since(own, measure, before)) is not None:
                 findings.append(finding)
+    if num_busy:
+        notes.append(f"the machine was busy in {plural(num_busy, 'step')} of the later run: its speed is not judged")
     if num_unjudged:
         notes.append(f"{plural(num_unjudged, 'step')} without {MIN_RUNS} earlier measurements: speed is not judged")
-    findings.sort(key=lambda finding: _ORDER.index(finding.what))
+    order = get_args(What)
+    findings.sort(key=lambda finding: order.index(finding.what))
     return RunComparison(before, after, tuple(findings), tuple(notes), num_series)
 
 
