@@ -125,7 +125,7 @@ def _rows(
     for machine, points in machines.items():
         if all(step.status == "skipped" for _, step in points[-LAST:]):
             continue  # such as inference on a GPU that the machine does not have
-        is_current = newest[series.network, series.mode, series.config, machine] == points[-1][0].id
+        is_current = newest.get((series.network, series.mode, series.config, machine)) == points[-1][0].id
         yield _row(series, machine, points, is_current)
 
 
