@@ -1,4 +1,4 @@
-# make demo | check | docs | notebooks | test | test-slow | test-torch TORCH=2.15.0 | test-integrations | wheel | workflows |
+# make demo | check | docs | notebooks | test | test-slow | browser | test-torch TORCH=2.15.0 | test-integrations | wheel | workflows |
 # fuzz MINUTES=n | release-check | clean. Each sets up its environment by itself and re-uses it while it is up to date:
 # .venv, for test-torch .torch/2.15.0, for test-integrations .integrations.
 PYTHON ?= python3
@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo check docs notebooks test test-slow test-torch test-integrations wheel workflows fuzz release-check clean
+.PHONY: demo check docs notebooks test test-slow browser test-torch test-integrations wheel workflows fuzz release-check clean
 .DELETE_ON_ERROR:
 
 # $(call set_up,folder,constraints): an environment with what the tests need.
@@ -56,6 +56,13 @@ test: check docs
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m 'slow and not gpu and not data'
+
+# The browser for the tests of pages; without it they are skipped, and the suite says so at its end.
+browser:
+	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then echo 'a browser is installed'; \
+	elif ! command -v apt-get > /dev/null; then echo 'install Chromium; apt-get is not here to do it' >&2; exit 2; \
+	elif [ "$$(id -u)" = 0 ]; then apt-get install --yes --no-install-recommends chromium; \
+	else sudo apt-get install --yes --no-install-recommends chromium; fi
 
 # Lightning, accelerate, transformers, peft and timm as users have them: the newest, with the newest torch.
 INTEGRATIONS := .integrations

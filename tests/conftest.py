@@ -3,12 +3,13 @@
 import gc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from hypothesis import settings
 
+from report_browser import NO_BROWSER, Browser, find_browser
 from tiny_nets import TinyClassifier, tiny_segmenter
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def no_real_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEZZO_HOME", str(tmp_path_factory.mktemp("mezzo_home")))
         patch.setenv("MEZZO_OFFLINE", "1")
+        patch.delenv("MEZZO_HISTORY", raising=False)
         yield
 
 
@@ -92,6 +94,24 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> "Deployed":
     described = describe_classifier("tiny", 4, image_size=24, resize_size=32, class_names=("ant", "bee", "cat", "dog"))
     options = ExportOptions(save_dir=tmp_path_factory.mktemp("classifier"))
     return export_model(TinyClassifier().eval(), described, options).model
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    """A Chromium without a window; the test is skipped where there is none."""
+    program = find_browser()
+    if program is None:
+        pytest.skip(NO_BROWSER)
+    (tmp_path / "home").mkdir()
+    with Browser(program, tmp_path / "home") as browser:
+        yield browser
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say plainly that pages were not looked at in a browser."""
+    skipped = sum(NO_BROWSER in str(each.longrepr) for each in terminalreporter.stats.get("skipped", []))
+    if skipped:
+        terminalreporter.write_line(f"{skipped} tests of pages were skipped: {NO_BROWSER}")
 
 
 @pytest.fixture

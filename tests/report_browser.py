@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
+NO_BROWSER = f"needs a browser, and none of {', '.join(NAMES)} is installed; 'make browser' installs one"
 
 # Chromium reads commands from file descriptor 3 and writes answers to 4.
 _LAUNCH = """
@@ -102,13 +103,31 @@ class Browser:
         return str(self.evaluate("location.href"))
 
     def click(self, selector: str) -> None:
-        """Click on the middle of an element with the mouse."""
-        x, y = self.evaluate(
-            f"(() => {{ const it = document.querySelector({json.dumps(selector)}); it.scrollIntoView({{block: 'center'}});"
-            "const box = it.getClientRects()[0]; return [box.x + box.width / 2, box.y + box.height / 2]; })()"
-        )
+        """Click on the middle of an element with the mouse, once the page has stopped to scroll to a link's target."""
+        self.wait(lambda: self._place(selector) == self._place(selector))
+        x, y = self._place(selector)
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def press(self, *keys: str) -> None:
+        """Press and release keys: letters, or names such as `Escape`."""
+        for key in keys:
+            text = {"text": key} if len(key) == 1 else {"text": "\r"} if key == "Enter" else {}
+            code = {"Enter": 13, "Escape": 27}.get(key, 0)
+            self.call("Input.dispatchKeyEvent", type="keyDown", key=key, windowsVirtualKeyCode=code, **text)
+            self.call("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
+
+    def _place(self, selector: str) -> list[float]:
+        """Return the middle of an element after the next two frames."""
+        script = (
+            f"new Promise((done) => {{ const it = document.querySelector({json.dumps(selector)});"
+            "it.scrollIntoView({block: 'center'}); requestAnimationFrame(() => requestAnimationFrame(() => {"
+            "const box = it.getClientRects()[0]; done([box.x + box.width / 2, box.y + box.height / 2]); })); })"
+        )
+        result = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in result, result
+        place: list[float] = result["result"]["value"]
+        return place
 
     def wait(self, until: Callable[[], Any], seconds: float = 20.0) -> None:
         """Wait until something is true."""

@@ -46,7 +46,8 @@ CHEAP = (
 SLOW = (
     r"mezzo (build|compare.*|bisect .*|doctor .*|prepare .*|bench .*)",
     r"mezzo train --recipe .*",
-    r"mezzo tipc (prepare|run|matrix|report) .*",
+    r"mezzo tipc (prepare|run|matrix|report|compare) .*",
+    r"mezzo tipc history( .*)?",
     r"bash test_tipc/\w+\.sh .*",
     r"python train\.py .*",
     r"python tools/(val|export|export_model)\.py .*",
@@ -60,6 +61,7 @@ SMALL = (
     (r"--config \.\.\.", f"--config {HUMANSEG}", "the page leaves it to the reader"),
     (r"\bCONFIG\b(\.\.\.)?", MOBILENET, "the page leaves it to the reader"),
     (r"\bMODE\b", LITE, "the page leaves it to the reader"),
+    (r"--network NET\b", "--network mobilenet_v3_small", "the page leaves it to the reader"),
     (r"\bDIR\.\.\.", "test_tipc/output", "the page leaves it to the reader"),
     (r"--iters 200\b", "--iters 4", "steps"),
     (r"--save_interval 500\b", "--save_interval 4", "steps"),
@@ -91,6 +93,7 @@ TABLES = {"CHEAP": CHEAP, "SLOW": SLOW, "CANNOT": CANNOT}
 NEEDS = {
     "docs/export.md": "docs/training.md",
     "docs/certification.md": "docs/paddle.md",
+    "docs/history.md": "docs/certification.md",
 }
 
 

@@ -4,7 +4,6 @@ import importlib.util
 import re
 import struct
 from base64 import b64decode
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from html_page import Page
 from mezzo.errors import MezzoError
 from mezzo.proof import AccuracyComparison, AccuracyRun, compare_accuracy, record_run
 from mezzo.report import Mark, Series, decades, line_chart, render_page, security_policy
-from report_browser import NAMES, Browser, find_browser
 
 
 def written(found: AccuracyComparison, folder: Path) -> str:
@@ -175,16 +173,6 @@ def test_a_logarithmic_chart_puts_equal_ratios_at_equal_distances() -> None:
     assert "<title>&lt;here&gt;</title>" in svg
     labels = re.findall(r'text-anchor="middle">([^<]+)<', svg)
     assert labels == ["1", "2", "3"]
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Any]:
-    program = find_browser()
-    if program is None:
-        pytest.skip(f"needs a browser: none of {', '.join(NAMES)} is installed")
-    (tmp_path / "home").mkdir()
-    with Browser(program, tmp_path / "home") as browser:
-        yield browser
 
 
 SHOWN = "Array.from(document.querySelectorAll('#rows tbody code')).map((each) => each.textContent)"

@@ -16,7 +16,7 @@ from mezzo.amp.debugging import OperatorStats
 from mezzo.errors import MezzoError
 from mezzo.proof import Advice, Changes, Report, advise, write_advice_page
 from mezzo.report import security_policy
-from report_browser import NAMES, Browser, find_browser, fits_a_phone
+from report_browser import Browser, fits_a_phone
 
 
 @pytest.fixture(scope="module")
@@ -149,11 +149,6 @@ def test_the_documentation_has_every_kind_of_advice_once() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_report_fits_a_phone_and_follows_the_scheme(scheme: str, tmp_path: Path) -> None:
-    program = find_browser()
-    if program is None:
-        pytest.skip(f"needs a browser: none of {', '.join(NAMES)} is installed")
+def test_the_report_fits_a_phone_and_follows_the_scheme(scheme: str, browser: Browser, tmp_path: Path) -> None:
     write_advice_page(gpu_report("a.very." * 20), tmp_path / "page.html")
-    (tmp_path / "home").mkdir()
-    with Browser(program, tmp_path / "home") as browser:
-        fits_a_phone(browser, (tmp_path / "page.html").as_uri(), scheme)
+    fits_a_phone(browser, (tmp_path / "page.html").as_uri(), scheme)

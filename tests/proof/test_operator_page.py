@@ -16,7 +16,7 @@ from mezzo.amp.debugging import KernelRow, Leak, OperatorStats, collect_operator
 from mezzo.errors import MezzoError, RunError
 from mezzo.proof import write_operator_page
 from mezzo.report import bytes_text, security_policy, time_text
-from report_browser import NAMES, Browser, find_browser, fits_a_phone
+from report_browser import Browser, fits_a_phone
 
 MOST_ROWS = 40
 NAME_WIDTH = 72
@@ -247,15 +247,10 @@ def test_bytes_are_told_in_the_unit_that_fits() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_fits_a_phone_and_modules_fold_by_a_click(scheme: str, tmp_path: Path) -> None:
-    program = find_browser()
-    if program is None:
-        pytest.skip(f"needs a browser: none of {', '.join(NAMES)} is installed")
+def test_the_page_fits_a_phone_and_modules_fold_by_a_click(scheme: str, browser: Browser, tmp_path: Path) -> None:
     write_operator_page(gpu_stats(), tmp_path / "page.html", title="net " * 20)
-    (tmp_path / "home").mkdir()
-    with Browser(program, tmp_path / "home") as browser:
-        fits_a_phone(browser, (tmp_path / "page.html").as_uri(), scheme)
-        shown = "document.querySelectorAll('.tree .line')[3].checkVisibility({contentVisibilityAuto: true})"
-        assert browser.evaluate(shown) is True
-        browser.click(".tree details details > summary .name")
-        assert browser.evaluate(shown) is False
+    fits_a_phone(browser, (tmp_path / "page.html").as_uri(), scheme)
+    shown = "document.querySelectorAll('.tree .line')[3].checkVisibility({contentVisibilityAuto: true})"
+    assert browser.evaluate(shown) is True
+    browser.click(".tree details details > summary .name")
+    assert browser.evaluate(shown) is False

@@ -1,5 +1,6 @@
 """Directories of runs as a runner leaves them, without running anything."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -132,3 +133,24 @@ def full_run(directory: Path) -> Path:
     }
     skipped = ("fp16 with mkldnn: the shell script leaves it out",)
     return write_run(directory, records, logs, result=1, skipped_combinations=skipped)
+
+
+def labelled_run(folder: Path) -> None:
+    """Put the pictures of one image into the folder of a run, as `write_pictures` does; half of its pixels are right."""
+    import numpy as np
+
+    from mezzo.tipc._pictures import FOLDER, INDEX, _classes, _photo
+
+    label = np.zeros((8, 8), np.uint8)
+    label[:4] = 1
+    pictures = {
+        "a-image.jpg": _photo(np.zeros((8, 8, 3), np.uint8)),
+        "a-label.png": _classes(label),
+        "a-prediction.png": _classes(np.zeros_like(label)),
+    }
+    (folder / FOLDER).mkdir()
+    for name, data in pictures.items():
+        (folder / FOLDER / name).write_bytes(data)
+    row = {"step": "infer-1", "name": "a.png", "image": "a-image.jpg", "label": "a-label.png"}
+    row |= {"prediction": "a-prediction.png", "equal": 0.5}
+    (folder / FOLDER / INDEX).write_text(json.dumps([row]))

@@ -157,3 +157,28 @@ def test_an_export_that_failed_is_said(tmp_path):
     write_certificate(tmp_path / "run", lambda line: None)
     content = json.loads((tmp_path / "run/certificate.json").read_text())
     assert content["checks"][0]["text"] == "the export failed: exit status 1"
+
+
+def test_a_speed_that_was_measured_on_a_busy_machine_is_not_meaningful(tmp_path):
+    certificate(tmp_path, training(FALLING, 0.5), training(FALLING, 10))
+    path = tmp_path / "run/steps.jsonl"
+    busy = {"cores": "2", "load": "7.90", "others": "0.610", "pressure": "0.950"}
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps({**each, "load": busy}) + "\n" for each in records))
+    said = []
+    assert write_certificate(tmp_path / "run", said.append) == 0
+    content = json.loads((tmp_path / "run/certificate.json").read_text())
+    (check,) = (each for each in content["checks"] if each["name"] == "speed of train-1")
+    assert (check["passed"], check["measured"]) == (None, "not meaningful")
+    assert "train-1: other processes used 61% of the CPU" in check["text"]
+    assert "0.5 samples/s mixed, 10.0 in float32" in check["text"]
+    (line,) = (each for each in said if "speed of train-1" in each)
+    assert line.startswith("certificate: speed of train-1: not meaningful: ")
+
+
+def test_speeds_that_spread_are_not_meaningful(tmp_path):
+    jumping = "\n".join(LINE.format(i=n + 1, loss=1.0, ips=ips) for n, ips in enumerate((1, 5, 30, 9, 40, 12)))
+    _, checks, _, _ = certificate(tmp_path, jumping, training(FALLING, 10))
+    assert checks["speed of train-1"]["measured"] == "not meaningful"
+    assert "train-1: half of the 5 speeds in the log spread over" in checks["speed of train-1"]["text"]
+    assert "check-1" not in checks["speed of train-1"]["text"]

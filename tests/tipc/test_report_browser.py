@@ -1,27 +1,14 @@
 """The page in a real browser: what it shows, what it asks for, and where its links lead."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from report_runs import HOSTILE, full_run, record, write_run
+from report_runs import HOSTILE, full_run, info, labelled_run, record, write_run
 
-from mezzo.tipc import merge_reports, write_reports
-from report_browser import NAMES, Browser, find_browser
-
-PROGRAM = find_browser()
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason=f"needs a browser: none of {', '.join(NAMES)} is installed")
+from mezzo.tipc import RECORDS, Record, merge_reports, write_reports
 
 FAILED = "#matrix a.badge.failed"
-
-
-@pytest.fixture
-def browser(tmp_path) -> Iterator[Browser]:
-    assert PROGRAM is not None
-    (tmp_path / "home").mkdir()
-    with Browser(PROGRAM, tmp_path / "home") as browser:
-        yield browser
 
 
 @pytest.fixture
@@ -99,6 +86,110 @@ def test_the_page_fits_a_phone_and_can_be_read_in_both_schemes(browser, page, sc
     )
     ratios = {name: contrast(ink, paper) for name, ink, paper in colours}
     assert min(ratios.values()) >= 4.5, ratios  # what WCAG 2 asks of texts, level AA
+
+
+SHOWN = (
+    "Array.from(document.querySelectorAll('details.step')).filter((each) => !each.hidden)"
+    ".map((each) => each.querySelector('strong').textContent)"
+)
+
+
+@pytest.fixture
+def two_nights(tmp_path) -> Path:
+    """A page about two runs of one network, of which the later one mended an inference, and one of another network."""
+    for number, name in ((1, "monday"), (2, "tuesday")):
+        folder = full_run(tmp_path / "runs" / name / "lite")
+        lines = [Record.parse(line) for line in (folder / RECORDS).read_text().splitlines()]
+        if number == 2:
+            lines = [replace(each, status="passed", seconds=3.0) if each.step == "infer-3" else each for each in lines]
+        text = info(start=f"2024-01-0{number}T00:00:00+00:00", result=1).text()
+        (folder / "run.json").write_text(text)
+        (folder / RECORDS).write_text("".join(f"{each.line()}\n" for each in lines))
+    other = replace(record("train-1", labels={"trainer": "amp_train"}), model="other")
+    write_run(tmp_path / "runs" / "other", [other], model="other")
+    return merge_reports([tmp_path / "runs"], tmp_path / "all")[1]
+
+
+def test_the_keyboard_searches_and_clears(browser, two_nights):
+    browser.open(two_nights.as_uri())
+    assert len(browser.evaluate(SHOWN)) == 21
+    browser.press("/", *"timeout")
+    assert browser.evaluate(SHOWN) == ["export-2", "export-2"]
+    assert browser.evaluate("document.getElementById('shown').textContent") == "2 of 21 steps shown"
+    browser.press("Escape")
+    assert len(browser.evaluate(SHOWN)) == 21
+    assert browser.evaluate("document.activeElement.tagName") == "BODY"
+
+
+def test_the_keyboard_shows_failures_and_goes_from_step_to_step(browser, two_nights):
+    browser.open(two_nights.as_uri())
+    browser.press("f")
+    assert browser.evaluate(SHOWN) == ["infer-3", "export-2", "export-2"]  # a timeout is a failure too
+    focused = "document.activeElement.closest('details.step').querySelector('strong').textContent"
+    browser.press("j", "j")
+    assert browser.evaluate(focused) == "export-2"
+    browser.press("k")
+    assert browser.evaluate(focused) == "infer-3"
+    is_open = "document.activeElement.parentElement.open"
+    assert browser.evaluate(is_open) is True
+    browser.press("Enter")
+    browser.wait(lambda: browser.evaluate(is_open) is False)
+    browser.press("f")
+    assert len(browser.evaluate(SHOWN)) == 21
+
+
+def test_fields_filter_steps_and_the_matrix(browser, two_nights):
+    browser.open(two_nights.as_uri())
+    choose = (
+        "const it = document.querySelector('[data-field={}]'); it.value = '{}';"
+        "it.dispatchEvent(new Event('input', {{bubbles: true}}));"
+    )
+    browser.evaluate(f"{{ {choose.format('network', 'other')} }}")
+    assert browser.evaluate(SHOWN) == ["train-1"]
+    rows = "Array.from(document.querySelectorAll('#matrix tbody tr')).filter((each) => each.checkVisibility()).length"
+    assert browser.evaluate(rows) == 1
+    browser.evaluate(f"{{ {choose.format('network', 'lite')} }} {{ {choose.format('precision', 'fp16')} }}")
+    assert browser.evaluate(SHOWN) == ["infer-3", "infer-3"]
+
+
+def test_two_runs_are_compared(browser, two_nights):
+    browser.open(two_nights.as_uri())
+    chosen = [browser.evaluate(f"document.getElementById('diff-{name}').value") for name in ("before", "after")]
+    assert chosen == ["1", "3"]  # the two newest runs of one network, the older one first
+    rows = "Array.from(document.querySelectorAll('#diff-rows tr'), (row) => Array.from(row.cells, (cell) => cell.textContent))"
+    ((step, before, after, seconds, later, change, *_),) = browser.evaluate(rows)
+    assert step.startswith("infer-3")
+    assert (before, after, seconds, later, change) == ("✗ failed", "✓ passed", "1.50 s", "3.00 s", "+100.0 %")
+    assert browser.evaluate("document.getElementById('diff-sum').textContent") == "1 of 10 steps changed their verdict"
+    browser.click("#diff-only")
+    assert len(browser.evaluate(rows)) == 10
+    browser.click("#diff-rows a.failed")
+    browser.wait(lambda: browser.address().endswith("#run1-step7"))
+    assert browser.complaints() == []
+
+
+def test_the_page_without_script_shows_everything(browser, two_nights):
+    browser.call("Emulation.setScriptExecutionDisabled", value=True)
+    browser.open(two_nights.as_uri())
+    assert browser.evaluate("document.getElementById('filter').checkVisibility()") is False
+    assert browser.evaluate("document.getElementById('diff').checkVisibility()") is False
+    assert len(browser.evaluate(SHOWN)) == 21
+
+
+def test_pictures_are_shown_beside_labels(browser, tmp_path):
+    folder = full_run(tmp_path / "run")
+    labelled_run(folder)
+    page = write_reports(folder)[1]
+    browser.open(page.as_uri())
+    sizes = browser.evaluate(
+        "Array.from(document.querySelectorAll('#pictures img'), (each) => [each.alt, each.naturalWidth])"
+    )
+    assert sizes == [["image of a.png", 8], ["label of a.png", 8], ["prediction of a.png", 8]]
+    assert "50.0 % of the labelled pixels are equal" in browser.evaluate(
+        "document.querySelector('#pictures').innerText"
+    )
+    assert browser.complaints() == []
+    assert [each for each in browser.requests() if not each.startswith("data:")] == [page.as_uri()]
 
 
 def contrast(first: str, second: str) -> float:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tipc_plans import CONFIG, MODE, RECIPE
+from tipc_plans import CONFIG, MODE, RECIPE, write_repository
 
 from mezzo.cli import run
 from mezzo.tipc import PROFILES, make_plan, run_folder
@@ -18,13 +18,7 @@ ROOT = Path(__file__).parents[2]
 def here(tmp_path, monkeypatch):
     """A folder with a configuration whose commands are small scripts of its own."""
     monkeypatch.chdir(tmp_path)
-    config = CONFIG.replace("python3.7", Path(sys.executable).name).replace("gpu_list:0|0,1", "gpu_list:-1")
-    (tmp_path / "c.txt").write_text(config)
-    for name in ("tools/train.py", "tools/export.py", "deploy/python/infer.py"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("import sys; print(sys.argv)")
-    (tmp_path / "configs/net").mkdir(parents=True)
-    (tmp_path / "configs/net/net.yml").write_text("")
+    write_repository(tmp_path)
     return tmp_path
 
 

@@ -1,6 +1,7 @@
 """Texts, plans and runs that several tests use."""
 
 import json
+import sys
 from pathlib import Path
 
 from mezzo.tipc import LineProgress, MachineInfo, Plan, PlanStep, RunnerOptions, load_run, run_plan
@@ -73,6 +74,17 @@ lr_scheduler: {type: PolynomialDecay, learning_rate: 0.01}
 
 EXAMPLES = [json.loads(line) for line in Path(__file__).with_name("examples.jsonl").read_text("utf-8").splitlines()]
 """Commands that real repositories ran, with the texts they ran."""
+
+
+def write_repository(folder):
+    """Write a configuration, `c.txt`, whose commands are small scripts of its own."""
+    config = CONFIG.replace("python3.7", Path(sys.executable).name).replace("gpu_list:0|0,1", "gpu_list:-1")
+    (folder / "c.txt").write_text(config)
+    for name in ("tools/train.py", "tools/export.py", "deploy/python/infer.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("import sys; print(sys.argv)")
+    (folder / "configs/net").mkdir(parents=True)
+    (folder / "configs/net/net.yml").write_text("")
 
 
 def plan_of(*steps, model="m", mode=MODE):

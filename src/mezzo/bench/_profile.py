@@ -10,11 +10,11 @@ from mezzo.record import KernelTimes
 
 PROFILED_STEPS = 3
 _KINDS = (
-    ("attention", r"flash|fmha|sdpa|attention"),
+    ("attention", r"flash|fmha|sdpa|attention|cudnn::fusion"),
     ("mezzo", r"_kernel$|_kernel_\d+$"),
     ("pointwise", r"^triton_(?:poi|for|unk)|elementwise|foreach|multi_tensor"),
     ("reductions", r"^triton_(?:red|per)|reduce_kernel|batchnorm|batch_norm|softmax|layer_norm"),
-    ("convolutions", r"cudnn|conv|dgrad|wgrad|fprop|nhwc|nchw|depthwise|cutlass_tensorop"),
+    ("convolutions", r"cudnn|conv(?!ert)|dgrad|wgrad|fprop|nhwc|nchw|depthwise|cutlass_tensorop"),
     ("products", r"gemm|nvjet|cublas|cutlass|mma|splitKreduce"),
     ("copies", r"^(?:Memcpy|Memset)"),
 )

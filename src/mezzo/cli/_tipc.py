@@ -8,6 +8,7 @@ import typer
 
 from mezzo.cli._options import UsageError, option
 from mezzo.cli._recipes import text_of, written_text
+from mezzo.cli._tipc_history import History, compare, history
 from mezzo.files import plain, say
 from mezzo.vision.shipped import RECIPES, is_name, shipped_tree
 
@@ -119,6 +120,7 @@ def run(
     strict: Annotated[bool, option("Refuse texts in which `lint` finds errors.", "--strict")] = False,
     check: Annotated[bool, option("Add the checks of a certificate.", "--check")] = False,
     as_json: Annotated[bool, option("Print one JSON line per step on standard output.", "--json")] = False,
+    history_file: History = None,
 ) -> int:
     """Run a text: exit status 0 if all steps passed, 1 if one failed, 2 for bad input, 3 if there is nothing to do."""
     if jobs < 1:
@@ -135,6 +137,7 @@ def run(
             "--json": as_json,
             "--strict-devices": strict_devices,
             "--strict": strict,
+            "--history": history_file,
         }
         others |= {"--jobs": jobs > 1, "--step-limit": bool(step_limit), "--total-limit": bool(total_limit)}
         if given := [name for name, value in others.items() if value]:
@@ -153,6 +156,7 @@ def run(
         options=RunnerOptions(keep_going, step_limit, total_limit, jobs, resume),
         check=check,
         strict=strict,
+        history=history_file,
     )
     return certify(request, Path.cwd(), dry_run=dry_run, as_json=as_json)
 
@@ -212,6 +216,7 @@ def matrix(
     step_limit: Annotated[float | None, option("Time limit of one step, in seconds.", "--step-limit")] = None,
     slurm: Annotated[bool, option("Print a Slurm job array and run nothing.", "--slurm")] = False,
     use_ray: Annotated[bool, option("Run on a Ray cluster.", "--ray")] = False,
+    history_file: History = None,
 ) -> int:
     """Run many texts and write one page about all of them."""
     if slurm and use_ray:
@@ -219,8 +224,12 @@ def matrix(
     from mezzo.tipc import BatchRun, run_batch, run_batch_on_ray, slurm_script
 
     texts = configs if slurm else [written_text(config) for config in configs]
-    batch = BatchRun(tuple(texts), mode, out, with_prepare, check, resume, jobs, step_limit)
+    batch = BatchRun(tuple(texts), mode, out, with_prepare, check, resume, jobs, step_limit, history_file)
     if slurm:
         say(slurm_script(batch))
         return 0
     return run_batch_on_ray(batch, say) if use_ray else run_batch(batch, say)
+
+
+app.command()(history)
+app.command()(compare)

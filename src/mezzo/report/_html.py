@@ -18,11 +18,20 @@ from mezzo.report._numbers import duration, number
 
 _PACKAGE = "mezzo.report"
 BASE_TEMPLATE = "page_base.html.jinja"
+FILTER_TEMPLATE = "page_filter.html.jinja"
+OWN_TEMPLATES = (BASE_TEMPLATE, FILTER_TEMPLATE)
 BASE_STYLE = "page_base.css"
+FILTER_SCRIPT = "page_filter.js"
 
 
 def render_page(
-    package: str, template: str, content: Mapping[str, Any], *, style: str | None = None, script: str | None = None
+    package: str,
+    template: str,
+    content: Mapping[str, Any],
+    *,
+    style: str | None = None,
+    script: str | None = None,
+    with_filter: bool = False,
 ) -> str:
     """Return a page.
 
@@ -34,6 +43,8 @@ def render_page(
         content: Variables of the template. Text is escaped; the template marks trusted markup `|safe`.
         style: Style sheet of the page, added to `page_base.css`.
         script: The only script that may run, at the end of the page.
+        with_filter: Put the script of the filter before it; the template then calls `filter_form` of
+            `page_filter.html.jinja`.
 
     Raises:
         MissingExtra: jinja2 is not installed.
@@ -42,7 +53,7 @@ def render_page(
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     environment = Environment(
-        loader=FunctionLoader(lambda name: read_asset(_PACKAGE if name == BASE_TEMPLATE else package, name)),
+        loader=FunctionLoader(lambda name: read_asset(_PACKAGE if name in OWN_TEMPLATES else package, name)),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -51,7 +62,8 @@ def render_page(
     )
     environment.filters["duration"] = duration
     environment.filters["number"] = number
-    script_text = read_asset(package, script) if script else ""
+    script_text = read_asset(_PACKAGE, FILTER_SCRIPT) if with_filter else ""
+    script_text += read_asset(package, script) if script else ""
     frame = {
         "version": version_of() or "(from its sources)",
         "page_style": read_asset(_PACKAGE, BASE_STYLE) + (read_asset(package, style) if style else ""),
@@ -64,12 +76,14 @@ def render_page(
 def security_policy(script: str) -> str:
     """Return the security policy of a page with one script (or none): nothing else runs, nothing is loaded.
 
+    Pictures may only be inside the page, as `data:` addresses.
+
     >>> security_policy("")
-    "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
     """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     allowed = f"script-src 'sha256-{digest}'; " if script else ""
-    return f"default-src 'none'; style-src 'unsafe-inline'; {allowed}base-uri 'none'; form-action 'none'"
+    return f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; {allowed}base-uri 'none'; form-action 'none'"
 
 
 def read_asset(package: str, name: str) -> str:

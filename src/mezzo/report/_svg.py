@@ -11,7 +11,10 @@ WIDTH, HEIGHT = 640, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 12, 10, 30
 _TICKS = 5
 
+SPARK_WIDTH, SPARK_HEIGHT = 200, 36
+
 Point = tuple[float, float]
+Band = tuple[float, float] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,45 @@ def line_chart(
         "</svg>",
     ]
     return "\n".join(parts)
+
+
+def spark_line(
+    values: Sequence[float | None], *, title: str, bad: Sequence[int] = (), marks: Sequence[int] = (), band: Band = None
+) -> str:
+    """Return a small chart without axes, for the cell of a table; the style sheet gives it its size.
+
+    Args:
+        values: In order; None leaves a gap in the count, not in the line.
+        title: Text for screen readers and the mouse.
+        bad: Places of failures, drawn as dots at the bottom.
+        marks: Places of vertical lines.
+        band: Two values between which the background is coloured.
+    """
+    known = [value for value in values if value is not None]
+    low, high = (min([*known, *(band or ())]), max([*known, *(band or ())])) if known else (0.0, 1.0)
+    room = (high - low) or abs(high) or 1.0
+    step = SPARK_WIDTH / max(len(values) - 1, 1)
+
+    def y(value: float) -> float:
+        return 2 + (1 - (value - low) / room) * (SPARK_HEIGHT - 8)
+
+    places = " ".join(f"{place * step:.0f},{y(value):.1f}" for place, value in enumerate(values) if value is not None)
+    parts = [
+        f'<svg class="spark" viewBox="-3 0 {SPARK_WIDTH + 6} {SPARK_HEIGHT}" role="img"><title>{_text(title)}</title>'
+    ]
+    if band is not None and known:
+        top, bottom = y(band[1]), y(band[0])
+        parts.append(
+            f'<rect class="band" x="0" y="{top:.1f}" width="{SPARK_WIDTH}" height="{bottom - top + 0.5:.1f}"/>'
+        )
+    parts += [
+        f'<line class="mark" x1="{at * step:.0f}" y1="0" x2="{at * step:.0f}" y2="{SPARK_HEIGHT}"/>' for at in marks
+    ]
+    parts += [f'<polyline class="fp320" points="{places}"/>'] if len(known) > 1 else []
+    if known and values and values[-1] is not None:
+        parts.append(f'<circle class="fp320" cx="{SPARK_WIDTH}" cy="{y(values[-1]):.1f}" r="2"/>')
+    parts += [f'<circle class="bad" cx="{at * step:.0f}" cy="{SPARK_HEIGHT - 2}" r="2"/>' for at in bad]
+    return "".join([*parts, "</svg>"])
 
 
 def decades(values: Sequence[float]) -> list[float]:

@@ -35,6 +35,8 @@ class BatchRun:
     resume: bool = False
     jobs: int = 1
     step_limit: float | None = None
+    history: Path | None = None
+    """See `CertifyRequest.history`."""
 
 
 def run_batch(batch: BatchRun, report: Report) -> int:
@@ -58,7 +60,7 @@ def _run_one(batch: BatchRun, config: Path, root: Path, report: Report) -> int:
     if batch.prepare:
         prepare(config, batch.mode, root=root, has_gpu=this_machine().gpus > 0, report=report)
     options = RunnerOptions(step_limit=batch.step_limit, jobs=batch.jobs, resume=batch.resume)
-    return certify(CertifyRequest(config, batch.mode, options=options, check=batch.check), root)
+    return certify(CertifyRequest(config, batch.mode, options=options, check=batch.check, history=batch.history), root)
 
 
 def worst_status(results: list[int]) -> int:
@@ -99,7 +101,8 @@ def _write_report(batch: BatchRun, root: Path, report: Report) -> None:
 def _run_command(batch: BatchRun, config: str) -> list[str]:
     flags = [flag for flag, is_set in (("--check", batch.check), ("--resume", batch.resume)) if is_set]
     limit = ["--step-limit", f"{batch.step_limit:g}"] if batch.step_limit is not None else []
-    return ["-m", "mezzo", "tipc", "run", *flags, *limit, "--jobs", str(batch.jobs), config, batch.mode]
+    history = ["--history", str(batch.history)] if batch.history is not None else []
+    return ["-m", "mezzo", "tipc", "run", *flags, *limit, *history, "--jobs", str(batch.jobs), config, batch.mode]
 
 
 def slurm_script(batch: BatchRun) -> str:

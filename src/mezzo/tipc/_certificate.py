@@ -6,14 +6,16 @@
 
 import json
 import re
+import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from mezzo.errors import MezzoError
 from mezzo.files import write_text
+from mezzo.tipc._load import busy_reason, spread_reason
 from mezzo.tipc._logs import one_line, read_log
-from mezzo.tipc._measures import is_mixed, loss_curve, operator_table
+from mezzo.tipc._measures import is_mixed, loss_curve, operator_table, throughputs
 from mezzo.tipc._plan import Plan, PlanStep
 from mezzo.tipc._profiles import PROFILES
 from mezzo.tipc._record import Record
@@ -29,11 +31,11 @@ HALF_SHARE = 0.95
 """Smallest share of convolutions (or matrix products) in half: a list may exclude a few."""
 AGREEMENT = 0.99
 """Smallest share of equal classes on CPU and GPU: TF32 and another order of sums change pixels at borders."""
+NOT_MEANINGFUL = "not meaningful"
 _END_PARTS = 5  # the last one of so many parts of a curve is its end
 _LEVEL = re.compile(r"(--amp[_-]level[= ])(\S+)")
 _PRECISION = re.compile(r"(--precision[= ])(\S+)")
 _PARITY = re.compile(r"maximum error of \S+: ([0-9][0-9.eE+-]*)")
-_SPEED = re.compile(r"\bips: ([0-9.]+)|avg_ips: ([0-9.]+)")
 _MEMORY = re.compile(r"max_mem(?:ory)?[^0-9]*([0-9.]+) ?([MG]i?B)")
 Checks = Iterable[CertificateCheck]
 
@@ -97,7 +99,15 @@ def write_certificate(folder: Path, report: Callable[[str], object]) -> int:
     }
     write_text(folder / CERTIFICATE, json.dumps(content, indent=1) + "\n")
     for check in checks:
-        word = "not checked" if check.passed is None else "passed" if check.passed else "FAILED"
+        word = (
+            check.measured
+            if check.measured == NOT_MEANINGFUL
+            else "not checked"
+            if check.passed is None
+            else "passed"
+            if check.passed
+            else "FAILED"
+        )
         report(f"certificate: {check.name}: {word}: {check.text}")
     return 1 if passed is False else 0
 
@@ -213,17 +223,29 @@ def _devices(run: RecordedRun) -> Checks:
 def _speed_and_memory(run: RecordedRun) -> Checks:
     for mixed, full in _pairs(run):
         logs = _log(run, mixed), _log(run, full)
-        name = f"speed of {mixed.step}"
-        speed, full_speed = (_last_number(_SPEED, log) for log in logs)
-        if speed is None or not full_speed:
-            yield _not_checked(name, "no speed in one of the two logs")
-        else:
-            text = f"{speed:.1f} samples/s mixed, {full_speed:.1f} in float32; reported, no limit"
-            yield _checked(name, True, text, f"{speed / full_speed:.2f}x")
+        yield _speed(f"speed of {mixed.step}", (mixed, full), logs)
         memory, full_memory = (_last_number(_MEMORY, log) for log in logs)
         if memory is not None and full_memory:
             text = f"{memory:g} mixed, {full_memory:g} in float32; reported, no limit"
             yield _checked(f"memory of {mixed.step}", True, text, f"{memory / full_memory:.2f}x")
+
+
+def _speed(name: str, records: tuple[Record, Record], logs: tuple[str, str]) -> CertificateCheck:
+    """Return the ratio of the two speeds, or why it means nothing."""
+    speeds = [throughputs(log) for log in logs]
+    if not all(speeds):
+        return _not_checked(name, "no speed in one of the two logs")
+    mixed, full = (statistics.median(each) for each in speeds)
+    text = f"{mixed:.1f} samples/s mixed, {full:.1f} in float32"
+    faults = [
+        f"{record.step}: {fault}"
+        for record, values in zip(records, speeds, strict=True)
+        for fault in (busy_reason(record.load), spread_reason(values))
+        if fault
+    ]
+    if faults:
+        return _not_checked(name, f"{'; '.join(faults)}; the logs have {text}", NOT_MEANINGFUL)
+    return _checked(name, True, f"{text}; reported, no limit", f"{mixed / full:.2f}x")
 
 
 def _last_number(pattern: re.Pattern[str], text: str) -> float | None:

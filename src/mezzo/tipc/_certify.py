@@ -8,6 +8,7 @@ from mezzo.files import say
 from mezzo.tipc._adapt import Allowances, adapt_plan
 from mezzo.tipc._certificate import add_checks, write_certificate
 from mezzo.tipc._config import ConfigError, read_config
+from mezzo.tipc._finish import finish_run
 from mezzo.tipc._lint import lint
 from mezzo.tipc._machine import MachineInfo, this_machine
 from mezzo.tipc._missing import missing_scripts
@@ -22,6 +23,7 @@ from mezzo.tipc._runner import FAILED, NOTHING, PASSED, RunnerOptions, run_plan
 from mezzo.tipc._script_run import run_as_scripts
 from mezzo.tipc._stop_request import StopRequest
 from mezzo.tipc._weights import fetch_weights, uncached_weights
+from mezzo.tipc.history import check_history, history_path
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class CertifyRequest:
     """Add the checks of a certificate."""
     strict: bool = False
     """Refuse texts in which `lint` finds errors."""
+    history: Path | None = None
+    """The history that the run is added to; `off`: none; None: see `history_path`."""
 
 
 def run_folder(plan: Plan, config: Path) -> str:
@@ -90,7 +94,7 @@ def certify(
     """
     text = read_config(request.config)
     profile, why = choose_profile(request.profile, text, root)
-    machine = this_machine()
+    machine = this_machine(root)
     plan = make_plan(text, request.mode, profile, str(root), request.gpu_id)
     check_folder_names(plan)
     check_output_paths(plan, root)
@@ -108,6 +112,9 @@ def certify(
         say(f"mezzo: {request.config}: nothing is planned in mode {request.mode}; 'mezzo tipc lint' says why", err=True)
         return NOTHING
     folder = root / run_folder(plan, request.config)
+    history = history_path(request.history, root)
+    if history is not None:
+        check_history(history)  # before hours of work, not after
     with progress or progress_for(plan.steps, as_json) as shown:
         shown.say(f"{plan.model}, {plan.mode}: {len(plan.steps)} steps, profile {profile.name} ({why})")
         for finding in findings:
@@ -125,6 +132,7 @@ def certify(
         )
         if request.check and result in (PASSED, FAILED):
             result = max(result, write_certificate(folder, shown.say))
+        finish_run(folder, history, shown.say)
         _, page = write_reports(folder)
         shown.say(f"report: {page}")
     return result

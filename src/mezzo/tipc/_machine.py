@@ -3,6 +3,8 @@
 import hashlib
 import os
 import platform
+import re
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +13,7 @@ from mezzo._version import version_of
 from mezzo.files import open_regular
 
 _SKIPPED = {"node_modules", "build", "output", "extra_output", "log", "data", "site-packages", "__pycache__"}
+_COMMIT = re.compile("[0-9a-f]{40,64}")
 _HASHED = {".py", ".yml", ".yaml", ".sh", ".txt", ".cpp", ".cu"}
 
 
@@ -24,8 +27,8 @@ class MachineInfo:
     versions: dict[str, str] = field(default_factory=dict)
 
 
-def this_machine() -> MachineInfo:
-    """Return facts about this machine; imports torch."""
+def this_machine(root: Path | None = None) -> MachineInfo:
+    """Return facts about this machine, and the commit of a repository; imports torch."""
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -46,7 +49,33 @@ def this_machine() -> MachineInfo:
     for package in ("onnxruntime", "openvino", "numpy"):
         if (version := version_of(package)) is not None:
             versions[package] = version
+    if driver := _driver():
+        versions["driver"] = driver
+    if root is not None and (commit := commit_of(root)):
+        versions["commit"] = commit
     return MachineInfo(gpus, cores, facts, versions)
+
+
+def _driver() -> str:
+    """Return the version of NVIDIA's driver; empty if there is none."""
+    try:
+        return Path("/sys/module/nvidia/version").read_text().strip()
+    except OSError:
+        return ""  # no such driver, or not Linux
+
+
+def commit_of(folder: Path) -> str:
+    """Return the commit that is checked out in a folder; empty if it is not in a git repository, or git is missing.
+
+    Changed files are not noticed: the hash of the code tells them apart.
+    """
+    command = ["git", "-C", str(folder), "rev-parse", "--verify", "--quiet", "HEAD"]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    word = ended.stdout.strip()
+    return word if ended.returncode == 0 and _COMMIT.fullmatch(word) else ""
 
 
 def _processor() -> str:

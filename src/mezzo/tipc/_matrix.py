@@ -58,6 +58,12 @@ class MatrixRow:
     group: dict[str, str]
     cells: tuple[Cell | None, ...]
 
+    @property
+    def states(self) -> list[str]:
+        """The verdicts in its cells, each once; bad ones also count as failed."""
+        found = dict.fromkeys(cell.state for cell in self.cells if cell)
+        return [*found, *(["failed"] if found.keys() & set(BAD_STATUSES) and "failed" not in found else [])]
+
 
 @dataclass(frozen=True, slots=True)
 class StageMatrix:

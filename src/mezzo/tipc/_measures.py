@@ -4,7 +4,7 @@ Logs may hold anything. The result is empty if nothing is found, and nothing her
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -32,6 +32,10 @@ _PRODUCT = re.compile(r"conv(?!ert)|matmul|attention|(?:^|_|::)(?:(?:add|addb|ba
 _REPORT = re.compile(r"-{10} Env info -{10}")
 _PERCENTILE = re.compile(rf"inference_(p50|p95)\(ms\): {_NUMBER}")
 
+_SPEED = re.compile(rf"\b(?:avg_)?ips: {_NUMBER}", re.I)
+_SCORE = re.compile(rf"\b(mIoU|top1|top-1|acc(?:uracy)?|acc1): ?{_NUMBER}", re.I)
+_SCORE_NAMES = {"miou": "mIoU", "top1": "top-1", "top-1": "top-1", "acc1": "top-1"}  # others are an accuracy
+
 _OFF = re.compile(r"amp[._-]?level[=\s]+[\"']?O0", re.I)
 _FULL = re.compile(r"precision[=\s]+[\"']?(?:fp|float)32", re.I)
 _MIXED = re.compile(r"amp[._-]?level[=\s]+[\"']?O[1-9D]|precision[=\s]+[\"']?b?(?:fp|f|float)16", re.I)
@@ -50,6 +54,10 @@ class LossCurve:
     def last(self) -> float | None:
         """The last finite loss."""
         return self.points[-1][1] if self.points else None
+
+    def thinned(self, count: int) -> tuple[tuple[int, float], ...]:
+        """Return about so many points: every n-th, and the last one."""
+        return _thinned(self.points, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +140,15 @@ def loss_curve(text: str) -> LossCurve | None:
             num_bad += 1
     if not points and not num_bad:
         return None
-    stride = -(-len(points) // MAX_POINTS)
-    kept = points[:: max(stride, 1)]
+    return LossCurve(points=_thinned(points, MAX_POINTS), num_bad=num_bad)
+
+
+def _thinned(points: Sequence[tuple[int, float]], count: int) -> tuple[tuple[int, float], ...]:
+    stride = -(-len(points) // count)
+    kept = list(points[:: max(stride, 1)])
     if points and kept[-1] != points[-1]:
         kept.append(points[-1])
-    return LossCurve(points=tuple(kept), num_bad=num_bad)
+    return tuple(kept)
 
 
 def _losses(text: str) -> Iterator[tuple[int, float]]:
@@ -163,6 +175,28 @@ def operator_table(text: str) -> OperatorTable | None:
     lines = text[start.end() : end.start() if end else len(text)].split("\n")
     rows = [OperatorCalls(row[1], *map(int, row.groups()[1:])) for line in lines if (row := _ROW.fullmatch(line))]
     return OperatorTable(tuple(rows)) if rows else None
+
+
+def throughputs(text: str) -> list[float]:
+    """Return the samples per second in the lines of a training's log; the first line, which has the warm-up, only if alone.
+
+    >>> throughputs("iter: 1, ips: 2.5 samples/sec\\niter: 2, ips: 10 samples/sec\\n[Epoch 1] avg_ips: 11.0 images/sec.")
+    [10.0, 11.0]
+    """
+    speeds = [speed for word in _SPEED.findall(text) if (speed := _finite(float(word))) is not None and speed > 0]
+    return speeds[1:] or speeds
+
+
+def accuracy(text: str) -> tuple[str, float] | None:
+    """Return the name and value of the last evaluation in a log: mIoU, top-1 or accuracy; None if there is none.
+
+    >>> accuracy("[EVAL] #Images: 4 mIoU: 0.5123 Acc: 0.9 Kappa: 0.1"), accuracy("[Eval] top1: 0.25000, top5: 0.75000")
+    (('mIoU', 0.5123), ('top-1', 0.25))
+    """
+    lines = [line for line in text.split("\n") if "eval" in line.lower() and _SCORE.search(line)]
+    found = _SCORE.search(lines[-1]) if lines else None
+    value = _finite(float(found[2])) if found else None
+    return (_SCORE_NAMES.get(found[1].lower(), "accuracy"), value) if found and value is not None else None
 
 
 def latencies(text: str) -> list[Latency]:

@@ -8,10 +8,11 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from mezzo.tipc._load import LoadSampler
 from mezzo.tipc._plan import PlanStep
 
 _PROC = Path("/proc")
@@ -44,6 +45,7 @@ class Ended:
     stopped: str = ""  # why the runner ended it
     left_behind: int = 0  # processes that were still running and were ended
     log_error: str = ""
+    load: Mapping[str, str] = field(default_factory=dict)  # how busy the machine was, see `LoadSampler`
 
 
 def run_command(
@@ -84,6 +86,7 @@ def run_command(
         start_new_session=True,
     )
     pump = _Pump(process.stdout, log, head, echo) if log is not None and process.stdout is not None else None
+    sampler = LoadSampler(lambda: marked(token))
     stopped = ""
     try:
         while process.poll() is None:
@@ -92,6 +95,7 @@ def run_command(
             stopped = stopped or stop()
             if stopped:
                 break
+            sampler.sample()
             time.sleep(0.02)
     finally:
         code = process.poll()
@@ -99,7 +103,7 @@ def run_command(
             _end(process, token)
         left = _sweep(token)
         log_error = pump.finish() if pump is not None else ""
-    return Ended(code, time.monotonic() - start, stopped, 0 if stopped else left, log_error)
+    return Ended(code, time.monotonic() - start, stopped, 0 if stopped else left, log_error, sampler.load)
 
 
 class _Pump(threading.Thread):

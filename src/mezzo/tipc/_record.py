@@ -42,6 +42,7 @@ class Record:
     old_verdict: bool | None = None  # the script's own verdict; None if it is the exit status
     resumed: bool = False  # taken from an earlier run
     hashes: Mapping[str, str] = field(default_factory=dict)  # of config, code and command
+    load: Mapping[str, str] = field(default_factory=dict)  # how busy the machine was: `LoadSampler.load`
 
     def line(self) -> str:
         """Return the record as one line of JSON."""

@@ -64,6 +64,7 @@ class StepRunner:
             needs=step.needs,
             notices=step.notices,
             hashes={**self.hashes, "command": self.hash_of(step)},
+            load=dict(ended.load) if ended else {},
         )
 
     def directory(self, step: PlanStep) -> Path:

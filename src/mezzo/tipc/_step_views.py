@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from mezzo.tipc._load import busy_reason
 from mezzo.tipc._logs import one_line, read_log, tail
 from mezzo.tipc._measures import Latency, LossCurve, OperatorTable, is_mixed, latencies, loss_curve, operator_table
 from mezzo.tipc._record import Record
@@ -44,6 +45,22 @@ class StepView:
     def is_mixed(self) -> bool:
         """Whether it trains in mixed precision."""
         return is_mixed(self.record)
+
+    @property
+    def device(self) -> str:
+        """Device of an inference, cpu or gpu; empty for other steps."""
+        return self.record.labels.get("device", "").lower()
+
+    @property
+    def precision(self) -> str:
+        """Of an inference; of a training, whether it is mixed; empty for other steps."""
+        trained = ("mixed" if self.is_mixed else "fp32") if self.record.kind == "train" else ""
+        return self.record.labels.get("precision", "").lower() or trained
+
+    @property
+    def busy(self) -> str:
+        """Why its speed means nothing: what else ran on the machine."""
+        return busy_reason(self.record.load)
 
     @property
     def brief(self) -> str:

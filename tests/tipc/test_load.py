@@ -1,0 +1,70 @@
+"""How busy the machine was beside a step: measured at real processes, and what a certificate makes of it."""
+
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from mezzo.tipc._load import MAX_SPREAD, busy_reason, spread_reason
+from mezzo.tipc._process import run_command
+
+LOOP = "import time; end = time.monotonic() + {}\nwhile time.monotonic() < end: pass"
+
+
+def load_of(seconds: float, others: int) -> dict[str, str]:
+    """Return the load beside a command that computes, while other processes compute too."""
+    with ExitStack() as stack:
+        for _ in range(others):
+            other = subprocess.Popen([sys.executable, "-c", LOOP.format(60)])
+            stack.callback(other.wait)
+            stack.callback(other.kill)
+        command = f"{sys.executable} -c '{LOOP.format(seconds)}'"
+        return dict(run_command(command, env=dict(os.environ), cwd=Path.cwd(), log=None).load)
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs the /proc of Linux")
+def test_other_processes_are_measured_and_the_command_itself_is_not(monkeypatch):
+    monkeypatch.setattr("mezzo.tipc._load.EVERY_S", 0.3)
+    cores = len(os.sched_getaffinity(0))
+    busy = load_of(1.5, others=cores)
+    # As many loops as cores beside one of ours: fair shares leave the others cores / (cores + 1) of the time.
+    assert float(busy["others"]) > 0.8 * cores / (cores + 1)
+    assert int(busy["cores"]) == cores
+    if "pressure" in busy:
+        assert float(busy["pressure"]) > 0.5
+        assert busy_reason(busy)
+    alone = load_of(1.5, others=0)
+    # Its own loop would be 1 / cores; what else runs on the machine during the test is in it.
+    assert float(alone["others"]) < float(busy["others"])
+
+
+def test_a_short_command_has_no_load():
+    assert run_command("true", env=dict(os.environ), cwd=Path.cwd(), log=None).load == {}
+
+
+@pytest.mark.parametrize(
+    ("load", "is_busy"),
+    [
+        ({}, False),
+        ({"cores": "2", "load": "1.0", "others": "0.05", "pressure": "0.9"}, False),  # the step's own threads wait
+        ({"cores": "64", "load": "20", "others": "0.3", "pressure": "0.01"}, False),  # enough idle cores for everyone
+        ({"cores": "2", "load": "4.0", "others": "0.5", "pressure": "0.8"}, True),
+        ({"cores": "2", "load": "4.0", "others": "0.5"}, True),  # a kernel without pressure
+        ({"cores": "2", "load": "4.0"}, True),  # a system without /proc
+        ({"cores": "2", "load": "2.5"}, False),
+        ({"cores": "x", "load": "nan", "others": "-1", "pressure": "inf"}, False),  # the record of a foreign run
+    ],
+)
+def test_the_rule(load, is_busy):
+    assert bool(busy_reason(load)) is is_busy
+
+
+def test_the_spread_of_speeds():
+    assert spread_reason([10.0, 10.1, 9.9, 10.0]) == ""
+    assert "over 43%" in spread_reason([5.0, 10.0, 11.0, 20.0])
+    assert spread_reason([1.0, 100.0]) == ""  # too few to tell
+    edge = [8.0, 10 - 5 * MAX_SPREAD, 10.0, 10 + 5 * MAX_SPREAD, 12.0]
+    assert spread_reason(edge) == ""
