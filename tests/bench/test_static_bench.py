@@ -176,7 +176,12 @@ def test_recipes_of_language_models_have_words_of_their_own() -> None:
     def chosen(*words: str) -> list[str]:
         return [each.name for each in choose_recipes("llm", "net", words)]
 
-    assert chosen("mezzo-graph") == ["mezzo O2 graph", "mezzo O2 graph, compact masters"]
+    assert chosen("mezzo-graph") == [
+        "mezzo O2 graph",
+        "mezzo O2 graph, compact masters",
+        "mezzo O2 graph, compact masters, bfloat16 state",
+    ]
+    assert chosen("mezzo-graph-compact-state") == ["mezzo O2 graph, compact masters, bfloat16 state"]
     assert chosen("mezzo-o3-graph") == [
         "mezzo O3 graph",
         "mezzo O3 graph, compact masters",

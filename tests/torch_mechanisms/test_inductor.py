@@ -65,7 +65,8 @@ def test_inductor_traces_a_function_in_place_of_an_operator() -> None:
         # after a first compilation, which copies the table
         torch.compile(lambda x: x.cos())(torch.ones(2))
         inductor.decompose_in_inductor({torch.ops.mezzo_test.twice.default: in_parts})
-        function = torch.compile(lambda x: torch.ops.mezzo_test.twice(x) + 1)
+        without_caches = {"force_disable_caches": True}  # otherwise a second run of the test traces nothing
+        function = torch.compile(lambda x: torch.ops.mezzo_test.twice(x) + 1, options=without_caches)
         assert function(torch.ones(3)).tolist() == [3.0] * 3
     finally:
         torch.compiler.reset()

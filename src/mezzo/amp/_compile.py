@@ -31,8 +31,7 @@ def _tag_start(*_: Any) -> None:
         # 'auto' depends on a measurement in this process: another answer gives another graph.
         how = "-emulated" if emulates(policy) else ""
         if policy.fp8 is not None:
-            show_parts_to_inductor()
-            how += "-parts"  # caches of earlier versions hold FP8 layers as one operator
+            how += f"-{show_parts_to_inductor()}"
         torch.compiler.config.cache_key_tag = f"{_tags_before[-1]}mezzo-{policy.digest}{how}"
 
 

@@ -36,6 +36,8 @@ class StaticRecipe:
     """stock: torch.compile gets network and loss as one function; False: only the network."""
     fp8: str = ""
     """O3: `delayed` for delayed scaling, `row` for a scale per row; empty: the default recipe."""
+    half_state: bool = False
+    """mezzo: the optimizer's state in bfloat16."""
 
     @property
     def name(self) -> str:
@@ -46,6 +48,7 @@ class StaticRecipe:
             f"{self.fp8} scales": bool(self.fp8),
             "channels-last": self.channels_last,
             "compact masters": self.compact,
+            "bfloat16 state": self.half_state,
             "grads kept": self.keeps_grads,
         }
         return name_with_switches(f"{self.by} {self.level}{graph}{compiled}", switches)
@@ -63,7 +66,8 @@ class StaticRecipe:
         layout = "channels-last" if self.channels_last else "contiguous"
         way = f"{_WORDS.get(self.level, '')}{how}"
         words = self.by, f"{self.by}-{way}", f"{self.by}-{way}-{layout}"
-        details = [*filter(None, [self.fp8]), *(["compact"] if self.compact else [])]
+        flags = {"compact": self.compact, "state": self.half_state}
+        details = [*filter(None, [self.fp8]), *(word for word, is_on in flags.items() if is_on)]
         return (*words, f"{words[1]}-{'-'.join(details) or 'plain'}") if self.by == "mezzo" else words
 
     @property
@@ -108,6 +112,7 @@ STATIC_RECIPES: dict[str, tuple[StaticRecipe, ...]] = {
         StaticRecipe("mezzo", "O2", is_eager=True),
         StaticRecipe("mezzo", "O2"),
         StaticRecipe("mezzo", "O2", compact=True),
+        StaticRecipe("mezzo", "O2", compact=True, half_state=True),
         StaticRecipe("mezzo", "O3"),
         StaticRecipe("mezzo", "O3", compact=True),
         StaticRecipe("mezzo", "O3", compact=True, fp8="delayed"),

@@ -176,6 +176,7 @@ def _mezzo(
         recipe.level.split()[0],
         dtype,
         master_weight=masters,
+        optimizer_state="bfloat16" if recipe.half_state else None,
         excluded_layers=excluded,
         fp8=_FP8_RECIPES[recipe.fp8] if recipe.level == "O3" else None,
     )
