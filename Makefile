@@ -68,11 +68,11 @@ RAY := .ray
 $(RAY)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(RAY)
 	$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--editable '.[ray,vision,export]' pytest hypothesis
+		--editable '.[ray,vision,export]' pytest hypothesis kubernetes-validate
 	@touch $@
 
 test-ray: $(RAY)/.ready
-	$(RAY)/bin/python -m pytest -m cluster tests/tipc/test_on_ray.py
+	$(RAY)/bin/python -m pytest -m cluster tests/tipc/test_on_ray.py tests/tipc/test_on_k8s.py
 
 # A Slurm of one node on this machine, which runs only during the tests. Needs root, and Debian or Ubuntu.
 test-slurm: $(READY)

@@ -59,10 +59,12 @@ if kind != "infer":
 """
 
 
-def write_networks(root: Path, count: int) -> list[str]:
+def write_networks(root: Path, count: int, threads: str = "1|2|3|4", batches: str = "1|2") -> list[str]:
     """Write texts and stub scripts into a folder; return the paths of the texts."""
     text = CONFIG.replace("gpu_list:0|0,1", "gpu_list:0").replace("--device:cpu|gpu", "--device:cpu")
-    text = text.replace("--cpu_threads:6", "--cpu_threads:1|2|3|4").replace("--batch_size:1\n", "--batch_size:1|2\n")
+    text = text.replace("--cpu_threads:6", f"--cpu_threads:{threads}").replace(
+        "--batch_size:1\n", f"--batch_size:{batches}\n"
+    )
     scripts = {"train": "tools/train.py", "export": "tools/export.py", "infer": "deploy/python/infer.py"}
     for kind, script in scripts.items():
         (root / script).parent.mkdir(parents=True, exist_ok=True)

@@ -116,7 +116,8 @@ def _run_on_cluster(batch: BatchRun, root: Path, outcome: _Outcome) -> None:
     """Certify all configurations at the same time; the cluster decides which step runs when."""
     stop = StopRequest(None)
     work = root / (batch.out.parent if batch.out.suffix == ".html" else batch.out)
-    with stop.on_signals(), open_cluster(batch.on, work, batch.memory_mb) as cluster, ExitStack() as stack:
+    # Ray handles signals in its own way when it is opened; ours have to come after it.
+    with open_cluster(batch.on, work, batch.memory_mb) as cluster, stop.on_signals(), ExitStack() as stack:
         outcome.report(f"{batch.on}: {cluster.description}")
         planned = _plan_all(batch, root, cluster.machine, stop, outcome)
         code = code_hash(root)  # after planning, which may write recipes

@@ -6,11 +6,12 @@ its task. Commands run in sessions of their own, outside of Ray's process; a wat
 
 import logging
 import queue
+import socket
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from mezzo.errors import MezzoError, RunError, require
+from mezzo.errors import MezzoError, OptionError, RunError, require
 from mezzo.files import one_line
 from mezzo.tipc._cluster import JobBook
 from mezzo.tipc._device_pool import needed_devices
@@ -21,6 +22,23 @@ from mezzo.tipc._runner import PlanRun
 from mezzo.tipc._worker import MAX_ATTEMPTS, run_job
 
 _WAIT_S = 0.5
+_CONNECT_S = 10.0
+_MAX_PORT = 65535
+
+
+def _check_address(address: str) -> None:
+    """Raise an error unless somebody listens at an address: Ray itself would try for many minutes."""
+    if address in ("", "auto"):
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > _MAX_PORT:
+        raise OptionError(f"--on ray://{address}: must be ray://HOST:PORT, as `ray start --head` prints it")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+    except OSError as error:
+        raise RunError(
+            f"no Ray at {address}: {error.strerror or error}; `ray status` shows a running cluster"
+        ) from None
 
 
 def _task(path: str, index: int, *needed: str | None) -> str | None:
@@ -49,6 +67,7 @@ class RayExecutor:
         import ray
 
         self.ray, self.memory_mb = ray, memory_mb
+        _check_address(address)
         try:
             ray.init(address=address or None, logging_level=logging.ERROR, log_to_driver=False)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:

@@ -92,7 +92,10 @@ class SlurmExecutor:
 
     def take(self, job: StepJob) -> bool:
         """Take every job; `wait` submits those that came together."""
-        keep_name(self.book.add(job), self.name)
+        is_new = job.run not in self.book.folders
+        jobs = self.book.add(job)
+        if is_new:
+            keep_name(jobs, self.name)
         self.new.append(job)
         return True
 

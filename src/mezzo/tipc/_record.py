@@ -4,6 +4,7 @@ import errno
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -99,5 +100,6 @@ def append_line(path: Path, line: str) -> None:
                 if written != len(data):  # the disk became full within the line
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError:
-                file.truncate(size)
+                with suppress(OSError):  # a file that cannot be cut is no regular file
+                    file.truncate(size)
                 raise
