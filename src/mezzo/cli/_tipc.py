@@ -232,7 +232,10 @@ def matrix(
         on, dry_run = ("slurm", True) if slurm else ("ray", dry_run)
     from mezzo.tipc import BatchRun, preview_batch, run_batch
 
-    options = BatchRun((), mode, out, with_prepare, check, resume, jobs, step_limit, on, step_memory)
-    texts = configs if dry_run and on == "k8s" else [written_text(config) for config in configs]
-    batch = replace(options, configs=tuple(texts))
+    options = BatchRun(tuple(configs), mode, out, with_prepare, check, resume, jobs, step_limit, on, step_memory)
+    if dry_run and on not in ("slurm", "k8s"):
+        return max(run(config, mode, dry_run=True, check=check) for config in configs)
+    if dry_run and on == "k8s":
+        return preview_batch(options, say)
+    batch = replace(options, configs=tuple(written_text(config) for config in configs))
     return preview_batch(batch, say) if dry_run else run_batch(batch, say)

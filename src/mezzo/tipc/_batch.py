@@ -136,23 +136,23 @@ def _run_on_cluster(batch: BatchRun, root: Path, outcome: _Outcome) -> None:
 
 
 def preview_batch(batch: BatchRun, report: Report) -> int:
-    """Report what would be run and run nothing: the plans, and for a cluster the jobs; return the exit status."""
+    """Report the jobs that a batch would submit to Slurm or Kubernetes, and run nothing; return the exit status."""
     root, outcome, stop = Path.cwd(), _Outcome(report), StopRequest(None)
     if batch.on == "k8s":
         limit, memory = batch.step_limit, batch.memory_mb
         report(job_template(batch.configs, batch.mode, check=batch.check, step_limit=limit, memory_mb=memory))
         return 0
-    if batch.on != "slurm":
-        for config in batch.configs:
-            with outcome.noting_errors():
-                outcome.statuses.append(certify(_request(batch, config), root, dry_run=True))
-        return worst_status(outcome.statuses)
     with open_cluster(batch.on, root / batch.out, batch.memory_mb) as cluster:
         planned = _plan_all(replace(batch, prepare=False), root, cluster.machine, stop, outcome, dry_run=True)
         jobs = []
         for each in planned:
             run = PlanRun(run_request(each, root, cluster.machine, code="-"), LineProgress(report), stop, {})
-            jobs += [StepJob(run, step, step.needs) for step in each.plan.steps if not step.skip]
+            run_steps: list[str] = []
+            for step in each.plan.steps:
+                needs = [name for name in step.needs if name in run.steps]
+                if not step.skip and all(name in run_steps for name in needs):
+                    run_steps.append(step.name)
+                    jobs.append(StepJob(run, step, tuple(needs)))
         assert isinstance(cluster.executor, SlurmExecutor)
         for command in cluster.executor.preview(jobs):
             report(command)
