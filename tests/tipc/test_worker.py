@@ -69,6 +69,15 @@ def test_a_job_uses_the_cards_that_the_cluster_has_granted(tmp_path, monkeypatch
     assert record.env == {"CUDA_VISIBLE_DEVICES": "0,1"}, "the record has the plan's own, which resuming compares"
 
 
+def test_a_job_has_the_environment_of_the_runner_and_the_cards_of_its_worker(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")  # as Ray sets it
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    plan = plan_of(step("train-1", 'echo "${OMP_NUM_THREADS-none} $CUDA_VISIBLE_DEVICES $OF_RUNNER"'))
+    runner = {"PATH": "/usr/bin:/bin", "OF_RUNNER": "yes", "CUDA_VISIBLE_DEVICES": "0"}
+    assert run_job(str(folder_of(tmp_path, plan).path), 0, [], env=runner).status == "passed"
+    assert (tmp_path / "out/train-1.log").read_text() == "none 5 yes\n"
+
+
 def test_a_job_is_tried_three_times(tmp_path):
     jobs = folder_of(tmp_path, plan_of(step("train-1", "touch ran")))
     for attempt in range(MAX_ATTEMPTS):

@@ -5,9 +5,10 @@ its task. Commands run in sessions of their own, outside of Ray's process; a wat
 """
 
 import logging
+import os
 import queue
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -41,11 +42,14 @@ def _check_address(address: str) -> None:
         ) from None
 
 
-def _task(path: str, index: int, *needed: str | None) -> str | None:
-    """Run one step in a process of Ray; return the line of its record, None if it has to be run again."""
+def _task(path: str, index: int, env: Mapping[str, str], *needed: str | None) -> str | None:
+    """Run one step in a process of Ray; return the line of its record, None if it has to be run again.
+
+    `env` is the runner's environment. Ray's own has, for example, an OMP_NUM_THREADS that torchrun would respect.
+    """
     if None in needed:
         return None
-    record = run_job(path, index, [Record.parse(line) for line in needed if line is not None])
+    record = run_job(path, index, [Record.parse(line) for line in needed if line is not None], env=env)
     return None if record is None else record.line()
 
 
@@ -79,6 +83,7 @@ class RayExecutor:
         if self.cores < 1:
             raise RunError(f"{self.description}: no node has a CPU to run steps on")
         self.remote = ray.remote(_task)
+        self.environment = ray.put(dict(os.environ))
         self.book = JobBook()
         self.refs: dict[tuple[PlanRun, str], Any] = {}
         self.ends: queue.Queue[tuple[StepJob, Future[str | None]]] = queue.Queue()
@@ -100,7 +105,7 @@ class RayExecutor:
             max_retries=MAX_ATTEMPTS,
             retry_exceptions=False,
         )
-        ref = task.remote(str(jobs.path), self.book.index_of(job), *needed)
+        ref = task.remote(str(jobs.path), self.book.index_of(job), self.environment, *needed)
         self.refs[job.run, job.step.name] = ref
         ref.future().add_done_callback(lambda future: self.ends.put((job, future)))
         return True

@@ -18,9 +18,10 @@ from mezzo.tipc._plan import PlanStep
 _GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 
 
-def environment(step: PlanStep) -> dict[str, str]:
-    """Return the environment of a step: this process's own with the changes of the step."""
-    merged = {**os.environ, **{name: value for name, value in step.env.items() if value is not None}}
+def environment(step: PlanStep, base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment of a step: `base`, or this process's own, with the changes of the step."""
+    own = os.environ if base is None else base
+    merged = {**own, **{name: value for name, value in step.env.items() if value is not None}}
     return {name: value for name, value in merged.items() if step.env.get(name, "") is not None}
 
 

@@ -34,6 +34,8 @@ class StepRunner:
     time_limit: float | None
     stop: Callable[[], str]
     """Returns why the run has to end; empty: it goes on."""
+    base_env: Mapping[str, str] | None = None
+    """The environment that steps change; None: that of this process."""
 
     def hash_of(self, step: PlanStep) -> str:
         """Return a hash of everything that the result of a step depends on."""
@@ -93,7 +95,7 @@ class StepRunner:
         log = self.root / step.log
         ended = run_command(
             step.bare,
-            env={**environment(step), **granted},
+            env={**environment(step, self.base_env), **granted},
             cwd=folder,
             log=log,
             head="".join(f"{NOTICE}{plain(notice)}\n" for notice in step.notices),
