@@ -26,6 +26,7 @@ LITE = "lite_train_lite_infer"
 CANNOT = {
     r"pip install .*": "would change what the tests run in",
     r"make demo": "certifies two networks: the same as the commands of test_tipc, which are run",
+    r"mezzo tipc matrix .* --on (ray|slurm).*": "needs a cluster: `make test-ray` and `make test-slurm` run it",
     r"make test-torch .*": "fetches a torch, and runs this suite",
     r"torchrun --nnodes=2 .*": "needs two machines",
     r"docker .*": "needs a Docker daemon; tests/test_release.py checks the Dockerfile",
@@ -37,6 +38,7 @@ CHEAP = (
     r"mezzo check.*",
     r"mezzo models.*",
     r"mezzo tipc (lint|plan) .*",
+    r"mezzo tipc matrix .* --on k8s --dry-run",
     r"mezzo .* --help",
 )
 
@@ -44,7 +46,8 @@ CHEAP = (
 SLOW = (
     r"mezzo (build|compare.*|bisect .*|doctor .*|prepare .*|bench .*)",
     r"mezzo train --recipe .*",
-    r"mezzo tipc (prepare|run|matrix|report) .*",
+    r"mezzo tipc (prepare|run|report) .*",
+    r"mezzo tipc matrix (?!.*--on ).*",
     r"bash test_tipc/\w+\.sh .*",
     r"python train\.py .*",
     r"python tools/(val|export|export_model)\.py .*",
@@ -80,7 +83,7 @@ SMALL = (
     ),
     (r"^(mezzo bench infer .*)$", r"\1 --rounds 1 --runs 2", "runs"),
     (r"^(mezzo tipc run .*)$", r"\1 --resume", "the README's command has run it"),
-    (r"^(mezzo tipc matrix .*)$", r"\1 --resume", "the README's command has run it"),
+    (r"^(mezzo tipc matrix (?!.*--on ).*)$", r"\1 --resume", "the README's command has run it"),
 )
 
 TABLES = {"CHEAP": CHEAP, "SLOW": SLOW, "CANNOT": CANNOT}

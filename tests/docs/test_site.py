@@ -66,7 +66,8 @@ def test_a_newcomer_meets_the_pages_in_this_order() -> None:
     ]
     wanted = (
         "index quickstart install formats when hardware releases precision amp levels lists loss_scaling master_weights "
-        "mistakes accumulation distributed model static fp8 training export certification models doctor debugging numerics "
+        "mistakes accumulation distributed model static fp8 training export certification clusters models "
+        "doctor debugging numerics "
         "accuracy bisect troubleshooting shapes migration glossary documents design"
     )
     assert listed == wanted.split()

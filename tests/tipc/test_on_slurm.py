@@ -87,7 +87,7 @@ def test_more_memory_than_the_step_has_is_a_failure_that_says_so(tmp_path):
     assert status == 1, output
     found = statuses(tmp_path, "net000")
     assert found["train-1"][0] == "failed"
-    assert "memory" in found["train-1"][1]
+    assert found["train-1"][1].startswith("Slurm ended it: it used more memory than the job has")
     assert found["export-1"] == ("skipped", "train-1 failed")
 
 

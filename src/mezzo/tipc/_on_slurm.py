@@ -37,6 +37,7 @@ _POLL_S = (1.0, 15.0)  # a long run asks less often: an answer costs the control
 _POLL_SHARE = 0.02  # of the time since the last step ended
 _BACKSTOP_S = 120.0  # Slurm's own time limit is longer than ours, which leaves a better record
 _SILENCE_S = 600.0  # a controller that does not answer for so long is gone
+_OVER_MEMORY = "Exceeded job memory limit"
 _STATES: dict[str, tuple[Status, str]] = {
     "TIMEOUT": ("timeout", "Slurm ended it at the job's time limit"),
     "DEADLINE": ("timeout", "Slurm ended it at the job's deadline"),
@@ -229,8 +230,10 @@ class SlurmExecutor:
             return self.book.returned(job)
         if stopped:
             return self.book.ended_outside(job, "interrupted", stopped)
-        status, reason = _STATES.get(state, ("failed", f"its job left no record (Slurm's state: {state})"))
         printed = last_lines(self.work / f"{task[0]}_{task[1]}.out", 1)
+        if printed and _OVER_MEMORY in printed[0]:
+            state = "OUT_OF_MEMORY"  # a limit that Slurm keeps without control groups ends as FAILED
+        status, reason = _STATES.get(state, ("failed", f"its job left no record (Slurm's state: {state})"))
         return self.book.ended_outside(job, status, f"{reason}: {printed[0][:300]}" if printed else reason)
 
 
