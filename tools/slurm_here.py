@@ -48,7 +48,7 @@ JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=task=1
 JobAcctGatherParams=OverMemoryKill
 AccountingStorageType=accounting_storage/none
-DefMemPerCPU=256
+DefMemPerCPU={cpu_memory_mb}
 KillWait=5
 MinJobAge=600
 ReturnToService=2
@@ -90,15 +90,17 @@ def running_slurm(folder: Path) -> Iterator[dict[str, str]]:
     key = folder / "munge/key"
     key.write_bytes(secrets.token_bytes(128))
     key.chmod(0o600)
-    memory_mb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
+    cpus = int(os.environ.get("SLURM_HERE_CPUS") or len(os.sched_getaffinity(0)))
+    memory_mb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20 * 9 // 10
     conf.write_text(
         CONFIGURATION.format(
             host=socket.gethostname().split(".")[0],
             folder=folder,
             controller_port=_free_port(),
             node_port=_free_port(),
-            cpus=os.environ.get("SLURM_HERE_CPUS") or len(os.sched_getaffinity(0)),
-            memory_mb=memory_mb * 9 // 10,
+            cpus=cpus,
+            memory_mb=memory_mb,
+            cpu_memory_mb=memory_mb // cpus,
         )
     )
     environment = {**os.environ, "SLURM_CONF": str(conf)}

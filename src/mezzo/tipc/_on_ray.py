@@ -14,9 +14,9 @@ from typing import Any
 
 from mezzo.errors import MezzoError, OptionError, RunError, require
 from mezzo.files import one_line
-from mezzo.tipc._cluster import JobBook
 from mezzo.tipc._device_pool import needed_devices
 from mezzo.tipc._executor import JobEnded, JobEvent, StepJob
+from mezzo.tipc._job_book import JobBook
 from mezzo.tipc._needs import all_needs
 from mezzo.tipc._record import Record
 from mezzo.tipc._runner import PlanRun

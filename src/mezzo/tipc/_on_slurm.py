@@ -16,9 +16,9 @@ from pathlib import Path
 
 from mezzo.errors import RunError
 from mezzo.files import write_text
-from mezzo.tipc._cluster import JobBook
 from mezzo.tipc._device_pool import needed_devices
 from mezzo.tipc._executor import JobEnded, JobEvent, StepJob
+from mezzo.tipc._job_book import JobBook
 from mezzo.tipc._progress import last_lines
 from mezzo.tipc._record import Status
 from mezzo.tipc._runner import PlanRun
@@ -37,7 +37,8 @@ _POLL_S = (1.0, 15.0)  # a long run asks less often: an answer costs the control
 _POLL_SHARE = 0.02  # of the time since the last step ended
 _BACKSTOP_S = 120.0  # Slurm's own time limit is longer than ours, which leaves a better record
 _SILENCE_S = 600.0  # a controller that does not answer for so long is gone
-_OVER_MEMORY = "Exceeded job memory limit"
+_OVER_MEMORY = "memory limit"  # part of two messages of slurmstepd
+_NUM_LINES = 5  # of a job's output, to explain its end
 _STATES: dict[str, tuple[Status, str]] = {
     "TIMEOUT": ("timeout", "Slurm ended it at the job's time limit"),
     "DEADLINE": ("timeout", "Slurm ended it at the job's deadline"),
@@ -89,6 +90,7 @@ class SlurmExecutor:
         self.keys: dict[tuple[PlanRun, str], ArrayKey] = {}
         self.arrays: dict[ArrayKey, _Array] = {}
         self.tasks: dict[TaskId, StepJob] = {}
+        self.num_tables = 0
         self.last_end = self.last_answer = time.monotonic()
 
     def take(self, job: StepJob) -> bool:
@@ -168,7 +170,8 @@ class SlurmExecutor:
 
     def _script(self, array: _Array) -> str:
         """Write the table of an array and return its script."""
-        table = self.work / f"{len(self.tasks)}.tsv"
+        self.num_tables += 1
+        table = self.work / f"{self.num_tables}.tsv"
         rows = (
             f"{task}\t{self.book.folders[job.run].path}\t{self.book.index_of(job)}\n"
             for task, job in array.tasks.items()
@@ -230,11 +233,11 @@ class SlurmExecutor:
             return self.book.returned(job)
         if stopped:
             return self.book.ended_outside(job, "interrupted", stopped)
-        printed = last_lines(self.work / f"{task[0]}_{task[1]}.out", 1)
-        if printed and _OVER_MEMORY in printed[0]:
+        printed = last_lines(self.work / f"{task[0]}_{task[1]}.out", _NUM_LINES)
+        if any(_OVER_MEMORY in line.lower() for line in printed):
             state = "OUT_OF_MEMORY"  # a limit that Slurm keeps without control groups ends as FAILED
         status, reason = _STATES.get(state, ("failed", f"its job left no record (Slurm's state: {state})"))
-        return self.book.ended_outside(job, status, f"{reason}: {printed[0][:300]}" if printed else reason)
+        return self.book.ended_outside(job, status, f"{reason}: {printed[-1][:300]}" if printed else reason)
 
 
 def _ranges(numbers: Sequence[int]) -> str:
