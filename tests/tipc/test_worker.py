@@ -127,28 +127,37 @@ def test_records_that_workers_left_after_their_runner_was_killed_are_taken_over(
 
 def test_processes_of_a_killed_worker_are_ended_by_its_watcher(tmp_path):
     script = """
-        import subprocess, time
+        import os, subprocess, time
         from mezzo.tipc._marks import guard_this_process
         guard_this_process()
-        subprocess.Popen(["setsid", "sleep", "622"], start_new_session=True)
-        open("begun", "w").close()
+        child = subprocess.Popen(["sleep", "622"], start_new_session=True)
+        with open("part", "w") as file:
+            file.write(str(child.pid))
+        os.rename("part", "begun")
         time.sleep(60)
     """
-    worker = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], cwd=tmp_path)
-    while not (tmp_path / "begun").exists():
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], cwd=tmp_path) as worker:
+        try:
+            _wait(lambda: (tmp_path / "begun").exists())
+            child = int((tmp_path / "begun").read_text())
+            assert _is_running(child)
+        finally:
+            worker.send_signal(signal.SIGKILL)
+    _wait(lambda: not _is_running(child))
+
+
+def _wait(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
         time.sleep(0.02)
-    assert _sleepers() == 1
-    worker.send_signal(signal.SIGKILL)
-    worker.wait()
-    deadline = time.monotonic() + 10
-    while _sleepers() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert _sleepers() == 0
 
 
-def _sleepers():
-    lines = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    return lines.splitlines().count("sleep 622")
+def _is_running(pid):
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
 
 
 def test_a_disk_that_becomes_full_within_a_line_leaves_no_part_of_it(tmp_path):
