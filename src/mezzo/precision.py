@@ -35,6 +35,7 @@ from mezzo.amp import (
     half_parameters,
     is_sharded,
     keep_in_half,
+    keep_optimizer_state,
     load_fp8_scales,
     load_lists,
     note_optimizer,
@@ -420,6 +421,7 @@ class Precision:
             raise TypeError("step() needs the optimizer: precision.step(optimizer)")
         if self._awaits_step is False and self.scaler is not None:
             self._refuse_old_scale(optimizers)
+        self._keep_state(*optimizers)
         norms = []
         if max_norm is not None:
             norms = [self._scaler.clip_grad_norm_(optimizer, max_norm) for optimizer in optimizers]
@@ -440,6 +442,10 @@ class Precision:
                     "step() was called twice after one backward(): the first call changed the loss scale that these "
                     "gradients carry. Step all optimizers in one call: precision.step(optimizer_a, optimizer_b)"
                 )
+
+    def _keep_state(self, *optimizers: Optimizer) -> None:
+        if self.optimizer_state is not None:
+            keep_optimizer_state(optimizers, self.optimizer_state)
 
     def train_step(
         self,
@@ -482,6 +488,7 @@ class Precision:
         """
         from mezzo.static import compile_step  # the one import of a higher layer: see tests/test_layers.py
 
+        self._keep_state(optimizer)
         return compile_step(model, loss_fn, optimizer, precision=self, **options)
 
     # What it does, and what a checkpoint keeps

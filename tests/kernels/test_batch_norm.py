@@ -1,6 +1,7 @@
 """Batch norm with residual and activation against float64: by torch on a CPU, by Triton on a GPU or interpreted."""
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +29,10 @@ def reference(
 ) -> Tensor:
     y = F.batch_norm(x, None, None, weight, bias, training=True, eps=eps)
     return NORM_ACTIVATIONS[activation](y if residual is None else y + residual)
+
+
+def reference_in_float(x: Tensor, *given: Any) -> Tensor:
+    return reference(x.float(), *given).to(x.dtype)
 
 
 def assert_near(found: Tensor, expected: Tensor, dtype: torch.dtype, arithmetic: float = 2e-5) -> None:
@@ -96,6 +101,78 @@ def test_a_mean_that_is_large_against_the_deviation_costs_no_precision() -> None
     expected = F.batch_norm(exact, None, None, training=True)
     # A mean of 1000 in float32 has units of 6e-5. torch's own batch norm, which computes it on a CPU, errs by more.
     assert (DEVICE == "cpu" and not INTERPRETED) or (result.cpu().double() - expected).abs().max() < 3e-4
+
+
+@pytest.fixture
+def maximum_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Triton's interpreter return the number of a number and a NaN, as `max` and `min` of a GPU do."""
+    if INTERPRETED:
+        import numpy
+        from triton.runtime.interpreter import InterpreterBuilder
+
+        for name, function in (("create_maxnumf", numpy.fmax), ("create_minnumf", numpy.fmin)):
+            monkeypatch.setattr(
+                InterpreterBuilder, name, lambda self, a, b, function=function: self.binary_op(a, b, function)
+            )
+
+
+@pytest.mark.usefixtures("maximum_of_gpus")
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize(
+    ("activation", "has_residual"), [*((name, False) for name in NORM_ACTIVATIONS), ("none", True), ("relu", True)]
+)
+def test_an_overflow_stays_visible_in_its_channel(activation: str, has_residual: bool, value: float) -> None:
+    torch.manual_seed(3)
+    x = make(2, 8, 5, 4, dtype=torch.float16)
+    x[1, 3, 2, 1] = value
+    residual = make(2, 8, 5, 4, dtype=torch.float16) if has_residual else None
+    weight, bias = (make(8, dtype=torch.float32).requires_grad_() for _ in range(2))
+    result, mean, variance = batch_norm_activation(x.requires_grad_(), residual, weight, bias, 1e-5, activation)
+    of_x, of_weight = torch.autograd.grad(result, (x, weight), torch.ones_like(result))
+    bad = torch.arange(8, device=DEVICE) == 3
+    for found in (result, of_x):
+        assert torch.equal(found.isnan().all((0, 2, 3)), bad)
+        assert torch.equal(~found.isfinite().all((0, 2, 3)), bad)
+    for found in (mean, variance, of_weight):
+        assert torch.equal(~found.isfinite(), bad)
+
+
+@pytest.mark.parametrize("activation", ["relu", "relu6", "hardswish"])
+def test_an_infinite_gradient_where_the_activation_is_flat_has_no_effect(activation: str) -> None:
+    x = torch.tensor([-9.0, -9.0, 1.0, 9.0, 9.0, 1.0], device=DEVICE).view(6, 1, 1, 1).half()
+    bias = torch.full((1,), -6.0, device=DEVICE)
+    x = x.to(memory_format=torch.channels_last).requires_grad_()
+    grad = torch.ones_like(x)
+    grad[0] = torch.inf
+    found, expected = (
+        torch.autograd.grad(function(x, None, None, bias, 1e-5, activation), x, grad)[0]
+        for function in (lambda *given: batch_norm_activation(*given)[0], reference_in_float)
+    )
+    assert expected.isfinite().all()
+    torch.testing.assert_close(found, expected)
+
+
+def test_equal_values_have_variance_zero_and_become_the_bias() -> None:
+    x = torch.full((2, 3, 4, 5), 0.1, dtype=torch.bfloat16, device=DEVICE).to(memory_format=torch.channels_last)
+    bias = torch.tensor([0.5, -1.0, 2.0], device=DEVICE)
+    result, mean, variance = batch_norm_activation(x, None, None, bias, 1e-5)
+    assert torch.equal(variance, torch.zeros_like(variance))
+    assert torch.equal(mean, x.float()[0, :, 0, 0])
+    assert torch.equal(result, bias.bfloat16().view(1, 3, 1, 1).expand_as(result))
+
+
+@pytest.mark.skipif(
+    not INTERPRETED, reason="needs more pixels than a GPU has memory for; Triton's interpreter needs none"
+)
+def test_parts_are_joined_where_pixels_exceed_31_bits() -> None:
+    from mezzo.kernels._batch_norm_kernels import join_statistics_kernel
+
+    share, parts = 2**30, torch.tensor([[[1.0], [8.0]], [[2.0], [8.0]], [[9.0], [8.0]]])
+    found = torch.empty(3, 1)
+    # The last of three programs has one pixel only, so it does not count.
+    join_statistics_kernel[(1,)](parts, found, 3, 2 * share + 1, share, 0.0, CHANNELS=1, PARTS=4, BLOCK=8)
+    torch.testing.assert_close(found[0, 0], torch.tensor(1.5))
+    torch.testing.assert_close(found[2, 0], torch.tensor(0.25), rtol=1e-5, atol=0)
 
 
 def test_the_registered_operators_keep_torchs_rules() -> None:

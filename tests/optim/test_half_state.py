@@ -11,6 +11,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from mezzo.amp import decorate
 from mezzo.optim import StepRequest, engine_of, master_of, step_tier
+from mezzo.optim._masters import stored_master
 from mezzo.optim._rounding import philox, store_rounded, words_of_elements, words_of_run
 from mezzo.precision import Precision
 
@@ -339,3 +340,40 @@ def test_a_sparse_gradient_is_refused() -> None:
     model(torch.tensor([1])).sum().backward()
     with pytest.raises(RuntimeError, match="dense"):
         optimizer.step()
+
+
+def test_a_copied_optimizer_keeps_its_state_dtype() -> None:
+    net = nn.Linear(6, 3)
+    optimizer = AdamW(net.parameters(), lr=0.01)
+    precision = Precision("O2", "bfloat16", optimizer_state="bfloat16")
+    precision.prepare(net, optimizer)
+    x = torch.randn(5, 6)
+
+    def train(net: nn.Module, optimizer: Optimizer) -> None:
+        for _ in range(3):
+            precision.train_step(lambda: (None, net(x).float().square().mean()), optimizer)
+
+    train(net, optimizer)
+    copied_net, copied = copy.deepcopy((net, optimizer))
+    train(net, optimizer)
+    train(copied_net, copied)
+    assert copied.state[copied_net.weight]["exp_avg"].dtype is torch.bfloat16
+    assert_equal(everything(net, optimizer), everything(copied_net, copied))
+
+
+def test_masters_of_later_groups_are_as_prepare_was_asked() -> None:
+    net = nn.Linear(6, 3)
+    optimizer = AdamW(net.parameters())
+    Precision("O2", "bfloat16", master_weight="compact", optimizer_state="bfloat16").prepare(net, optimizer)
+    later = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    optimizer.add_param_group({"params": [later]})
+    masters = [stored_master(param) for param in (later, net.weight)]
+    assert [None if master is None else master.dtype for master in masters] == 2 * [torch.int16]
+
+
+def test_complex_parameters_are_refused_before_anything_changes() -> None:
+    net = nn.ParameterList([nn.Parameter(torch.ones(3, dtype=torch.complex64))])
+    optimizer = AdamW(net.parameters())
+    with pytest.raises(ValueError, match="complex"):
+        Precision("O0", optimizer_state="bfloat16").prepare(net, optimizer)
+    assert "step" not in optimizer.__dict__

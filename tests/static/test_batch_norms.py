@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mezzo.amp import Policy, auto_cast
-from mezzo.static import _batch_norms
+from mezzo.static import _batch_norms, _region
+from mezzo.static._graph import _show_markers_to_dynamo
 
 #: The fused call rounds once to bfloat16; the calls that it replaces round after each of up to three steps.
 RTOL, ATOL = 2**-6, 2**-6
@@ -45,6 +46,47 @@ def used_twice(block: Block, x: Tensor, residual: Tensor) -> Tensor:
     return F.relu(y) + y
 
 
+def norm_without_gradient(block: Block, x: Tensor, residual: Tensor) -> Tensor:
+    with torch.no_grad():
+        y = block.norm(x)
+    return F.relu(y + residual)
+
+
+def residual_changed_behind_the_sum(block: Block, x: Tensor, residual: Tensor) -> Tensor:
+    residual = residual * 1
+    y = block.norm(x) + residual
+    residual[:, 3:].mul_(3)
+    return F.relu(y) + residual
+
+
+def residual_partly_overwritten(block: Block, x: Tensor, residual: Tensor) -> Tensor:
+    residual = residual * 1
+    y = block.norm(x) + residual
+    residual[:, :3] = 7.0
+    return F.relu(y) + residual
+
+
+def input_changed_behind_the_norm(block: Block, x: Tensor, residual: Tensor) -> Tensor:
+    with torch.no_grad():
+        x = x * 1
+        y = block.norm(x)
+        F.hardswish(x, True)
+        y = F.relu(y)
+    return y + residual
+
+
+def other_tensor_changed(block: Block, x: Tensor, residual: Tensor) -> Tensor:
+    y = block.norm(x)
+    other = F.relu(residual * 2, inplace=True)
+    return F.relu(y + other)
+
+
+def wide_residual_in_place(block: Block, x: Tensor, residual: Tensor) -> Tensor:
+    y = block.norm(x)
+    y += residual.float()
+    return F.relu(y)
+
+
 TAILS: dict[str, tuple[Callable[[Block, Tensor, Tensor], Tensor], list[tuple[str, bool]]]] = {
     "alone": (lambda block, x, _: block.norm(x).sigmoid(), [("none", False)]),
     "relu": (lambda block, x, _: F.relu(block.norm(x)), [("relu", False)]),
@@ -65,6 +107,12 @@ TAILS: dict[str, tuple[Callable[[Block, Tensor, Tensor], Tensor], list[tuple[str
     ),
     "one number added": (lambda block, x, _: F.relu(block.norm(x) + 1), [("none", False)]),
     "used twice": (used_twice, [("none", False)]),
+    "by keyword": (lambda block, x, _: F.relu(input=block.norm(x)), [("none", False)]),
+    "norm without gradient": (norm_without_gradient, [("none", False)]),
+    "residual changed behind the sum": (residual_changed_behind_the_sum, [("none", True)]),
+    "residual partly overwritten": (residual_partly_overwritten, [("none", True)]),
+    "input changed behind the norm": (input_changed_behind_the_norm, [("none", False)]),
+    "another tensor changed": (other_tensor_changed, [("relu", True)]),
     "two norms": (lambda block, x, _: F.relu(block.other(F.silu(block.norm(x)))), [("silu", False), ("relu", False)]),
 }
 
@@ -137,6 +185,7 @@ def test_the_joined_call_gives_the_same_numbers(name: str, seen: list[tuple[str,
     found = run(joined, captured=True)
     assert sorted(seen) == sorted(expected_calls)
     assert found[2] == len(expected_calls)
+    assert found[0].dtype is expected[0].dtype
     torch.testing.assert_close(found[0].float(), expected[0].float(), rtol=RTOL, atol=2 * ATOL)
     assert_same(found[1], expected[1])
 
@@ -160,6 +209,7 @@ def of_rows(block: Block, x: Tensor, residual: Tensor) -> Tensor:
         (called_twice, {}, 0),  # the second call updates the averages after the first
         (of_rows, {}, 0),  # not in channels-last
         (lambda block, x, _: F.relu(block.norm(x)), {"track_running_stats": False}, 0),
+        (wide_residual_in_place, {}, 0),
     ],
 )
 def test_what_the_operator_cannot_do_stays_torchs(
@@ -169,6 +219,68 @@ def test_what_the_operator_cannot_do_stays_torchs(
     expected = run(plain, captured=False)
     found = run(joined, captured=True)
     assert len(seen) == calls
+    assert found[0].dtype is expected[0].dtype
+    assert_same(found[1], expected[1])
+
+
+class SharedAverages(Block):
+    """Both averages are rows of one buffer, which the forward reads behind the norm."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda block, x, _: block.norm(x))
+        self.register_buffer("averages", torch.stack([torch.zeros(16), torch.ones(16)]))
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        mean, variance = self.averages[0], self.averages[1]
+        return F.relu(F.batch_norm(self.conv(x), mean, variance, training=True)) * self.averages.sum()
+
+
+class AliasedAverages(Block):
+    """A second buffer has the memory of an average; the forward reads it behind the norm."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda block, x, _: F.relu(block.norm(x)) * block.whole.sum())
+        self.register_buffer("whole", torch.zeros(20))
+        self.norm.running_mean = self.whole[2:18]
+
+
+@pytest.mark.parametrize("kind", [SharedAverages, AliasedAverages])
+def test_averages_that_the_forward_reads_are_updated_at_once(
+    kind: Callable[[], Block], seen: list[tuple[str, bool]]
+) -> None:
+    blocks = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        blocks.append(kind().to(memory_format=torch.channels_last))
+    expected = run(blocks[0], captured=False)
+    found = run(blocks[1], captured=True)
+    assert not seen
+    torch.testing.assert_close(found[0], expected[0])
+    assert_same(found[1], expected[1])
+
+
+@pytest.mark.parametrize("place", ["around the norm", "around the activation"])
+def test_a_float32_region_is_not_left(place: str, seen: list[tuple[str, bool]]) -> None:
+    def tail(block: Block, x: Tensor, _: Tensor) -> Tensor:
+        if place == "around the norm":
+            _region.enter_float32()
+        y = block.norm(x)
+        if place == "around the norm":
+            _region.leave_float32()
+        else:
+            _region.enter_float32()
+        y = F.silu(y)
+        if place == "around the activation":
+            _region.leave_float32()
+        return y
+
+    _show_markers_to_dynamo()
+    plain, joined = twins(tail)
+    with _region.casting_region(_region.CastRules(Policy.create("O2", torch.bfloat16))):
+        expected = run(plain, captured=False)
+        found = run(joined, captured=True)
+    assert seen == ([] if place == "around the norm" else [("none", False)])
+    assert found[0].dtype is expected[0].dtype is torch.float32
     assert_same(found[1], expected[1])
 
 
@@ -203,3 +315,25 @@ def test_the_counters_of_all_batch_norms_advance_by_one_call() -> None:
         torch.compile(net, backend=backend, fullgraph=True)(x)
     assert [int(layer.num_batches_tracked) for layer in net] == [2, 2, 2]
     assert sum(node.target is _batch_norms.count_batches for node in graph_of[0].nodes) == 1
+
+
+def test_a_counter_with_a_step_of_its_own_keeps_it() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name in ("ones", "twos"):
+                self.register_buffer(name, torch.zeros((), dtype=torch.int64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.ones.add_(1)
+            self.twos.add_(1, alpha=2)
+            return x + 1
+
+    def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        _batch_norms.fuse_batch_norms(module.graph)
+        module.recompile()
+        return module
+
+    net = Counting()
+    torch.compile(net, backend=backend, fullgraph=True)(torch.ones(2))
+    assert (int(net.ones), int(net.twos)) == (1, 2)

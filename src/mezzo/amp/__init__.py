@@ -11,6 +11,7 @@ from mezzo.amp._compiled import build_kernels
 from mezzo.amp._compiled import library_path as library_path
 from mezzo.amp._cpu import has_half_units as has_half_units
 from mezzo.amp._decorate import decorate
+from mezzo.amp._decorate import keep_optimizer_state as keep_optimizer_state
 from mezzo.amp._decorate import set_optimizer_state as set_optimizer_state
 from mezzo.amp._decorate_checks import check_optimizer_state as check_optimizer_state
 from mezzo.amp._decorate_checks import parse_master_weight as parse_master_weight

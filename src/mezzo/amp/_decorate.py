@@ -36,7 +36,15 @@ from mezzo.amp.hardware import warn_if_unsupported
 from mezzo.amp.support import refuse_other_devices
 from mezzo.dtypes import parse_half_dtype, parse_level
 from mezzo.fp8 import Fp8Recipe, refuse_without_fp8
-from mezzo.optim import attach, copy_masters_with_parameters, refuse_lookalike, remember_names, unwrap_optimizer
+from mezzo.optim import (
+    attach,
+    copy_masters_with_parameters,
+    engine_of,
+    refuse_lookalike,
+    remember_names,
+    stored_dtype,
+    unwrap_optimizer,
+)
 
 Models = TypeVar("Models", bound=nn.Module | Sequence[nn.Module])
 Optimizers = TypeVar("Optimizers", bound=Optimizer | Sequence[Optimizer])
@@ -186,6 +194,13 @@ def set_optimizer_state(optimizers: Iterable[Optimizer], dtype: torch.dtype) -> 
     """Keep the state of optimizers in float32 or bfloat16, also of those whose parameters have no masters."""
     for optimizer in optimizers:
         attach(unwrap_optimizer(optimizer), state_dtype=dtype)
+
+
+def keep_optimizer_state(optimizers: Iterable[Optimizer], dtype: torch.dtype) -> None:
+    """Keep the state of copied optimizers in bfloat16: `copy.deepcopy` and pickle copy it, but not the setting."""
+    for optimizer in map(unwrap_optimizer, optimizers):
+        if dtype is not torch.float32 and not engine_of(optimizer).attached and stored_dtype(optimizer) is dtype:
+            attach(optimizer, state_dtype=dtype)
 
 
 def watch_decorated_models() -> None:

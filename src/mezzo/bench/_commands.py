@@ -86,7 +86,7 @@ def predict_model(
         options: Passed to `mezzo.proof.predict_fit`.
     """
     size = DOCTOR_BATCH_SIZE if batch_size is None else batch_size
-    workload = find_workload(model, size, image_size, is_chosen=batch_size is not None)
+    workload = find_workload(model, size, image_size, is_chosen=batch_size is not None, has_numbers=False)
     place = None if device is None else find_device(device)
     with failures_explained(model, find_device(device), batch_words(workload.batch_size)):
         return predict_fit(workload, device=place, **options)

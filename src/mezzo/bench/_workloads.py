@@ -84,7 +84,7 @@ def small_net_workload(device: torch.device) -> Workload:
 
 
 def find_workload(
-    reference: str, batch_size: int, image_size: int = IMAGE_SIZE, *, is_chosen: bool = False
+    reference: str, batch_size: int, image_size: int = IMAGE_SIZE, *, is_chosen: bool = False, has_numbers: bool = True
 ) -> Workload:
     """Return the named model with a batch, on the CPU; every call draws the same numbers.
 
@@ -93,6 +93,7 @@ def find_workload(
         batch_size: Samples of a batch that mezzo makes.
         image_size: Height and width of the random images for a network of the registry.
         is_chosen: Whether the user chose the batch size; see `load_workload`.
+        has_numbers: False: random images have a shape only (device meta), and may be larger than memory.
 
     Raises:
         ModelError: The reference names no usable model.
@@ -107,16 +108,16 @@ def find_workload(
         if reference not in names_and_aliases():
             advice = "for a model of your own give FILE:FACTORY, such as net.py:build_model"
             raise ModelError(f"{unknown_choice('model', reference, names_and_aliases())}; {advice}")
-        return _registry_workload(reference, batch_size, image_size)
+        return _registry_workload(reference, batch_size, image_size, "cpu" if has_numbers else "meta")
 
 
-def _registry_workload(name: str, batch_size: int, image_size: int) -> Workload:
+def _registry_workload(name: str, batch_size: int, image_size: int, device: str) -> Workload:
     info = model_info(name)
     torch.manual_seed(SEED)
     model: nn.Module = create_model(name)
-    images = torch.randn(batch_size, 3, image_size, image_size)
+    images = torch.randn(batch_size, 3, image_size, image_size, device=device)
     shape = (batch_size,) if info.task == "classification" else (batch_size, image_size, image_size)
-    return Workload(model, images, torch.randint(info.num_classes, shape), _mean_over_heads)
+    return Workload(model, images, torch.randint(info.num_classes, shape, device=device), _mean_over_heads)
 
 
 def _mean_over_heads(output: Any, labels: Tensor) -> Tensor:

@@ -28,13 +28,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
 }
 """By the name that the operator takes; the kernels know them by their position."""
-_SLOPES: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": lambda y: (y > 0).float(),
-    "relu6": lambda y: ((y > 0) & (y < 6)).float(),
-    "hardswish": lambda y: torch.where(y < -3, 0.0, torch.where(y <= 3, y / 3 + 0.5, 1.0)),
-    "silu": lambda y: y.sigmoid() * (1 + y * (1 - y.sigmoid())),
+_GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "relu": lambda grad, y: torch.where(y <= 0, 0.0, grad),
+    "relu6": lambda grad, y: torch.where((y <= 0) | (y >= 6), 0.0, grad),
+    "hardswish": lambda grad, y: torch.where(y <= -3, 0.0, torch.where(y < 3, grad * (y / 3 + 0.5), grad)),
+    "silu": lambda grad, y: grad * y.sigmoid() * (1 + y * (1 - y.sigmoid())),
 }
-"""The derivatives."""
+"""The gradient of an activation's input, from the gradient of its result and the input."""
 BEFORE_RESIDUAL = ("none", "relu")
 """Activations that may follow a residual: their slope is known from their result."""
 
@@ -203,7 +203,7 @@ def _plain_backward(
     if activation != "none":
         y = normed if weight is None else normed * per_channel(weight)
         y = (y if bias is None else y + per_channel(bias)) if result is None else result.float()
-        given = given * _SLOPES[activation](y)
+        given = _GRADIENTS[activation](given, y)
     sums = torch.stack([given.sum((0, 2, 3)), (given * normed).sum((0, 2, 3))])
     of_bias, of_weight = (per_channel(each / _pixels(x)) for each in sums)
     whole = scale if weight is None else scale * per_channel(weight)

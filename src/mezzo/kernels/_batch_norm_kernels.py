@@ -16,9 +16,9 @@ NONE, RELU, RELU6, HARDSWISH, SILU = (tl.constexpr(number) for number in range(5
 def _activate(y, ACTIVATION: tl.constexpr):
     """Return the activation of float32 numbers."""
     if ACTIVATION == RELU:
-        y = tl.maximum(y, 0.0)
+        y = tl.where(y <= 0.0, 0.0, y)  # tl.maximum would turn a NaN into zero
     elif ACTIVATION == RELU6:
-        y = tl.minimum(tl.maximum(y, 0.0), 6.0)
+        y = tl.where(y <= 0.0, 0.0, tl.where(y >= 6.0, 6.0, y))
     elif ACTIVATION == HARDSWISH:
         y = y * tl.minimum(tl.maximum(y + 3.0, 0.0), 6.0) * (1.0 / 6.0)
     elif ACTIVATION == SILU:
@@ -27,18 +27,21 @@ def _activate(y, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _slope(y, ACTIVATION: tl.constexpr):
-    """Return the derivative of the activation at float32 numbers."""
+def _differentiate(given, y, ACTIVATION: tl.constexpr):
+    """Return the gradient of the activation's input `y` for the gradient of its result, as torch does.
+
+    Where the activation is flat it is zero, also for an infinite gradient.
+    """
     if ACTIVATION == RELU:
-        slope = tl.where(y > 0.0, 1.0, 0.0)
+        given = tl.where(y <= 0.0, 0.0, given)
     elif ACTIVATION == RELU6:
-        slope = tl.where((y > 0.0) & (y < 6.0), 1.0, 0.0)
+        given = tl.where((y <= 0.0) | (y >= 6.0), 0.0, given)
     elif ACTIVATION == HARDSWISH:
-        slope = tl.where(y < -3.0, 0.0, tl.where(y <= 3.0, y * (1.0 / 3.0) + 0.5, 1.0))
+        given = tl.where(y <= -3.0, 0.0, tl.where(y < 3.0, given * (y * (1.0 / 3.0) + 0.5), given))
     else:
         share = 1.0 / (1.0 + tl.exp(-y))
-        slope = share * (1.0 + y * (1.0 - share))
-    return slope
+        given = given * share * (1.0 + y * (1.0 - share))
+    return given
 
 
 @triton.jit
@@ -90,7 +93,7 @@ def join_statistics_kernel(
     at = parts + row[:, None] * (2 * CHANNELS) + column[None, :]
     means = tl.load(at, mask=exists, other=0.0)
     squares = tl.load(at + CHANNELS, mask=exists, other=0.0)
-    count = tl.minimum(share, tl.maximum(pixels - row * share, 0)).to(tl.float32)
+    count = tl.minimum(share, tl.maximum(pixels - row.to(tl.int64) * share, 0)).to(tl.float32)
     mean = tl.sum(means * count[:, None], 0) / pixels
     apart = tl.where(exists, means - mean[None, :], 0.0)
     spread = tl.sum(squares + apart * apart * count[:, None], 0)
@@ -138,14 +141,14 @@ def _gradient_before_activation(
     normed = (tl.load(x + start + at, mask=exists, other=0.0).to(tl.float32) - mean[None, :]) * scale[None, :]
     if ACTIVATION != NONE:
         if HAS_RESIDUAL:  # ReLU only: its result is stored anyway, as the input of the next layer
-            given = given * _slope(tl.load(result + start + at, mask=exists, other=0.0).to(tl.float32), ACTIVATION)
+            y = tl.load(result + start + at, mask=exists, other=0.0).to(tl.float32)
         else:
             y = normed
             if HAS_WEIGHT:
                 y = y * weight[None, :]
             if HAS_BIAS:
                 y = y + bias[None, :]
-            given = given * _slope(y, ACTIVATION)
+        given = _differentiate(given, y, ACTIVATION)
     return given, normed
 
 

@@ -14,6 +14,7 @@ from mezzo.optim._engine import (
     takes_grad_scaler,
     unwrap_optimizer,
 )
+from mezzo.optim._half_state import stored_dtype
 from mezzo.optim._masters import (
     attach_master,
     copy_all,
@@ -55,6 +56,7 @@ __all__ = [
     "refuse_lookalike",
     "split_closure",
     "takes_grad_scaler",
+    "stored_dtype",
     "unwrap_optimizer",
     "outside_autocast",
     "forget_casts",

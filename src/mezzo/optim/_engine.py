@@ -457,6 +457,11 @@ class StepEngine:
         self.state_dtype, self._triton = dtype, None
         convert_state(self.optimizer, dtype)
 
+    def set_masters_for_new(self, are_wanted: bool | None, compact: bool | None) -> None:
+        """Choose the masters of parameters that are added later; None changes nothing."""
+        self.masters_for_new = self.masters_for_new if are_wanted is None else are_wanted
+        self.new_are_compact = self.new_are_compact if compact is None else compact
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add as the stock optimizer does; half parameters without a master get one."""
         type(self.optimizer).add_param_group(self.optimizer, param_group)
@@ -565,8 +570,8 @@ def refuse_lookalike(optimizer: Optimizer) -> None:
 def attach(
     optimizer: Optimizer,
     *,
-    masters_for_new: bool = True,
-    compact: bool = False,
+    masters_for_new: bool | None = None,
+    compact: bool | None = None,
     state_dtype: torch.dtype | None = None,
 ) -> StepEngine:
     """Replace `optimizer.step` by mezzo's.
@@ -575,8 +580,8 @@ def attach(
 
     Args:
         optimizer: Any torch optimizer; parameters with masters are updated through them.
-        masters_for_new: Half parameters of later `add_param_group` calls get masters.
-        compact: Those masters are compact.
+        masters_for_new: Half parameters of later `add_param_group` calls get masters; None: as it is, at first True.
+        compact: Those masters are compact; None: as it is, at first False.
         state_dtype: float32 or bfloat16, of the optimizer's state; None: as it is, at first float32.
 
     Raises:
@@ -588,12 +593,12 @@ def attach(
     if engine.attached:
         if state_dtype is not None:
             engine.set_state_dtype(state_dtype)
-        engine.masters_for_new, engine.new_are_compact = masters_for_new, compact
+        engine.set_masters_for_new(masters_for_new, compact)
         return engine
     engine.refuse_fsdp1()
     if state_dtype not in (None, torch.float32):
         engine.refuse_half_state()
-    engine.masters_for_new, engine.new_are_compact = masters_for_new, compact
+    engine.set_masters_for_new(masters_for_new, compact)
     engine._foreign_step = _foreign_step(optimizer)
     engine.attached = True
     for group in optimizer.param_groups:

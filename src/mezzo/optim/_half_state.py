@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -27,6 +29,8 @@ def refuse_half_state(optimizer: Optimizer, *, has_own_step: bool) -> None:
             f"optimizer_state='bfloat16': this {name} {reason}; it works with SGD, Adam and AdamW of torch"
         )
     for group in optimizer.param_groups:
+        if any(param.is_complex() for param in group["params"]):
+            raise ValueError(f"optimizer_state='bfloat16': this {name} has complex parameters; use float32 state")
         odd = [key for key in ("amsgrad", "differentiable") if group.get(key)]
         odd += ["dampening"] if group.get("dampening") and group["momentum"] else []
         if odd or not _fused.covers_options(group):
@@ -36,12 +40,33 @@ def refuse_half_state(optimizer: Optimizer, *, has_own_step: bool) -> None:
             )
 
 
+def stored_dtype(optimizer: Optimizer) -> torch.dtype:
+    """Return bfloat16 if an optimizer has bfloat16 state already, otherwise float32.
+
+    `copy.deepcopy` and pickle copy the state of an optimizer, and nothing else that mezzo keeps.
+    """
+    if not _fused.covers_class(optimizer):
+        return torch.float32
+    found = {
+        value.dtype
+        for param, state in optimizer.state.items()
+        if _is_updated_in_float32(param) and isinstance(state, dict)
+        for key, value in state.items()
+        if key in _MOMENTS and isinstance(value, Tensor)
+    }
+    return STATE_DTYPE if STATE_DTYPE in found else torch.float32
+
+
+def _is_updated_in_float32(param: Any) -> bool:
+    if not isinstance(param, Tensor):
+        return False
+    return param.dtype is torch.float32 or stored_master(param) is not None
+
+
 def convert_state(optimizer: Optimizer, dtype: torch.dtype) -> None:
     """Convert the state of all parameters that are updated in float32; from float32 by rounding to nearest."""
     for param, state in optimizer.state.items():
-        if not isinstance(state, dict) or not isinstance(param, Tensor):
-            continue
-        if param.dtype is not torch.float32 and stored_master(param) is None:
+        if not isinstance(state, dict) or not _is_updated_in_float32(param):
             continue
         for key in _MOMENTS:
             value = state.get(key)

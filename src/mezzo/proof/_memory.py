@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -112,9 +113,14 @@ def predict_memory(
 
     Raises:
         MemoryPredictionError: The model reads numbers, for example by `.item()`, which fake tensors do not have.
+        TypeError: `model` is not a module, or `precision` is not a mezzo.Precision.
         ValueError: The optimizer is unknown, or the model is not float32.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: must be an nn.Module, not {type(model).__name__}")
     precision = Precision("O0") if precision is None else precision
+    if not isinstance(precision, Precision):
+        raise TypeError(f"precision={precision!r}: must be a mezzo.Precision, such as mezzo.Precision('O2')")
     place = find_device(device, "device={!r}")
     is_cuda = place.type == "cuda" if on_gpu is None else on_gpu
     moments = _count_moments(optimizer)
@@ -237,8 +243,8 @@ def predict_fit(
     Raises:
         ValueError: A value is not allowed.
     """
-    if memory_gib is not None and not memory_gib > 0:
-        raise ValueError(f"--memory {memory_gib}: must be above 0")
+    if memory_gib is not None and not 0 < memory_gib < math.inf:
+        raise ValueError(f"--memory {memory_gib}: must be a number above 0, in GiB")
     place = find_device(device)
     is_cuda = device is None or device.type == "cuda"
     memory = memory_of(place) if memory_gib is None else int(memory_gib * GIB)
@@ -324,8 +330,10 @@ class _FakeStep:
                 memo[id(param)] = nn.Parameter(fake, requires_grad=param.requires_grad)
             for buffer in model.buffers():
                 memo.setdefault(id(buffer), self._fake(buffer, buffer.dtype))
+            for tensor in _plain_tensors(model):
+                memo.setdefault(id(tensor), self._as_fake(tensor))
             self._known: list[Tensor] = list(memo.values())
-            # A copy without numbers: deepcopy takes parameters and buffers from the memo
+            # A copy without numbers: deepcopy takes tensors from the memo
             self._model = copy.deepcopy(model, memo)
         if not self._model.training:  # otherwise keep the mode of each module: frozen parts stay frozen
             self._model.train()
@@ -345,7 +353,7 @@ class _FakeStep:
         with self._mode, torch.enable_grad():
             args, kwargs, targets = tree_map(self._as_fake, (args, kwargs, targets))
             if isinstance(loss_fn, nn.Module):
-                loss_fn = copy.deepcopy(loss_fn, {id(t): self._fake(t, t.dtype) for t in _tensors_of(loss_fn)})
+                loss_fn = copy.deepcopy(loss_fn, {id(t): self._as_fake(t) for t in _tensors_of(loss_fn)})
             self._known += _tensors((args, kwargs, targets))
             return self._count(args, kwargs, targets, loss_fn)
 
@@ -366,8 +374,14 @@ class _FakeStep:
         return activations, counter
 
 
-def _tensors_of(module: Any) -> list[Tensor]:
-    return [*module.parameters(), *module.buffers()]
+def _tensors_of(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers(), *_plain_tensors(module)]
+
+
+def _plain_tensors(module: nn.Module) -> list[Tensor]:
+    """Return tensors among the attributes of modules that are neither parameters nor buffers, such as tables."""
+    found = _tensors([vars(part) for part in module.modules()])
+    return [tensor for tensor in found if not isinstance(tensor, nn.Parameter) and tensor.layout is torch.strided]
 
 
 def _tensors(tree: Any) -> list[Tensor]:
@@ -387,7 +401,8 @@ def _count_moments(optimizer: str | Optimizer) -> int:
         return 1 if any(group["momentum"] for group in optimizer.param_groups) else 0
     if isinstance(optimizer, Adam | AdamW):
         return 3 if any(group["amsgrad"] for group in optimizer.param_groups) else 2
-    raise ValueError(f"optimizer={optimizer!r}: must be one of {', '.join(OPTIMIZERS)}, or an SGD, Adam or AdamW")
+    given = type(optimizer).__name__ if isinstance(optimizer, Optimizer) else repr(optimizer)
+    raise ValueError(f"optimizer={given}: must be one of {', '.join(OPTIMIZERS)}, or an SGD, Adam or AdamW")
 
 
 def _name_of(precision: Precision) -> str:

@@ -8,7 +8,8 @@ layouts, and decides whether mezzo's operator is used; otherwise it makes the or
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 
 from mezzo._torch.foreach import foreach_add_number_, foreach_lerp_
 from mezzo._torch.step_tier import has_triton
+from mezzo._torch.storages import storage_id
 from mezzo.amp import current_policy
 from mezzo.dtypes import HALF_DTYPES
 from mezzo.kernels import BEFORE_RESIDUAL, NORM_ACTIVATIONS, batch_norm_activation, uses_own_operators
@@ -35,6 +37,12 @@ _ACTIVATIONS = {
     "relu_": "relu",
 }
 """Functions, and names of methods."""
+_TORCHS_FUNCTIONS = ("torch.functional", "torch.nn.functional")
+"""Modules of functions that change their arguments only if their name or an argument says so."""
+_IN_PLACE = {operator.setitem} | {
+    getattr(operator, name) for name in vars(operator) if name.startswith("i") and f"__{name}__" in vars(operator)
+}
+"""`operator.iadd` and its like; some that only read are among them."""
 
 
 def fuse_batch_norms(graph: Graph) -> int:
@@ -44,17 +52,19 @@ def fuse_batch_norms(graph: Graph) -> int:
         How many batch norms were found.
     """
     updates: list[tuple[Node, Node, Node, float]] = []
+    read_elsewhere = _storages_read_elsewhere(graph)
     for node in [each for each in graph.nodes if each.target is F.batch_norm]:
         norm = _arguments(node)
         running = norm["running_mean"], norm["running_var"]
         if norm["training"] is not True or norm["momentum"] is None or not _looks_right(norm["input"]):
             continue
-        if any(average is None or len(average.users) > 1 for average in running):
+        if not all(_is_own_buffer(average, read_elsewhere) for average in running):
             continue  # the averages are updated at the end of the graph: nothing else may read or update them
-        last, residual, activation = _followers(node)
+        last, residual, activation = _followers(node, [norm["input"], norm["weight"], norm["bias"]])
+        is_in_place = residual is not None and any(user.target is operator.iadd for user in node.users)
         with graph.inserting_before(last):
             arguments = (norm["input"], residual, *running, norm["weight"], norm["bias"], norm["eps"], activation)
-            call = graph.call_function(norm_and_activate, arguments)
+            call = graph.call_function(norm_and_activate, (*arguments, is_in_place))
             result, statistics = (graph.call_function(operator.getitem, (call, place)) for place in (0, 1))
         result.meta = dict(last.meta)
         last.replace_all_uses_with(result)
@@ -84,22 +94,87 @@ def _looks_right(node: Any) -> bool:
     )
 
 
-def _followers(norm: Node) -> tuple[Node, Node | None, str]:
-    """Return the last call that can be joined with a batch norm, the residual and the activation."""
-    last, residual = norm, None
+def _is_own_buffer(average: Any, read_elsewhere: set[int]) -> bool:
+    """Whether a running average is an input of the graph that only this batch norm reads or writes."""
+    if not isinstance(average, Node) or average.op != "placeholder" or len(average.users) > 1:
+        return False
+    return not _storages([average]) & read_elsewhere
+
+
+def _storages_read_elsewhere(graph: Graph) -> set[int]:
+    """Return the memory that calls other than batch norms use."""
+    used = (node for node in graph.nodes if any(user.target is not F.batch_norm for user in node.users))
+    return _storages(used)
+
+
+def _storages(nodes: Iterable[Any]) -> set[int]:
+    values = [node.meta.get("example_value") for node in nodes if isinstance(node, Node)]
+    return {storage_id(value.untyped_storage()) for value in values if isinstance(value, Tensor)}
+
+
+def _followers(norm: Node, inputs: Sequence[Any]) -> tuple[Node, Node | None, str]:
+    """Return the last call that can be joined with a batch norm, the residual and the activation.
+
+    The joined call takes the place of the last one, so nothing in between may change what it reads.
+
+    Args:
+        norm: The batch norm.
+        inputs: Its input, weight and bias.
+    """
+    last = norm
+    residual: Node | None = None
     user = _only_user(last)
     if user is not None and user.target in _ADDITIONS and len(user.args) == 2 and not user.kwargs:
-        other = user.args[1] if user.args[0] is norm else user.args[0]
+        other: Any = user.args[1] if user.args[0] is norm else user.args[0]
         # `other += norm` changes `other` in place
-        if isinstance(other, Node) and other is not norm and (user.target is not operator.iadd or user.args[0] is norm):
+        is_sum = _is_tensor(other) and other is not norm and (user.target is not operator.iadd or user.args[0] is norm)
+        if is_sum and _can_move(norm, user, inputs):
             last, residual = user, other
             user = _only_user(last)
     activation = None if user is None else _ACTIVATIONS.get(user.target)
-    if user is None or activation is None or user.args[0] is not last or len(user.all_input_nodes) != 1:
+    if user is None or activation is None or user.args[:1] != (last,) or len(user.all_input_nodes) != 1:
         return last, residual, "none"
     if residual is not None and activation not in BEFORE_RESIDUAL:
         return last, residual, "none"
+    if not _can_move(last, user, [*inputs, residual]):
+        return last, residual, "none"
     return user, residual, activation
+
+
+def _is_tensor(node: Any) -> bool:
+    return isinstance(node, Node) and isinstance(node.meta.get("example_value"), Tensor)
+
+
+def _can_move(first: Node, last: Node, inputs: Sequence[Any]) -> bool:
+    """Whether a call can move from `first` to `last`: it reads the same numbers, and no region begins or ends."""
+    storages = _storages(inputs)
+    node = first.next
+    while node is not last:
+        is_ours = norm_and_activate in (node.target, getattr(next(iter(node.args), None), "target", None))
+        if not is_ours and not _is_tensor(node):
+            return False  # it may begin or end a region: `no_grad`, autocast, float32
+        if _storages(_written(node)) & storages:
+            return False
+        node = node.next
+    return True
+
+
+def _written(node: Node) -> list[Any]:
+    """Return what a call may change in place, other than the averages of a batch norm."""
+    target = node.target
+    if target in (F.batch_norm, norm_and_activate):
+        return []
+    is_torchs = isinstance(target, BuiltinFunctionType) or getattr(target, "__module__", None) in _TORCHS_FUNCTIONS
+    if "out" in node.kwargs or not (is_torchs or isinstance(target, str)):
+        return list(node.all_input_nodes)
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    # True may stand for `inplace`
+    is_in_place = name.endswith("_") or target in _IN_PLACE or any(value is True for value in _values(node))
+    return list(node.all_input_nodes[:1]) if is_in_place else []
+
+
+def _values(node: Node) -> tuple[Any, ...]:
+    return *node.args, *node.kwargs.values()
 
 
 def _only_user(node: Node) -> Node | None:
@@ -120,8 +195,8 @@ def _count_batches(graph: Graph) -> None:
     steps = [
         node
         for node in graph.nodes
-        if node.op == "call_method" and node.target == "add_" and node.args[1:] == (1,) and not node.users
-        and _is_counter(node.args[0])
+        if node.op == "call_method" and node.target == "add_" and node.args[1:] == (1,) and not node.kwargs
+        and not node.users and _is_counter(node.args[0])
     ]  # fmt: skip
     counters = [node.args[0] for node in steps]
     if len(set(counters)) == len(counters) > 1:
@@ -143,16 +218,22 @@ def count_batches(counters: list[Tensor]) -> None:
 
 def norm_and_activate(
     x: Tensor, residual: Tensor | None, running_mean: Tensor, running_var: Tensor, weight: Tensor | None,
-    bias: Tensor | None, eps: float, activation: str,
+    bias: Tensor | None, eps: float, activation: str, adds_in_place: bool,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # fmt: skip
-    """Return `activation(batch norm of x + residual)`, and the means and unbiased variances of the batch."""
+    """Return `activation(batch norm of x + residual)`, and the means and unbiased variances of the batch.
+
+    A sum in place keeps the dtype of the batch norm, also with a wider residual.
+    """
     if _takes(x, residual, weight, bias, activation):
         result, mean, variance = batch_norm_activation(x, residual, weight, bias, eps, activation)
         return result, (mean.to(running_mean.dtype), variance.to(running_var.dtype))
     # momentum 1: what torch updates becomes the statistics of this batch
     statistics = torch.zeros_like(running_mean), torch.zeros_like(running_var)
     y = F.batch_norm(x, *statistics, weight, bias, training=True, momentum=1.0, eps=eps)
-    y = y if residual is None else y + residual
+    if residual is not None and adds_in_place:
+        y += residual
+    elif residual is not None:
+        y = y + residual  # wider than y, if the residual is
     return NORM_ACTIVATIONS[activation](y), statistics
 
 
