@@ -1,12 +1,14 @@
-# make demo | check | docs | notebooks | test | test-slow | browser | test-torch TORCH=2.15.0 | test-integrations | wheel | workflows |
-# fuzz MINUTES=n | release-check | clean. Each sets up its environment by itself and re-uses it while it is up to date:
-# .venv, for test-torch .torch/2.15.0, for test-integrations .integrations.
+# make demo | check | docs | notebooks | test | test-slow | browser | test-torch TORCH=2.15.0 | test-integrations |
+# test-ray | test-slurm | wheel | workflows | fuzz MINUTES=n | release-check | clean. Each sets up its environment by
+# itself and re-uses it while it is up to date: .venv, for test-torch .torch/2.15.0, for test-integrations .integrations,
+# for test-ray .ray.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo check docs notebooks test test-slow browser test-torch test-integrations wheel workflows fuzz release-check clean
+.PHONY: demo check docs notebooks test test-slow browser test-torch test-integrations test-ray test-slurm wheel workflows \
+	fuzz release-check clean
 .DELETE_ON_ERROR:
 
 # $(call set_up,folder,constraints): an environment with what the tests need.
@@ -75,6 +77,23 @@ $(INTEGRATIONS)/.ready: pyproject.toml
 test-integrations: $(INTEGRATIONS)/.ready
 	OMP_NUM_THREADS=1 $(INTEGRATIONS)/bin/python -m pytest -m integrations tests/integrations tests/docs/test_snippets.py
 
+# A Ray cluster of two nodes on this machine, with Ray in an environment of its own.
+RAY := .ray
+$(RAY)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(RAY)
+	$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable '.[ray,vision,export]' pytest hypothesis kubernetes-validate
+	@touch $@
+
+test-ray: $(RAY)/.ready
+	$(RAY)/bin/python -m pytest -m cluster tests/tipc/test_on_ray.py tests/tipc/test_on_k8s.py
+
+# A Slurm of one node on this machine, which runs only during the tests. Needs root, and Debian or Ubuntu.
+test-slurm: $(READY)
+	@command -v slurmctld > /dev/null && command -v munged > /dev/null || \
+		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends slurm-wlm munge; }
+	$(BIN)/python tools/slurm_here.py $(BIN)/python -m pytest -m cluster tests/tipc/test_on_slurm.py
+
 # The default suite with one release of torch. PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu saves several GB of
 # CUDA packages.
 test-torch: BIN = .torch/$(TORCH)/bin
@@ -117,4 +136,4 @@ release-check:
 	cd $(RELEASE) && env -u PYTHONPATH clean/bin/python -c 'import mezzo; print("installed", mezzo.__version__, "from", mezzo.__file__)'
 
 clean:
-	rm -rf $(VENV) .torch $(INTEGRATIONS) $(RELEASE) dist site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .torch $(INTEGRATIONS) $(RAY) $(RELEASE) dist site .pytest_cache .mypy_cache .ruff_cache

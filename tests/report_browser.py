@@ -103,7 +103,7 @@ class Browser:
         return str(self.evaluate("location.href"))
 
     def click(self, selector: str) -> None:
-        """Click on the middle of an element with the mouse, once the page has stopped to scroll to a link's target."""
+        """Click on the middle of an element with the mouse."""
         self.wait(lambda: self._place(selector) == self._place(selector))
         x, y = self._place(selector)
         for kind in ("mousePressed", "mouseReleased"):
@@ -118,11 +118,12 @@ class Browser:
             self.call("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
 
     def _place(self, selector: str) -> list[float]:
-        """Return the middle of an element after the next two frames."""
+        """Return the middle of an element, once the page is idle (a link's target has been scrolled to) and painted."""
         script = (
-            f"new Promise((done) => {{ const it = document.querySelector({json.dumps(selector)});"
+            f"new Promise((done) => requestIdleCallback(() => {{ const it = document.querySelector({json.dumps(selector)});"
             "it.scrollIntoView({block: 'center'}); requestAnimationFrame(() => requestAnimationFrame(() => {"
-            "const box = it.getClientRects()[0]; done([box.x + box.width / 2, box.y + box.height / 2]); })); })"
+            "const box = it.getClientRects()[0]; done([box.x + box.width / 2, box.y + box.height / 2]); }));"
+            "}, {timeout: 5000}))"
         )
         result = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result

@@ -47,6 +47,14 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def _level_instead(word: Any) -> str:
+    """Return the level to use for a dtype that is a level in mezzo, as the end of a message."""
+    name = word.lower().removeprefix("torch.") if isinstance(word, str) else ""
+    if name.startswith(("fp8", "float8")):
+        return "; level 'O3' computes in FP8"
+    return "; level 'O0' is float32" if name in ("float32", "fp32", "float") else ""
+
+
 def parse_half_dtype(dtype: Any) -> torch.dtype:
     """Return the half dtype that a torch dtype or a word means: `float16`, `fp16`, `half`, `bfloat16`, `bf16`; any case.
 
@@ -61,7 +69,8 @@ def parse_half_dtype(dtype: Any) -> torch.dtype:
     word = dtype_name(dtype) if isinstance(dtype, torch.dtype) else dtype
     name = HALF_SPELLINGS.get(word.lower().removeprefix("torch.")) if isinstance(word, str) else None
     if name is None:
-        raise ValueError(f"dtype={dtype!r}: must be 'float16' or 'bfloat16' (or torch.float16, torch.bfloat16)")
+        message = f"dtype={dtype!r}: must be 'float16' or 'bfloat16' (or torch.float16, torch.bfloat16)"
+        raise ValueError(message + _level_instead(word))
     half: torch.dtype = getattr(torch, name)
     return half
 

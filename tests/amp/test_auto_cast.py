@@ -191,7 +191,9 @@ def test_a_backward_inside_the_region_sees_the_policy_also_in_autograds_own_thre
     [
         ({"level": "O4"}, ValueError, "level='O4': must be one of O0, OD, O1, O2"),
         ({"level": 1}, ValueError, "level=1: must be one of"),
-        ({"dtype": "float32"}, ValueError, "dtype='float32': must be 'float16' or 'bfloat16'"),
+        ({"dtype": "float32"}, ValueError, "dtype='float32': must be 'float16' or 'bfloat16'.*; level 'O0' is float32"),
+        ({"dtype": torch.float8_e4m3fn}, ValueError, "must be 'float16' or 'bfloat16'.*; level 'O3' computes in FP8"),
+        ({"dtype": "fp8"}, ValueError, "dtype='fp8': must be 'float16' or 'bfloat16'.*; level 'O3' computes in FP8"),
         ({"dtype": torch.float64}, ValueError, "dtype=torch.float64: must be"),
         ({"cpu_compute": "fast"}, ValueError, "cpu_compute='fast': must be one of auto, native, float32"),
         ({"custom_white_list": ["softmaxx"]}, ValueError, "unknown operator 'softmaxx'; did you mean 'softmax'"),

@@ -7,6 +7,7 @@ import torch
 from decorated import Tied
 from torch import nn
 
+from mezzo import Precision
 from mezzo.amp import GradScaler, auto_cast, decorate
 from mezzo.optim import has_master, master_of, refresh_master
 
@@ -252,8 +253,11 @@ def test_a_second_optimizer_that_decorate_never_saw_warns() -> None:
 
 
 def test_an_optimizer_of_another_model_warns() -> None:
-    with pytest.warns(UserWarning, match="this SGD has no parameter of the models given"):
-        decorate(nn.Linear(1, 1), torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), level="O2")
+    foreign = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    for prepare in (Precision("O2").prepare, decorate):
+        with pytest.warns(UserWarning, match="^this SGD has no parameter of the models given") as caught:
+            prepare(nn.Linear(1, 1), foreign)
+        assert caught[0].filename == __file__  # the line of the user, not one of mezzo
 
 
 def test_a_half_model_without_masters_cannot_change_its_dtype() -> None:

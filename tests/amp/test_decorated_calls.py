@@ -35,7 +35,8 @@ def test_a_call_outside_of_a_region_names_auto_cast_and_the_parameter(make: Call
         model(IMAGE)
     (note,) = caught.value.__notes__
     assert f"auto_cast(level='O2', dtype='{half}')" in note
-    assert "weight' of this decorated" in note
+    assert "weight' of this " in note
+    assert "`with precision.autocast():`" in note
     assert "\n" not in note
 
 

@@ -40,6 +40,7 @@ def test_file_and_factory_give_the_users_own_model_and_the_same_numbers_each_tim
     [
         ("mobilenet_v3_smal", "unknown model 'mobilenet_v3_smal'; did you mean 'mobilenet_v3_small'?"),
         ("resnet", "for a model of your own give FILE:FACTORY, such as net.py:build_model"),
+        ("net.py", r"^'net.py': must be FILE:FACTORY, such as net.py:build_model$"),
         ("absent.py:build", r"^'absent.py:build': there is no file 'absent.py'"),
     ],
 )

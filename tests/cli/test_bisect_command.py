@@ -35,9 +35,9 @@ def test_it_prints_each_evaluation_and_the_set_and_writes_the_list(tmp_path, cap
     lists = tmp_path / "made" / "fp32.yml"
     assert run(["bisect", write_net(tmp_path, 1e6), *SMALL, "--output", str(lists)]) == 0
     captured = capsys.readouterr()
-    assert "| run | modules in float32 | loss" in captured.out
+    assert "| run | modules in float32 | loss difference | passed |" in captured.out
     assert "net.py:build, float16 O2, 5 evaluations, 60 allowed" in captured.out
-    assert "1 of 3 modules must stay in float32: far (loss inf without," in captured.out
+    assert "1 of 3 modules must stay in float32: far (loss difference inf without," in captured.out
     assert captured.err == f"bisect: 5 steps done\nlists written to {lists}\n"
     assert yaml.safe_load(lists.read_text()) == {"excluded_layers": ["far"]}
 
@@ -97,7 +97,7 @@ def test_a_network_of_the_registry_that_needs_nothing_is_0(capsys):
 def test_precision_that_is_not_the_cause_is_1_and_no_list_is_written(tmp_path, capsys):
     lists = tmp_path / "fp32.yml"
     assert run(["bisect", write_net(tmp_path, 0.0), *SMALL, "--output", str(lists)]) == 1
-    assert "precision is not the cause: loss inf with all 3 modules in float32" in capsys.readouterr().out
+    assert "precision is not the cause: loss difference inf with all 3 modules in float32" in capsys.readouterr().out
     assert not lists.exists()
 
 

@@ -28,6 +28,7 @@ CANNOT = {
     r"git clone .*": "needs the network",
     r"cd mezzo": "the checkout is the folder that the tests run in",
     r"make demo": "certifies two networks: the same as the commands of test_tipc, which are run",
+    r"mezzo tipc matrix .* --on (ray|slurm).*": "needs a cluster: `make test-ray` and `make test-slurm` run it",
     r"make test-torch .*": "fetches a torch, and runs this suite",
     r"torchrun --nnodes=2 .*": "needs two machines",
     r"docker .*": "needs a Docker daemon; tests/test_release.py checks the Dockerfile",
@@ -39,6 +40,7 @@ CHEAP = (
     r"mezzo check.*",
     r"mezzo models.*",
     r"mezzo tipc (lint|plan) .*",
+    r"mezzo tipc matrix .* --on k8s --dry-run",
     r"mezzo .* --help",
 )
 
@@ -46,7 +48,8 @@ CHEAP = (
 SLOW = (
     r"mezzo (build|compare.*|bisect .*|doctor .*|prepare .*|bench .*)",
     r"mezzo train --recipe .*",
-    r"mezzo tipc (prepare|run|matrix|report|compare) .*",
+    r"mezzo tipc (prepare|run|report|compare) .*",
+    r"mezzo tipc matrix (?!.*--on ).*",
     r"mezzo tipc history( .*)?",
     r"bash test_tipc/\w+\.sh .*",
     r"python train\.py .*",
@@ -84,7 +87,7 @@ SMALL = (
     ),
     (r"^(mezzo bench infer .*)$", r"\1 --rounds 1 --runs 2", "runs"),
     (r"^(mezzo tipc run .*)$", r"\1 --resume", "a command of docs/paddle.md has run it"),
-    (r"^(mezzo tipc matrix .*)$", r"\1 --resume", "a command of docs/paddle.md has run it"),
+    (r"^(mezzo tipc matrix (?!.*--on ).*)$", r"\1 --resume", "a command of docs/paddle.md has run it"),
 )
 
 TABLES = {"CHEAP": CHEAP, "SLOW": SLOW, "CANNOT": CANNOT}

@@ -209,6 +209,13 @@ def test_the_doctor_shows_the_prediction(batch: tuple[Tensor, Tensor]) -> None:
     assert data["predictions"][0]["peak"] > data["predictions"][1]["peak"] > data["predictions"][3]["peak"]
 
 
+def test_sizes_of_a_small_model_are_not_rounded_to_zero() -> None:
+    inputs, targets = torch.randn(4, 16), torch.randn(4, 16)
+    report = advise(nn.Linear(16, 16), inputs, targets, nn.functional.mse_loss, level="O2", steps=1, device="cpu")
+    row = next(line for line in str(report.memory).splitlines() if line.startswith("| float32 "))
+    assert [cell.strip() for cell in row.split("|")[2:4]] == ["1.1 KiB", "0"]  # 272 weights of 4 bytes, no masters
+
+
 CODE = """
 import torch
 from torch import nn

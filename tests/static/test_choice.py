@@ -99,6 +99,20 @@ def choose(report: StepReport, form: str) -> None:
     decide(report)
 
 
+@pytest.mark.parametrize(
+    ("compiled", "chosen", "reason"),
+    [
+        (0.97, "compiled", "1.03 times as fast as the step as written"),
+        (0.985, "as written", "compiled code is less than 2 % faster (backend='inductor' would use it all the same)"),
+        (900.0, "as written", "compiled code takes 900.00 times as long"),
+    ],
+)
+def test_the_reason_agrees_with_the_times(compiled: float, chosen: str, reason: str) -> None:
+    report = StepReport(seconds={"as written": 1.0, "compiled": compiled})
+    decide(report)
+    assert (report.chosen, report.reason) == (chosen, reason)
+
+
 @pytest.mark.usefixtures("broken_compiler")
 def test_a_step_as_written_does_not_need_a_compiler_and_trains_as_without_capture() -> None:
     net, step = make_step("as_written")

@@ -100,7 +100,13 @@ def test_a_script_that_ends_by_itself_is_one(here, capsys):
         (["run", "c.txt", MODE, "--compat", "--resume"], "--compat and --resume"),
         (["run", "c.txt", MODE, "--compat", "--jobs", "2"], "--compat and --jobs"),
         (["report", "nowhere"], "nowhere"),
-        (["matrix", "c.txt", "--slurm", "--ray"], "--slurm and --ray: give one of them"),
+        (["matrix", "c.txt", "--slurm", "--ray"], "--on, --slurm and --ray: give one of them"),
+        (["matrix", "c.txt", "--on", "pbs"], "--on pbs: must be one of ray, ray://ADDRESS, slurm, k8s"),
+        (["matrix", "c.txt", "--on", "ray://"], "--on ray://: must be one of"),
+        (["matrix", "c.txt", "--on", "k8s"], "add --dry-run to print a Job"),
+        (["matrix", "c.txt", "--on", "slurm", "--step-memory", "4"], "must be a size such as 512M or 4G"),
+        (["matrix", "c.txt", "--step-memory", "4G"], "--step-memory 4G: needs --on"),
+        (["matrix", "c.txt", "--jobs", "0"], "--jobs 0: must be at least 1"),
         (["prepare", "c.txt", MODE], "net"),
     ],
 )
@@ -218,24 +224,24 @@ def test_configurations_of_all_models_and_modes_have_folders_of_their_own():
     assert run_folder(make_plan(CONFIG, MODE, PROFILES["mezzo"]), Path("c.txt")) == f"./test_tipc/output/net/{MODE}/c"
 
 
-def test_a_job_array_for_slurm(here, capsys):
-    (here / "with blank.txt").write_text("==\n")
-    assert (
-        run(["tipc", "matrix", "c.txt", "with blank.txt", "--slurm", "--prepare", "--check", "--step-limit", "60"]) == 0
-    )
-    script = capsys.readouterr().out
-    assert "#SBATCH --array=0-1\n" in script
-    assert "configs=(c.txt 'with blank.txt')" in script
-    assert '-m mezzo tipc prepare "$config" lite_train_lite_infer || exit' in script
-    assert '-m mezzo tipc run --check --step-limit 60 --jobs 1 "$config" lite_train_lite_infer' in script
-    assert subprocess.run(["bash", "-n", "-c", script]).returncode == 0
+def test_a_cluster_that_is_not_here_is_one_line(here, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert run(["tipc", "matrix", "c.txt", "--on", "slurm"]) == 1
+    assert "there is no command 'sinfo' here: --on slurm needs a machine that submits jobs" in capsys.readouterr().err
 
 
-def test_ray_is_asked_for_where_it_is_missing(here, capsys, monkeypatch):
+@pytest.mark.parametrize("words", [["--on", "ray"], ["--on", "ray://host:6379"], ["--ray"]])
+def test_ray_is_asked_for_where_it_is_missing(here, capsys, monkeypatch, words):
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert run(["tipc", "matrix", "c.txt", "--ray"]) == 2
+    assert run(["tipc", "matrix", "c.txt", *words]) == 2
     assert "this command needs ray: pip install 'mezzo[ray]'" in capsys.readouterr().err
+
+
+def test_old_names_of_clusters_name_the_new_ones(here, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert run(["tipc", "matrix", "c.txt", "--slurm"]) == 1
+    assert "--slurm is deprecated and will be removed in 0.4; use --on slurm --dry-run" in capsys.readouterr().err
 
 
 def test_the_scripts_of_the_documents_are_calls_of_it(tmp_path):

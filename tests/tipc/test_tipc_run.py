@@ -18,7 +18,8 @@ from tipc_plans import plan_of, run_here, step
 from mezzo.errors import RunError
 from mezzo.tipc import LineProgress, MachineInfo, load_run
 from mezzo.tipc._machine import code_hash
-from mezzo.tipc._process import marked, run_command
+from mezzo.tipc._marks import marked
+from mezzo.tipc._process import run_command
 
 
 def test_what_passes_what_fails_and_what_follows(tmp_path):
@@ -128,8 +129,8 @@ def test_a_process_that_is_just_starting_a_program_is_found(tmp_path, monkeypatc
         if seconds:  # it has started between two looks
             (tmp_path / "10" / "environ").write_bytes(b"A=1\0MEZZO_TIPC_STEP=mine:1\0")
 
-    monkeypatch.setattr("mezzo.tipc._process._PROC", tmp_path)
-    monkeypatch.setattr("mezzo.tipc._process.time.sleep", sleep)
+    monkeypatch.setattr("mezzo.tipc._marks._PROC", tmp_path)
+    monkeypatch.setattr("mezzo.tipc._marks.time.sleep", sleep)
     assert marked("mine:") == [10]
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from mezzo.amp.user_lines import level_of_user
 from mezzo.dtypes import HALF_DTYPES, dtype_name
 from mezzo.optim import engine_of, is_dtensor, stored_master, unwrap_optimizer
 
@@ -170,10 +171,10 @@ def warn_about_foreign_optimizers(models: Iterable[nn.Module], optimizers: Itera
     for optimizer in optimizers:
         if not any(id(param) in known for group in optimizer.param_groups for param in group["params"]):
             warnings.warn(
-                f"decorate: this {type(optimizer).__name__} has no parameter of the models given; build it from their "
+                f"this {type(optimizer).__name__} has no parameter of the models given; build it from their "
                 "parameters()",
                 UserWarning,
-                stacklevel=3,
+                stacklevel=level_of_user(),
             )
 
 

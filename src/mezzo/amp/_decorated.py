@@ -124,6 +124,7 @@ def _add_note(model: nn.Module, error: Exception) -> None:
         return
     name, half = halves[0][0], dtype_name(halves[0][1])
     error.add_note(
-        f"mezzo: {name!r} of this decorated {type(model).__name__} is {half} and no auto_cast region is open; call the "
-        f"model inside `with mezzo.amp.auto_cast(level={decoration.level!r}, dtype={half!r}):`"
+        f"mezzo: {name!r} of this {type(model).__name__} is {half}, and no autocast region is open; call the model "
+        f"inside `with precision.autocast():` of the Precision that prepared it, or inside "
+        f"`with mezzo.amp.auto_cast(level={decoration.level!r}, dtype={half!r}):`"
     )

@@ -184,7 +184,8 @@ def _look_at_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
             watch.warn_once(
                 "step",
                 "optimizer.step() is called with gradients that carry the loss scale and moves the weights far too much: "
-                "call scaler.step(optimizer) and scaler.update() instead",
+                "call scaler.step(optimizer) and scaler.update() instead, or precision.step(optimizer) if you use "
+                "mezzo.Precision",
             )
 
 
@@ -203,7 +204,8 @@ def _look_at_clipping(caller: str, grads: Sequence[Tensor]) -> None:
             watch.warn_once(
                 "clip",
                 f"torch's {name} is called with gradients that carry the loss scale, so it clips far too much: call "
-                f"scaler.unscale_(optimizer) before it{other_cure}",
+                f"scaler.unscale_(optimizer) before it{other_cure}. If you use mezzo.Precision, its "
+                "step(optimizer, max_norm=1.0) clips",
             )
 
 

@@ -102,7 +102,7 @@ def find_workload(
     for name, value in (("batch_size", batch_size), ("image_size", image_size)):
         check_at_least(name, value)
     with random_states_kept():
-        if ":" in reference:
+        if ":" in reference or reference.endswith(".py"):
             return load_workload(reference, batch_size, is_chosen=is_chosen, option="")
         if reference not in names_and_aliases():
             advice = "for a model of your own give FILE:FACTORY, such as net.py:build_model"

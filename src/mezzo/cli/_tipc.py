@@ -123,11 +123,7 @@ def run(
     history_file: History = None,
 ) -> int:
     """Run a text: exit status 0 if all steps passed, 1 if one failed, 2 for bad input, 3 if there is nothing to do."""
-    if jobs < 1:
-        raise UsageError(f"--jobs {jobs}: must be at least 1")
-    for name, value in (("--step-limit", step_limit), ("--total-limit", total_limit)):
-        if value is not None and value <= 0:
-            raise UsageError(f"{name} {value:g}: must be more than 0 seconds")
+    _check_limits(jobs, step_limit, total_limit)
     from mezzo.tipc import Allowances, CertifyRequest, RunnerOptions, certify, certify_like_scripts
 
     if compat:
@@ -159,6 +155,14 @@ def run(
         history=history_file,
     )
     return certify(request, Path.cwd(), dry_run=dry_run, as_json=as_json)
+
+
+def _check_limits(jobs: int, step_limit: float | None, total_limit: float | None = None) -> None:
+    if jobs < 1:
+        raise UsageError(f"--jobs {jobs}: must be at least 1")
+    for name, value in (("--step-limit", step_limit), ("--total-limit", total_limit)):
+        if value is not None and value <= 0:
+            raise UsageError(f"{name} {value:g}: must be more than 0 seconds")
 
 
 @app.command()
@@ -214,21 +218,44 @@ def matrix(
     resume: Annotated[bool, option("Do not repeat steps that passed and have not changed.", "--resume")] = False,
     jobs: Annotated[int, option("Steps of one text that may run at the same time.", "-j", "--jobs")] = 1,
     step_limit: Annotated[float | None, option("Time limit of one step, in seconds.", "--step-limit")] = None,
-    slurm: Annotated[bool, option("Print a Slurm job array and run nothing.", "--slurm")] = False,
-    use_ray: Annotated[bool, option("Run on a Ray cluster.", "--ray")] = False,
+    on: Annotated[
+        str, option("Cluster that runs the steps: ray, ray://HOST:PORT, slurm, or k8s with --dry-run.", "--on")
+    ] = "",
+    step_memory: Annotated[str, option("Memory of each step on a cluster, such as 4G.", "--step-memory")] = "",
+    dry_run: Annotated[bool, option("Print what would be run, and run nothing.", "--dry-run")] = False,
+    slurm: Annotated[bool, option("Deprecated: --on slurm --dry-run.", "--slurm")] = False,
+    use_ray: Annotated[bool, option("Deprecated: --on ray.", "--ray")] = False,
     history_file: History = None,
 ) -> int:
     """Run many texts and write one page about all of them."""
-    if slurm and use_ray:
-        raise UsageError("--slurm and --ray: give one of them")
-    from mezzo.tipc import BatchRun, run_batch, run_batch_on_ray, slurm_script
+    _check_limits(jobs, step_limit)
+    if [bool(on), slurm, use_ray].count(True) > 1:
+        raise UsageError("--on, --slurm and --ray: give one of them")
+    if slurm or use_ray:
+        old, new = ("--slurm", "--on slurm --dry-run") if slurm else ("--ray", "--on ray")
+        say(f"mezzo: {old} is deprecated and will be removed in 0.4; use {new}", err=True)
+        on, dry_run = ("slurm", True) if slurm else ("ray", dry_run)
+    from mezzo.tipc import BatchRun, preview_batch, run_batch
 
-    texts = configs if slurm else [written_text(config) for config in configs]
-    batch = BatchRun(tuple(texts), mode, out, with_prepare, check, resume, jobs, step_limit, history_file)
-    if slurm:
-        say(slurm_script(batch))
-        return 0
-    return run_batch_on_ray(batch, say) if use_ray else run_batch(batch, say)
+    options = BatchRun(
+        tuple(configs),
+        mode,
+        out,
+        with_prepare,
+        check,
+        resume,
+        jobs,
+        step_limit,
+        on=on,
+        step_memory=step_memory,
+        history=history_file,
+    )
+    if dry_run and on not in ("slurm", "k8s"):
+        return max(run(config, mode, dry_run=True, check=check) for config in configs)
+    if dry_run and on == "k8s":
+        return preview_batch(options, say)
+    batch = replace(options, configs=tuple(written_text(config) for config in configs))
+    return preview_batch(batch, say) if dry_run else run_batch(batch, say)
 
 
 app.command()(history)

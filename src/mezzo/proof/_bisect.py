@@ -38,6 +38,9 @@ differed by up to 0.017 (float16) and 0.034 (bfloat16) in five steps, on a CPU a
 FP8_TOLERANCES = {"loss": 0.1, "output": 0.3, "finite": 0.0}
 """Default tolerances at O3: FP8 rounds an operand by up to 1/16; a product is off by 4 %, several by more."""
 
+_METRIC_TEXTS = {"loss": "loss difference", "output": "output difference", "finite": "steps not finite"}
+"""What a reader sees: the value of the metric `loss` is no loss."""
+
 RunMetric = Callable[[frozenset[str]], float]
 """Returns the metric of a run with these names in float32; NaN and inf fail."""
 
@@ -95,14 +98,15 @@ class Bisection:
 
     def summary(self) -> str:
         """Return the result in one line."""
+        metric = _METRIC_TEXTS.get(self.metric, self.metric)
         among, shown = f"{len(self.candidates)} {self.by}", _shown(self.kept)
         allowed = f"{self.tolerance:g} allowed"
         if self.outcome == "nothing needed":
-            return f"nothing must stay in {self.stays}: {self.metric} {self.value_without:.3g}, {allowed}"
+            return f"nothing must stay in {self.stays}: {metric} {self.value_without:.3g}, {allowed}"
         if self.outcome == "not the cause":
             value = self.value_without if self.value_all is None else self.value_all
-            return f"precision is not the cause: {self.metric} {value:.3g} with all {among} in {self.stays}, {allowed}"
-        values = f"{self.metric} {self.value_without:.3g} without, {self.value_with:.3g} with, {allowed}"
+            return f"precision is not the cause: {metric} {value:.3g} with all {among} in {self.stays}, {allowed}"
+        values = f"{metric} {self.value_without:.3g} without, {self.value_with:.3g} with, {allowed}"
         if self.outcome == "found":
             return f"{len(self.kept)} of {among} must stay in {self.stays}: {shown} ({values})"
         count = len(self.evaluations)
@@ -112,7 +116,8 @@ class Bisection:
 
     def table(self) -> list[list[str]]:
         """Return the header and one row per evaluation."""
-        rows = [["run", f"{self.by} in {self.stays}", self.metric, "passed"]]
+        metric = _METRIC_TEXTS.get(self.metric, self.metric)
+        rows = [["run", f"{self.by} in {self.stays}", metric, "passed"]]
         for one in self.evaluations:
             rows.append([str(one.number), str(len(one.kept)), f"{one.value:.3g}", "yes" if one.passed else "no"])
         return rows

@@ -183,9 +183,17 @@ class MemoryReport:
     def table(self) -> list[list[str]]:
         """Return a header and one row per prediction."""
         names = ("weights", "masters", "optimizer_state", "gradients", "activations", "peak")
-        header = ["-", *(name.removeprefix("optimizer_") for name in names), f"in {self.memory_bytes / GIB:.1f} GiB"]
+        header = [
+            "setting",
+            *(name.removeprefix("optimizer_") for name in names),
+            f"in {self.memory_bytes / GIB:.1f} GiB",
+        ]
         rows = [
-            [each.name, *(_gib(getattr(each, name)) for name in names), "fits" if self.fits(each) else "does not fit"]
+            [
+                each.name,
+                *(_size_text(getattr(each, name)) for name in names),
+                "fits" if self.fits(each) else "does not fit",
+            ]
             for each in self.predictions
         ]
         return [header, *rows]
@@ -265,8 +273,11 @@ def mean_square(output: Any, _: Any) -> Tensor:
     return torch.stack([value.float().square().mean() for value in values]).mean()
 
 
-def _gib(count: int) -> str:
-    return f"{count / GIB:.2f} GiB" if count >= GIB // 10 else f"{count / 2**20:.1f} MiB"
+def _size_text(count: int) -> str:
+    for name, unit, digits in (("GiB", GIB, 2), ("MiB", 2**20, 1)):
+        if count >= unit // 10:
+            return f"{count / unit:.{digits}f} {name}"
+    return f"{count / 2**10:.1f} KiB" if count else "0"
 
 
 class _StepCounter(AllocationCounter):

@@ -112,23 +112,26 @@ def _sizes(sizes: tuple[int, int]) -> str:
     return f"{sizes[0]} -> {sizes[1]}"
 
 
+def _is_of_image(product: Product) -> bool:
+    return product.is_convolution and product.inputs <= IMAGE_CHANNELS
+
+
 def _wanted(product: Product, multiple: int) -> tuple[int, int]:
     """Return inputs and outputs padded for Tensor Cores; the three channels of an image become four."""
-    is_image = product.is_convolution and product.inputs <= IMAGE_CHANNELS
-    return PADDED_IMAGE_CHANNELS if is_image else round_up(product.inputs, multiple), round_up(
-        product.outputs, multiple
-    )
+    inputs = PADDED_IMAGE_CHANNELS if _is_of_image(product) else round_up(product.inputs, multiple)
+    return inputs, round_up(product.outputs, multiple)
 
 
 def _shape(exam: Examination, product: Product, multiple: int, gain: float | None) -> Advice:
     wanted = _wanted(product, multiple)
     what = "channels" if product.is_convolution else "features"
+    enough = f" ({PADDED_IMAGE_CHANNELS} are enough for an image)" if _is_of_image(product) else ""
     padding = (*exam.setup.changes.pad_channels, (product.module, *wanted))
     return Advice(
         kind="shape",
         where=_where(product),
         seen=f"{product.api_op or product.op} with {_sizes(_has(product))} {what}: not a multiple of {multiple}",
-        todo=f"pad with zeros to {_sizes(wanted)} {what}",
+        todo=f"pad with zeros to {_sizes(wanted)} {what}{enough}",
         gain=gain,
         setup=None if gain is None else exam.with_changes(pad_channels=padding),
     )

@@ -59,11 +59,13 @@ def amp_itself(exam: Examination) -> Iterator[Advice]:
             todo="run the forward pass inside auto_cast with floating-point inputs; amp.explain(model) shows the decisions",
         )
     elif gain < LEAST_GAIN:
+        is_unsteady = exam.amp.timing.is_unsteady or exam.full.timing.is_unsteady
+        again = "measure again on an idle machine, because these times are not steady; then " if is_unsteady else ""
         yield Advice(
             kind="amp-off",
             where="",
             seen=f"a step takes {time_text(exam.amp.step_s)} in AMP and {time_text(exam.full.step_s)} in float32",
-            todo="turn AMP off, unless the other advice makes it faster",
+            todo=f"{again}turn AMP off, unless the other advice makes it faster",
             gain=max(1.0, 1 / gain),
         )
 

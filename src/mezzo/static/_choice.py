@@ -54,13 +54,18 @@ class StepReport:
 def decide(report: StepReport) -> None:
     """Choose the faster form from the measured seconds."""
     written, compiled = report.seconds[AS_WRITTEN], report.seconds[COMPILED]
-    ratio = written / compiled
     if compiled < _LEAST_GAIN * written:
         report.chosen, report.backend = COMPILED, "inductor"
-        report.reason = f"{ratio:.2f} times as fast as the step as written"
+        report.reason = f"{written / compiled:.2f} times as fast as the step as written"
     else:
         report.chosen, report.backend = AS_WRITTEN, BACKEND_AS_WRITTEN
-        report.reason = f"compiled code would be {ratio:.2f} times as fast, and 1.02 is the least to choose it"
+        report.reason = _reason_against(written, compiled)
+
+
+def _reason_against(written: float, compiled: float) -> str:
+    if compiled < written:
+        return "compiled code is less than 2 % faster (backend='inductor' would use it all the same)"
+    return f"compiled code takes {compiled / written:.2f} times as long"
 
 
 def time_replays(step: CapturedStep, batch: Sequence[Tensor], device: torch.device) -> float:

@@ -18,7 +18,7 @@ from mezzo.tipc._record import RECORDS, RUN, Record, RunInfo
 
 if TYPE_CHECKING:
     from mezzo.tipc._adapt import Allowances, adapt_plan
-    from mezzo.tipc._batch import BatchRun, run_batch, run_batch_on_ray, slurm_script
+    from mezzo.tipc._batch import BatchRun, preview_batch, run_batch
     from mezzo.tipc._certificate import add_checks, write_certificate
     from mezzo.tipc._certify import CertifyRequest, certify, certify_like_scripts, run_folder
     from mezzo.tipc._inputs import find_data
@@ -79,13 +79,12 @@ __all__ = [
     "plan_script",
     "plan_text",
     "prepare",
+    "preview_batch",
     "progress_for",
     "read_config",
     "run_batch",
-    "run_batch_on_ray",
     "run_folder",
     "run_plan",
-    "slurm_script",
     "this_machine",
     "uncached_weights",
     "write_certificate",
@@ -94,7 +93,7 @@ __all__ = [
 
 _LOADED_ON_USE = {
     "_adapt": ("Allowances", "adapt_plan"),
-    "_batch": ("BatchRun", "run_batch", "run_batch_on_ray", "slurm_script"),
+    "_batch": ("BatchRun", "preview_batch", "run_batch"),
     "_certificate": ("add_checks", "write_certificate"),
     "_certify": ("CertifyRequest", "certify", "certify_like_scripts", "run_folder"),
     "_inputs": ("find_data",),

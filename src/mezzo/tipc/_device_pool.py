@@ -14,7 +14,7 @@ class DevicePool:
         """Take the devices of a step and return True; return False if they are not free."""
         if len(self.held) >= self.jobs:
             return False
-        cards, cores = self._needed(step)
+        cards, cores = needed_devices(step, self.all_cores)
         if self.held and (not cards <= self.cards or cores > self.cores):
             return False
         self.cards -= cards
@@ -28,12 +28,14 @@ class DevicePool:
         self.cards |= cards
         self.cores += cores
 
-    def _needed(self, step: PlanStep) -> tuple[set[int], int]:
-        visible = step.env.get(CVD) or ""
-        cards = {int(card) for card in visible.split(",") if card.isdigit()}
-        if step.labels.get("device") == "cpu":
-            threads = step.labels.get("threads", "1")
-            return set(), min(int(threads) if threads.isdigit() else 1, self.all_cores)
-        if cards:
-            return cards, 1
-        return set(), self.all_cores
+
+def needed_devices(step: PlanStep, all_cores: int) -> tuple[set[int], int]:
+    """Return the GPUs and the number of cores that a step uses; a step that names neither uses all cores."""
+    visible = step.env.get(CVD) or ""
+    cards = {int(card) for card in visible.split(",") if card.isdigit()}
+    if step.labels.get("device") == "cpu":
+        threads = step.labels.get("threads", "1")
+        return set(), min(int(threads) if threads.isdigit() else 1, all_cores)
+    if cards:
+        return cards, 1
+    return set(), all_cores

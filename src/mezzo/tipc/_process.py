@@ -13,18 +13,16 @@ from pathlib import Path
 from typing import IO
 
 from mezzo.tipc._load import LoadSampler
+from mezzo.tipc._marks import STEP_MARK, kill_marked, marked, send_signal
 from mezzo.tipc._plan import PlanStep
 
-_PROC = Path("/proc")
-_IS_KERNEL = 0x00200000  # the flag of the kernel's own threads, which have no environment
-_LOOKS_AGAIN = (0.0, 0.002, 0.02)  # a process that is just starting a program shows an empty environment for a moment
-_MARK = "MEZZO_TIPC_STEP"  # in the environment of every process of a step, even in another session
 _GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 
 
-def environment(step: PlanStep) -> dict[str, str]:
-    """Return the environment of a step: this process's own with the changes of the step."""
-    merged = {**os.environ, **{name: value for name, value in step.env.items() if value is not None}}
+def environment(step: PlanStep, base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment of a step: `base`, or this process's own, with the changes of the step."""
+    own = os.environ if base is None else base
+    merged = {**own, **{name: value for name, value in step.env.items() if value is not None}}
     return {name: value for name, value in merged.items() if step.env.get(name, "") is not None}
 
 
@@ -78,7 +76,7 @@ def run_command(
     start = time.monotonic()
     process = subprocess.Popen(
         ["bash", "-c", command],
-        env={**env, _MARK: token},
+        env={**env, STEP_MARK: token},
         cwd=cwd,
         stdin=subprocess.DEVNULL,
         stdout=None if log is None else subprocess.PIPE,
@@ -101,7 +99,7 @@ def run_command(
         code = process.poll()
         if code is None:
             _end(process, token)
-        left = _sweep(token)
+        left = kill_marked(token)
         log_error = pump.finish() if pump is not None else ""
     return Ended(code, time.monotonic() - start, stopped, 0 if stopped else left, log_error, sampler.load)
 
@@ -152,7 +150,7 @@ def _end(process: "subprocess.Popen[bytes]", token: str) -> None:
     """Send SIGTERM to all processes of the step, then SIGKILL to those that are left."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in {process.pid, *marked(token)}:
-            _signal(pid, number, group=pid == process.pid)
+            send_signal(pid, number, group=pid == process.pid)
         deadline = time.monotonic() + _GRACE
         while time.monotonic() < deadline:
             if process.poll() is not None and not marked(token):
@@ -160,50 +158,6 @@ def _end(process: "subprocess.Popen[bytes]", token: str) -> None:
             time.sleep(0.05)
 
 
-def _sweep(token: str) -> int:
-    """Kill the processes that a command left running; return their number."""
-    left = marked(token)
-    for pid in left:
-        _signal(pid, signal.SIGKILL)
-    return len(left)
-
-
 def end_all_of(owner: str) -> int:
     """Kill the processes that an owner left running when it was killed itself; return their number."""
-    return _sweep(f"{owner}:")
-
-
-def _signal(pid: int, number: signal.Signals, group: bool = False) -> None:
-    try:
-        if group:
-            os.killpg(pid, number)
-        else:
-            os.kill(pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass  # it has just ended, or belongs to another user
-
-
-def marked(token: str) -> list[int]:
-    """Return the processes with a token (or its beginning) in their environment; none if the system hides it."""
-    word = f"{_MARK}={token}".encode()
-    found = []
-    folders = list(_PROC.glob("[0-9]*"))
-    for pause in _LOOKS_AGAIN:
-        time.sleep(pause)
-        unclear = []
-        for folder in folders:
-            try:
-                environment, status = (folder / "environ").read_bytes(), (folder / "stat").read_bytes()
-            except OSError:
-                continue  # of another user, or ended
-            fields = status.rpartition(b")")[2].split()  # state, parent, group, session, terminal, its group, flags...
-            if fields[0] == b"Z" or int(fields[6]) & _IS_KERNEL:
-                continue
-            if word in environment:
-                found.append(int(folder.name))
-            elif not environment:
-                unclear.append(folder)
-        folders = unclear
-        if not folders:
-            break
-    return found
+    return kill_marked(f"{owner}:")

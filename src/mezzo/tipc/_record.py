@@ -1,7 +1,10 @@
 """The records of a run: one JSON line per step, written as soon as the step has ended."""
 
+import errno
 import json
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -42,6 +45,7 @@ class Record:
     old_verdict: bool | None = None  # the script's own verdict; None if it is the exit status
     resumed: bool = False  # taken from an earlier run
     hashes: Mapping[str, str] = field(default_factory=dict)  # of config, code and command
+    host: str = ""  # the machine of a cluster that it ran on; empty: the runner's own
     load: Mapping[str, str] = field(default_factory=dict)  # how busy the machine was: `LoadSampler.load`
 
     def line(self) -> str:
@@ -86,8 +90,17 @@ class RunInfo:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line to a file, which is made if needed; raises RunError if that fails."""
+    """Append a line to a file, which is made if needed; raises RunError if that fails. No part of it is left then."""
+    data = (line + "\n").encode("utf-8", "surrogateescape")
     with report_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(line + "\n")
+        with path.open("ab", buffering=0) as file:
+            size = file.tell()
+            try:
+                written = file.write(data)
+                if written != len(data):  # the disk became full within the line
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                with suppress(OSError):  # a file that cannot be cut is no regular file
+                    file.truncate(size)
+                raise

@@ -1,18 +1,18 @@
-"""Run an adapted plan: a step starts when its devices are free, and its end is recorded at once."""
+"""Run adapted plans: a step starts when what it needs has ended, and its end is recorded at once."""
 
-import os
-import queue
 import sys
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mezzo.errors import MezzoError, RunError
 from mezzo.files import FolderInUse, folder_lock, write_text
-from mezzo.tipc._device_pool import DevicePool
+from mezzo.tipc._executor import JobEnded, JobEvent, LocalExecutor, StepExecutor, StepJob
+from mezzo.tipc._job_folder import left_records, remove_jobs
+from mezzo.tipc._left_jobs import end_left_jobs
 from mezzo.tipc._machine import MachineInfo, code_hash, text_hash
+from mezzo.tipc._needs import all_needs, other_weights, why_blocked, with_existing_weights
 from mezzo.tipc._plan import Plan, PlanStep
 from mezzo.tipc._process import end_all_of
 from mezzo.tipc._profiles import PROFILES
@@ -43,11 +43,24 @@ class RunnerOptions:
     """Do not repeat steps that passed before and have not changed."""
 
 
-@dataclass
-class _State:
-    records: dict[str, Record] = field(default_factory=dict)
-    num_status_lines: int = 0  # steps whose status lines are written
-    renamed: dict[str, str] = field(default_factory=dict)  # weights under another name than expected
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """A plan to run, and all that its record says."""
+
+    plan: Plan
+    root: Path
+    """The directory that its commands run in."""
+    folder: Path
+    """The folder for the records, `steps.jsonl` and `run.json`."""
+    config: Path
+    """The path of the configuration, for the record."""
+    config_text: str
+    machine: MachineInfo
+    options: RunnerOptions
+    notices: tuple[str, ...] = ()
+    """Notices about the run as a whole."""
+    code: str = ""
+    """The hash of the code below `root`; empty: it is computed."""
 
 
 def run_plan(
@@ -76,44 +89,44 @@ def run_plan(
         notices: Notices about the run as a whole.
 
     """
+    request = RunRequest(
+        plan=plan,
+        root=root,
+        folder=folder,
+        config=config,
+        config_text=config_text,
+        machine=machine,
+        options=options,
+        notices=notices,
+    )
+    stop = StopRequest(options.total_limit)
+    with open_run(request, progress, stop) as run:
+        with stop.on_signals():
+            run_together([run], LocalExecutor(machine, options.jobs), stop)
+        return run.finish()
+
+
+@contextmanager
+def open_run(request: RunRequest, progress: RunListener, stop: StopRequest) -> "Iterator[PlanRun]":
+    """Lock the folder of a run, end what an earlier run has left, and begin the records.
+
+    Raises:
+        RunError: Another runner uses the folder, or it cannot be written.
+    """
+    folder, options = request.folder, request.options
     with _lock(folder):
-        if left := end_all_of(str(folder)):
-            progress.say(f"ended {left} process{'es' if left > 1 else ''} of an earlier run that was killed")
-        hashes = {"config": text_hash(config_text), "code": code_hash(root)}
+        end_left_jobs(folder, progress.say)
         earlier = _earlier_records(folder) if options.resume else {}
         write_text(folder / _EARLIER, "".join(f"{record.line()}\n" for record in earlier.values()))
-        info = RunInfo(
-            config=str(config),
-            mode=plan.mode,
-            profile=plan.profile,
-            model=plan.model,
-            command_line=tuple(sys.argv),
-            start=now(),
-            end="",
-            result=None,
-            machine=machine.facts,
-            versions=machine.versions,
-            hashes=hashes,
-            notices=notices,
-            skipped_combinations=plan.left_out,
-        )
-        write_text(folder / RUN, info.text())
+        remove_jobs(folder)
+        if left := end_all_of(str(folder)):
+            progress.say(f"ended {left} process{'es' if left > 1 else ''} of an earlier run that was killed")
+        run = PlanRun(request, progress, stop, earlier)
+        write_text(folder / RUN, run.info.text())
         write_text(folder / RECORDS, "")
-        if plan.banner:
-            append_line(root / plan.status_file, plan.banner_line)
-        stop = StopRequest(options.total_limit)
-        scheduler = _Scheduler(plan, root, folder, hashes, options, progress, stop, earlier, machine)
-        with stop.on_signals():
-            scheduler.run()
-        records = [scheduler.state.records[step.name] for step in plan.steps]
-        bad = any(record.status in ("failed", "timeout", "interrupted") for record in records)
-        result = FAILED if bad else PASSED if any(record.status == "passed" for record in records) else NOTHING
-        if stop.signal is not None:
-            result = 128 + stop.signal
-        write_text(folder / RUN, replace(info, end=now(), result=result).text())
-        if stop.signal is None:
-            (folder / _EARLIER).unlink(missing_ok=True)
-        return result
+        if request.plan.banner:
+            append_line(request.root / request.plan.status_file, request.plan.banner_line)
+        yield run
 
 
 @contextmanager
@@ -133,127 +146,122 @@ def _earlier_records(folder: Path) -> dict[str, Record]:
         before += [Record.parse(line) for line in (folder / _EARLIER).read_text("utf-8").splitlines()]
     if (folder / RECORDS).is_file() and (folder / RUN).is_file():
         before += load_run(folder).records
+    before += left_records(folder)  # of workers that outlived their runner
     return {record.hashes.get("command", ""): record for record in before if record.status == "passed"}
 
 
-class _Scheduler:
-    """Starts the steps of a plan when their devices are free, and writes records and status lines."""
+def run_together(runs: "Sequence[PlanRun]", executor: StepExecutor, stop: StopRequest) -> None:
+    """Run all steps of plans in the order of each plan; what the executor takes runs at the same time."""
+    cancelled = False
+    for run in runs:
+        run.advance(executor)
+    while any(run.submitted for run in runs):
+        if stop() and not cancelled:
+            cancelled = True
+            executor.cancel()
+        events = executor.wait()
+        for event in events:
+            event.job.run.note(event)
+        if any(isinstance(event, JobEnded) for event in events):
+            for run in runs:  # devices may be free for another plan now
+                run.advance(executor)
+
+
+class PlanRun:
+    """One plan that is being run: decides what happens to its steps, and writes records and status lines."""
 
     def __init__(
-        self,
-        plan: Plan,
-        root: Path,
-        folder: Path,
-        hashes: Mapping[str, str],
-        options: RunnerOptions,
-        progress: RunListener,
-        stop: StopRequest,
-        earlier: Mapping[str, Record],
-        machine: MachineInfo,
+        self, request: RunRequest, progress: RunListener, stop: StopRequest, earlier: Mapping[str, Record]
     ) -> None:
-        self.plan, self.root, self.folder = plan, root, folder
-        self.options, self.progress, self.stop, self.earlier = options, progress, stop, earlier
-        self.step_runner = StepRunner(plan, root, str(folder), hashes, options.step_limit, stop)
-        self.steps = {step.name: step for step in plan.steps}
-        self.state = _State()
-        self.ended: queue.Queue[Record] = queue.Queue()
-        self.devices = DevicePool(machine.gpus, machine.cores, options.jobs)
+        self.request, self.progress, self.stop, self.earlier = request, progress, stop, earlier
+        self.plan, self.root, self.folder, self.options = request.plan, request.root, request.folder, request.options
+        hashes = {"config": text_hash(request.config_text), "code": request.code or code_hash(request.root)}
+        self.runner = StepRunner(self.plan, self.root, str(self.folder), hashes, self.options.step_limit, stop)
+        self.info = _run_info(request, hashes)
+        self.steps = {step.name: step for step in self.plan.steps}
+        self.waiting = dict(self.steps)
+        self.submitted: dict[str, StepJob] = {}
+        self.records: dict[str, Record] = {}
+        self.num_status_lines = 0  # steps whose status lines are written
 
-    def run(self) -> None:
-        """Run all steps in the order of the plan; steps with free devices run at the same time."""
-        waiting = list(self.plan.steps)
-        running: dict[str, PlanStep] = {}
-        while waiting or running:
-            for step in list(waiting):
-                record = self._without_running(step)
-                if record is not None:
-                    waiting.remove(step)
-                    self._finish(record)
-                elif self._is_ready(step) and self.devices.take(step):
-                    waiting.remove(step)
-                    running[step.name] = step
-                    self._start(self._renamed(step))
-            if running:
-                record = self.ended.get()
-                self.devices.give_back(running.pop(record.step))
-                self._finish(record)
+    def advance(self, executor: StepExecutor) -> None:
+        """Record the steps that need not run, and offer the others to the executor."""
+        for step in list(self.waiting.values()):
+            record = self._without_running(step)
+            if record is not None:
+                del self.waiting[step.name]
+                self._finish_step(record)
+                continue
+            needs = all_needs(self.plan, step)
+            if any(name in self.waiting for name in needs):
+                continue
+            open_needs = tuple(name for name in needs if name not in self.records)
+            job = StepJob(self, step if open_needs else self._renamed(step), open_needs)
+            if executor.take(job):
+                self.submitted[step.name] = job
+                del self.waiting[step.name]
 
-    def _is_ready(self, step: PlanStep) -> bool:
-        return all(name in self.state.records for name in self._needs(step))
+    def note(self, event: JobEvent) -> None:
+        """Show the start of a step, or record its end."""
+        name = event.job.step.name
+        if not isinstance(event, JobEnded):
+            self.progress.started(event.job.step, self.root / event.job.step.log)
+            return
+        del self.submitted[name]
+        if event.record is None:
+            self.waiting[name] = self.steps[name]
+        else:
+            self._finish_step(event.record)
 
-    def _needs(self, step: PlanStep) -> list[str]:
-        return [name for name in step.needs if name in self.steps]
+    def finish(self) -> int:
+        """Write the result of the run and return it as an exit status."""
+        records = [self.records[step.name] for step in self.plan.steps]
+        bad = any(record.status in ("failed", "timeout", "interrupted") for record in records)
+        result = FAILED if bad else PASSED if any(record.status == "passed" for record in records) else NOTHING
+        if self.stop.signal is not None:
+            result = 128 + self.stop.signal
+        write_text(self.folder / RUN, replace(self.info, end=now(), result=result).text())
+        remove_jobs(self.folder)
+        if self.stop.signal is None:
+            (self.folder / _EARLIER).unlink(missing_ok=True)
+        return result
 
     def _without_running(self, step: PlanStep) -> Record | None:
         """Return the record of a step that is skipped or was done before; None: it has to run, or to wait."""
         if reason := self.stop():
-            return self.step_runner.record(step, "skipped", reason)
+            return self.runner.record(step, "skipped", reason)
         if step.skip:
-            return self.step_runner.record(step, "skipped", step.skip)
-        if not self._is_ready(step):
+            return self.runner.record(step, "skipped", step.skip)
+        needs = [name for name in step.needs if name in self.steps]
+        if not all(name in self.records for name in needs):
             return None
-        for name in self._needs(step):
-            before = self.state.records[name]
-            if before.status != "passed" and not self.options.keep_going:
-                return self.step_runner.record(step, "skipped", f"{name} {before.status}")
+        if not self.options.keep_going and (reason := why_blocked(step, self.records)):
+            return self.runner.record(step, "skipped", reason)
         step = self._renamed(step)
-        known = self.earlier.get(self.step_runner.hash_of(step))
-        unchanged = all(self.state.records[name].resumed for name in self._needs(step))
+        known = self.earlier.get(self.runner.hash_of(step))
+        unchanged = all(self.records[name].resumed for name in needs)
         if known is not None and unchanged and self._results_exist(step, known):
-            if step.kind == "train":
-                self._note_other_weights(step)
             # Only the outcome is taken from the file; command and directory come from the plan.
-            own = replace(known, command=step.text, argv=step.words, cwd=str(self.step_runner.directory(step)))
+            own = replace(known, command=step.text, argv=step.words, cwd=str(self.runner.directory(step)))
             return replace(own, step=step.name, resumed=True)
         return None
 
     def _results_exist(self, step: PlanStep, known: Record) -> bool:
         """Return whether the results of a step still exist: its log, the weights, the exported model."""
-        there = [self.step_runner.directory(step) / known.log] if known.log else []
+        there = [self.runner.directory(step) / known.log] if known.log else []
         if step.kind == "train" and step.checkpoint:
-            other = self._other_weights(step)
+            other = other_weights(self.root, step)
             there.append(self.root / step.checkpoint if other is None else other)
         # The files that exports of other repositories write are not known.
         if step.kind == "export" and PROFILES[self.plan.profile].runs_mezzo:
-            there += [self.step_runner.directory(step) / name / "deploy.yaml" for name in export_folders(step.bare)]
+            there += [self.runner.directory(step) / name / "deploy.yaml" for name in export_folders(step.bare)]
         return all(path.exists() or (path.parent.is_dir() and "*" in path.name) for path in there)
 
-    def _start(self, step: PlanStep) -> None:
-        self.progress.started(step, self.root / step.log)
-        threading.Thread(target=self._work, args=(step,), daemon=True).start()
-
-    def _work(self, step: PlanStep) -> None:
-        """Run one step in its own thread; it always leaves a record, also after an error."""
-        record = self.step_runner.record(step, "failed", "the runner itself failed, see its error output")
-        try:
-            record = self.step_runner.run(step)
-        finally:  # without a record the run would wait for ever
-            self.ended.put(record)
-
-    def _other_weights(self, step: PlanStep) -> Path | None:
-        """Return the weights that the scripts fall back to; None if the expected file exists."""
-        expected = self.root / step.checkpoint
-        if not step.fallback or expected.exists():
-            return None
-        return next((parent / step.fallback for parent in expected.parents if (parent / step.fallback).exists()), None)
-
-    def _note_other_weights(self, step: PlanStep) -> None:
-        """Make later steps use the weights that the scripts fall back to."""
-        if (other := self._other_weights(step)) is not None:
-            prefix = "./" if step.checkpoint.startswith("./") else ""
-            self.state.renamed[step.checkpoint] = prefix + os.path.relpath(other, self.root)
-
     def _renamed(self, step: PlanStep) -> PlanStep:
-        """Return a step with the paths of the weights that exist."""
-        for old, new in self.state.renamed.items():
-            step = step.with_text(old, new) if old in step.bare else step
-        return step
+        return with_existing_weights(self.plan, self.root, step, self.records)
 
-    def _finish(self, record: Record) -> None:
-        self.state.records[record.step] = record
-        step = self.steps[record.step]
-        if step.kind == "train" and record.status == "passed":
-            self._note_other_weights(step)
+    def _finish_step(self, record: Record) -> None:
+        self.records[record.step] = record
         try:
             append_line(self.folder / RECORDS, record.line())
             self._write_status()
@@ -263,12 +271,30 @@ class _Scheduler:
 
     def _write_status(self) -> None:
         """Write the status lines of ended steps, in the order of the plan."""
-        for step in self.plan.steps[self.state.num_status_lines :]:
-            record = self.state.records.get(step.name)
+        for step in self.plan.steps[self.num_status_lines :]:
+            record = self.records.get(step.name)
             if record is None:
                 return
-            self.state.num_status_lines += 1
+            self.num_status_lines += 1
             if step.status is not None and record.status != "skipped" and not record.resumed:
                 line = self._renamed(step).status_line(record.status == "passed")
                 append_line(self.root / self.plan.status_file, line)
                 self.progress.say(line)
+
+
+def _run_info(request: RunRequest, hashes: Mapping[str, str]) -> RunInfo:
+    return RunInfo(
+        config=str(request.config),
+        mode=request.plan.mode,
+        profile=request.plan.profile,
+        model=request.plan.model,
+        command_line=tuple(sys.argv),
+        start=now(),
+        end="",
+        result=None,
+        machine=request.machine.facts,
+        versions=request.machine.versions,
+        hashes=hashes,
+        notices=request.notices,
+        skipped_combinations=request.plan.left_out,
+    )

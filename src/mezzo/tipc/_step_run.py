@@ -34,6 +34,8 @@ class StepRunner:
     time_limit: float | None
     stop: Callable[[], str]
     """Returns why the run has to end; empty: it goes on."""
+    base_env: Mapping[str, str] | None = None
+    """The environment that steps change; None: that of this process."""
 
     def hash_of(self, step: PlanStep) -> str:
         """Return a hash of everything that the result of a step depends on."""
@@ -74,21 +76,27 @@ class StepRunner:
     def _log_name(self, step: PlanStep) -> str:
         return os.path.relpath(self.root / step.log, self.directory(step)) if not step.log.startswith("/") else step.log
 
-    def run(self, step: PlanStep) -> Record:
-        """Run a step; errors of the system become a failed record."""
+    def run(self, step: PlanStep, granted: Mapping[str, str] | None = None) -> Record:
+        """Run a step; errors of the system become a failed record.
+
+        Args:
+            step: The step.
+            granted: Variables that take the place of the plan's own, such as the GPUs that a cluster has granted.
+
+        """
         try:
-            return self._run(step)
+            return self._run(step, granted or {})
         except (OSError, ValueError) as error:
             return self.record(step, "failed", f"could not be run: {getattr(error, 'strerror', None) or error}")
 
-    def _run(self, step: PlanStep) -> Record:
+    def _run(self, step: PlanStep, granted: Mapping[str, str]) -> Record:
         start, folder = now(), self.directory(step)
         if not folder.is_dir():
             return self.record(step, "failed", f"there is no folder {folder}")
         log = self.root / step.log
         ended = run_command(
             step.bare,
-            env=environment(step),
+            env={**environment(step, self.base_env), **granted},
             cwd=folder,
             log=log,
             head="".join(f"{NOTICE}{plain(notice)}\n" for notice in step.notices),
