@@ -75,6 +75,47 @@ def test_float16_gradients_do_not_vanish_before_they_are_scaled() -> None:
     torch.testing.assert_close(found.cpu().double(), 2 * expected, rtol=0, atol=2**-9 * float(2 * expected.abs().max()))
 
 
+@pytest.mark.parametrize("chunk_rows", [5, None])
+def test_smoothed_labels_give_torchs_loss_and_gradients(chunk_rows: int | None) -> None:
+    hidden, weight, target = case(torch.float32)
+    loss = linear_cross_entropy(hidden, weight, target, label_smoothing=0.1, chunk_rows=chunk_rows)
+    expected = F.cross_entropy(hidden @ weight.t(), target, label_smoothing=0.1)
+    torch.testing.assert_close(loss, expected)
+    found = torch.autograd.grad(loss, (hidden, weight))
+    right = torch.autograd.grad(expected, (hidden, weight))
+    torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-6)  # float32, other orders of sums
+
+
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
+@pytest.mark.parametrize("rows", [0, ROWS])
+def test_without_a_counted_target_the_mean_is_nan_and_gradients_are_zero(rows: int, dtype: torch.dtype) -> None:
+    hidden, weight, target = case(dtype)
+    loss = linear_cross_entropy(hidden[:rows], weight, torch.full_like(target, -100)[:rows], chunk_rows=5)
+    assert loss.isnan()
+    loss.backward()
+    assert hidden.grad is not None
+    assert weight.grad is not None
+    assert not hidden.grad.any()
+    assert not weight.grad.any()
+
+
+def test_a_target_that_is_no_class_makes_the_loss_nan() -> None:
+    if DEVICE == "cpu" and not INTERPRETED:
+        pytest.skip("torch's own operator, which computes it here, raises an error")
+    hidden, weight, target = case(torch.float32)
+    target[3] = CLASSES
+    assert linear_cross_entropy(hidden, weight, target).isnan()
+
+
+def test_a_head_that_is_the_embedding_collects_both_gradients() -> None:
+    weight = torch.randn(CLASSES, INPUTS, device=DEVICE).requires_grad_()
+    tokens, target = (torch.randint(CLASSES, (ROWS,), device=DEVICE) for _ in range(2))
+    hidden = F.embedding(tokens, weight)
+    (found,) = torch.autograd.grad(linear_cross_entropy(hidden, weight, target, chunk_rows=4), weight)
+    (expected,) = torch.autograd.grad(F.cross_entropy(F.embedding(tokens, weight) @ weight.t(), target), weight)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)  # float32, other orders of sums
+
+
 def test_only_what_is_trained_gets_a_gradient() -> None:
     hidden, weight, target = case(torch.float32)
     for frozen, trained in ((hidden, weight), (weight, hidden)):
@@ -163,7 +204,7 @@ def test_the_operator_follows_torchs_rules_for_operators() -> None:
     for wanted in ((True, True), (False, True), (True, False)):
         torch.library.opcheck(
             torch.ops.mezzo.chunked_token_loss.default,
-            (hidden, weight, target, -100, 5, *wanted),
+            (hidden, weight, target, -100, 0.1, 5, *wanted),
             test_utils=("test_schema", "test_faketensor"),
         )
 
@@ -172,6 +213,7 @@ def test_the_operator_follows_torchs_rules_for_operators() -> None:
     ("change", "message"),
     [
         ({"reduction": "none"}, "reduction 'none'; allowed: mean, sum"),
+        ({"label_smoothing": 1.5}, "label_smoothing=1.5: must be from 0 to 1"),
         ({"chunk_rows": 0}, "chunk_rows=0: must be at least 1"),
         ({"weight": torch.zeros(3, 5)}, r"hidden \[13, 32\], weight \[3, 5\]"),
         ({"target": torch.zeros(2, dtype=torch.int64)}, r"target \[2\] do not fit"),

@@ -36,13 +36,15 @@ def linear_cross_entropy(
     target: Tensor,
     reduction: str = "mean",
     ignore_index: int = -100,
+    label_smoothing: float = 0.0,
     chunk_rows: int | None = None,
 ) -> Tensor:
     """Return the cross entropy of `hidden @ weight.T` in float32; all logits never exist at the same time.
 
     Logits are in the dtype of the inputs (under autocast in its dtype), as those of a linear layer.
-    Losses, and the sum of the weight's gradient over rows, are float32. Inputs must have the shapes
-    of a matrix product.
+    Losses, and the sum of the weight's gradient over rows, are float32. On a GPU a target that is
+    neither a class nor `ignore_index` makes the loss NaN. If no target counts, the mean is NaN, as
+    torch's, and the gradients are zero.
 
     Args:
         hidden: (..., inputs), the input of the last layer.
@@ -50,6 +52,7 @@ def linear_cross_entropy(
         target: (...), int64 classes.
         reduction: `mean` over the counted targets, or `sum`.
         ignore_index: The target of rows that do not count.
+        label_smoothing: From 0 to 1.
         chunk_rows: Rows whose logits exist at a time; None: 4096, or such that they take 128 MiB to 1 GiB in half.
 
     Raises:
@@ -69,6 +72,8 @@ def linear_cross_entropy(
         )
     if chunk_rows is not None and chunk_rows < 1:
         raise ValueError(f"linear_cross_entropy: chunk_rows={chunk_rows}: must be at least 1")
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"linear_cross_entropy: label_smoothing={label_smoothing}: must be from 0 to 1")
     kind = hidden.device.type
     if torch.is_autocast_enabled(kind):
         half = torch.get_autocast_dtype(kind)
@@ -80,11 +85,16 @@ def linear_cross_entropy(
         weight,
         target,
         ignore_index,
+        label_smoothing,
         chunk_rows or _rows_of_chunk(weight.shape[0]),
         wants and hidden.requires_grad,
         wants and weight.requires_grad,
     )[0]
-    return total / (target != ignore_index).sum() if reduction == "mean" else total
+    if reduction == "sum":
+        return total
+    count = (target != ignore_index).sum()
+    # Not total / count: its gradient would be infinite without a counted target, and infinity times 0 is NaN.
+    return torch.where(count > 0, total / count.clamp(min=1), float("nan"))
 
 
 def _rows_of_chunk(classes: int) -> int:
@@ -98,9 +108,9 @@ def _rows_of_chunk(classes: int) -> int:
     return max(1, rows // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
-def _plain_total(hidden: Tensor, weight: Tensor, target: Tensor, ignore_index: int) -> Tensor:
+def _plain_total(hidden: Tensor, weight: Tensor, target: Tensor, ignore_index: int, smoothing: float) -> Tensor:
     logits = (hidden @ weight.t()).float()
-    return F.cross_entropy(logits, target, reduction="sum", ignore_index=ignore_index)
+    return F.cross_entropy(logits, target, reduction="sum", ignore_index=ignore_index, label_smoothing=smoothing)
 
 
 def _empty_total(
@@ -108,6 +118,7 @@ def _empty_total(
     weight: Tensor,
     target: Tensor,
     ignore_index: int,
+    smoothing: float,
     chunk_rows: int,
     for_hidden: bool,
     for_weight: bool,
@@ -124,7 +135,7 @@ def _empty_total(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    hidden, weight, target, ctx.ignore_index, _, ctx.for_hidden, ctx.for_weight = inputs
+    hidden, weight, target, ctx.ignore_index, ctx.smoothing, _, ctx.for_hidden, ctx.for_weight = inputs
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(hidden, weight, target, *output[1:])
@@ -132,18 +143,28 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 def _differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if grad is None:
-        return (None,) * 7
+        return (None,) * 8
     hidden, weight, target, of_hidden, of_weight = ctx.saved_tensors
     if torch.is_grad_enabled():  # create_graph
         found = differentiable_gradients(
-            lambda rows, matrix: _plain_total(rows, matrix, target, ctx.ignore_index), (hidden, weight), grad
+            lambda rows, matrix: _plain_total(rows, matrix, target, ctx.ignore_index, ctx.smoothing),
+            (hidden, weight),
+            grad,
         )
-        return *found, None, None, None, None, None
+        return *found, *(None,) * 6
     return (
-        (of_hidden.float() * grad).to(hidden.dtype) if ctx.for_hidden else None,
-        (of_weight.float() * grad).to(weight.dtype) if ctx.for_weight else None,
-        *(None,) * 5,
+        _scaled(of_hidden, grad, hidden.dtype) if ctx.for_hidden else None,
+        _scaled(of_weight, grad, weight.dtype) if ctx.for_weight else None,
+        *(None,) * 6,
     )
+
+
+def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a gradient times a number, rounded once."""
+    if gradient.dtype != torch.float32:
+        return (gradient.float() * factor).to(dtype)
+    result = torch.empty(gradient.shape, dtype=dtype, device=gradient.device)
+    return torch.mul(gradient, factor, out=result)  # without a second float32 matrix
 
 
 @register(fake=_empty_total, setup_context=_keep, backward=_differentiate)
@@ -152,6 +173,7 @@ def chunked_token_loss(
     weight: Tensor,
     target: Tensor,
     ignore_index: int,
+    smoothing: float,
     chunk_rows: int,
     for_hidden: bool,
     for_weight: bool,
@@ -163,7 +185,9 @@ def chunked_token_loss(
     The gradients are of the sum, so they are neither too small for float16 nor divided by a number of
     tokens; gradients that are not asked for are empty.
     """
-    total, of_hidden, of_weight = _empty_total(hidden, weight, target, ignore_index, chunk_rows, for_hidden, for_weight)
+    total, of_hidden, of_weight = _empty_total(
+        hidden, weight, target, ignore_index, smoothing, chunk_rows, for_hidden, for_weight
+    )
     total.zero_()
     if for_weight and not len(hidden):
         of_weight.zero_()
@@ -173,14 +197,15 @@ def chunked_token_loss(
             chunk = slice(start, start + chunk_rows)
             rows, labels = hidden[chunk], target[chunk]
             logits = rows @ weight.t()
-            losses, sums = row_losses(logits, labels, ignore_index, 0.0)
+            losses, sums = row_losses(logits, labels, ignore_index, smoothing)
             total += losses.sum()
             if for_hidden or for_weight:
-                write_gradient(ones[: len(rows)], logits, labels, sums, ignore_index, 0.0, logits)
+                write_gradient(ones[: len(rows)], logits, labels, sums, ignore_index, smoothing, logits)
             if for_hidden:
                 torch.mm(logits, weight, out=of_hidden[chunk])
             if for_weight:
                 _add_product(of_weight, logits.t(), rows, is_first=start == 0)
+            del logits  # before those of the next chunk exist
     return total, of_hidden, of_weight
 
 
@@ -205,4 +230,4 @@ def _sums_in_float32(device: torch.device, dtype: torch.dtype) -> bool:
         torch.addmm(total, ones.t(), ones, out_dtype=torch.float32, beta=1, out=total)
     except (RuntimeError, TypeError):
         return False
-    return True
+    return bool((total == 16.5).all())
