@@ -400,7 +400,7 @@ def test_two_runners_do_not_share_a_folder(tmp_path):
     with pytest.raises(RunError, match=r"run: a certification .process \d+ .*wait for its end"):
         run_here(tmp_path, plan_of(step("train-1", "true")))
     process.terminate()
-    assert process.wait(20) == 143
+    assert process.wait(60) == 143
 
 
 def test_a_command_of_another_environment_is_not_taken_for_ours(tmp_path):
