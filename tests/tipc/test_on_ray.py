@@ -2,23 +2,19 @@
 
 import os
 import signal
-import subprocess
-import time
 from pathlib import Path
 
+import cluster_cases
 import pytest
 from synthetic import (
     NUM_STEPS,
-    end,
     end_started,
     give_orders,
     matrix,
-    outcome,
     run_matrix,
     sleepers,
     statuses,
     times_run,
-    verdicts,
     wait_for,
     write_networks,
 )
@@ -46,30 +42,11 @@ def cluster():
 
 
 def test_the_steps_of_all_networks_end_as_on_this_machine_and_run_once(tmp_path, cluster):
-    here, there = tmp_path / "here", tmp_path / "there"
-    for root in (here, there):
-        root.mkdir()
-        write_networks(root, 3)
-        give_orders(root, {"net001 train": "exit 3", "net002 infer 1 1": "exit 1"})
-    assert run_matrix(here)[0] == 1
-    status, output = run_matrix(there, *cluster.on)
-    assert status == 1, output
-    assert "Ray" in output
-    assert outcome(there) == outcome(here)
-    assert verdicts(there) == verdicts(here)
-    assert times_run(there) == times_run(here)
-    assert set(times_run(there).values()) == {1}, "a failed training is a result: Ray does not repeat it"
-    assert not list(there.glob("test_tipc/output/net*/*/net*/jobs"))
+    cluster_cases.same_as_here(tmp_path, cluster.on)
 
 
 def test_our_own_time_limit_holds_inside_a_task(tmp_path, cluster):
-    write_networks(tmp_path, 1)
-    give_orders(tmp_path, {"net000 train": "sleep 801"})
-    status, output = run_matrix(tmp_path, *cluster.on, "--step-limit", "2")
-    assert status == 1, output
-    assert statuses(tmp_path, "net000")["train-1"] == ("timeout", "longer than 2 s")
-    assert statuses(tmp_path, "net000")["export-1"] == ("skipped", "train-1 timeout")
-    assert not sleepers("801"), "a process in a session of its own has ended, too"
+    cluster_cases.our_time_limit(tmp_path, cluster.on)
 
 
 def worker_of(command):
@@ -84,11 +61,7 @@ def worker_of(command):
 
 
 def test_a_worker_that_is_killed_takes_its_step_with_it_and_the_step_runs_again(tmp_path, cluster):
-    calm, root = tmp_path / "calm", tmp_path / "root"
-    for folder in (calm, root):
-        folder.mkdir()
-        write_networks(folder, 1)
-    assert run_matrix(calm)[0] == 0
+    calm, root = cluster_cases.prepare_both(tmp_path, count=1)
     give_orders(root, {"net000 train": "sleep 802"})
     process = matrix(root, *cluster.on)
     wait_for(lambda: sleepers("802"))
@@ -97,7 +70,7 @@ def test_a_worker_that_is_killed_takes_its_step_with_it_and_the_step_runs_again(
     wait_for(lambda: not sleepers("802"), 10)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
-    assert outcome(root) == outcome(calm)
+    cluster_cases.assert_same_report(root, calm)
     assert times_run(root)["net000 train"] == 2
     assert sum(times_run(root).values()) == NUM_STEPS + 1
 
@@ -117,11 +90,7 @@ def test_a_step_that_kills_its_worker_each_time_fails(tmp_path, cluster):
 
 
 def test_a_node_killed_in_the_middle_costs_nothing_but_time(tmp_path, cluster):
-    calm, root = tmp_path / "calm", tmp_path / "root"
-    for folder in (calm, root):
-        folder.mkdir()
-        write_networks(folder, 4)
-    assert run_matrix(calm)[0] == 0
+    calm, root = cluster_cases.prepare_both(tmp_path, count=4)
     # Two trainings, each on all cores of a node: one of them is on the node that is killed.
     give_orders(root, {"net000 train": "sleep 804", "net001 train": "sleep 804"})
     process = matrix(root, *cluster.on)
@@ -132,59 +101,21 @@ def test_a_node_killed_in_the_middle_costs_nothing_but_time(tmp_path, cluster):
     os.kill(sleepers("804")[0], signal.SIGKILL)  # the other one goes on
     output, _ = process.communicate(timeout=180)
     assert process.returncode == 0, output
-    assert outcome(root) == outcome(calm)
-    assert verdicts(root) == verdicts(calm)
+    cluster_cases.assert_same_report(root, calm)
     again = {name: count for name, count in times_run(root).items() if count > 1}
     assert len(again) == 1, "only the step of the lost node ran again"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_runner_that_is_ended_is_resumed_and_repeats_nothing_that_passed(tmp_path, cluster, number):
-    calm, root = tmp_path / "calm", tmp_path / "root"
-    for folder in (calm, root):
-        folder.mkdir()
-        write_networks(folder, 2)
-    assert run_matrix(calm)[0] == 0
-    give_orders(root, {"net001 infer 2 1": "sleep 805"})
-    process = matrix(root, *cluster.on)
-    wait_for(lambda: times_run(root)["net001 infer 2 1"])
-    time.sleep(2)  # the others end
-    status, output = end(process, number)
-    assert status == (-signal.SIGKILL if number == signal.SIGKILL else 128 + number), output
-    wait_for(lambda: not sleepers("805"), 30)
-    give_orders(root, {})
-    status, output = run_matrix(root, *cluster.on, "--resume")
-    assert status == 0, output
-    assert outcome(root) == outcome(calm)
-    assert verdicts(root) == verdicts(calm)
-    again = {name: count for name, count in times_run(root).items() if count > 1}
-    assert again == {"net001 infer 2 1": 2}, "only the step that was interrupted ran again"
+    def check_ended():
+        wait_for(lambda: not sleepers("703"), 30)  # Ray ends the workers, and their watchers the commands
+
+    cluster_cases.ended_and_resumed(tmp_path, cluster.on, number, check_ended)
 
 
 def test_a_full_disk_is_reported_and_the_run_is_resumed(tmp_path, cluster):
-    if os.getuid() != 0:
-        pytest.skip("mounting a small disk needs root")
-    calm, root = tmp_path / "calm", tmp_path / "root"
-    for folder in (calm, root):
-        folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(root)], check=True)
-    try:
-        for folder in (calm, root):
-            write_networks(folder, 2)
-        assert run_matrix(calm)[0] == 0
-        give_orders(root, {"net000 export": "fill"})
-        status, output = run_matrix(root, *cluster.on)
-        assert status == 1, output
-        assert "No space left on device" in output
-        (root / "fill").unlink()
-        give_orders(root, {})
-        status, output = run_matrix(root, *cluster.on, "--resume")
-        assert status == 0, output
-        assert outcome(root) == outcome(calm)
-        assert verdicts(root) == verdicts(calm)
-        assert times_run(root)["net000 train"] == 1
-    finally:
-        subprocess.run(["umount", "-l", str(root)], check=True)
+    cluster_cases.full_disk(tmp_path, cluster.on)
 
 
 @pytest.mark.parametrize(
