@@ -142,10 +142,10 @@ def test_without_jinja2_the_report_names_the_extra(tmp_path: Path, monkeypatch: 
         write_advice_page(gpu_report(), tmp_path / "page.html")
 
 
-def test_the_documentation_has_every_kind_of_advice_once() -> None:
+def test_the_documentation_has_every_kind_of_advice() -> None:
     text = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text("utf-8")
-    kinds = re.findall(r"^\| `([a-z0-9-]+)` \|", text.split("## What is advised")[1], re.MULTILINE)
-    assert sorted(kinds) == sorted(get_args(get_type_hints(Advice)["kind"]))
+    kinds = re.findall(r"^\| `([a-z0-9-]+)`", text.split("## What is advised")[1], re.MULTILINE)
+    assert set(kinds) == set(get_args(get_type_hints(Advice)["kind"]))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
