@@ -334,7 +334,7 @@ def test_a_copy_or_a_pickle_has_the_scale_but_not_the_weights() -> None:
 
 def test_record_and_explain_tell_the_dtypes() -> None:
     # By default the speed of this CPU decides what computes inside, and a busy machine may look slow.
-    policy = Policy.create("O2", torch.bfloat16, cpu_compute="half")
+    policy = Policy.create("O2", torch.bfloat16, cpu_compute="native")
     precision, model = mezzo.Precision(policy=policy), make_net()
     precision.prepare(model)
     with precision.record() as stats, precision.autocast():
