@@ -397,3 +397,24 @@ def test_numbers_do_not_wait_for_the_device_and_arrive_later() -> None:
         precision.step(optimizer)
         assert precision.numbers()["precision/loss_scale"] in (32.0, 64.0)
     assert precision.numbers(wait=True) == {"precision/loss_scale": 32.0, "precision/skipped_steps": 1.0}
+
+
+def test_warnings_name_the_calls_of_precision() -> None:
+    """A user of `Precision` never meets the scaler inside it, so its warnings also name Precision's calls."""
+
+    def prepared() -> tuple[nn.Module, torch.optim.Optimizer, mezzo.Precision]:
+        net, precision = make_net(), mezzo.Precision("O2")
+        return *precision.prepare(net, adam(net)), precision
+
+    net, _, precision = prepared()
+    with pytest.warns(UserWarning, match=r"got a float16 loss.*precision\.autocast\(\)"):
+        precision.backward(net[0](X.half()).sum())
+    net, optimizer, precision = prepared()
+    with precision.autocast():
+        loss = mse_loss(net(X), Y)
+    loss.backward()
+    with pytest.warns(UserWarning, match=r"before any scale.*precision\.backward\(loss\)"):
+        precision.step(optimizer, max_norm=1.0)
+    _, optimizer, precision = prepared()
+    with pytest.warns(UserWarning, match=r"found no gradient.*precision\.backward\(loss\)"):
+        precision.step(optimizer)

@@ -1,6 +1,7 @@
 """On a CPU without half units heavy operators compute in float32 between half borders, forward and backward."""
 
 import dataclasses
+import time
 
 import pytest
 import torch
@@ -55,6 +56,24 @@ def test_the_argument_decides_what_runs() -> None:
 def test_the_probe_compares_half_with_float32(half_s: float, fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "_best_time_s", lambda dtype: 1.0 if dtype is torch.float32 else half_s)
     assert cpu.has_half_units.__wrapped__(torch.float16) is fast
+
+
+def test_one_disturbed_round_does_not_make_half_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine, `mezzo check` once called fast bfloat16 slow, and the next process disagreed."""
+    half_s = iter([50.0])
+    monkeypatch.setattr(cpu, "_best_time_s", lambda dtype: 1.0 if dtype is torch.float32 else next(half_s, 1.0))
+    assert cpu.has_half_units.__wrapped__(torch.bfloat16)
+
+
+def test_the_probe_does_not_count_time_without_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    product = torch.mm
+
+    def interrupted(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.5)  # far longer than the probe's operators (about 1 ms), also on a busy machine
+        return product(left, right)
+
+    monkeypatch.setattr(torch, "mm", interrupted)
+    assert cpu._best_time_s(torch.float32) < 0.5
 
 
 def test_the_probe_decides_for_auto(monkeypatch: pytest.MonkeyPatch) -> None:

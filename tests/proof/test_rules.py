@@ -162,9 +162,22 @@ def test_casts_that_decorate_does_not_cure_have_an_upper_bound():
     (advice,) = rules.casts(casting(TrialSetup(level="O2")))
     assert advice.gain == pytest.approx(40 / 30)
     assert advice.benefit == "at most 1.33x"
-    assert "leaks" in advice.todo
     assert "O2" not in advice.todo
     assert advice.setup is None
+
+
+def test_the_advice_on_casts_names_leaks_only_if_there_are_any(monkeypatch):
+    seen = casting(TrialSetup(level="O2"))
+    (without,) = rules.casts(seen)
+    assert "leak" not in without.todo
+    assert "compile the step" in without.todo
+    seen.amp.stats.leaks = [LEAK]
+    (advice,) = rules.casts(seen)
+    assert "'leak'" in advice.todo
+    monkeypatch.setattr(rules, "has_half_units", lambda _: False)
+    amp = replace(seen.amp, is_cuda=False)
+    (on_cpu,) = rules.casts(examination(amp, capability=None, setup=TrialSetup(level="O2")))
+    assert "a GPU has no such casts" in on_cpu.todo
 
 
 class Slow(Dataset):

@@ -189,8 +189,8 @@ class GradScaler(ScalerSettings):
                 self._watch.warn_once(
                     "half loss",
                     f"scale() got a {dtype_name(tensor.dtype)} loss: it was computed in half precision, perhaps outside of "
-                    "auto_cast, and may have lost digits or overflowed; compute the loss inside auto_cast, where losses "
-                    "are float32, or from outputs.float()",
+                    "auto_cast, and may have lost digits or overflowed; compute the loss inside auto_cast (or "
+                    "precision.autocast(), if you use mezzo.Precision), where losses are float32, or from outputs.float()",
                 )
         return scaled
 
@@ -354,8 +354,8 @@ class GradScaler(ScalerSettings):
         self._watch.warn_once(
             "no gradient",
             f"step() found no gradient in this {type(optimizer).__name__}: nothing was updated, and the loss scale does not "
-            "count it as a good step; call scale(loss).backward() before step(), and zero_grad() after it, and check that "
-            "the optimizer has the parameters that made the loss",
+            "count it as a good step; call scale(loss).backward() before step() (precision.backward(loss), if you use "
+            "mezzo.Precision), and zero_grad() after it, and check that the optimizer has the parameters that made the loss",
         )
 
     def _note_step(self, optimizer: Optimizer, verdict: Verdict) -> None:
@@ -551,7 +551,8 @@ class GradScaler(ScalerSettings):
             self._watch.warn_once(
                 "unscaled loss",
                 f"{call}() before any scale(): the gradients carry no loss scale and are divided by it all the same, so "
-                "nothing is learned; call scaler.scale(loss).backward() instead of loss.backward()",
+                "nothing is learned; instead of loss.backward() call scaler.scale(loss).backward(), or "
+                "precision.backward(loss) if you use mezzo.Precision",
             )
         return self._state.scale_on(engine.device)
 

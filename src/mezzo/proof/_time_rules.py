@@ -126,10 +126,21 @@ def casts(exam: Examination) -> Iterator[Advice]:
         todo = f"amp.decorate(model, optimizer, level={exam.setup.level!r}) avoids casting the weights in every step"
         yield Advice(kind="casts", where="", seen=seen_text, todo=todo, gain=gain, setup=setup)
     else:
-        todo = "keep activations in half: see the leaks" + (", or use level O2" if exam.setup.level == "O1" else "")
+        todo = _cast_remedy(exam)
         yield Advice(
             kind="casts", where="", seen=seen_text, todo=todo, gain=exam.gain_without(amp.cast_s), is_bound=True
         )
+
+
+def _cast_remedy(exam: Examination) -> str:
+    if not exam.is_cuda and not has_half_units(exam.dtype):
+        return "none here: on this CPU, products compute in float32 between casts; a GPU has no such casts"
+    remedy = (
+        "keep activations in half (see the advice 'leak')"
+        if exam.amp.stats.leaks
+        else "compile the step (precision.compile), which fuses casts with other operators"
+    )
+    return remedy + (", or use level O2" if exam.setup.level == "O1" else "")
 
 
 def _part(row: CastRow) -> str:
