@@ -116,6 +116,7 @@ def _step(run: RecordedRun, record: Record, has_gpu: bool) -> HistoryStep:
         accuracy=score[1] if score else None,
         accuracy_name=score[0] if score else "",
         busy=busy_reason(record.load) or spread_reason(speeds),
+        host=_short(record.host),
     )
 
 

@@ -81,6 +81,8 @@ class HistoryStep:
     accuracy_name: str
     busy: str = ""
     """Why its speed means nothing; empty if it does."""
+    host: str = ""
+    """The node of a cluster that ran it; empty: the runner's own machine."""
 
 
 @dataclass(frozen=True, slots=True)
