@@ -3,6 +3,7 @@
 `make test-slurm` tests the queue itself.
 """
 
+import ast
 import socket
 import sys
 from pathlib import Path
@@ -45,9 +46,9 @@ def slurm(tmp_path, monkeypatch):
     return log
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    root = tmp_path / "repository"
+@pytest.fixture(params=["repository"])
+def here(tmp_path, monkeypatch, request):
+    root = tmp_path / request.param
     root.mkdir()
     monkeypatch.chdir(root)
     write_repository(root)
@@ -84,3 +85,14 @@ def test_a_run_on_a_cluster_is_in_the_history_once_with_its_nodes(here, slurm, m
 def test_a_run_on_a_cluster_without_history(here, slurm):
     assert command([*MATRIX, "--history", "off"]) == 0
     assert not (here / DEFAULT).exists()
+
+
+@pytest.mark.parametrize("here", ["a\tb\u2028 %j; touch bad; $(touch bad) 'q\"\n#SBATCH --wrap=x"], indirect=True)
+def test_the_folder_may_have_any_name(here, slurm):
+    assert command(MATRIX) == 0
+    assert len(read_content(here / DEFAULT).runs) == 1
+    words = [word for line in slurm.read_text().splitlines() for word in ast.literal_eval(line)]
+    outputs = {word for word in words if word.startswith("--output=")}
+    assert all("%%j" in word and word.endswith("/%A_%a.out") for word in outputs), "only our own patterns count"
+    assert not list(here.parent.rglob("bad"))
+    assert not list(here.glob("test_tipc/output/mezzo-*")), "nothing was printed, so nothing is left"
