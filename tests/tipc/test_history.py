@@ -2,14 +2,16 @@
 
 import csv
 import json
+import os
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from history_rows import nights, run_row, step_row
-from report_runs import REPORT, losses, record, write_run
+from report_runs import REPORT, info, losses, record, write_run
 from tipc_plans import MODE, write_repository
 
 from html_page import Page
@@ -91,6 +93,22 @@ def test_a_history_that_breaks_during_a_run_does_not_change_its_result(here, cap
     (here / DEFAULT).unlink()
     assert command(["tipc", "history", "--add", "test_tipc/output"]) == 0
     assert "train-1" in capsys.readouterr().out
+
+
+def test_names_that_are_not_utf_8_are_added_listed_and_filtered(tmp_path, capsys):
+    folder = tmp_path / os.fsdecode(b"bad \xff name")
+    folder.mkdir()
+    hostile = "lone \ud800"
+    labels, load = {hostile: hostile}, {"others": "0.9", "load": hostile, "cores": "2"}
+    made = record(reason=hostile, labels=labels, load=load, host=hostile)
+    (folder / "steps.jsonl").write_text(json.dumps(asdict(made)) + "\n")
+    (folder / "run.json").write_text(json.dumps(asdict(info(model=hostile, versions=labels))))
+    path = tmp_path / "history.sqlite3"
+    assert add_run(path, folder).is_new
+    assert command(["tipc", "history", "--history", str(path), "--format", "csv"]) == 0
+    assert "bad \\xff name" in capsys.readouterr().out
+    assert command(["tipc", "history", "--history", str(path), "--network", "\udcff"]) == 3
+    assert write_trend_page(path, tmp_path / "t.html", Filter(network="\udcff")).is_file()
 
 
 def test_a_matrix_adds_all_its_runs(here, capsys):

@@ -7,8 +7,9 @@ import pytest
 from history_rows import nights, run_row, step_row
 from report_runs import REPORT, full_run, record, write_run
 
+from html_page import Page
 from mezzo.cli import run as command
-from mezzo.tipc.history import HistoryError, compare_runs
+from mezzo.tipc.history import HistoryError, compare_runs, write_trend_page
 from mezzo.tipc.history._store import add_rows
 
 QUIET = [10.0 + 0.1 * (place % 5) for place in range(20)]
@@ -175,3 +176,24 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path):
         compare_runs(str(folder), str(folder), tmp_path / "h.sqlite3")
     with pytest.raises(HistoryError):
         compare_runs("1", "2", tmp_path / "h.sqlite3")
+
+
+@pytest.mark.parametrize(
+    ("statuses", "what", "broken_since"),
+    [
+        (["passed", "passed", "interrupted"], [("not run", "infer-1", None)], None),
+        (["interrupted", "interrupted", "passed"], [], None),
+        (["passed", "failed", "interrupted"], [("not run", "infer-1", None)], 2),
+        (["passed", "interrupted", "failed"], [("broke", "infer-1", 3)], 3),
+    ],
+)
+def test_a_step_that_was_interrupted_has_no_verdict(statuses, what, broken_since, tmp_path):
+    path = tmp_path / "h.sqlite3"
+    for number, status in enumerate(statuses):
+        add_rows(path, run_row(number), [step_row(status=status, reason="why")])
+    assert found(path, 1, 3)[0] == what
+    rows = Page(write_trend_page(path, tmp_path / "t.html").read_text())
+    broken = [] if broken_since is None else [f"run {broken_since}"]
+    assert [
+        word for word in (f"run {number}" for number in (1, 2, 3)) if word in rows.texts.get("broken", "")
+    ] == broken

@@ -94,6 +94,21 @@ def test_a_run_is_added_once(tmp_path):
     assert rows_of(path, "SELECT count(*) FROM steps") == [(1,)]
 
 
+def test_a_run_that_was_added_while_it_ran_is_replaced_when_it_has_ended(tmp_path):
+    path = tmp_path / "history.sqlite3"
+    add_rows(path, run_row(1, result=None, verdict="unfinished"), [step_row("train")])
+    add_rows(path, run_row(2), [step_row("train")])
+    ended = add_rows(
+        path, run_row(1, ended="later", result=1, verdict="failed"), [step_row("train"), step_row("infer")]
+    )
+    assert (ended.id, ended.is_new) == (1, True)
+    assert rows_of(path, "SELECT id, ended, result, verdict FROM runs WHERE id = 1") == [(1, "later", 1, "failed")]
+    assert rows_of(path, "SELECT run, count(*) FROM steps GROUP BY run") == [(1, 2), (2, 1)]
+    again = add_rows(path, run_row(1, result=None, verdict="unfinished"), [step_row("train")])
+    assert (again.id, again.is_new) == (1, False), "a copy from the middle of the run changes nothing"
+    assert rows_of(path, "SELECT count(*) FROM steps WHERE run = 1") == [(2,)]
+
+
 def make_version_1(path: Path) -> None:
     """Write a file as the first version of mezzo's history was."""
     with closing(sqlite3.connect(path)) as connection, connection:

@@ -163,6 +163,12 @@ def test_nothing_is_loaded_and_only_its_own_script_may_run(page):
     assert not [values for values in page.all("a") if ":" in values["href"]]
 
 
+def test_a_step_of_a_cluster_names_its_node(tmp_path):
+    page = page_of(run_of(record(host="<b>node-7"), record("infer-1")))
+    assert "<b>node-7" in page.texts["run1-step1"]
+    assert "node" not in page.texts["run1-step2"]
+
+
 def test_hostile_text_stays_text(tmp_path):
     labels = {"trainer": HOSTILE, "devices": HOSTILE}
     name = 'javascript:alert(1)"><script>.log'

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 from tipc_plans import plan_of, run_here, step
 
-from mezzo.errors import RunError
+from mezzo.errors import MezzoError, RunError
 from mezzo.tipc import LineProgress, MachineInfo, load_run
 from mezzo.tipc._machine import code_hash
 from mezzo.tipc._marks import marked
@@ -420,3 +421,35 @@ def _running(command):
         except OSError:
             continue
     return found
+
+
+def test_the_records_are_complete_if_the_folder_is_removed_during_a_run(tmp_path):
+    plan = plan_of(step("train-1", "true"), step("infer-1", "rm -rf run"), step("infer-2", "true"))
+    result, records, lines = run_here(tmp_path, plan)
+    assert (result, list(records)) == (0, ["train-1", "infer-1", "infer-2"])
+    assert [line for line in lines if "steps.jsonl" in line], "and the user is told"
+
+
+def test_records_of_an_interrupted_resumed_run_may_hold_any_character(tmp_path):
+    plan = plan_of(step("train-1", "echo 'a\u2028b\x85c' >> ran"))
+    run_here(tmp_path, plan)
+    os.replace(tmp_path / "run/steps.jsonl", tmp_path / "run/steps.before.jsonl")
+    _, records, _ = run_here(tmp_path, plan, resume=True)
+    assert records["train-1"].resumed
+    (tmp_path / "run/steps.before.jsonl").write_text("no record\n")
+    with pytest.raises(MezzoError, match=r"steps\.before\.jsonl"):
+        run_here(tmp_path, plan, resume=True)
+
+
+def test_a_step_that_prints_without_end_does_not_fill_the_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr("mezzo.tipc._process.MAX_LOG_BYTES", 10_000)
+    monkeypatch.setattr("mezzo.tipc._process.TAIL_BYTES", 1000)
+    command = "echo first; head -c 100000000 /dev/zero | tr '\\0' x; echo; echo last line"
+    ended = run_command(command, env=dict(os.environ), cwd=tmp_path, log=tmp_path / "a.log")
+    text = (tmp_path / "a.log").read_text()
+    assert (ended.code, ended.log_error) == (0, "")
+    assert text.startswith("first\nxxx")
+    assert text.endswith("xxx\nlast line\n")
+    left_out = int(re.search(r"\n\[\.\.\. (\d+) bytes are left out here \.\.\.\]\n", text)[1])
+    assert left_out + len(text) - len(f"\n[... {left_out} bytes are left out here ...]\n") == 100_000_017
+    assert len(text) < 12_000

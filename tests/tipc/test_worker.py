@@ -205,3 +205,18 @@ def test_a_damaged_record_names_its_file(tmp_path):
     (jobs.path / "000.record.json").write_text(json.dumps({"step": 1}))
     with pytest.raises(ValueError, match=r"000\.record\.json"):
         jobs.record(0)
+
+
+def test_only_folders_of_jobs_are_retired_and_removed(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "papers").mkdir(parents=True)
+    (elsewhere / "note.txt").write_text("mine")
+    (tmp_path / "run0").mkdir()
+    (tmp_path / "run0/jobs").symlink_to(elsewhere)
+    with open_run(request_of(tmp_path, plan_of(step("train-1", "true"))), LineProgress(), StopRequest(None)):
+        pass
+    assert sorted(path.name for path in elsewhere.iterdir()) == ["note.txt", "papers"]
+    (tmp_path / "run1/jobs").mkdir(parents=True)
+    (tmp_path / "run1/jobs/.nfs0001").write_text("left by a network file system")
+    with open_run(request_of(tmp_path, plan_of(step("train-1", "true")), 1), LineProgress(), StopRequest(None)):
+        assert not (tmp_path / "run1/jobs").exists()

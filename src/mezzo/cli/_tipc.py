@@ -1,5 +1,6 @@
 """`mezzo tipc`: plan, run and report TIPC texts. The scripts in test_tipc/ call it."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -161,8 +162,8 @@ def _check_limits(jobs: int, step_limit: float | None, total_limit: float | None
     if jobs < 1:
         raise UsageError(f"--jobs {jobs}: must be at least 1")
     for name, value in (("--step-limit", step_limit), ("--total-limit", total_limit)):
-        if value is not None and value <= 0:
-            raise UsageError(f"{name} {value:g}: must be more than 0 seconds")
+        if value is not None and not 0 < value < math.inf:
+            raise UsageError(f"{name} {value:g}: must be a number of seconds, more than 0")
 
 
 @app.command()

@@ -64,14 +64,18 @@ class BatchRun:
             raise OptionError(f"--step-memory {self.step_memory}: needs --on; this machine has no limit of memory")
         self.memory_mb  # noqa: B018  (refuses a bad size)
 
+    def work(self, root: Path) -> Path:
+        """Return the folder for temporary files of a cluster."""
+        return root / (self.out.parent if self.out.suffix == ".html" else self.out)
+
     @property
     def memory_mb(self) -> int | None:
         """Memory of each step in MiB; None: what the cluster gives."""
         if not self.step_memory:
             return None
-        size = re.fullmatch(r"(\d+)([MG])i?B?", self.step_memory)
+        size = re.fullmatch(r"([0-9]{1,9})([MG])i?B?", self.step_memory)
         if size is None or int(size[1]) == 0:
-            raise OptionError(f"--step-memory {self.step_memory}: must be a size such as 512M or 4G")
+            raise OptionError(f"--step-memory {self.step_memory[:40]}: must be a size such as 512M or 4G")
         return int(size[1]) * (1024 if size[2] == "G" else 1)
 
 
@@ -117,9 +121,8 @@ def _run_here(batch: BatchRun, root: Path, outcome: _Outcome) -> None:
 def _run_on_cluster(batch: BatchRun, root: Path, outcome: _Outcome) -> None:
     """Certify all configurations at the same time; the cluster decides which step runs when."""
     stop = StopRequest(None)
-    work = root / (batch.out.parent if batch.out.suffix == ".html" else batch.out)
     # Ray handles signals in its own way when it is opened; ours have to come after it.
-    with open_cluster(batch.on, work, batch.memory_mb) as cluster, stop.on_signals(), ExitStack() as stack:
+    with open_cluster(batch.on, batch.work(root), batch.memory_mb) as cluster, stop.on_signals(), ExitStack() as stack:
         outcome.report(f"{batch.on}: {cluster.description}")
         planned = _plan_all(batch, root, cluster.machine, stop, outcome)
         code = code_hash(root)  # after planning, which may write recipes
@@ -142,9 +145,18 @@ def preview_batch(batch: BatchRun, report: Report) -> int:
     root, outcome, stop = Path.cwd(), _Outcome(report), StopRequest(None)
     if batch.on == "k8s":
         limit, memory = batch.step_limit, batch.memory_mb
-        report(job_template(batch.configs, batch.mode, check=batch.check, step_limit=limit, memory_mb=memory))
+        report(
+            job_template(
+                batch.configs,
+                batch.mode,
+                check=batch.check,
+                step_limit=limit,
+                memory_mb=memory,
+                history=batch.history,
+            )
+        )
         return 0
-    with open_cluster(batch.on, root / batch.out, batch.memory_mb) as cluster:
+    with open_cluster(batch.on, batch.work(root), batch.memory_mb) as cluster:
         planned = _plan_all(replace(batch, prepare=False), root, cluster.machine, stop, outcome, dry_run=True)
         jobs = []
         for each in planned:

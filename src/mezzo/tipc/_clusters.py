@@ -1,11 +1,13 @@
 """The clusters that `mezzo tipc matrix --on` knows."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mezzo.errors import OptionError
+from mezzo.files import one_line
 from mezzo.tipc._executor import StepExecutor
 from mezzo.tipc._machine import MachineInfo, this_machine
 
@@ -61,7 +63,7 @@ def _open_slurm(work: Path, memory_mb: int | None) -> Iterator[Cluster]:
     description = f"Slurm {setting('SLURM_VERSION')}, nodes of up to {cores} cores and {gpus} GPUs"
     executor = SlurmExecutor(work, cores=cores, memory_mb=memory_mb)
     try:
-        yield Cluster(executor, _machine(cores, gpus, description), description)
+        yield Cluster(executor, _machine(f"Slurm{_partition()}", cores, gpus, description), description)
     finally:
         executor.close()
 
@@ -72,11 +74,20 @@ def _open_ray(address: str, memory_mb: int | None) -> Iterator[Cluster]:
 
     executor = RayExecutor(address, memory_mb=memory_mb)
     try:
-        yield Cluster(executor, _machine(executor.cores, executor.gpus, executor.description), executor.description)
+        machine = _machine("Ray", executor.cores, executor.gpus, executor.description)
+        yield Cluster(executor, machine, executor.description)
     finally:
         executor.close()
 
 
-def _machine(cores: int, gpus: int, description: str) -> MachineInfo:
+def _partition() -> str:
+    name = one_line(os.environ.get("SBATCH_PARTITION", ""))
+    return f" (partition {name})" if name else ""
+
+
+def _machine(name: str, cores: int, gpus: int, description: str) -> MachineInfo:
+    """Return the machine of a cluster's runs: the history must not take their speeds for those of this machine."""
     here = this_machine(Path.cwd())
-    return replace(here, cores=cores, gpus=gpus, facts={**here.facts, "cluster": description})
+    node = f"node of {name}"
+    own = {"processor": node, "cores": str(cores), "GPUs": f"{gpus} per {node}" if gpus else "none"}
+    return replace(here, cores=cores, gpus=gpus, facts={**here.facts, **own, "cluster": description})

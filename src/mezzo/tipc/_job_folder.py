@@ -7,6 +7,7 @@ removing the folder ends all workers of a run, also of one whose runner was kill
 
 import json
 import os
+import re
 import shutil
 import socket
 import uuid
@@ -22,6 +23,8 @@ from mezzo.tipc._run_folder import RunFolderError
 
 JOBS = "jobs"
 _PLAN = "plan.json"
+_TOKEN = re.compile(r"\.?[0-9a-f]{12}")  # of a run; with a dot if its jobs were retired
+_START = re.compile(r"(\d+)\.start\.json")
 _MAX_BYTES = 64 * MiB
 
 
@@ -118,7 +121,7 @@ class JobFolder:
             names = os.listdir(self.path)
         except FileNotFoundError:
             return set()
-        return {int(name.split(".")[0]) for name in names if name.endswith(".start.json") and name[0].isdigit()}
+        return {int(match[1]) for name in names if (match := _START.fullmatch(name))}
 
     def retire(self) -> "JobFolder":
         """Let the workers find no plan any more, which ends them; return the folder under its new name."""
@@ -133,7 +136,9 @@ class JobFolder:
 def retire_jobs(folder: Path) -> list[JobFolder]:
     """End the jobs that an earlier run has left, and return their folders."""
     jobs = folder / JOBS
-    left = [JobFolder(path) for path in sorted(jobs.iterdir())] if jobs.is_dir() else []
+    # `jobs` may be a link to a folder of somebody else, or hold files of the system.
+    paths = sorted(path for path in jobs.iterdir() if _TOKEN.fullmatch(path.name)) if jobs.is_dir() else []
+    left = [JobFolder(path) for path in paths if path.is_dir() and not path.is_symlink()]
     return [each if each.path.name.startswith(".") else each.retire() for each in left]
 
 

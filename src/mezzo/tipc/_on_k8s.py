@@ -1,5 +1,6 @@
 """A Job for Kubernetes that certifies configurations: a template to apply, one pod per configuration."""
 
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ def job_template(
     check: bool = False,
     step_limit: float | None = None,
     memory_mb: int | None = None,
+    history: Path | None = None,
 ) -> str:
     """Return an indexed Job (batch/v1) as YAML, which needs Kubernetes 1.31.
 
@@ -33,13 +35,16 @@ def job_template(
         check: Add the checks of a certificate.
         step_limit: Seconds for one step.
         memory_mb: Memory of each pod in MiB.
+        history: The history of the runs, or `off`; None: the default one.
 
     """
     options = ["--check"] if check else []
     options += [] if step_limit is None else ["--step-limit", f"{step_limit:g}"]
+    options += [] if history is None else ["--history", str(history)]
     run = shlex.join(["mezzo", "tipc", "run", "--resume", *options])
     texts = shlex.join(str(config) for config in configs)
-    script = f'configs=({texts})\nexec {run} "${{configs[$JOB_COMPLETION_INDEX]}}" {shlex.quote(mode)}\n'
+    script = f'configs=({texts})\nexec {run} -- "${{configs[$JOB_COMPLETION_INDEX]}}" {shlex.quote(mode)}\n'
+    script = re.sub(r"\$(?=[$(])", "$$", script)  # Kubernetes expands $(NAME), and makes $ of $$
     requests, limits = {"cpu": "2"}, {"nvidia.com/gpu": "1"}
     if memory_mb is not None:
         requests["memory"] = limits["memory"] = f"{memory_mb}Mi"

@@ -7,6 +7,7 @@ its task. Commands run in sessions of their own, outside of Ray's process; a wat
 import logging
 import os
 import queue
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -32,13 +33,13 @@ def _check_address(address: str) -> None:
     if address in ("", "auto"):
         return
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > _MAX_PORT:
+    if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > _MAX_PORT:
         raise OptionError(f"--on ray://{address}: must be ray://HOST:PORT, as `ray start --head` prints it")
     try:
         socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the second: a host that no domain name can spell
         raise RunError(
-            f"no Ray at {address}: {error.strerror or error}; `ray status` shows a running cluster"
+            f"no Ray at {address}: {getattr(error, 'strerror', '') or error}; `ray status` shows a running cluster"
         ) from None
 
 

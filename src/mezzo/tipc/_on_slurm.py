@@ -5,6 +5,7 @@ array is a step of run 7. So `aftercorr`, which lets task 7 wait for task 7 of a
 steps. Slurm keeps the order, starts what can start, and starts again what a broken node has ended.
 """
 
+import json
 import math
 import shlex
 import sys
@@ -122,7 +123,7 @@ class SlurmExecutor:
             self.cancel()
         if self.work.is_dir():
             for path in self.work.iterdir():
-                if path.suffix == ".tsv" or not path.stat().st_size:
+                if path.suffix == ".jsonl" or not path.stat().st_size:
                     path.unlink()
             if not any(self.work.iterdir()):
                 self.work.rmdir()
@@ -171,9 +172,9 @@ class SlurmExecutor:
     def _script(self, array: _Array) -> str:
         """Write the table of an array and return its script."""
         self.num_tables += 1
-        table = self.work / f"{self.num_tables}.tsv"
+        table = self.work / f"{self.num_tables}.jsonl"
         rows = (
-            f"{task}\t{self.book.folders[job.run].path}\t{self.book.index_of(job)}\n"
+            json.dumps([task, str(self.book.folders[job.run].path), self.book.index_of(job)]) + "\n"
             for task, job in array.tasks.items()
         )
         write_text(table, "".join(rows))
@@ -191,7 +192,7 @@ class SlurmExecutor:
             "--ntasks=1",
             f"--cpus-per-task={key.cpus}",
             f"--chdir={root}",
-            f"--output={self.work}/%A_%a.out",
+            f"--output={str(self.work).replace('%', '%%')}/%A_%a.out",
             "--requeue",
             "--kill-on-invalid-dep=yes",
         ]

@@ -17,6 +17,10 @@ from mezzo.tipc._marks import STEP_MARK, kill_marked, marked, send_signal
 from mezzo.tipc._plan import PlanStep
 
 _GRACE = 5.0  # seconds between SIGTERM and SIGKILL
+MAX_LOG_BYTES = 1 << 30
+"""Output of a command beyond this is not logged, except its end: a loop that prints must not fill the disk."""
+TAIL_BYTES = 4 << 20
+"""The end that is logged of a longer output."""
 
 
 def environment(step: PlanStep, base: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -111,6 +115,7 @@ class _Pump(threading.Thread):
         super().__init__(daemon=True)
         self.source, self.echo, self.error = source, echo, ""
         self.target: IO[bytes] | None = None
+        self.size, self.tail, self.num_left_out = 0, bytearray(), 0
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             self.target = log.open("wb", buffering=0)
@@ -122,19 +127,39 @@ class _Pump(threading.Thread):
     def run(self) -> None:
         """Copy until all writers have closed the pipe."""
         while chunk := os.read(self.source.fileno(), 1 << 16):
-            try:
-                if self.target is not None and not self.error:
-                    self.target.write(chunk)
-            except OSError as error:
-                self.error = error.strerror or str(error)
-            except ValueError:  # `finish` has waited long enough and closed the log
-                self.error = "closed before the end of the output"
+            room = max(0, MAX_LOG_BYTES - self.size)
+            self.size += len(chunk)
+            self._write(chunk[:room])
+            self._keep_tail(chunk[room:], 2 * TAIL_BYTES)
             try:
                 if self.echo is not None:
                     self.echo.write(chunk)
                     self.echo.flush()
             except (OSError, ValueError):
                 self.echo = None  # the reader has gone; the command continues
+
+        self._keep_tail(b"", TAIL_BYTES)
+        if self.num_left_out:
+            self._write(f"\n[... {self.num_left_out} bytes are left out here ...]\n".encode())
+        self._write(bytes(self.tail))
+
+    def _write(self, data: bytes) -> None:
+        """Write to the log; keep the first error."""
+        try:
+            if data and self.target is not None and not self.error:
+                self.target.write(data)
+        except OSError as error:
+            self.error = error.strerror or str(error)
+        except ValueError:  # `finish` has waited long enough and closed the log
+            self.error = "closed before the end of the output"
+
+    def _keep_tail(self, data: bytes, limit: int) -> None:
+        """Add to the end of a long output; if it is longer than the limit, keep only the last `TAIL_BYTES`."""
+        self.tail += data
+        if len(self.tail) > limit:
+            cut = len(self.tail) - TAIL_BYTES
+            self.num_left_out += cut
+            del self.tail[:cut]
 
     def finish(self) -> str:
         """Wait for the rest of the output; return the error of the log, empty if there is none."""

@@ -73,7 +73,7 @@ def load_run(directory: Path | str) -> RecordedRun:
         info = RunInfo.parse(text)
     except ValueError as error:
         raise RunFolderError(f"{info_path}: {error}") from None
-    records, notes = _read_records(directory / RECORDS)
+    records, notes = read_records(directory / RECORDS)
     return RecordedRun(directory=directory, info=info, records=records, checks=_read_checks(directory), notes=notes)
 
 
@@ -110,7 +110,8 @@ def _read_text(path: Path) -> str:
         raise RunFolderError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from None
 
 
-def _read_records(path: Path) -> tuple[tuple[Record, ...], tuple[str, ...]]:
+def read_records(path: Path) -> tuple[tuple[Record, ...], tuple[str, ...]]:
+    """Return the records of a file, the last one of each step, and notes about the file; raises RunFolderError."""
     lines = _read(path).split(b"\n")
     notes: tuple[str, ...] = ()
     if _is_cut_off(lines[-1]):  # complete lines end with a newline, so the last piece is empty

@@ -18,7 +18,7 @@ from mezzo.tipc._process import end_all_of
 from mezzo.tipc._profiles import PROFILES
 from mezzo.tipc._progress import RunListener
 from mezzo.tipc._record import RECORDS, RUN, Record, RunInfo, append_line
-from mezzo.tipc._run_folder import load_run
+from mezzo.tipc._run_folder import RunFolderError, load_run, read_records
 from mezzo.tipc._shell import export_folders
 from mezzo.tipc._step_run import StepRunner, now
 from mezzo.tipc._stop_request import StopRequest
@@ -143,7 +143,7 @@ def _earlier_records(folder: Path) -> dict[str, Record]:
     """Return the records of steps that passed in earlier runs, by the hash of the command."""
     before: list[Record] = []
     if (folder / _EARLIER).is_file():  # an earlier resumed run was interrupted
-        before += [Record.parse(line) for line in (folder / _EARLIER).read_text("utf-8").splitlines()]
+        before += read_records(folder / _EARLIER)[0]
     if (folder / RECORDS).is_file() and (folder / RUN).is_file():
         before += load_run(folder).records
     before += left_records(folder)  # of workers that outlived their runner
@@ -220,6 +220,7 @@ class PlanRun:
         result = FAILED if bad else PASSED if any(record.status == "passed" for record in records) else NOTHING
         if self.stop.signal is not None:
             result = 128 + self.stop.signal
+        self._complete_records()
         write_text(self.folder / RUN, replace(self.info, end=now(), result=result).text())
         remove_jobs(self.folder)
         if self.stop.signal is None:
@@ -268,6 +269,17 @@ class PlanRun:
         except MezzoError as error:
             self.progress.say(f"mezzo: {error}")
         self.progress.ended(record)
+
+    def _complete_records(self) -> None:
+        """Write all records again if the file lacks some: its folder was removed during the run, or the disk was full."""
+        path, lines = self.folder / RECORDS, [record.line() for record in self.records.values()]
+        try:
+            found = read_records(path)[0]
+        except RunFolderError:  # missing, or damaged from outside
+            found = ()
+        if len(found) < len(lines):
+            self.progress.say(f"mezzo: {path}: {len(lines) - len(found)} records were missing and are written again")
+            write_text(path, "".join(f"{line}\n" for line in lines))
 
     def _write_status(self) -> None:
         """Write the status lines of ended steps, in the order of the plan."""

@@ -1,6 +1,6 @@
 """The program of one task of a Slurm array: `python -m mezzo.tipc._slurm_job TABLE`.
 
-The table has one line per task: number of the task, folder of jobs, place of the step in its plan. The task ends with 0
+The table has a JSON list per task: number of the task, folder of jobs, place of the step in its plan. The task ends with 0
 if it leaves a record, whatever the record says: a failed training is a result. Any other exit status is a failure of the
 cluster, and Slurm does not start what depends on it.
 """
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from mezzo.errors import MezzoError, RunError
-from mezzo.files import MiB, read_text, say
+from mezzo.files import MiB, parse_json, read_text, say
 from mezzo.tipc._job_folder import JobFolder
 from mezzo.tipc._needs import all_needs
 from mezzo.tipc._stop_request import StopRequest
@@ -39,9 +39,9 @@ def main(table: str, task: str) -> int:
 
 
 def _find(table: Path, task: str) -> tuple[Path, int]:
-    for line in read_text(table, limit=64 * MiB).splitlines():
-        number, place, index = line.split("\t")
-        if number == task:
+    for line in read_text(table, limit=64 * MiB).split("\n")[:-1]:
+        number, place, index = parse_json(line)
+        if str(number) == task:
             return Path(place), int(index)
     raise RunError(f"{table}: no line for task {task}")
 

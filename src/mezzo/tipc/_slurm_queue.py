@@ -49,9 +49,10 @@ def states(name: str) -> Mapping[TaskId, str]:
     """Return the states of all tasks of the jobs with a name that Slurm still knows."""
     found = {}
     for line in slurm("squeue", "-h", "-r", "-t", "all", "-n", name, "-o", "%F|%K|%T").splitlines():
-        job, task, state = line.split("|")
-        if task.isdigit():
-            found[int(job), int(task)] = state
+        if (row := re.fullmatch(r"(\d+)\|([^|]*)\|(\w+)", line.strip())) is None:
+            raise RunError(f"squeue: expected the state of a task, not '{one_line(line)[:80]}'")
+        if row[2].isdecimal():
+            found[int(row[1]), int(row[2])] = row[3]
     return found
 
 

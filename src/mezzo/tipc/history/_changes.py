@@ -9,7 +9,9 @@ from mezzo.report import number, plural, time_text
 from mezzo.tipc.history._noise import AHEAD, NEEDED, Baseline, LevelChange, baseline, level_changes
 from mezzo.tipc.history._rows import HistoryRun, HistoryStep, Series, parse_words
 
-BAD = ("failed", "timeout", "interrupted")
+BAD = ("failed", "timeout")
+UNDECIDED = ("skipped", "interrupted")
+"""Statuses without a verdict: nothing ran, or a signal or the cluster ended it."""
 What = Literal[  # the most severe first
     "broke",
     "slower",
@@ -102,9 +104,9 @@ def measured(points: Sequence[Point], measure: Measure) -> list[tuple[Point, flo
 def verdict_change(points: Sequence[Point]) -> tuple[Point, Point | None]:
     """Return the first point of the last stretch with one verdict (bad or not), and the point before it.
 
-    Skipped ones do not count.
+    Those without a verdict do not count.
     """
-    counted = [point for point in points if point[1].status != "skipped"] or list(points)
+    counted = [point for point in points if point[1].status not in UNDECIDED] or list(points)
     first = len(counted) - 1
     while first and (counted[first - 1][1].status in BAD) == (counted[-1][1].status in BAD):
         first -= 1

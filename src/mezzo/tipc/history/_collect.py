@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import statistics
 from collections import Counter
@@ -27,7 +28,7 @@ _LONGEST = 300  # characters of a name or a reason
 
 
 def add_run(path: Path, folder: Path) -> AddedRun:
-    """Add the run of a folder to a history; a run that is in it already stays as it is.
+    """Add the run of a folder to a history; see `add_rows` for a run that is in it already.
 
     Raises:
         RunFolderError: The folder cannot be read.
@@ -58,7 +59,7 @@ def collect(run: RecordedRun) -> tuple[HistoryRun, list[HistoryStep]]:
         mode=_short(info.mode),
         config=_short(PurePath(info.config).stem),
         profile=_short(info.profile),
-        folder=str(run.directory.resolve()),
+        folder=os.fsencode(run.directory.resolve()).decode(errors="backslashreplace"),
         started=_utc(run, info.start),
         ended=_utc(run, info.end) if info.end else "",
         result=info.result,
@@ -94,7 +95,7 @@ def _step(run: RecordedRun, record: Record, has_gpu: bool) -> HistoryStep:
     if latency and reports[0].batch.isdigit():
         speed = 1000 * int(reports[0].batch) / latency
     score = accuracy(log) if record.kind in _TRAINED else None
-    labels = {name: one_line(value, _LONGEST) for name, value in sorted(record.labels.items()) if value}
+    labels = {_short(name): _short(value) for name, value in sorted(record.labels.items()) if value}
     return HistoryStep(
         series=Series(
             network=_short(run.info.model),
@@ -115,7 +116,8 @@ def _step(run: RecordedRun, record: Record, has_gpu: bool) -> HistoryStep:
         throughput=speed,
         accuracy=score[1] if score else None,
         accuracy_name=score[0] if score else "",
-        busy=busy_reason(record.load) or spread_reason(speeds),
+        busy=_short(busy_reason(record.load) or spread_reason(speeds)),
+        host=_short(record.host),
     )
 
 

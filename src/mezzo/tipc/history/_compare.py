@@ -11,6 +11,7 @@ from mezzo.tipc.history._changes import (
     ACCURACY,
     BAD,
     SHORT_HASH,
+    UNDECIDED,
     WORSE,
     Finding,
     Point,
@@ -170,12 +171,11 @@ def _verdicts(series: Series, points: list[Point], old: Point | None, new: Point
         yield Finding("new", series, step.step, f"{step.status} {reason}".rstrip())
         return
     was_bad, is_bad = old[1].status in BAD, step.status in BAD
-    if is_bad == was_bad:
-        if step.status == "skipped" != old[1].status:
-            yield Finding("not run", series, step.step, f"was {old[1].status}; now skipped: {reason}")
+    if step.status in UNDECIDED:
+        if old[1].status not in UNDECIDED:
+            yield Finding("not run", series, step.step, f"was {old[1].status}; now {step.status}: {reason}")
         return
-    if was_bad and step.status == "skipped":
-        yield Finding("not run", series, step.step, f"was {old[1].status}; now skipped: {reason}")
+    if is_bad == was_bad:
         return
     own = [point for point in points if point[0].machine == new[0].machine]
     first, previous = verdict_change(own)

@@ -81,6 +81,8 @@ class HistoryStep:
     accuracy_name: str
     busy: str = ""
     """Why its speed means nothing; empty if it does."""
+    host: str = ""
+    """The node of a cluster that ran it; empty: the runner's own machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,8 @@ class Filter:
                 "(series.device = ? COLLATE NOCASE OR (series.device = 'gpu' AND instr(lower(runs.gpu), ?)))"
             )
             values += [self.device, self.device.lower()]
-        return " AND ".join(conditions), values
+        # An argument that is not UTF-8 chooses nothing; SQLite would refuse it.
+        return " AND ".join(conditions), [value.encode(errors="replace").decode() for value in values]
 
 
 def parse_words(text: str) -> dict[str, str]:

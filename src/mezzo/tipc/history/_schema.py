@@ -47,6 +47,9 @@ SCRIPTS: tuple[tuple[str, ...], ...] = (
     (  # version 2: why the speed of a step means nothing; empty if it does
         "ALTER TABLE steps ADD COLUMN busy TEXT NOT NULL DEFAULT ''",
     ),
+    (  # version 3: the node of a cluster that ran a step; empty if the runner's own machine did
+        "ALTER TABLE steps ADD COLUMN host TEXT NOT NULL DEFAULT ''",
+    ),
 )
 """Statements that make a file of version n from one of version n - 1. A new file takes all of them: one way to the end."""
 
@@ -63,7 +66,7 @@ _COLUMNS = (
     ("series", "network mode config kind labels device precision".split(), ("place",)),
     (
         "steps",
-        "step status reason accuracy_name busy".split(),
+        "step status reason accuracy_name busy host".split(),
         ("seconds", "latency_ms", "throughput", "accuracy", "resumed"),
     ),
 )

@@ -36,7 +36,7 @@ class AddedRun:
 
     id: int
     is_new: bool
-    """False: it was there before."""
+    """False: it was there before, and has not been changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +56,32 @@ def check_history(path: Path) -> None:
 def add_rows(path: Path, run: HistoryRun, steps: Sequence[HistoryStep]) -> AddedRun:
     """Add a run in one transaction: after a crash it is in the file completely, or not at all.
 
+    A run that is in it already stays as it is, unless it was added before it had ended and has ended now.
+
     Raises:
         HistoryError: The file cannot be used; see `open_history`.
     """
     with open_history(path, create=True) as connection, transaction(connection):
-        found = connection.execute("SELECT id FROM runs WHERE key = ?", (run.key,)).fetchone()
+        found = connection.execute("SELECT id, result FROM runs WHERE key = ?", (run.key,)).fetchone()
         if found is not None:
-            return AddedRun(found[0], False)
+            if found[1] is not None or run.result is None:
+                return AddedRun(found[0], False)
+            _replace_run(connection, found[0], run)
+            _insert_steps(connection, found[0], steps)
+            return AddedRun(found[0], True)
         marks = ", ".join("?" * (len(RUN_COLUMNS) - 1))
         columns = ", ".join(RUN_COLUMNS[1:])
         number = connection.execute(f"INSERT INTO runs ({columns}) VALUES ({marks})", astuple(run)[1:]).lastrowid
         assert number is not None
         _insert_steps(connection, number, steps)
         return AddedRun(number, True)
+
+
+def _replace_run(connection: sqlite3.Connection, number: int, run: HistoryRun) -> None:
+    """Replace a run that was added before it had ended, and remove its steps."""
+    connection.execute("DELETE FROM steps WHERE run = ?", (number,))
+    values = ", ".join(f"{name} = ?" for name in RUN_COLUMNS[1:])
+    connection.execute(f"UPDATE runs SET {values} WHERE id = ?", (*astuple(run)[1:], number))
 
 
 def _insert_steps(connection: sqlite3.Connection, run: int, steps: Sequence[HistoryStep]) -> None:

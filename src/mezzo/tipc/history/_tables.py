@@ -8,9 +8,9 @@ from mezzo.tipc.history._changes import SHORT_HASH, Point
 from mezzo.tipc.history._rows import HistoryStep
 
 _HEADER = ("run started network mode step device precision verdict seconds latency_ms throughput accuracy accuracy_name "
-           "busy reason mezzo torch commit gpu driver machine folder").split()  # fmt: skip
+           "busy reason host mezzo torch commit gpu driver machine folder").split()  # fmt: skip
 
-_OF_STEP = "step seconds latency_ms throughput accuracy accuracy_name busy reason".split()
+_OF_STEP = "step seconds latency_ms throughput accuracy accuracy_name busy reason host".split()
 
 
 def steps_table(points: Sequence[Point], count: int) -> str:

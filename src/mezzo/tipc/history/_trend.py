@@ -139,8 +139,9 @@ def _row(series: Series, machine: str, points: list[Point], is_current: bool) ->
             if change.is_confirmed:
                 findings.append(_finding(each, change, found))
                 marks += [points.index(found[change.at][0])] if each is measure else []
-    if is_current and points[-1][1].status in BAD:  # a step that the network no longer has is not broken
-        findings.append(_broken(points))
+    ended = [point for point in points if point[1].status != "interrupted"]
+    if is_current and ended and ended[-1][1].status in BAD:  # a step that the network no longer has is not broken
+        findings.append(_broken(ended))
     drawn = points[-LAST:]
     skipped = len(points) - len(drawn)
     normal = normal_level([value for _, value in usable], changes)
