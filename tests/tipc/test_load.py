@@ -32,15 +32,14 @@ def test_other_processes_are_measured_and_the_command_itself_is_not(monkeypatch,
     monkeypatch.setattr("mezzo.tipc._load.EVERY_S", 0.3)
     cores = len(os.sched_getaffinity(0))
     busy, own_s = load_of(1.5, cores, tmp_path)
-    # As many loops as cores beside one of the command: fair shares leave the others cores / (cores + 1) of the time.
-    # They start when the command does, and shares over a second are not exact: at least half of that.
-    assert float(busy["others"]) > 0.5 * cores / (cores + 1)
     assert int(busy["cores"]) == cores
     if "pressure" in busy:
         assert float(busy["pressure"]) > 0.5
         assert busy_reason(busy)
-    # What the command computes itself is not in it, however busy the machine is; 0.1: both clocks are coarse.
-    assert float(busy["others"]) < 1 - own_s / (1.5 * cores) + 0.1
+    # The loops keep all cores busy: what the command does not compute itself is the others' share. 0.15: the last
+    # sample is up to 0.3 of 1.5 seconds before the end, and Python takes a moment to start.
+    share_of_others = 1 - own_s / (1.5 * cores)
+    assert abs(float(busy["others"]) - share_of_others) < 0.15
 
 
 def test_a_short_command_has_no_load():
