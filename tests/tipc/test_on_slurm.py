@@ -73,7 +73,7 @@ def test_more_memory_than_the_step_has_is_a_failure_that_says_so(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_runner_that_is_ended_is_resumed_and_repeats_nothing_that_passed(tmp_path, number):
     def check_ended():
-        if number == signal.SIGINT:  # nobody is left to cancel the jobs of a killed runner; the next one does
+        if number == signal.SIGINT:  # a killed runner cannot cancel its jobs; the next one does
             assert slurm("squeue", "-h") == "", "its jobs are cancelled"
             assert not sleepers("703")
 

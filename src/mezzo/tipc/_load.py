@@ -54,7 +54,7 @@ class LoadSampler:
             return
         self._last = now
         seconds = now - self._start
-        # A process that has ended is in the times of its parent, unless nobody waited for it: never count backwards.
+        # A process that has ended is in the times of its parent, unless its parent did not wait for it: never count backwards.
         self._own = max(self._own, sum(_cpu_seconds(pid) for pid in self._processes()))
         found = {"cores": str(len(self._cores) or os.cpu_count() or 1), "load": f"{os.getloadavg()[0]:.2f}"}
         busy, waited = _busy_seconds(self._cores), _waited_seconds()
