@@ -1,4 +1,4 @@
-"""Attention in captured graphs: a mask that is the causal one is dropped, every other one stays."""
+"""Attention in captured graphs: a mask that is causal or hides nothing is dropped, every other one stays."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,6 +28,12 @@ def compared(x: Tensor) -> Tensor:
 
 def lower(x: Tensor) -> Tensor:
     return torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=x.device).tril()
+
+
+def nothing(x: Tensor) -> Tensor:
+    """The way of transformers for a bidirectional model."""
+    places = torch.arange(LENGTH, device=x.device) + 0
+    return (places[None, None, :, None] >= 0).expand(len(x), -1, LENGTH, LENGTH)
 
 
 def band(x: Tensor) -> Tensor:
@@ -84,11 +90,11 @@ def attention_of(step: Any) -> dict[str, Any]:
     return dict(node.kwargs)
 
 
-@pytest.mark.parametrize("mask", [compared, lower])
-def test_a_causal_mask_is_dropped_and_the_numbers_stay(mask: Mask) -> None:
+@pytest.mark.parametrize(("mask", "is_causal"), [(compared, True), (lower, True), (nothing, False)])
+def test_a_needless_mask_is_dropped_and_the_numbers_stay(mask: Mask, is_causal: bool) -> None:
     expected, _ = train(mask, "eager")
     found, step = train(mask, "aot_eager")
-    assert attention_of(step)["is_causal"] is True
+    assert attention_of(step)["is_causal"] is is_causal
     assert attention_of(step)["attn_mask"] is None
     assert found == pytest.approx(expected, rel=1e-5)  # float32, other kernels of attention
     names = [str(node.target) for node in step.graphs[-1].calls_of_dynamo]

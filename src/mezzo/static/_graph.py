@@ -38,7 +38,7 @@ from mezzo.static._batch_norms import fuse_batch_norms
 from mezzo.static._casts import drop_needless_casts
 from mezzo.static._compared import store_compared_values
 from mezzo.static._convolutions import use_own_gradients
-from mezzo.static._masks import drop_causal_masks
+from mezzo.static._masks import drop_needless_masks
 from mezzo.static._operators import count_operators
 from mezzo.static._region import CastRules, NoGuardError, casting_region
 from mezzo.static._traced_regions import regions_traced
@@ -203,7 +203,7 @@ class Capture:
         if self.precision.use_guard and self.precision.is_on:
             _region.refuse_missing_guard(any(node.target is _region.enter_guard for node in module.graph.nodes))
         self._place_markers(module.graph)
-        drop_causal_masks(module.graph)
+        drop_needless_masks(module.graph)
         module.recompile()
         precision = self.precision if self.precision.is_on else CastRules(current_policy())
         self.graphs.append(CapturedGraph(copy.deepcopy(module), _without_memory(module, inputs), precision))

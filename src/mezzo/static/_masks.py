@@ -1,9 +1,9 @@
-"""Attention whose mask is the causal one, in captured graphs: the mask becomes `is_causal=True`.
+"""Attention with a mask tensor that is causal or hides nothing, in captured graphs: the tensor is dropped.
 
 With `is_causal` the kernels of attention skip half of the scores; with a mask tensor they compute all
-of them. In compiled code transformers always makes a mask tensor before torch 2.14, also where eager
-code needs none. Here a mask that does not depend on data is computed once, while the graph is
-captured, and compared with the causal one.
+of them, and read the mask. In compiled code transformers always makes a mask tensor before torch 2.14,
+also where eager code needs none. Here a mask that does not depend on data is computed once, while the
+graph is captured, and compared with both.
 """
 
 from __future__ import annotations
@@ -34,18 +34,20 @@ _METHODS = frozenset(
 """What a mask may be made of: functions of their arguments, which change no tensor."""
 
 
-def drop_causal_masks(graph: Graph) -> None:
-    """Let attention be causal where its mask is the causal one, in a graph that Dynamo captured.
+def drop_needless_masks(graph: Graph) -> None:
+    """Call attention without a mask tensor where that gives the same result, in a graph that Dynamo captured.
 
-    A mask that depends on an input, such as one for padding, stays.
+    The causal mask becomes `is_causal=True`; a mask that hides nothing becomes None. A mask that depends
+    on an input, such as one for padding, stays.
     """
     masks = _Masks()
     dropped = False
     for node in graph.nodes:
         mask = _mask_of(node)
-        if mask is not None and masks.is_causal(mask):
+        is_causal = None if mask is None else masks.is_causal(mask)
+        if is_causal is not None:
             node.args = node.args[:3]
-            node.kwargs = {**node.kwargs, "attn_mask": None, "is_causal": True}
+            node.kwargs = {**node.kwargs, "attn_mask": None, "is_causal": is_causal}
             dropped = True
     if dropped:
         for node in reversed(list(graph.nodes)):  # only parts of masks: other calls may have effects
@@ -67,25 +69,28 @@ class _Masks:
     def __init__(self) -> None:
         self.parts: dict[Node, bool] = {}
         """Nodes that were looked at, and whether they depend on constants only."""
-        self._found: dict[Node, bool] = {}
+        self._found: dict[Node, bool | None] = {}
 
-    def is_causal(self, mask: Node) -> bool:
-        """Whether a mask is the causal one in every row of the batch and every head."""
+    def is_causal(self, mask: Node) -> bool | None:
+        """Whether a mask is the causal one, True, or hides nothing, False, in all rows and heads; None: neither."""
         if mask not in self._found:
             self._found[mask] = self._compare(mask)
         return self._found[mask]
 
-    def _compare(self, mask: Node) -> bool:
+    def _compare(self, mask: Node) -> bool | None:
         example = mask.meta.get("example_value")
         if not isinstance(example, Tensor) or example.dtype != torch.bool or example.dim() < 2:
-            return False
+            return None
         rows, columns = example.shape[-2:]
-        if not isinstance(rows, int) or rows != columns or rows > MOST_LENGTH or not self._is_constant(mask):
-            return False
+        is_small = all(isinstance(side, int) and side <= MOST_LENGTH for side in (rows, columns))
+        if not is_small or not self._is_constant(mask):
+            return None
         with torch.no_grad():
             value = self._value(mask, {})
-            causal = torch.ones(rows, rows, dtype=torch.bool, device=value.device).tril()
-            return torch.equal(value, causal.expand_as(value))
+            if value.all():
+                return False
+            causal = torch.ones(rows, columns, dtype=torch.bool, device=value.device).tril()
+            return True if rows == columns and torch.equal(value, causal.expand_as(value)) else None
 
     def _is_constant(self, node: Node) -> bool:
         """Whether a node depends on constants only, and nothing writes into it."""
