@@ -126,8 +126,9 @@ class IsolatedCall(Generic[T]):
         if kind == "failed":
             self._child.join(END_S)  # it still writes its traceback
             raise RunError(value)
+        # The process sends when it started: this may be read much later, after other processes.
         is_limited = kind == "started" and self._budget_s is not None
-        self._deadline = time.monotonic() + (self._budget_s or 0.0) if is_limited else None
+        self._deadline = value + self._budget_s if is_limited else None
         return kind, value
 
 
@@ -139,7 +140,7 @@ def _work(sender: Connection, gate: Connection | None, function: Callable[..., A
     if hasattr(os, "setsid"):
         os.setsid()  # compilers start processes of their own; one signal ends the whole group
     os.dup2(2, 1)  # stdout belongs to the table or the JSON of the parent
-    sender.send(("started", None))
+    sender.send(("started", time.monotonic()))
 
     def report(*values: Any) -> None:
         nonlocal gate

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Annotated
 
 from mezzo._options import Option, split_commas
-from mezzo.cli._bench_static import SlowestKernels, recipe_words, show_result
+from mezzo.cli._bench_static import AtOnce, SlowestKernels, recipe_words, show_result
 from mezzo.cli._common import Device, Json, Steps
 from mezzo.cli._show import print_bench, progress_bar
 
@@ -41,10 +41,7 @@ def llm(
     check_steps: Annotated[int, Option("Steps of the training whose final loss is shown.")] = 50,
     fuse: Annotated[bool, Option("Prepare mezzo's networks with fuse=True.")] = True,
     isolate: Annotated[bool, Option("Each recipe in a process of its own.")] = False,
-    at_once: Annotated[
-        int,
-        Option("Build N recipes at the same time, each in its own process; then measure one by one.", metavar="N"),
-    ] = 0,
+    at_once: AtOnce = 0,
     kernels: SlowestKernels = 0,
     device: Device = None,
     as_json: Json = False,

@@ -28,6 +28,10 @@ def recipe_words() -> Iterable[str]:
     return recipe_choices()
 
 
+AtOnce = Annotated[
+    int,
+    Option("Build N recipes at the same time, each in its own process; then measure one by one.", metavar="N"),
+]
 SlowestKernels = Annotated[
     int,
     Option("On a GPU, also show the N slowest kernels of each recipe, and the time by kind of work.", metavar="N"),
@@ -98,6 +102,7 @@ def static(
     warm_caches: Annotated[
         int, Option("First build all recipes in N processes, so that the compilers' caches are warm.", metavar="N")
     ] = 0,
+    at_once: AtOnce = 0,
     kernels: SlowestKernels = 0,
     device: Device = None,
     as_json: Json = False,
@@ -124,6 +129,7 @@ def static(
             isolate=isolate,
             budget_s=budget,
             warm_caches=warm_caches,
+            at_once=at_once,
             kernels=kernels,
             device=device,
             progress=report,
