@@ -9,7 +9,7 @@ Without it: 'unspecified launch failure' when graphs of mezzo and of `torch.comp
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -29,6 +29,14 @@ def _renew_generator() -> None:
     generator.graphsafe_set_state(fresh.graphsafe_get_state())
 
 
+def _clean_up(stream: torch.cuda.Stream, pool: Any) -> None:
+    """Undo what torch leaves behind where the end of a capture raises: it stops before its own cleaning."""
+    torch.cuda.set_stream(stream)
+    with suppress(RuntimeError):  # raised if the allocator already left the pool
+        torch._C._cuda_endAllocateToPool(stream.device_index, pool)
+    _renew_generator()
+
+
 @contextmanager
 def capture_into(
     graph: torch.cuda.CUDAGraph,
@@ -41,7 +49,8 @@ def capture_into(
 
     Workspaces are forgotten before the capture, so that it allocates one in the graph's pool, and
     afterwards, so that no other code uses or frees that one. An exception of the captured code leaves
-    as it is, although the end of such a capture raises one, too.
+    as it is, although the end of such a capture raises one, too. Then the stream, the allocator and
+    the generator are as before the capture.
 
     Args:
         graph: The graph to capture into.
@@ -50,6 +59,8 @@ def capture_into(
         capture_error_mode: `thread_local` lets other threads call what a capture forbids.
     """
     _forget_workspaces()
+    pool = pool or torch.cuda.graph_pool_handle()
+    before = torch.cuda.current_stream()
     reason: BaseException | None = None
     try:
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=capture_error_mode):
@@ -59,7 +70,7 @@ def capture_into(
                 reason = error
                 raise
     except RuntimeError:
-        _renew_generator()
+        _clean_up(before, pool)
         if reason is not None:  # ending a capture that failed fails too, in words that do not help
             raise reason from None
         raise

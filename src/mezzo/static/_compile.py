@@ -262,6 +262,7 @@ class CompiledStep:
             # Eager code may do what a capture forbids, such as a checkpoint that reads the generator's state.
             report.chosen, report.backend = COMPILED, self._capture.backend
             report.reason = f"the step as written cannot be captured ({(str(error).splitlines() or [''])[0]})"
+            self._pool = None  # that of a failed capture keeps the memory that the capture had taken
             return self._build(compiled.training.compute, batch, device)
         report.seconds = {AS_WRITTEN: self._time(written, batch, device), COMPILED: compiled_s}
         decide(report)
