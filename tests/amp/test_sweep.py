@@ -66,8 +66,8 @@ ALLOWED: dict[str, dict[str, dict[Key, str]]] = {
             ("ctc_head_and_balanced_loss_of_paddleocr", "O2", "float16"): _HALF_AT_O2 + "exp(15) is above 65504",
             ("ohem_of_paddleseg", "O2", "bfloat16"): _HALF_AT_O2 + "pixels near the threshold are chosen otherwise",
             ("cosine_attention_of_swin_v2", "O2", "float16"): _HALF_AT_O2
-            + "the gradient of a head's one temperature is off by 7 units of 2^-11; it sums over all soft-max values, which "
-            "are half since soft-max runs without casts. That this is the cause is not proven",
+            + "the gradient of a head's one temperature is off by 7 units of 2^-11: its sum over all soft-max values takes "
+            "their half results. By torch.func, where soft-max returns float32 before the cast, it is right",
         },
         "samples": {(name, level, "bfloat16"): _CUDNN for name in ("lstm", "gru", "rnn_tanh") for level in LEVELS},
         "database": _DATABASE
@@ -113,6 +113,8 @@ def test_idioms_have_right_gradients_by_every_way(
 ) -> None:
     cases = idiom_cases(IDIOMS, level, dtype, device)
     findings = judge(cases, [level], dtype, device, [backward], cpu_compute=cpu_compute)
+    if backward not in ("after", "inside"):  # by torch.func soft-max keeps its casts
+        cases = [case for case in cases if case.name != "cosine_attention_of_swin_v2"]
     check(findings, cases, "idioms", device, [level], dtype)
 
 
