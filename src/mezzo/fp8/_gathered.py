@@ -64,6 +64,10 @@ class GatheredWeight(Tensor):
     ) -> GatheredWeight:
         return GatheredWeight(inner["numbers"], inner["inverse_scale"], dtype)
 
+    def _stable_hash_for_caching(self) -> str:
+        """Return what a compiled graph on disk depends on; torch 2.13 and newer warn without it."""
+        return f"GatheredWeight {tuple(self.shape)} {self.dtype} {self.device.type}"
+
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
