@@ -331,7 +331,7 @@ class Precision:
 
         Raises:
             TypeError: `model` is not a module.
-            RuntimeError: The model is sharded, decorated or prepared with an optimizer already.
+            RuntimeError: The model is sharded, wrapped (DDP, FSDP1), decorated or prepared with an optimizer already.
             ValueError: `blocks` or `excluded_layers` match no module, a weight is not float32 or has no
                 dimension, layers in half and in float32 share a weight, or `gather_fp8` is given with
                 another level, scales per row or delayed scaling. No weight is sharded then.

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from mezzo._torch.sharding import gathering_dtypes, is_converted
+from mezzo.amp._decorate_checks import wrapper_types
 from mezzo.amp._half_weights import half_parameters
 from mezzo.amp._sharding import is_sharded
 from mezzo.dtypes import HALF_DTYPES, dtype_name
@@ -32,12 +33,17 @@ def refuse_unshardable(model: Any) -> None:
 
     Raises:
         TypeError: It is not a module.
-        RuntimeError: It is sharded, decorated or prepared with an optimizer already.
+        RuntimeError: It is wrapped, sharded, decorated or prepared with an optimizer already.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"shard(): model must be an nn.Module, not {type(model).__name__}")
     if is_sharded(model) or any(param.dtype in HALF_DTYPES for param in model.parameters()):
         raise RuntimeError("shard(): the model is sharded or has half weights already; give a float32 model")
+    for name, module in model.named_modules():
+        if isinstance(module, wrapper_types()):
+            raise RuntimeError(
+                f"shard(): {name or 'the model'!r} is a {type(module).__name__} already; give the plain float32 model"
+            )
     if model in _with_optimizer:
         raise RuntimeError(
             "shard() after prepare(): the optimizer has the parameters that sharding replaces; call shard(model), create "
