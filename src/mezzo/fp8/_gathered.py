@@ -125,8 +125,8 @@ def warn_of_half_use(reason: str) -> None:
     if not _has_warned:
         _has_warned = True
         warnings.warn(
-            f"shard(gather_fp8=True): {reason}, so it uses the FP8 numbers of a weight, not its half numbers; name such "
-            "layers in half_layers, or shard without gather_fp8",
+            f"shard(gather_fp8=True): {reason}, so it uses the FP8 numbers of a weight, not its half numbers; name its "
+            "layer in half_layers, or shard without gather_fp8",
             UserWarning,
             stacklevel=2,
         )
