@@ -7,6 +7,7 @@ bisection, accuracy comparison and the benchmarks (except their stock side). It 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,7 @@ from mezzo.amp import (
     find_excluded,
     first_and_last,
     fp8_scales,
+    fp8_weights,
     fuse_parts,
     half_parameters,
     is_sharded,
@@ -41,8 +43,10 @@ from mezzo.amp import (
     note_optimizer,
     parse_master_weight,
     parse_optimizer_state,
+    refuse_gathering_in_fp8,
     refuse_old_parameters,
     refuse_other_fp8,
+    refuse_other_fp8_gathering,
     refuse_other_gathering,
     refuse_unshardable,
     refuse_unsharded_options,
@@ -291,6 +295,7 @@ class Precision:
         refuse_unsharded_options(self.master_weight, self._is_delayed)
         if self._half_weights:
             refuse_other_gathering(model, self.level, self.dtype, excluded)
+        refuse_other_fp8_gathering(model, self._find_fp8_weights(model, excluded))
         in_half = self._fp8_options(model).get("half_layers", ())
         exclude_layers(model, excluded)
         keep_in_half(model, in_half)
@@ -303,6 +308,7 @@ class Precision:
         blocks: Layers | None = None,
         reshard_after_forward: bool = True,
         fuse: bool = False,
+        gather_fp8: bool = False,
     ) -> M:
         """Shard a float32 model over the processes with FSDP2, in place; return it.
 
@@ -319,17 +325,31 @@ class Precision:
             reshard_after_forward: Free gathered weights after the forward pass; False keeps them until the
                 backward pass, which needs memory and saves a second all-gather.
             fuse: As in `prepare`, which cannot replace parts of a sharded model.
+            gather_fp8: O3: gather the weights of FP8 layers in FP8, one byte per number instead of two. FP8
+                products have the same numbers bit for bit. A call of such a layer that is not FP8, because it
+                has too few rows, uses the FP8 numbers of the weight and warns once.
 
         Raises:
             TypeError: `model` is not a module.
-            RuntimeError: The model is sharded, decorated or prepared with an optimizer already.
+            RuntimeError: The model is sharded, wrapped (DDP, FSDP1), decorated or prepared with an optimizer already.
             ValueError: `blocks` or `excluded_layers` match no module, a weight is not float32 or has no
-                dimension, or layers in half and in float32 share a weight. No weight is sharded then.
+                dimension, layers in half and in float32 share a weight, or `gather_fp8` is given with
+                another level, scales per row or delayed scaling. No weight is sharded then.
         """
         refuse_unshardable(model)
+        if gather_fp8:
+            refuse_gathering_in_fp8(None if self.policy is None else self.policy.fp8)
         excluded = self._find(model, self.excluded_layers, "excluded_layers") if self.policy is not None else []
         if fuse:
             self.fused = fuse_parts(model, excluded)
+        in_fp8 = self._find_fp8_weights(model, excluded) if gather_fp8 else []
+        if gather_fp8 and not in_fp8:
+            warnings.warn(
+                "shard(gather_fp8=True): the model has no FP8 layer, so all weights are gathered in half; "
+                "print(precision.explain(model)) gives the reasons",
+                UserWarning,
+                stacklevel=2,
+            )
         shard_model(
             model,
             self.level if self._half_weights else None,
@@ -338,8 +358,16 @@ class Precision:
             mesh=mesh,
             blocks=None if blocks is None else self._find(model, _as_sequence(blocks), "blocks"),
             reshard_after_forward=reshard_after_forward,
+            in_fp8=in_fp8,
         )
         return model
+
+    def _find_fp8_weights(self, model: nn.Module, excluded: Sequence[nn.Module]) -> list[nn.Parameter]:
+        """Return the weights that may be gathered in FP8."""
+        if self.level != "O3":
+            return []
+        assert self.policy is not None
+        return fp8_weights(model, self.policy, [*excluded, *self._find_half_layers(model)])
 
     def weight_dtypes(self, model: nn.Module) -> dict[str, torch.dtype]:
         """Return the dtype that `prepare` would give each parameter, by name; nothing changes."""

@@ -25,6 +25,7 @@ from mezzo.amp._exclude import find_excluded as find_excluded
 from mezzo.amp._exclude import is_excluded as is_excluded
 from mezzo.amp._explain import Explanation, explain
 from mezzo.amp._fp8 import first_and_last as first_and_last
+from mezzo.amp._fp8 import fp8_weights as fp8_weights
 from mezzo.amp._fp8 import keep_in_half
 from mezzo.amp._fp8 import refuse_other_fp8 as refuse_other_fp8
 from mezzo.amp._fp8_scales import fp8_scales, load_fp8_scales
@@ -51,7 +52,9 @@ from mezzo.amp._scaler import GradScaler, LossScaleFloorError
 from mezzo.amp._sharding import is_sharded as is_sharded
 from mezzo.amp._sharding import shard_model as shard_model
 from mezzo.amp._sharding_checks import note_optimizer as note_optimizer
+from mezzo.amp._sharding_checks import refuse_gathering_in_fp8 as refuse_gathering_in_fp8
 from mezzo.amp._sharding_checks import refuse_old_parameters as refuse_old_parameters
+from mezzo.amp._sharding_checks import refuse_other_fp8_gathering as refuse_other_fp8_gathering
 from mezzo.amp._sharding_checks import refuse_other_gathering as refuse_other_gathering
 from mezzo.amp._sharding_checks import refuse_unshardable as refuse_unshardable
 from mezzo.amp._sharding_checks import refuse_unsharded_options as refuse_unsharded_options

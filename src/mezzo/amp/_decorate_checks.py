@@ -73,7 +73,7 @@ def as_list(value: Any, kind: type[T], argument: str) -> list[T]:
 def refuse_wrapped(model: nn.Module, prefix: str) -> None:
     """Raise RuntimeError if a model, or a part of it, is wrapped for distributed training."""
     for name, module in model.named_modules():
-        if isinstance(module, _wrapper_types()):
+        if isinstance(module, wrapper_types()):
             path = ".".join(part for part in (prefix, name) if part) or "the model itself"
             if any(map(is_dtensor, model.parameters())):
                 raise RuntimeError(
@@ -91,7 +91,7 @@ def refuse_wrapped(model: nn.Module, prefix: str) -> None:
             )
 
 
-def _wrapper_types() -> tuple[type, ...]:
+def wrapper_types() -> tuple[type, ...]:
     """Return the classes of distributed wrappers. FSDP that was never imported has no instances."""
     kinds: list[type] = [nn.DataParallel, nn.parallel.DistributedDataParallel]
     fsdp = sys.modules.get("torch.distributed.fsdp")

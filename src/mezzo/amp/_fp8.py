@@ -17,7 +17,7 @@ from mezzo._torch.functorch import innermost_transform
 from mezzo._torch.layers import ConvNd
 from mezzo.amp._exclude import Excluded, ExclusionHandle, find_excluded, is_excluded, wrap_forward
 from mezzo.amp._policy import CASTABLE, Policy
-from mezzo.fp8 import fp8_linear, recipe_to_text
+from mezzo.fp8 import GatheredWeight, fp8_linear, recipe_to_text, warn_of_half_use
 
 _MARK = "_mezzo_forward_before_half"
 _PLAIN = (Tensor, nn.Parameter)
@@ -69,13 +69,19 @@ def fp8_call(policy: Policy, op: str, args: Sequence[Any], kwargs: dict[str, Any
     if torch.is_autocast_enabled(HALF_LAYER_DEVICE) or innermost_transform() is not None or has_forward_mode():
         return None
     product = PRODUCTS[op](args, kwargs)
-    if product is None or not all(_is_plain(tensor) for tensor in product if tensor is not None):
+    if product is None:
         return None
     x, weight, bias = product
+    own = (x, bias) if isinstance(weight, GatheredWeight) else product
+    if not all(_is_plain(tensor) for tensor in own if tensor is not None):
+        return None
     if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
         return None  # an error, which torch explains well
     inputs = weight.shape[1]
-    if policy.fp8.why_half(x.numel() // inputs if inputs else 0, inputs, weight.shape[0]) is not None:
+    reason = policy.fp8.why_half(x.numel() // inputs if inputs else 0, inputs, weight.shape[0])
+    if reason is not None:
+        if isinstance(weight, GatheredWeight):
+            warn_of_half_use(f"a product of {op} is not FP8 ({reason})")
         return None
     half = policy.dtype
     bias = None if bias is None else bias.to(half)
@@ -120,6 +126,30 @@ def refuse_other_fp8(model: nn.Module, spared: Sequence[nn.Module]) -> None:
                 f"level O3: {name or 'the model'!r} is a {kinds[0].__module__}.{kinds[0].__qualname__}, which computes in "
                 "FP8 by itself, and O3 would quantise twice; use O2 with it, or O3 without it, or name it in half_layers"
             )
+
+
+def fp8_weights(model: nn.Module, policy: Policy, spared: Sequence[nn.Module]) -> list[nn.Parameter]:
+    """Return the weights that only FP8 products use, if the inputs have enough rows.
+
+    Args:
+        model: The model to search.
+        policy: Of level O3.
+        spared: Modules that O3 leaves alone: excluded ones, and those that stay in half.
+    """
+    if policy.fp8 is None or not has_fp8(policy, "linear"):
+        return []
+    marked = [m for m in model.modules() if stays_in_half(m) or is_excluded(m) or isinstance(m, nn.MultiheadAttention)]
+    left_alone = {id(part) for module in (*spared, *marked) for part in module.modules()}
+    found: dict[int, nn.Parameter] = {}
+    others: set[int] = set()
+    for module in model.modules():
+        own = {name: param for name, param in module._parameters.items() if param is not None}
+        is_plain = type(module).forward is nn.Linear.forward and id(module) not in left_alone
+        if is_plain and "weight" in own and policy.fp8.why_half(None, *own["weight"].shape[::-1]) is None:
+            weight = own.pop("weight")
+            found[id(weight)] = weight
+        others |= {id(param) for param in own.values()}
+    return [param for key, param in found.items() if key not in others]
 
 
 def stays_in_half(module: nn.Module) -> bool:

@@ -3,7 +3,7 @@
 `fully_shard` replaces parameters by float32 shards. While a layer computes, FSDP gathers its weights
 in the dtype of a `MixedPrecisionPolicy`, and it reduces gradients in float32. So a sharded model needs
 no masters of mezzo: this module only sees to it that each weight is gathered in the dtype that
-`decorate` would give it.
+`decorate` would give it, or in FP8 (`mezzo.fp8`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import nn
 
 from mezzo.amp._half_weights import half_parameters
 from mezzo.dtypes import dtype_name
+from mezzo.fp8 import gather_in_fp8
 from mezzo.optim import is_dtensor
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def shard_model(
     mesh: DeviceMesh | None = None,
     blocks: Iterable[nn.Module] | None = None,
     reshard_after_forward: bool = True,
+    in_fp8: Sequence[nn.Parameter] = (),
 ) -> None:
     """Shard a float32 model in place, by FSDP2.
 
@@ -53,6 +55,7 @@ def shard_model(
             with others are gathered with the module around all of them.
         reshard_after_forward: Free gathered weights after the forward pass, and gather them again for
             the backward pass.
+        in_fp8: Weights that are gathered in FP8, out of those that are gathered in half.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # slow to import
 
@@ -67,6 +70,8 @@ def shard_model(
     }
     # FSDP gathers floating parameters only. Integers have no gradient: every process keeps them.
     whole = {param for param in model.parameters() if not param.is_floating_point()}
+    chosen = {id(param) for param in in_fp8 if id(param) in in_half}
+    names = [name for name, param in model.named_parameters() if id(param) in chosen]  # sharding replaces them
     for modules, is_half in groups:
         fully_shard(
             modules,
@@ -75,6 +80,8 @@ def shard_model(
             reshard_after_forward=reshard_after_forward,
             ignored_params=whole or None,
         )
+    if names:
+        gather_in_fp8(model, map(model.get_parameter, names), half, [module for (module, *_), _ in groups])
 
 
 def _plan(

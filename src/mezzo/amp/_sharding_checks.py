@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from mezzo._torch.sharding import gathering_dtypes
+from mezzo._torch.sharding import gathering_dtypes, is_converted
+from mezzo.amp._decorate_checks import wrapper_types
 from mezzo.amp._half_weights import half_parameters
 from mezzo.amp._sharding import is_sharded
 from mezzo.dtypes import HALF_DTYPES, dtype_name
+from mezzo.fp8 import Fp8Recipe
+from mezzo.optim import is_dtensor
 
 _with_optimizer: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """Models that were prepared with an optimizer, which holds their parameters: sharding would replace these."""
+
+_DELAYED = "scaling='delayed' with sharded weights: each process would keep scales of its own; use 'current'"
 
 
 def note_optimizer(model: nn.Module) -> None:
@@ -28,12 +33,17 @@ def refuse_unshardable(model: Any) -> None:
 
     Raises:
         TypeError: It is not a module.
-        RuntimeError: It is sharded, decorated or prepared with an optimizer already.
+        RuntimeError: It is wrapped, sharded, decorated or prepared with an optimizer already.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"shard(): model must be an nn.Module, not {type(model).__name__}")
     if is_sharded(model) or any(param.dtype in HALF_DTYPES for param in model.parameters()):
         raise RuntimeError("shard(): the model is sharded or has half weights already; give a float32 model")
+    for name, module in model.named_modules():
+        if isinstance(module, wrapper_types()):
+            raise RuntimeError(
+                f"shard(): {name or 'the model'!r} is a {type(module).__name__} already; give the plain float32 model"
+            )
     if model in _with_optimizer:
         raise RuntimeError(
             "shard() after prepare(): the optimizer has the parameters that sharding replaces; call shard(model), create "
@@ -58,9 +68,36 @@ def refuse_unsharded_options(master_weight: Any, is_delayed: bool) -> None:
     if master_weight not in (None, True):
         raise ValueError(f"master_weight={master_weight!r}: sharded weights are float32 masters; leave it out")
     if is_delayed:
+        raise ValueError(_DELAYED)
+
+
+def refuse_gathering_in_fp8(recipe: Fp8Recipe | None) -> None:
+    """Raise ValueError unless weights can be gathered in FP8 with a recipe; None: the level has no FP8."""
+    if recipe is None:
+        raise ValueError("shard(gather_fp8=True) at a level without FP8 products: it belongs to level O3")
+    if recipe.granularity == "row":
         raise ValueError(
-            "scaling='delayed' with sharded weights: each process would keep scales of its own; use 'current'"
+            "shard(gather_fp8=True) with granularity='row': the forward pass scales rows, the backward pass columns, so "
+            "two matrices in FP8 would be as many bytes as one in half; use granularity='tensor', or leave gather_fp8 out"
         )
+    if recipe.scaling == "delayed":
+        raise ValueError(_DELAYED)
+
+
+def refuse_other_fp8_gathering(model: nn.Module, in_fp8: Iterable[nn.Parameter]) -> None:
+    """Raise RuntimeError if a weight is gathered in FP8 that is not used by FP8 products only.
+
+    Args:
+        model: A sharded model.
+        in_fp8: The weights that may be gathered in FP8.
+    """
+    allowed = {id(param) for param in in_fp8}
+    for name, param in model.named_parameters():
+        if is_dtensor(param) and is_converted(param) and id(param) not in allowed:
+            raise RuntimeError(
+                f"prepare(): FSDP gathers {name!r} in FP8, and this level, its lists or its half_layers compute in half with "
+                "it; shard and prepare with the same Precision"
+            )
 
 
 def refuse_other_gathering(model: nn.Module, level: str, half: torch.dtype, excluded: Sequence[nn.Module]) -> None:

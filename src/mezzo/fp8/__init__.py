@@ -1,5 +1,7 @@
 """FP8 operands and their products. `mezzo.amp` decides which products are FP8."""
 
+from mezzo.fp8._gathered import GatheredWeight, warn_of_half_use
+from mezzo.fp8._gathering import gather_in_fp8
 from mezzo.fp8._linear import FP8_LINEAR, FP8_LINEAR_BACKWARD, fp8_linear
 from mezzo.fp8._numbers import E4M3, E5M2, FORMATS, LARGEST, amax_of, round_to, scale_for
 from mezzo.fp8._operands import AmaxHistory, Operand, make_operand
@@ -69,4 +71,7 @@ __all__ = [
     "INVERSE",
     "AMAX",
     "NEWEST",
+    "GatheredWeight",
+    "gather_in_fp8",
+    "warn_of_half_use",
 ]

@@ -17,9 +17,18 @@ from torch import Tensor, nn
 from mezzo._torch.dispatcher import ExcludeKeys, call_below_autograd
 from mezzo._torch.modes import no_torch_function
 from mezzo._torch.operators import unsafe_view
+from mezzo.fp8._gathered import GatheredWeight, add_rule
 from mezzo.fp8._inputs import input_operand
 from mezzo.fp8._numbers import E4M3
-from mezzo.fp8._parts import AUTOCAST_KEYS, GRADIENT, INPUT, layer_operand, multiply_by_weight, multiply_gradient
+from mezzo.fp8._parts import (
+    AUTOCAST_KEYS,
+    GRADIENT,
+    INPUT,
+    define_operator,
+    layer_operand,
+    multiply_by_weight,
+    multiply_gradient,
+)
 from mezzo.fp8._product import refuse_without_fp8
 from mezzo.fp8._recipe import recipe_from_text
 from mezzo.fp8._weights import copies_of, history_of
@@ -156,7 +165,7 @@ def _fake_linear_backward(
     outputs, inputs = weight.shape
     return (
         grad.new_empty((*grad.shape[:-1], inputs) if for_input else (0,)),
-        weight.new_empty((outputs, inputs) if for_weight else (0,)),
+        grad.new_empty((outputs, inputs) if for_weight else (0,), dtype=weight.dtype),
         grad.new_empty((outputs,) if for_bias else (0,)),
     )
 
@@ -208,8 +217,68 @@ class _LinearBackward(torch.autograd.Function):
         )
 
 
+# The same with a weight that was gathered in FP8. A graph has these operators: it takes plain tensors.
+
+
+def _gathered_linear(
+    x: Tensor, values: Tensor, inverse: Tensor, bias: Tensor | None, recipe: str, keeps_input: bool, shares_input: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _fp8_linear(x, GatheredWeight(values, inverse, x.dtype), bias, recipe, keeps_input, shares_input)
+
+
+def _fake_gathered_linear(
+    x: Tensor, values: Tensor, inverse: Tensor, bias: Tensor | None, recipe: str, keeps_input: bool, shares_input: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _fake_linear(x, values, bias, recipe, keeps_input, shares_input)
+
+
+def _gathered_linear_backward(
+    grad: Tensor,
+    input_t: Tensor,
+    input_inverse: Tensor,
+    values: Tensor,
+    inverse: Tensor,
+    recipe: str,
+    for_input: bool,
+    for_weight: bool,
+    for_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    weight = GatheredWeight(values, inverse, grad.dtype)
+    return _fp8_linear_backward(grad, input_t, input_inverse, weight, recipe, for_input, for_weight, for_bias)
+
+
+def _fake_gathered_linear_backward(
+    grad: Tensor,
+    input_t: Tensor,
+    input_inverse: Tensor,
+    values: Tensor,
+    inverse: Tensor,
+    recipe: str,
+    for_input: bool,
+    for_weight: bool,
+    for_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    weight = values.new_empty(values.shape, dtype=grad.dtype)
+    return _fake_linear_backward(grad, input_t, input_inverse, weight, recipe, for_input, for_weight, for_bias)
+
+
 _register(FP8_LINEAR, _fp8_linear, _fake_linear, _Linear)
 _register(FP8_LINEAR_BACKWARD, _fp8_linear_backward, _fake_linear_backward, _LinearBackward)
+
+_by_gathered = define_operator("fp8_gathered_linear", _gathered_linear, _fake_gathered_linear)
+_by_gathered_backward = define_operator(
+    "fp8_gathered_linear_backward", _gathered_linear_backward, _fake_gathered_linear_backward
+)
+add_rule(
+    torch.ops.mezzo.fp8_linear.default,
+    lambda x, weight, *rest: _by_gathered(x, weight.numbers, weight.inverse_scale, *rest),
+)
+add_rule(
+    torch.ops.mezzo.fp8_linear_backward.default,
+    lambda grad, input_t, inverse, weight, *rest: _by_gathered_backward(
+        grad, input_t, inverse, weight.numbers, weight.inverse_scale, *rest
+    ),
+)
 
 
 def fp8_linear(x: Tensor, weight: Tensor, bias: Tensor | None, recipe: str) -> Tensor:

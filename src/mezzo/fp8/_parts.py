@@ -287,19 +287,20 @@ def _fake_turned(values: Tensor, amax: Tensor, weight: Tensor, recipe: str, role
     return values.new_empty(values.shape[1], values.shape[0])
 
 
-def _define(name: str, function: Any, fake: Any) -> Any:
+def define_operator(name: str, function: Any, fake: Any) -> Any:
+    """Define an operator of mezzo without a gradient; return its overload."""
     _LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=()), tags=(torch.Tag.pt2_compliant_tag,))
     _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"mezzo::{name}", fake, lib=_LIBRARY)
     return getattr(torch.ops.mezzo, name).default
 
 
-_fp8_operand = _define("fp8_operand", _operand, _fake_operand)
-_fp8_product = _define("fp8_product", _product, _fake_product)
-_fp8_product_of_rows = _define("fp8_product_of_rows", _product_of_rows, _fake_product_of_rows)
-_fp8_weight_gradient = _define("fp8_weight_gradient", _weight_gradient, _fake_weight_gradient)
-_fp8_known_amax = _define("fp8_known_amax", _known_amax, _fake_known_amax)
-_fp8_turned = _define("fp8_turned", _turned, _fake_turned)
+_fp8_operand = define_operator("fp8_operand", _operand, _fake_operand)
+_fp8_product = define_operator("fp8_product", _product, _fake_product)
+_fp8_product_of_rows = define_operator("fp8_product_of_rows", _product_of_rows, _fake_product_of_rows)
+_fp8_weight_gradient = define_operator("fp8_weight_gradient", _weight_gradient, _fake_weight_gradient)
+_fp8_known_amax = define_operator("fp8_known_amax", _known_amax, _fake_known_amax)
+_fp8_turned = define_operator("fp8_turned", _turned, _fake_turned)
 
 
 # Delayed scaling in one kernel with what produces an operand

@@ -16,6 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from mezzo._torch.parameters import has_master
 from mezzo._torch.storages import storage_id
 from mezzo._torch.streams import raw_stream
+from mezzo.fp8._gathered import GatheredWeight
 from mezzo.fp8._numbers import E4M3, amax_of
 from mezzo.fp8._operands import AmaxHistory, Operand, has_fp8_kernels, make_operand
 from mezzo.fp8._recipe import MULTIPLE, Fp8Recipe
@@ -207,6 +208,8 @@ def histories_of(weights: Iterable[Tensor]) -> list[AmaxHistory]:
 
 def weight_operand(weight: Tensor, recipe: Fp8Recipe, *, transposed: bool) -> Operand:
     """Return a weight in FP8: its copies, or an operand for this call, which has one of the layouts."""
+    if isinstance(weight, GatheredWeight):
+        return weight.operand(transposed=transposed)
     kept = keep_copies(weight) if recipe.granularity == "tensor" else None
     if kept is not None:
         return kept.operand(weight)
