@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import mezzo
 from mezzo import optim
@@ -47,9 +48,9 @@ def test_o3_is_prepared_on_the_device():
         def training_step(self, batch, batch_idx):
             return self.net(batch[0]).square().mean()
 
-    inputs = [(torch.randn(64, 256), torch.zeros(64, dtype=torch.long)) for _ in range(2)]
+    samples = TensorDataset(torch.randn(128, 256), torch.zeros(128, dtype=torch.long))
     model = Wide()
     plugin = MezzoPrecision("O3", "bfloat16", fp8={"min_width": 0, "min_size": 0})
     with plugin.mezzo.record() as stats:
-        L.Trainer(**GPU, plugins=[plugin]).fit(model, make_loader(inputs))
+        L.Trainer(**GPU, plugins=[plugin]).fit(model, DataLoader(samples, batch_size=64))
     assert "fp8_linear" in stats.table()
