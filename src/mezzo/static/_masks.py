@@ -29,7 +29,9 @@ _FUNCTIONS = frozenset(
 )
 _METHODS = frozenset(
     "unsqueeze squeeze expand view reshape transpose contiguous to bool cumsum diff new_ones new_zeros tril triu "
-    "logical_and logical_or logical_not eq ne lt le gt ge add sub mul".split()
+    "logical_and logical_or logical_not eq ne lt le gt ge add sub mul "
+    # torch 2.11 captures an operator between tensors as a method
+    "__getitem__ __and__ __or__ __invert__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __add__ __sub__ __mul__".split()
 )
 """What a mask may be made of: functions of their arguments, which change no tensor."""
 
@@ -115,13 +117,14 @@ class _Masks:
 
 def _writes(node: Node) -> bool:
     """Whether a call changes one of its arguments."""
-    if getattr(node.target, "__module__", "") == operator.add.__module__:
-        return node.target in _IN_PLACE
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return "out" in node.kwargs or (name.endswith("_") and not name.endswith("__"))
+    is_operator = name.endswith("__") or getattr(node.target, "__module__", "") == operator.add.__module__
+    if is_operator:  # `and_` of the module `operator` changes nothing
+        return name.strip("_") in _IN_PLACE
+    return "out" in node.kwargs or name.endswith("_")
 
 
 _IN_PLACE = frozenset(
-    getattr(operator, name)
-    for name in "setitem iadd isub imul iand ior ixor itruediv ifloordiv ipow imod imatmul ilshift irshift".split()
+    "setitem iadd isub imul iand ior ixor itruediv ifloordiv ipow imod imatmul ilshift irshift".split()
 )
+"""Operators that change their first argument, as functions of `operator` or as methods with underscores."""
