@@ -511,8 +511,8 @@ class Precision:
             model: Prepared by this object.
             loss_fn: Gets the model's output and the target; returns the loss, or a tuple that starts with it.
             optimizer: The optimizer that was prepared with the model.
-            options: `max_norm`, `backend`, `accumulate`, `ema`, `process_group` and others: see
-                `static.compile_step`.
+            options: `max_norm`, `backend`, `accumulate`, `ema`, `process_group`, `saves_memory` and others:
+                see `static.compile_step`.
         """
         from mezzo.static import compile_step  # the one import of a higher layer: see tests/test_layers.py
 

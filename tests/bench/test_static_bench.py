@@ -180,6 +180,7 @@ def test_recipes_of_language_models_have_words_of_their_own() -> None:
         "mezzo O2 graph",
         "mezzo O2 graph, compact masters",
         "mezzo O2 graph, compact masters, bfloat16 state",
+        "mezzo O2 graph, compact masters, saving memory",
     ]
     assert chosen("mezzo-graph-compact-state") == ["mezzo O2 graph, compact masters, bfloat16 state"]
     assert chosen("mezzo-o3-graph") == [

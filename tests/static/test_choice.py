@@ -45,7 +45,7 @@ def train(step) -> list[float]:
 
 @pytest.fixture
 def slow_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    def compile_graph(module, inputs, options):
+    def compile_graph(module, inputs, options, **others):
         def run(*args):
             time.sleep(0.01)
             return module(*args)
@@ -57,7 +57,7 @@ def slow_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def broken_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    def compile_graph(module, inputs, options):
+    def compile_graph(module, inputs, options, **others):
         raise RuntimeError("no such instruction: frobnicate")
 
     monkeypatch.setattr(_graph, "compile_graph", compile_graph)
@@ -77,7 +77,7 @@ def test_the_step_as_written_is_kept_if_compiled_code_is_slower_and_trains_as_it
 
 @pytest.mark.parametrize("chosen", ["as written", "compiled"])
 def test_the_backend_of_the_report_repeats_the_choice(chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def compile_graph(module, inputs, options):
+    def compile_graph(module, inputs, options, **others):
         return lambda *args: [value * 1.5 for value in module(*args)]  # so that the forms differ
 
     monkeypatch.setattr(_graph, "compile_graph", compile_graph)

@@ -11,22 +11,29 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from torch.fx import Graph, GraphModule
 
 
-def compile_graph(module: GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Any:
+def compile_graph(
+    module: GraphModule, inputs: Sequence[Any], options: dict[str, Any], *, saves_memory: bool = False
+) -> Any:
     """Return a compiled graph.
 
     Args:
         module: What Dynamo captured.
         inputs: Example inputs.
         options: Settings of Inductor for this graph, `joint_custom_pre_pass` among them.
+        saves_memory: The backward pass may compute the inputs of its products again. By default torch keeps
+            them, also where they follow from other tensors that it keeps.
     """
+    from torch._functorch import config
     from torch._inductor.compile_fx import compile_fx
 
-    return compile_fx(module, list(inputs), config_patches=options)
+    with config.patch(ban_recompute_materialized_backward=False) if saves_memory else nullcontext():
+        return compile_fx(module, list(inputs), config_patches=options)
 
 
 def decompose_in_inductor(functions: dict[Any, Callable[..., Any]]) -> None:

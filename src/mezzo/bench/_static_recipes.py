@@ -38,6 +38,8 @@ class StaticRecipe:
     """O3: `delayed` for delayed scaling, `row` for a scale per row; empty: the default recipe."""
     half_state: bool = False
     """mezzo: the optimizer's state in bfloat16."""
+    saves_memory: bool = False
+    """mezzo in graph mode: cheap results are computed again in the backward pass."""
 
     @property
     def name(self) -> str:
@@ -49,6 +51,7 @@ class StaticRecipe:
             "channels-last": self.channels_last,
             "compact masters": self.compact,
             "bfloat16 state": self.half_state,
+            "saving memory": self.saves_memory,
             "grads kept": self.keeps_grads,
         }
         return name_with_switches(f"{self.by} {self.level}{graph}{compiled}", switches)
@@ -66,7 +69,7 @@ class StaticRecipe:
         layout = "channels-last" if self.channels_last else "contiguous"
         way = f"{_WORDS.get(self.level, '')}{how}"
         words = self.by, f"{self.by}-{way}", f"{self.by}-{way}-{layout}"
-        flags = {"compact": self.compact, "state": self.half_state}
+        flags = {"compact": self.compact, "state": self.half_state, "saving": self.saves_memory}
         details = [*filter(None, [self.fp8]), *(word for word, is_on in flags.items() if is_on)]
         return (*words, f"{words[1]}-{'-'.join(details) or 'plain'}") if self.by == "mezzo" else words
 
@@ -113,6 +116,7 @@ STATIC_RECIPES: dict[str, tuple[StaticRecipe, ...]] = {
         StaticRecipe("mezzo", "O2"),
         StaticRecipe("mezzo", "O2", compact=True),
         StaticRecipe("mezzo", "O2", compact=True, half_state=True),
+        StaticRecipe("mezzo", "O2", compact=True, saves_memory=True),
         StaticRecipe("mezzo", "O3"),
         StaticRecipe("mezzo", "O3", compact=True),
         StaticRecipe("mezzo", "O3", compact=True, fp8="delayed"),

@@ -183,7 +183,14 @@ def _mezzo(
     precision.prepare(model, optimizer, **options)
     if recipe.is_eager:
         return _Training(TrainingLoop(workload, optimizer, precision).step, batches, precision)
-    captured = precision.compile(model, workload.loss_fn, optimizer, use_fp16_guard=is_guarded, backend=backend)
+    captured = precision.compile(
+        model,
+        workload.loss_fn,
+        optimizer,
+        use_fp16_guard=is_guarded,
+        backend=backend,
+        saves_memory=recipe.saves_memory,
+    )
     return _Training(lambda batch: captured(*batch), batches, precision, captured)
 
 

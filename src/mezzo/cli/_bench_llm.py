@@ -32,7 +32,7 @@ def llm(
         Option(
             "Which ways to train: stock-eager, stock-compile, stock-bf16-compile (bfloat16 weights, no masters), "
             "torchao, mezzo-eager, mezzo-graph, mezzo-o3-graph; the last three also with -plain, -compact (masters), "
-            "-compact-state (bfloat16), -delayed-compact or -row-compact (scales of FP8).",
+            "-compact-state (bfloat16), -compact-saving (memory), -delayed-compact or -row-compact (scales of FP8).",
             suggest=recipe_words,
             default_text="all",
         ),

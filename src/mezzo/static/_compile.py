@@ -329,6 +329,7 @@ def compile_step(
     ema: AveragedModel | None = None,
     process_group: ProcessGroup | None = None,
     num_inputs: int | None = None,
+    saves_memory: bool = False,
 ) -> CompiledStep:
     """Compile `loss_fn(model(*inputs), target)`, backward and optimizer step into one program.
 
@@ -366,6 +367,9 @@ def compile_step(
             brings its own group; on a GPU give the network itself instead.
         num_inputs: How many tensors of a batch are inputs of the model; the others are targets,
             which `loss_fn` gets after the output. None: all but the last.
+        saves_memory: The backward pass computes norms and activation functions again, from tensors
+            that are kept anyway, instead of keeping their results too. Only compiled code does
+            this: `auto` does not try the step as written.
 
     >>> net = nn.Linear(4, 2)
     >>> step = compile_step(net, nn.functional.mse_loss, torch.optim.SGD(net.parameters(), lr=0.1), backend="aot_eager")
@@ -377,9 +381,14 @@ def compile_step(
     check_optimizer(optimizer)
     if backend not in (known := (AUTO, *BACKENDS, BACKEND_AS_WRITTEN)):
         raise ValueError(unknown_choice("backend", backend, known))
+    if saves_memory:
+        if backend not in (AUTO, "inductor"):
+            raise ValueError(f"saves_memory=True needs compiled code: backend={backend!r} must be 'auto' or 'inductor'")
+        backend = "inductor"
     precision = precision_of_step(precision, policy, scaler, model)
     rules = CastRules(precision.policy, use_fp16_guard)
     capture = Capture(rules, {AUTO: "inductor", BACKEND_AS_WRITTEN: "eager"}.get(backend, backend))
+    capture.saves_memory = saves_memory
     window = AccumulationWindow(accumulate, optimizer)
     model, processes = processes_of(model, process_group)
     average = None if ema is None else WeightAverage(ema, model)

@@ -144,6 +144,8 @@ class Capture:
         self.graphs: deque[CapturedGraph] = deque(maxlen=_KEPT)
         self.knows_scales = False
         """Whether every FP8 layer has a delayed scale, so that kernels can write FP8 at once."""
+        self.saves_memory = False
+        """Whether the backward pass computes cheap results again instead of keeping them."""
         self._names = float32_tensors or {}
         """Parameters by identity, with their names."""
 
@@ -216,7 +218,8 @@ class Capture:
         tidy = make_graph_pass(_tidy, _TIDY_FILES)
         options = _ON_CUDA if any(isinstance(value, Tensor) and value.is_cuda for value in inputs) else {}
         with fp8_written_by_producers() if self.knows_scales else nullcontext():
-            return cast(Function, compile_graph(module, inputs, {"joint_custom_pre_pass": tidy, **options}))
+            settings = {"joint_custom_pre_pass": tidy, **options}
+            return cast(Function, compile_graph(module, inputs, settings, saves_memory=self.saves_memory))
 
     def _place_markers(self, graph: Graph) -> None:
         """Put float32 regions around calls that use a named variable.

@@ -69,7 +69,7 @@ def test_a_resumed_run_keeps_the_form_and_repeats_the_unbroken_one(
     monkeypatch.setattr(
         _graph,
         "compile_graph",
-        lambda module, *_: lambda *args: [v * 1.5 if v.dim() == 0 else v for v in module(*args)],
+        lambda module, *_, **__: lambda *args: [v * 1.5 if v.dim() == 0 else v for v in module(*args)],
     )
     monkeypatch.setattr(_compile, "decide", lambda report: choose(report, form))
     config = person_config(tmp_path, persons, iters=4)
