@@ -418,3 +418,30 @@ def test_warnings_name_the_calls_of_precision() -> None:
     _, optimizer, precision = prepared()
     with pytest.warns(UserWarning, match=r"found no gradient.*precision\.backward\(loss\)"):
         precision.step(optimizer)
+
+
+@pytest.mark.parametrize("way", ["step", "compile"])
+def test_a_model_that_was_not_prepared_is_named_once(way: str) -> None:
+    """Otherwise it trains in float32 weights, at the speed of O1, without a hint."""
+    net, precision = make_net(), mezzo.Precision("O2", "bfloat16")
+    optimizer = adam(net)
+
+    def train_once() -> None:
+        with precision.autocast():
+            loss = mse_loss(net(X), Y)
+        precision.backward(loss)
+        precision.step(optimizer)
+
+    first = train_once if way == "step" else lambda: precision.compile(net, mse_loss, optimizer, backend="eager")
+    with pytest.warns(UserWarning, match=r"O2 trains float32 weights.*precision\.prepare"):
+        first()
+    train_once()  # a warning is an error here
+
+
+def test_a_model_that_decorate_made_half_needs_no_prepare() -> None:
+    net, precision = make_net(), mezzo.Precision("O2", "bfloat16")
+    net, optimizer = decorate(net, adam(net), level="O2", dtype="bfloat16")
+    with precision.autocast():
+        loss = mse_loss(net(X), Y)
+    precision.backward(loss)
+    precision.step(optimizer)

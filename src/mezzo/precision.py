@@ -55,7 +55,8 @@ from mezzo.amp import (
     shard_model,
 )
 from mezzo.amp.support import refuse_other_devices
-from mezzo.dtypes import dtype_name
+from mezzo.amp.user_lines import level_of_user
+from mezzo.dtypes import HALF_DTYPES, dtype_name
 from mezzo.fp8 import refuse_without_fp8
 from mezzo.record import OperatorStats, collect_operator_stats
 
@@ -171,6 +172,8 @@ class Precision:
         """The model whose delayed FP8 scales belong to the state; None without such scales."""
         self._awaits_step: bool | None = None
         """True after `backward`, False after its step; None while the user scales losses by hand."""
+        self._warns_without_half_weights = self.level in ("O2", "O3")
+        """Whether `prepare` was not called yet; the first step looks at the weights then."""
 
     def _check_levels(self, half_layers: Layers | None, half_weights: bool | None) -> bool:
         """Refuse options of other levels; return whether the weights become half."""
@@ -259,6 +262,7 @@ class Precision:
         if self.optimizer_state is not None:
             set_optimizer_state(optimizers, self.optimizer_state)
         self._model = model if self._is_delayed else None
+        self._warns_without_half_weights = False
         self._scaler.name_parameters(model)
         if self.scaler is not None:
             self.scaler.protect_batch_norm(model)
@@ -449,6 +453,8 @@ class Precision:
             raise TypeError("step() needs the optimizer: precision.step(optimizer)")
         if self._awaits_step is False and self.scaler is not None:
             self._refuse_old_scale(optimizers)
+        if self._warns_without_half_weights:
+            self._warn_without_half_weights(optimizers)
         self._keep_state(*optimizers)
         norms = []
         if max_norm is not None:
@@ -470,6 +476,18 @@ class Precision:
                     "step() was called twice after one backward(): the first call changed the loss scale that these "
                     "gradients carry. Step all optimizers in one call: precision.step(optimizer_a, optimizer_b)"
                 )
+
+    def _warn_without_half_weights(self, optimizers: Sequence[Optimizer]) -> None:
+        """Warn once if this object did not prepare the model and no other call made its weights half."""
+        self._warns_without_half_weights = False
+        groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+        if not any(param.dtype in HALF_DTYPES for group in groups for param in group["params"]):
+            warnings.warn(
+                f"level {self.level} trains float32 weights: this Precision did not prepare the model. Call "
+                "precision.prepare(model, optimizer) before the loop",
+                UserWarning,
+                stacklevel=level_of_user(),
+            )
 
     def _keep_state(self, *optimizers: Optimizer) -> None:
         if self.optimizer_state is not None:
@@ -516,6 +534,8 @@ class Precision:
         """
         from mezzo.static import compile_step  # the one import of a higher layer: see tests/test_layers.py
 
+        if self._warns_without_half_weights:
+            self._warn_without_half_weights([optimizer])
         self._keep_state(optimizer)
         return compile_step(model, loss_fn, optimizer, precision=self, **options)
 
