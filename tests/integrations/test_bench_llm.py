@@ -31,9 +31,10 @@ def test_a_smaller_vocabulary_makes_a_smaller_head() -> None:
     assert network.lm_head.weight.shape == (80, 64)
 
 
-@pytest.mark.parametrize("mask", [False, True])
-def test_head_and_loss_in_one_give_the_loss_of_the_logits(mask: bool) -> None:
-    network = find_network("transformers:llama-tiny", NetworkSizes(size=4, simple_net_batch=3, length=8, mask=mask))
+@pytest.mark.parametrize(("name", "mask"), [("llama-tiny", False), ("llama-tiny", True), ("gpt2", False)])
+def test_head_and_loss_in_one_give_the_loss_of_the_logits(name: str, mask: bool) -> None:
+    sizes = NetworkSizes(size=4, simple_net_batch=3, batch_size=1, length=8, mask=mask)
+    network = find_network(f"transformers:{name}", sizes)
     model, loss_fn, ((inputs, targets), *_) = network.make(torch.device("cpu"))
     expected = loss_fn(model(inputs), targets)
     assert network.fuse_loss is not None

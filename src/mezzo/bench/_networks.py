@@ -398,7 +398,7 @@ class _Logits(nn.Module):
         self.stops_before_head = False
 
     def forward(self, tokens: Tensor) -> Tensor:
-        part = self.network.model if self.stops_before_head else self.network
+        part = self.network.base_model if self.stops_before_head else self.network
         result: Tensor = part(input_ids=tokens, return_dict=False)[0]
         return result
 
@@ -406,7 +406,7 @@ class _Logits(nn.Module):
 def _fuse_head_and_loss(model: nn.Module) -> Loss:
     """Let a network return the input of its head; return the loss of that input, which never holds all logits."""
     assert isinstance(model, _Logits)
-    model.stops_before_head, head = True, model.network.lm_head
+    model.stops_before_head, head = True, model.network.get_output_embeddings()
     return lambda hidden, targets: linear_cross_entropy(hidden, head.weight, targets)
 
 
@@ -433,6 +433,7 @@ def _language_model(name: str, sizes: NetworkSizes) -> Network:
         make_loss=lambda: _token_loss,
         make_optimizer=lambda model, **options: AdamW(model.parameters(), lr=3e-4, **options),
         draw=lambda: _draw_tokens(count, kind.length, kind.mask),
+        fuse_loss=_fuse_head_and_loss if kind.mask is None else None,  # a masked model has more layers in its head
     )
 
 

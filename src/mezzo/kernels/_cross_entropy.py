@@ -124,7 +124,7 @@ def token_losses_backward(
 def write_gradient(
     grad: Tensor, logits: Tensor, target: Tensor, sums: Tensor, ignore_index: int, smoothing: float, result: Tensor
 ) -> None:
-    """Write the gradient of the logits into `result`, which may be the logits, if they are contiguous."""
+    """Write the gradient of the logits into `result`, whose rows may lie apart; it may be the logits themselves."""
     rows, size = logits.shape
     if not has_triton(logits.device):
         found = (logits.float() - sums[:, None]).exp() - smoothing / size
@@ -138,8 +138,9 @@ def write_gradient(
     if rows:
         with on_device(logits.device):
             cross_entropy_backward_kernel[(rows,)](
-                grad.contiguous(), logits, target.contiguous(), sums, result, logits.stride(0), size, ignore_index,
-                smoothing, PACKED=logits.stride(0) == size, ALIGNMENT=_ALIGNMENT, BLOCK=_BLOCK, num_warps=_WARPS,
+                grad.contiguous(), logits, target.contiguous(), sums, result, logits.stride(0), result.stride(0), size,
+                ignore_index, smoothing, PACKED=logits.stride(0) == result.stride(0), ALIGNMENT=_ALIGNMENT,
+                BLOCK=_BLOCK, num_warps=_WARPS,
             )  # fmt: skip
 
 

@@ -69,7 +69,7 @@ def _gradient(values, at, chosen, log_sum, counts, factor, smoothing, size):
 
 @triton.jit
 def cross_entropy_backward_kernel(
-    grad, logits, target, sums, result, stride, size, ignored, smoothing,
+    grad, logits, target, sums, result, stride, result_stride, size, ignored, smoothing,
     PACKED: tl.constexpr, ALIGNMENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient of a row of logits: zeros for an ignored target, NaN for a target that is not a class."""
@@ -78,13 +78,13 @@ def cross_entropy_backward_kernel(
     log_sum = tl.load(sums + row)
     counts = label != ignored
     factor = tl.where((label >= 0) & (label < size), tl.load(grad + row), float("nan"))
-    begin = row * size
+    begin = row * result_stride
     end = begin + size
     chosen = begin + label
     aligned = (begin + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
     blocks = tl.maximum(end - aligned, 0) // BLOCK
     if not PACKED:  # otherwise the loads are as aligned as the stores
-        logits += row * (stride - size)
+        logits += row * (stride - result_stride)
     head = begin + tl.arange(0, ALIGNMENT)
     in_head = (head < aligned) & (head < end)
     first = tl.load(logits + head, mask=in_head, other=0.0).to(tl.float32)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mezzo.dtypes import HALF_DTYPES
 from mezzo.errors import unknown_choice
 from mezzo.kernels._cross_entropy import row_losses, write_gradient
 from mezzo.kernels._launch import differentiable_gradients
@@ -27,6 +28,10 @@ LEAST_LOGITS, MOST_LOGITS = 2**26, 2**29
 """A chunk has more or fewer rows if its logits would take less than 128 MiB or more than 1 GiB in half."""
 ROW_MULTIPLE = 128
 """Rows of a chunk are a multiple of it, the tile of a matrix product."""
+ALIGNMENT = 8
+"""Half logits of a row begin at multiples of 16 bytes: otherwise cuBLAS falls back to old, slow kernels."""
+LEAST_ALIGNED = 1024
+"""Fewest classes for which the weight is padded."""
 _REDUCTIONS = ("mean", "sum")
 
 
@@ -191,22 +196,35 @@ def chunked_token_loss(
     total.zero_()
     if for_weight and not len(hidden):
         of_weight.zero_()
+    classes, matrix = len(weight), _aligned(weight)
+    if for_weight and len(matrix) > classes:
+        of_weight = of_weight.new_empty(matrix.shape)
     ones = torch.ones(min(chunk_rows, len(hidden)), dtype=torch.float32, device=hidden.device)
     with torch.autocast(hidden.device.type, enabled=False):
         for start in range(0, len(hidden), chunk_rows):
             chunk = slice(start, start + chunk_rows)
             rows, labels = hidden[chunk], target[chunk]
-            logits = rows @ weight.t()
+            padded = rows @ matrix.t()
+            logits = padded[:, :classes]
             losses, sums = row_losses(logits, labels, ignore_index, smoothing)
             total += losses.sum()
             if for_hidden or for_weight:
                 write_gradient(ones[: len(rows)], logits, labels, sums, ignore_index, smoothing, logits)
+                padded[:, classes:].zero_()
             if for_hidden:
-                torch.mm(logits, weight, out=of_hidden[chunk])
+                torch.mm(padded, matrix, out=of_hidden[chunk])
             if for_weight:
-                _add_product(of_weight, logits.t(), rows, is_first=start == 0)
-            del logits  # before those of the next chunk exist
-    return total, of_hidden, of_weight
+                _add_product(of_weight, padded.t(), rows, is_first=start == 0)
+            del logits, padded  # before those of the next chunk exist
+    return total, of_hidden, of_weight[:classes]
+
+
+def _aligned(weight: Tensor) -> Tensor:
+    """Return a half weight with rows of zeros added, so that rows of logits are aligned; other weights as they are."""
+    missing = -len(weight) % ALIGNMENT
+    if weight.dtype not in HALF_DTYPES or len(weight) < LEAST_ALIGNED or not missing:
+        return weight
+    return F.pad(weight, (0, 0, 0, missing))
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor, *, is_first: bool) -> None:
