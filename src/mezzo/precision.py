@@ -143,6 +143,7 @@ class Precision:
         named = {} if lists is None else load_lists(lists)
         white, black = _merge(named, custom_white_list, custom_black_list)
         given = (*white, *black, level != "O1", dtype != "float16", use_promote is not None, fp8 is not None)
+        is_own_policy = policy is not None
         if policy is None:
             promotes = True if use_promote is None else use_promote
             policy = Policy.create(level, dtype, white or None, black or None, promotes, fp8=fp8)
@@ -172,8 +173,9 @@ class Precision:
         """The model whose delayed FP8 scales belong to the state; None without such scales."""
         self._awaits_step: bool | None = None
         """True after `backward`, False after its step; None while the user scales losses by hand."""
-        self._warns_without_half_weights = self.level in ("O2", "O3")
-        """Whether `prepare` was not called yet; the first step looks at the weights then."""
+        self._warns_without_half_weights = self.level in ("O2", "O3") and not is_own_policy
+        """Whether the first step looks at the weights, because `prepare` was not called. Static programs give a
+        policy and prepare their weights themselves."""
 
     def _check_levels(self, half_layers: Layers | None, half_weights: bool | None) -> bool:
         """Refuse options of other levels; return whether the weights become half."""

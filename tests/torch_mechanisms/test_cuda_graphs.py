@@ -54,6 +54,7 @@ def test_workspaces_are_forgotten_before_a_capture_and_after_it(monkeypatch: pyt
 
     monkeypatch.setattr(cuda_graphs, "_forget_workspaces", lambda: seen.append("forgotten"))
     monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
     graph: Any = object()
     try:
         with capture_into(graph, pool=(0, 1)):
@@ -75,6 +76,7 @@ def test_after_a_capture_that_failed_its_reason_is_raised_and_random_numbers_wor
         with pytest.raises(RuntimeError, match="not permitted"):
             capture_a_read()
         assert 0 <= torch.rand(1, device="cuda").item() < 1
+        assert torch.cuda.current_stream() == torch.cuda.default_stream()
     graph = torch.cuda.CUDAGraph()
     with capture_into(graph):
         drawn = torch.rand(4, device="cuda")
