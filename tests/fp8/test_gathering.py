@@ -155,6 +155,16 @@ def group_of_two() -> Iterator[None]:
 
 
 @pytest.fixture
+def last_of_five() -> Iterator[None]:
+    """The last of five processes, with none of 16 rows; the others do not exist, and collectives do nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=4, world_size=5)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
 def fresh_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mezzo.fp8._gathered._has_warned", False)
 
@@ -239,6 +249,19 @@ def test_weights_are_measured_anew_however_they_change() -> None:
 
     for in_half, in_fp8 in zip(outputs(False), outputs(True), strict=True):
         assert torch.equal(in_half, in_fp8)
+
+
+@pytest.mark.usefixtures("last_of_five", "fresh_warning")
+def test_a_process_without_rows_measures_zero() -> None:
+    """An error on this process only would let the others wait for it."""
+    net = nn.Sequential(nn.Linear(16, 16))
+    precision = Precision("O3", "bfloat16", fp8=FP8, half_layers=())
+    precision.prepare(precision.shard(net, gather_fp8=True))
+    assert net[0].weight.to_local().shape == (0, 16)
+    with precision.autocast(), torch.no_grad():
+        net(torch.ones(16, 16))
+    net.unshard()
+    assert net[0].weight.inverse_scale == 1
 
 
 @pytest.mark.usefixtures("group", "fresh_warning")

@@ -112,7 +112,8 @@ class _Owner:
     def _measure(self, weights: Sequence[_Gathering]) -> None:
         """Find the largest magnitude of each weight over all shards, with one all-reduce."""
         shards = [each.weight.shard.detach() for each in weights]
-        norms = iter(foreach_norm([shard for shard in shards if shard.numel()], float("inf")))
+        filled = [shard for shard in shards if shard.numel()]
+        norms = iter(foreach_norm(filled, float("inf")) if filled else ())
         nothing = torch.zeros((), device=shards[0].device)
         amaxes = torch.stack([next(norms) if shard.numel() else nothing for shard in shards])
         dist.all_reduce(amaxes, dist.ReduceOp.MAX, group=weights[0].weight.group)
