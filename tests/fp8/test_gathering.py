@@ -251,6 +251,37 @@ def test_weights_are_measured_anew_however_they_change() -> None:
         assert torch.equal(in_half, in_fp8)
 
 
+@pytest.mark.usefixtures("group", "fresh_warning")
+def test_weights_that_were_replaced_are_gathered_in_fp8_before_any_forward_pass() -> None:
+    net = make("O3", "bfloat16", is_sharded=True, gather_fp8=True)[0]
+    net.layers[0].unshard()
+    net.layers[0].reshard()
+    net.load_state_dict({name: value * 20.0 for name, value in net.state_dict().items()}, assign=True)
+    largest = net.layers[0].up.weight.to_local().abs().max()
+    net.layers[0].unshard()
+    assert net.layers[0].up.weight.to_half().abs().max().item() == pytest.approx(
+        largest.item(), rel=2**-4
+    )  # 3-bit mantissa
+
+
+@pytest.mark.usefixtures("group", "fresh_warning")
+def test_a_model_on_the_meta_device_gets_its_weights_after_sharding() -> None:
+    def losses(gather_fp8: bool) -> list[float]:
+        with torch.device("meta"):
+            net = Net()
+        precision = Precision("O3", "bfloat16", fp8=FP8)
+        precision.shard(net, blocks="layers.?", gather_fp8=gather_fp8)
+        net.to_empty(device="cpu")
+        torch.manual_seed(0)
+        for param in net.parameters():
+            nn.init.normal_(param.to_local(), std=0.1)
+        optimizer = torch.optim.AdamW(net.parameters())
+        precision.prepare(net, optimizer)
+        return train((net, optimizer, precision), steps=range(2))
+
+    assert losses(True) == losses(False)
+
+
 @pytest.mark.usefixtures("last_of_five", "fresh_warning")
 def test_a_process_without_rows_measures_zero() -> None:
     """An error on this process only would let the others wait for it."""

@@ -35,11 +35,8 @@ class _Gathering:
         """Number of the forward pass that `amax` was measured for."""
         self._owner = owner
         # Kept, and written in place: the stream of FSDP2 that writes it is not the one that reads it.
-        self._inverse = weight.shard.new_empty(())
-
-    def attach(self) -> None:
-        """Register with FSDP2. A shard that `load_state_dict(assign=True)` or `to()` replaced needs it anew."""
-        self.weight.convert(self._before, self._after)
+        self._inverse: Tensor | None = None
+        weight.convert(self._before, self._after)
 
     def _before(
         self, mesh: Any, size: torch.Size, stride: tuple[int, ...], module: nn.Module, policy: Any
@@ -50,6 +47,8 @@ class _Gathering:
         half = shard.new_zeros((self.weight.rows, *shard.shape[1:]), dtype=policy.param_dtype)
         half[: len(shard)].copy_(shard)
         operand = make_operand(half, amax=amax, transposed=False, headroom=HEADROOM)
+        if self._inverse is None:  # not earlier: a model on the meta device gets its device after sharding
+            self._inverse = torch.empty_like(operand.inverse)
         # `.data`: compiled code saves the number for the backward pass, which writes it again
         self._inverse.data.copy_(operand.inverse)
         return (operand.values.view(torch.uint8),), None
@@ -60,6 +59,7 @@ class _Gathering:
         """Return the weight; with `out`, FSDP2 has written the FP8 numbers of the existing one."""
         if out is not None:
             return None
+        assert self._inverse is not None
         rows = self.weight.param.shape[0]
         return GatheredWeight(gathered[0].view(E4M3)[:rows], self._inverse, dtype), ()
 
@@ -84,8 +84,6 @@ class _Owner:
             return  # recomputed in a backward pass, or inside of another module
         self._running = module
         self._passes += 1
-        for each in weights:
-            each.attach()
         self._measure(weights)
 
     @hide_from_dynamo("weights are measured before they are gathered; compile the blocks, not the whole model")
@@ -137,8 +135,6 @@ def gather_in_fp8(model: nn.Module, weights: Iterable[Tensor], half: torch.dtype
     """
     owner, records = _Owner(half), sharded_weights(model)
     gatherings = {id(weight): _Gathering(records[id(weight)], owner) for weight in weights}
-    for each in gatherings.values():
-        each.attach()
     for module in modules:
         own = [gatherings[id(param)] for param in module.parameters() if id(param) in gatherings]
         if own:
