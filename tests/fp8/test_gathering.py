@@ -134,6 +134,26 @@ def test_a_checkpoint_of_four_processes_is_resumed_by_two(tmp_path: Path) -> Non
     assert [*first, *in_fp8] == pytest.approx(whole, abs=2e-2)
 
 
+def outputs_of_a_broken_weight(rank: int, size: int) -> list[list[bool]]:
+    found = []
+    for gather_fp8 in (False, True):
+        net = nn.Sequential(nn.Linear(16, 32))
+        precision = Precision("O3", "bfloat16", fp8=FP8, half_layers=())
+        precision.prepare(precision.shard(net, gather_fp8=gather_fp8))
+        if rank == size - 1:
+            net[0].weight._local_tensor[0, 0] = float("nan")
+        with torch.no_grad(), precision.autocast():
+            found.append(net(torch.ones(16, 16)).isnan().flatten().tolist())
+    return found
+
+
+@pytest.mark.slow
+def test_nan_in_one_shard_reaches_every_output_as_with_half_weights(tmp_path: Path) -> None:
+    in_half, in_fp8 = run(2, tmp_path, outputs_of_a_broken_weight)
+    assert all(in_half)
+    assert all(in_fp8)
+
+
 # What one process shows.
 
 

@@ -114,6 +114,7 @@ class _Owner:
         norms = iter(foreach_norm(filled, float("inf")) if filled else ())
         nothing = torch.zeros((), device=shards[0].device)
         amaxes = torch.stack([next(norms) if shard.numel() else nothing for shard in shards])
+        amaxes.nan_to_num_(nan=float("inf"), posinf=float("inf"))  # the maximum of gloo loses NaN
         dist.all_reduce(amaxes, dist.ReduceOp.MAX, group=weights[0].weight.group)
         # Rounding keeps the order: this is the largest of the rounded numbers
         amaxes = amaxes.to(self._half).float()
