@@ -317,11 +317,12 @@ def test_a_process_without_rows_measures_zero() -> None:
 
 @pytest.mark.usefixtures("group", "fresh_warning")
 @pytest.mark.filterwarnings("ignore:.*grad attribute of a Tensor that is not a leaf.*")  # Dynamo, of any FSDP2 model
-def test_compiled_blocks_train_bit_for_bit_as_with_half_weights() -> None:
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_compiled_blocks_train_bit_for_bit_as_with_half_weights(fullgraph: bool) -> None:
     def losses(gather_fp8: bool) -> list[float]:
         made = make("O3", "bfloat16", is_sharded=True, gather_fp8=gather_fp8)
         for layer in made[0].layers:
-            layer.compile(backend="aot_eager")
+            layer.compile(backend="aot_eager", fullgraph=fullgraph)
         return train(made, steps=range(3))
 
     assert losses(True) == losses(False)

@@ -8,6 +8,7 @@ The gathered numbers are bit for bit those of gathering in half and converting a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -75,7 +76,7 @@ class _Owner:
         self._measured: torch.cuda.Event | None = None
 
     @hide_from_dynamo("weights are measured before they are gathered; compile the blocks, not the whole model")
-    def start(self, module: nn.Module, weights: Sequence[_Gathering]) -> None:
+    def start(self, weights: Sequence[_Gathering], module: nn.Module, *_: Any) -> None:
         """Measure the weights of a module if it is the outermost one.
 
         A second call of the same module means that the first ended without `end`, by an interrupt.
@@ -87,7 +88,7 @@ class _Owner:
         self._measure(weights)
 
     @hide_from_dynamo("weights are measured before they are gathered; compile the blocks, not the whole model")
-    def end(self, module: nn.Module) -> None:
+    def end(self, module: nn.Module, *_: Any) -> None:
         """Note that the forward pass of a module ended."""
         if self._running is module and graph_task_id() == -1:
             self._running = None
@@ -143,6 +144,6 @@ def gather_in_fp8(model: nn.Module, weights: Iterable[Tensor], half: torch.dtype
 
 
 def _watch(module: nn.Module, weights: Sequence[_Gathering], owner: _Owner) -> None:
-    # Before the hook in which FSDP2 gathers
-    module.register_forward_pre_hook(lambda module, _: owner.start(module, weights), prepend=True)
-    module.register_forward_hook(lambda module, *_: owner.end(module), always_call=True)
+    # Before the hook in which FSDP2 gathers. No lambdas: Dynamo would compile them, with the break inside.
+    module.register_forward_pre_hook(partial(owner.start, weights), prepend=True)
+    module.register_forward_hook(owner.end, always_call=True)
