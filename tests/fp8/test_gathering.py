@@ -1,5 +1,7 @@
 """FSDP2 gathers weights in FP8: the same training bit for bit as gathering in half, with half the bytes."""
 
+import copy
+import pickle
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -302,6 +304,19 @@ def test_a_model_on_the_meta_device_gets_its_weights_after_sharding() -> None:
     assert losses(True) == losses(False)
 
 
+@pytest.mark.usefixtures("group", "fresh_warning")
+def test_parameters_and_optimizers_can_be_copied_but_not_pickled() -> None:
+    made = net, optimizer, _ = make("O3", "bfloat16", is_sharded=True, gather_fp8=True)
+    train(made, steps=range(1))
+    copies = copy.deepcopy(optimizer).param_groups[0]["params"]
+    for param, copied in zip(net.parameters(), copies, strict=True):
+        assert torch.equal(param.to_local(), copied.to_local())
+        assert param.to_local().data_ptr() != copied.to_local().data_ptr()
+    with pytest.raises(TypeError, match=r"gathered in FP8.*state_dict"):
+        pickle.dumps(optimizer)
+    assert pickle.dumps((net.state_dict(), optimizer.state_dict()))
+
+
 @pytest.mark.usefixtures("last_of_five", "fresh_warning")
 def test_a_process_without_rows_measures_zero() -> None:
     """An error on this process only would let the others wait for it."""
@@ -372,6 +387,17 @@ def test_other_operators_get_the_fp8_numbers_in_half_and_warn() -> None:
     with pytest.warns(UserWarning, match=r"aten.mul.Tensor is not a product in FP8"):
         doubled = weight * 2
     assert (doubled.tolist(), doubled.dtype) == ([[1.0, 448.0]], torch.bfloat16)
+
+
+def test_a_gathered_weight_cannot_be_written() -> None:
+    """The change would be lost when the weight is gathered again."""
+    weight = GatheredWeight(torch.ones(1, 2).to(E4M3), torch.tensor(0.5), torch.bfloat16)
+    with pytest.raises(RuntimeError, match=r"mul_.*gathered in FP8.*reshard"):
+        weight.mul_(2)
+    with pytest.raises(RuntimeError, match=r"copy_.*gathered in FP8.*reshard"):
+        weight.copy_(torch.ones(1, 2))
+    with pytest.raises(RuntimeError, match=r"foreach_mul_.*gathered in FP8.*reshard"):
+        torch._foreach_mul_([weight], 2)
 
 
 @pytest.mark.usefixtures("group")

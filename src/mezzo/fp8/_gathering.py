@@ -39,6 +39,14 @@ class _Gathering:
         self._inverse: Tensor | None = None
         weight.convert(self._before, self._after)
 
+    def __deepcopy__(self, memo: Any) -> _Gathering:
+        return self  # a copy of a parameter or an optimizer is not gathered
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a parameter that is gathered in FP8 was pickled; save model.state_dict() and optimizer.state_dict() instead"
+        )
+
     def _before(
         self, mesh: Any, size: torch.Size, stride: tuple[int, ...], module: nn.Module, policy: Any
     ) -> tuple[tuple[Tensor], None]:
