@@ -420,6 +420,13 @@ def test_options_that_cannot_be_gathered_in_fp8_are_refused_before_anything_is_s
 
 
 @pytest.mark.usefixtures("group")
+def test_resharding_over_some_processes_is_refused() -> None:
+    """FSDP2 fails in the first forward pass, with an error about gradients of integers."""
+    with pytest.raises(ValueError, match=r"reshard_after_forward=2.*True or False"):
+        Precision("O3", "bfloat16", fp8=FP8).shard(Net(), gather_fp8=True, reshard_after_forward=2)
+
+
+@pytest.mark.usefixtures("group")
 def test_a_model_without_fp8_layers_warns() -> None:
     with pytest.warns(UserWarning, match=r"no FP8 layer.*explain"):
         Precision("O3", "bfloat16", fp8={"emulate": True}).shard(Net(), gather_fp8=True)
