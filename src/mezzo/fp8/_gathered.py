@@ -81,7 +81,7 @@ class GatheredWeight(Tensor):
                 "weight then"
             )
         if func not in _SHAPE_ONLY:
-            warn_of_half_use(f"{func} is not a product in FP8")
+            warn_of_half_use(f"{func} is not a product in FP8 (or runs outside of autocast())")
         args, kwargs = tree_map(_widen, (tuple(args), dict(kwargs or {})))
         return func(*args, **kwargs)
 

@@ -57,7 +57,7 @@ class _Gathering:
         half[: len(shard)].copy_(shard)
         operand = make_operand(half, amax=amax, transposed=False, headroom=HEADROOM)
         if self._inverse is None:  # not earlier: a model on the meta device gets its device after sharding
-            self._inverse = torch.empty_like(operand.inverse)
+            self._inverse = shard.new_empty(())
         # `.data`: compiled code saves the number for the backward pass, which writes it again
         self._inverse.data.copy_(operand.inverse)
         return (operand.values.view(torch.uint8),), None
