@@ -468,8 +468,10 @@ def test_weights_with_other_uses_are_not_chosen() -> None:
             "left": nn.Linear(16, 16),
             "right": nn.Linear(16, 16),
             "spared": nn.Linear(16, 16),
+            "patched": nn.Linear(16, 16),
         }
     )
+    net["patched"].forward = lambda x: linear(x, net["patched"].weight.abs())
     net["tied"].weight = net["embedding"].weight
     net["right"].weight = net["left"].weight
     policy = Precision("O3", "bfloat16", fp8=FP8).policy
