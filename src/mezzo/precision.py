@@ -340,11 +340,12 @@ class Precision:
             RuntimeError: The model is sharded, wrapped (DDP, FSDP1), decorated or prepared with an optimizer already.
             ValueError: `blocks` or `excluded_layers` match no module, a weight is not float32 or has no
                 dimension, layers in half and in float32 share a weight, or `gather_fp8` is given with
-                another level, scales per row or delayed scaling. No weight is sharded then.
+                another level, scales per row, delayed scaling or a number for `reshard_after_forward`.
+                No weight is sharded then.
         """
         refuse_unshardable(model)
         if gather_fp8:
-            refuse_gathering_in_fp8(None if self.policy is None else self.policy.fp8)
+            refuse_gathering_in_fp8(None if self.policy is None else self.policy.fp8, reshard_after_forward)
         excluded = self._find(model, self.excluded_layers, "excluded_layers") if self.policy is not None else []
         if fuse:
             self.fused = fuse_parts(model, excluded)

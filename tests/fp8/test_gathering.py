@@ -1,5 +1,7 @@
 """FSDP2 gathers weights in FP8: the same training bit for bit as gathering in half, with half the bytes."""
 
+import copy
+import pickle
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ from torch.nn.functional import linear
 from mezzo.amp import fp8_weights
 from mezzo.fp8 import E4M3, HEADROOM, GatheredWeight, make_operand
 from mezzo.precision import Precision
+from mezzo.record import collect_fp8_numbers
 from sharded_nets import BATCH, FP8, STEPS, WIDTH, Net, batch_of, make, run, state_of, train
 
 pytestmark = [
@@ -134,6 +137,26 @@ def test_a_checkpoint_of_four_processes_is_resumed_by_two(tmp_path: Path) -> Non
     assert [*first, *in_fp8] == pytest.approx(whole, abs=2e-2)
 
 
+def outputs_of_a_broken_weight(rank: int, size: int) -> list[list[bool]]:
+    found = []
+    for gather_fp8 in (False, True):
+        net = nn.Sequential(nn.Linear(16, 32))
+        precision = Precision("O3", "bfloat16", fp8=FP8, half_layers=())
+        precision.prepare(precision.shard(net, gather_fp8=gather_fp8))
+        if rank == size - 1:
+            net[0].weight._local_tensor[0, 0] = float("nan")
+        with torch.no_grad(), precision.autocast():
+            found.append(net(torch.ones(16, 16)).isnan().flatten().tolist())
+    return found
+
+
+@pytest.mark.slow
+def test_nan_in_one_shard_reaches_every_output_as_with_half_weights(tmp_path: Path) -> None:
+    in_half, in_fp8 = run(2, tmp_path, outputs_of_a_broken_weight)
+    assert all(in_half)
+    assert all(in_fp8)
+
+
 # What one process shows.
 
 
@@ -150,6 +173,16 @@ def group_of_two() -> Iterator[None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def last_of_five() -> Iterator[None]:
+    """The last of five processes, with none of 16 rows; the others do not exist, and collectives do nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=4, world_size=5)
     yield
     dist.destroy_process_group()
 
@@ -242,12 +275,78 @@ def test_weights_are_measured_anew_however_they_change() -> None:
 
 
 @pytest.mark.usefixtures("group", "fresh_warning")
+def test_weights_that_were_replaced_are_gathered_in_fp8_before_any_forward_pass() -> None:
+    net = make("O3", "bfloat16", is_sharded=True, gather_fp8=True)[0]
+    net.layers[0].unshard()
+    net.layers[0].reshard()
+    net.load_state_dict({name: value * 20.0 for name, value in net.state_dict().items()}, assign=True)
+    largest = net.layers[0].up.weight.to_local().abs().max()
+    net.layers[0].unshard()
+    assert net.layers[0].up.weight.to_half().abs().max().item() == pytest.approx(
+        largest.item(), rel=2**-4
+    )  # 3-bit mantissa
+
+
+@pytest.mark.usefixtures("group", "fresh_warning")
+def test_a_model_on_the_meta_device_gets_its_weights_after_sharding() -> None:
+    def losses(gather_fp8: bool) -> list[float]:
+        with torch.device("meta"):
+            net = Net()
+        precision = Precision("O3", "bfloat16", fp8=FP8)
+        precision.shard(net, blocks="layers.?", gather_fp8=gather_fp8)
+        net.to_empty(device="cpu")
+        torch.manual_seed(0)
+        for param in net.parameters():
+            nn.init.normal_(param.to_local(), std=0.1)
+        optimizer = torch.optim.AdamW(net.parameters())
+        precision.prepare(net, optimizer)
+        return train((net, optimizer, precision), steps=range(2))
+
+    assert losses(True) == losses(False)
+
+
+@pytest.mark.usefixtures("group", "fresh_warning")
+def test_counting_fp8_numbers_leaves_gathered_weights_out_without_a_warning() -> None:
+    net, _, precision = make("O3", "bfloat16", is_sharded=True, gather_fp8=True)
+    with collect_fp8_numbers() as numbers, precision.autocast():
+        net(batch_of(0)[0])
+    assert {row.role for row in numbers.rows} == {"input"}
+
+
+@pytest.mark.usefixtures("group", "fresh_warning")
+def test_parameters_and_optimizers_can_be_copied_but_not_pickled() -> None:
+    made = net, optimizer, _ = make("O3", "bfloat16", is_sharded=True, gather_fp8=True)
+    train(made, steps=range(1))
+    copies = copy.deepcopy(optimizer).param_groups[0]["params"]
+    for param, copied in zip(net.parameters(), copies, strict=True):
+        assert torch.equal(param.to_local(), copied.to_local())
+        assert param.to_local().data_ptr() != copied.to_local().data_ptr()
+    with pytest.raises(TypeError, match=r"gathered in FP8.*state_dict"):
+        pickle.dumps(optimizer)
+    assert pickle.dumps((net.state_dict(), optimizer.state_dict()))
+
+
+@pytest.mark.usefixtures("last_of_five", "fresh_warning")
+def test_a_process_without_rows_measures_zero() -> None:
+    """An error on this process only would let the others wait for it."""
+    net = nn.Sequential(nn.Linear(16, 16))
+    precision = Precision("O3", "bfloat16", fp8=FP8, half_layers=())
+    precision.prepare(precision.shard(net, gather_fp8=True))
+    assert net[0].weight.to_local().shape == (0, 16)
+    with precision.autocast(), torch.no_grad():
+        net(torch.ones(16, 16))
+    net.unshard()
+    assert net[0].weight.inverse_scale == 1
+
+
+@pytest.mark.usefixtures("group", "fresh_warning")
 @pytest.mark.filterwarnings("ignore:.*grad attribute of a Tensor that is not a leaf.*")  # Dynamo, of any FSDP2 model
-def test_compiled_blocks_train_bit_for_bit_as_with_half_weights() -> None:
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_compiled_blocks_train_bit_for_bit_as_with_half_weights(fullgraph: bool) -> None:
     def losses(gather_fp8: bool) -> list[float]:
         made = make("O3", "bfloat16", is_sharded=True, gather_fp8=gather_fp8)
         for layer in made[0].layers:
-            layer.compile(backend="aot_eager")
+            layer.compile(backend="aot_eager", fullgraph=fullgraph)
         return train(made, steps=range(3))
 
     assert losses(True) == losses(False)
@@ -294,9 +393,20 @@ def test_other_operators_get_the_fp8_numbers_in_half_and_warn() -> None:
     assert "GatheredWeight" in repr(weight)
     assert isinstance(weight.detach(), GatheredWeight)
     assert torch.zeros_like(weight).tolist() == [[0, 0]]
-    with pytest.warns(UserWarning, match=r"aten.mul.Tensor is not a product in FP8"):
+    with pytest.warns(UserWarning, match=r"aten.mul.Tensor is not a product in FP8 .*outside of autocast"):
         doubled = weight * 2
     assert (doubled.tolist(), doubled.dtype) == ([[1.0, 448.0]], torch.bfloat16)
+
+
+def test_a_gathered_weight_cannot_be_written() -> None:
+    """The change would be lost when the weight is gathered again."""
+    weight = GatheredWeight(torch.ones(1, 2).to(E4M3), torch.tensor(0.5), torch.bfloat16)
+    with pytest.raises(RuntimeError, match=r"mul_.*gathered in FP8.*reshard"):
+        weight.mul_(2)
+    with pytest.raises(RuntimeError, match=r"copy_.*gathered in FP8.*reshard"):
+        weight.copy_(torch.ones(1, 2))
+    with pytest.raises(RuntimeError, match=r"foreach_mul_.*gathered in FP8.*reshard"):
+        torch._foreach_mul_([weight], 2)
 
 
 @pytest.mark.usefixtures("group")
@@ -316,6 +426,13 @@ def test_options_that_cannot_be_gathered_in_fp8_are_refused_before_anything_is_s
     with pytest.raises(ValueError, match=message):
         Precision(dtype="bfloat16", **options).shard(net, gather_fp8=True)
     assert not isinstance(net, FSDPModule)
+
+
+@pytest.mark.usefixtures("group")
+def test_resharding_over_some_processes_is_refused() -> None:
+    """FSDP2 fails in the first forward pass, with an error about gradients of integers."""
+    with pytest.raises(ValueError, match=r"reshard_after_forward=2.*True or False"):
+        Precision("O3", "bfloat16", fp8=FP8).shard(Net(), gather_fp8=True, reshard_after_forward=2)
 
 
 @pytest.mark.usefixtures("group")
@@ -351,8 +468,10 @@ def test_weights_with_other_uses_are_not_chosen() -> None:
             "left": nn.Linear(16, 16),
             "right": nn.Linear(16, 16),
             "spared": nn.Linear(16, 16),
+            "patched": nn.Linear(16, 16),
         }
     )
+    net["patched"].forward = lambda x: linear(x, net["patched"].weight.abs())
     net["tied"].weight = net["embedding"].weight
     net["right"].weight = net["left"].weight
     policy = Precision("O3", "bfloat16", fp8=FP8).policy

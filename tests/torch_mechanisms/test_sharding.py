@@ -64,5 +64,7 @@ def test_functions_on_a_shard_convert_it_before_and_after_it_is_gathered(tmp_pat
         assert type(local_shard(net.weight)) is torch.Tensor
         assert local_shard(net.weight).tolist() == [[0, 0]] * 3
         assert calls == ["before", "after"]
+        net.load_state_dict({"weight": net.state_dict()["weight"].clone()}, assign=True)
+        assert is_converted(net.weight), "FSDP2 no longer calls reset_sharded_param for a new shard"
     finally:
         dist.destroy_process_group()

@@ -84,16 +84,27 @@ class ShardedWeight:
         return self._record.shard_mesh.get_group()
 
     def convert(self, before: Callable[..., Any], after: Callable[..., Any]) -> None:
-        """Let functions convert the shard before it is gathered, and the result; twice is the same as once.
+        """Let functions convert the shard before it is gathered, and the result. Call it once per weight.
+
+        A shard that `load_state_dict(assign=True)`, `to()` or `to_empty()` replaces later is converted, too.
 
         Args:
             before: Gets mesh, size, stride, module and policy; returns tensors to gather, and metadata.
             after: Gets what was gathered, the metadata and a dtype; returns the parameter, and a tuple.
         """
-        setattr(self.shard, _BEFORE, before)
-        setattr(self.shard, _AFTER, after)
-        if not hasattr(self._record, "_extensions_data"):
-            self._record._init_extensions()
+        take_new_shard = self._record.reset_sharded_param
+
+        def attach() -> None:
+            setattr(self.shard, _BEFORE, before)
+            setattr(self.shard, _AFTER, after)
+
+        def take_and_attach() -> None:
+            take_new_shard()
+            attach()
+
+        attach()
+        self._record._init_extensions()
+        self._record.reset_sharded_param = take_and_attach  # FSDP2 calls it for every new shard
 
 
 def sharded_weights(model: nn.Module) -> dict[int, ShardedWeight]:

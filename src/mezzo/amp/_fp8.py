@@ -144,7 +144,8 @@ def fp8_weights(model: nn.Module, policy: Policy, spared: Sequence[nn.Module]) -
     others: set[int] = set()
     for module in model.modules():
         own = {name: param for name, param in module._parameters.items() if param is not None}
-        is_plain = type(module).forward is nn.Linear.forward and id(module) not in left_alone
+        # By the instance: `layer.forward = ...` may compute something else, too
+        is_plain = getattr(module.forward, "__func__", None) is nn.Linear.forward and id(module) not in left_alone
         if is_plain and "weight" in own and policy.fp8.why_half(None, *own["weight"].shape[::-1]) is None:
             weight = own.pop("weight")
             found[id(weight)] = weight

@@ -71,8 +71,13 @@ def refuse_unsharded_options(master_weight: Any, is_delayed: bool) -> None:
         raise ValueError(_DELAYED)
 
 
-def refuse_gathering_in_fp8(recipe: Fp8Recipe | None) -> None:
-    """Raise ValueError unless weights can be gathered in FP8 with a recipe; None: the level has no FP8."""
+def refuse_gathering_in_fp8(recipe: Fp8Recipe | None, reshard_after_forward: object) -> None:
+    """Raise ValueError unless weights can be gathered in FP8.
+
+    Args:
+        recipe: How products are computed; None: the level has no FP8.
+        reshard_after_forward: As of `shard_model`. FSDP2 also takes a number of processes, but not with FP8.
+    """
     if recipe is None:
         raise ValueError("shard(gather_fp8=True) at a level without FP8 products: it belongs to level O3")
     if recipe.granularity == "row":
@@ -82,6 +87,11 @@ def refuse_gathering_in_fp8(recipe: Fp8Recipe | None) -> None:
         )
     if recipe.scaling == "delayed":
         raise ValueError(_DELAYED)
+    if not isinstance(reshard_after_forward, bool):
+        raise ValueError(
+            f"shard(gather_fp8=True) with reshard_after_forward={reshard_after_forward!r}: FSDP2 reshards FP8 weights over "
+            "all processes or not at all; use True or False"
+        )
 
 
 def refuse_other_fp8_gathering(model: nn.Module, in_fp8: Iterable[nn.Parameter]) -> None:

@@ -75,10 +75,21 @@ class GatheredWeight(Tensor):
         rule = _rules.get(func)
         if rule is not None:
             return rule(*args, **(kwargs or {}))
+        if func._schema.is_mutable and _is_written(args):
+            raise RuntimeError(
+                f"{func} would write to a weight that was gathered in FP8; call reshard() on its module, and change the "
+                "weight then"
+            )
         if func not in _SHAPE_ONLY:
-            warn_of_half_use(f"{func} is not a product in FP8")
+            warn_of_half_use(f"{func} is not a product in FP8 (or runs outside of autocast())")
         args, kwargs = tree_map(_widen, (tuple(args), dict(kwargs or {})))
         return func(*args, **kwargs)
+
+
+def _is_written(args: Sequence[Any]) -> bool:
+    """Whether an operator in place would write to a gathered weight; the first argument is written."""
+    written = args[0] if args and isinstance(args[0], (list, tuple)) else args[:1]
+    return any(isinstance(tensor, GatheredWeight) for tensor in written)
 
 
 def _widen(value: Any) -> Any:
@@ -100,6 +111,7 @@ _rules: dict[Any, Callable[..., Any]] = {
     _aten.detach.default: _same,
     _aten.alias.default: _same,
     _aten.as_strided.default: _strided,
+    _aten.record_stream.default: lambda weight, stream: weight.numbers.record_stream(stream),
 }
 _SHAPE_ONLY = {
     _aten.empty_like.default,

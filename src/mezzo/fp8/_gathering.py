@@ -8,6 +8,7 @@ The gathered numbers are bit for bit those of gathering in half and converting a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,11 +36,16 @@ class _Gathering:
         """Number of the forward pass that `amax` was measured for."""
         self._owner = owner
         # Kept, and written in place: the stream of FSDP2 that writes it is not the one that reads it.
-        self._inverse = weight.shard.new_empty(())
+        self._inverse: Tensor | None = None
+        weight.convert(self._before, self._after)
 
-    def attach(self) -> None:
-        """Register with FSDP2. A shard that `load_state_dict(assign=True)` or `to()` replaced needs it anew."""
-        self.weight.convert(self._before, self._after)
+    def __deepcopy__(self, memo: Any) -> _Gathering:
+        return self  # a copy of a parameter or an optimizer is not gathered
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a parameter that is gathered in FP8 was pickled; save model.state_dict() and optimizer.state_dict() instead"
+        )
 
     def _before(
         self, mesh: Any, size: torch.Size, stride: tuple[int, ...], module: nn.Module, policy: Any
@@ -50,6 +56,8 @@ class _Gathering:
         half = shard.new_zeros((self.weight.rows, *shard.shape[1:]), dtype=policy.param_dtype)
         half[: len(shard)].copy_(shard)
         operand = make_operand(half, amax=amax, transposed=False, headroom=HEADROOM)
+        if self._inverse is None:  # not earlier: a model on the meta device gets its device after sharding
+            self._inverse = shard.new_empty(())
         # `.data`: compiled code saves the number for the backward pass, which writes it again
         self._inverse.data.copy_(operand.inverse)
         return (operand.values.view(torch.uint8),), None
@@ -60,6 +68,7 @@ class _Gathering:
         """Return the weight; with `out`, FSDP2 has written the FP8 numbers of the existing one."""
         if out is not None:
             return None
+        assert self._inverse is not None
         rows = self.weight.param.shape[0]
         return GatheredWeight(gathered[0].view(E4M3)[:rows], self._inverse, dtype), ()
 
@@ -75,7 +84,7 @@ class _Owner:
         self._measured: torch.cuda.Event | None = None
 
     @hide_from_dynamo("weights are measured before they are gathered; compile the blocks, not the whole model")
-    def start(self, module: nn.Module, weights: Sequence[_Gathering]) -> None:
+    def start(self, weights: Sequence[_Gathering], module: nn.Module, *_: Any) -> None:
         """Measure the weights of a module if it is the outermost one.
 
         A second call of the same module means that the first ended without `end`, by an interrupt.
@@ -84,12 +93,10 @@ class _Owner:
             return  # recomputed in a backward pass, or inside of another module
         self._running = module
         self._passes += 1
-        for each in weights:
-            each.attach()
         self._measure(weights)
 
     @hide_from_dynamo("weights are measured before they are gathered; compile the blocks, not the whole model")
-    def end(self, module: nn.Module) -> None:
+    def end(self, module: nn.Module, *_: Any) -> None:
         """Note that the forward pass of a module ended."""
         if self._running is module and graph_task_id() == -1:
             self._running = None
@@ -112,9 +119,11 @@ class _Owner:
     def _measure(self, weights: Sequence[_Gathering]) -> None:
         """Find the largest magnitude of each weight over all shards, with one all-reduce."""
         shards = [each.weight.shard.detach() for each in weights]
-        norms = iter(foreach_norm([shard for shard in shards if shard.numel()], float("inf")))
+        filled = [shard for shard in shards if shard.numel()]
+        norms = iter(foreach_norm(filled, float("inf")) if filled else ())
         nothing = torch.zeros((), device=shards[0].device)
         amaxes = torch.stack([next(norms) if shard.numel() else nothing for shard in shards])
+        amaxes.nan_to_num_(nan=float("inf"), posinf=float("inf"))  # the maximum of gloo loses NaN
         dist.all_reduce(amaxes, dist.ReduceOp.MAX, group=weights[0].weight.group)
         # Rounding keeps the order: this is the largest of the rounded numbers
         amaxes = amaxes.to(self._half).float()
@@ -136,8 +145,6 @@ def gather_in_fp8(model: nn.Module, weights: Iterable[Tensor], half: torch.dtype
     """
     owner, records = _Owner(half), sharded_weights(model)
     gatherings = {id(weight): _Gathering(records[id(weight)], owner) for weight in weights}
-    for each in gatherings.values():
-        each.attach()
     for module in modules:
         own = [gatherings[id(param)] for param in module.parameters() if id(param) in gatherings]
         if own:
@@ -145,6 +152,6 @@ def gather_in_fp8(model: nn.Module, weights: Iterable[Tensor], half: torch.dtype
 
 
 def _watch(module: nn.Module, weights: Sequence[_Gathering], owner: _Owner) -> None:
-    # Before the hook in which FSDP2 gathers
-    module.register_forward_pre_hook(lambda module, _: owner.start(module, weights), prepend=True)
-    module.register_forward_hook(lambda module, *_: owner.end(module), always_call=True)
+    # Before the hook in which FSDP2 gathers. No lambdas: Dynamo would compile them, with the break inside.
+    module.register_forward_pre_hook(partial(owner.start, weights), prepend=True)
+    module.register_forward_hook(owner.end, always_call=True)

@@ -18,6 +18,7 @@ from mezzo.fp8 import (
     INVERSE,
     LARGEST,
     Fp8Recipe,
+    GatheredWeight,
     amax_of,
     copies_of,
     recipe_from_text,
@@ -123,7 +124,8 @@ def _operands(kernel: KernelRun) -> Iterator[tuple[Role, str, Tensor, Tensor]]:
         recipe = recipe_from_text(text)
         by = recipe if is_training else replace(recipe, scaling="current")  # evaluation uses no delayed scale
         yield "input", "e4m3", x.reshape(-1, x.shape[-1]), _scale(x, weight, "input", by)
-        yield "weight", "e4m3", weight, _scale_of_weight(weight, recipe)
+        if not isinstance(weight, GatheredWeight):  # rounded already: the numbers before are not on this process
+            yield "weight", "e4m3", weight, _scale_of_weight(weight, recipe)
         return
     grad, _, _, weight, text = kernel.args[:5]
     recipe = recipe_from_text(text)
@@ -174,7 +176,8 @@ def _row(key: _Key, calls: int, counts: list[float]) -> Fp8Row:
 def collect_fp8_numbers() -> Iterator[Fp8Numbers]:
     """Count, for each operand of each FP8 product, values that round to zero and values that are clipped.
 
-    No host synchronisation. At levels other than O3 there is nothing to count.
+    No host synchronisation. At levels other than O3 there is nothing to count. Weights that FSDP2 gathers in FP8 are
+    not counted: each process rounds only its shard.
 
     >>> from mezzo.amp import Fp8Recipe, auto_cast
     >>> layer, x = torch.nn.Linear(16, 16), torch.ones(16, 16)
