@@ -344,6 +344,8 @@ class Precision:
                 No weight is sharded then.
         """
         refuse_unshardable(model)
+        if gather_fp8 not in (True, False):
+            raise TypeError(f"shard(): gather_fp8={gather_fp8!r}: must be True or False")
         if gather_fp8:
             refuse_gathering_in_fp8(None if self.policy is None else self.policy.fp8, reshard_after_forward)
         excluded = self._find(model, self.excluded_layers, "excluded_layers") if self.policy is not None else []

@@ -428,6 +428,11 @@ def test_options_that_cannot_be_gathered_in_fp8_are_refused_before_anything_is_s
     assert not isinstance(net, FSDPModule)
 
 
+def test_a_word_is_not_a_switch() -> None:
+    with pytest.raises(TypeError, match="'no'"):
+        Precision("O3", "bfloat16", fp8=FP8).shard(Net(), gather_fp8="no")  # type: ignore[arg-type]
+
+
 @pytest.mark.usefixtures("group")
 def test_resharding_over_some_processes_is_refused() -> None:
     """FSDP2 fails in the first forward pass, with an error about gradients of integers."""
