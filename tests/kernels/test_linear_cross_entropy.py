@@ -161,6 +161,22 @@ def test_inputs_may_have_more_dimensions_and_no_rows() -> None:
     assert not grad.any()
 
 
+@pytest.mark.parametrize("chunk_rows", [4, None])
+def test_a_padded_vocabulary_without_rows_gives_zero_gradients(
+    chunk_rows: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_linear_cross_entropy, "LEAST_ALIGNED", 1)
+    hidden, weight, target = case(torch.bfloat16)
+    torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+    try:
+        loss = linear_cross_entropy(hidden[:0], weight, target[:0], "sum", chunk_rows=chunk_rows)
+        (grad,) = torch.autograd.grad(loss, weight)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert loss.item() == 0
+    assert not grad.any()
+
+
 def test_second_derivatives_are_those_of_torch() -> None:
     hidden, weight, target = case(torch.float32)
 

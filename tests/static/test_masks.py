@@ -75,6 +75,30 @@ def written_by_an_operator(x: Tensor) -> Tensor:
     return mask
 
 
+def written_through_a_view(x: Tensor) -> Tensor:
+    mask = lower(x)
+    mask[5:, :2].fill_(False)
+    return mask
+
+
+def written_in_a_column(x: Tensor) -> Tensor:
+    mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=x.device)
+    mask.t()[3].zero_()
+    return mask
+
+
+def written_under_another_name(x: Tensor) -> Tensor:
+    mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=x.device)
+    mask.contiguous()[:, 3] = False  # `contiguous` returns the mask itself
+    return mask
+
+
+def written_along_the_diagonal(x: Tensor) -> Tensor:
+    mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=x.device)
+    mask.diagonal().logical_not_()
+    return mask
+
+
 def in_numbers(x: Tensor) -> Tensor:
     return torch.zeros(LENGTH, LENGTH, device=x.device).masked_fill(~lower(x), float("-inf"))
 
@@ -121,7 +145,12 @@ def test_a_needless_mask_is_dropped_and_the_numbers_stay(mask: Mask, is_causal: 
 
 
 @pytest.mark.parametrize(
-    "mask", [band, padded, written, written_in_place, written_by_a_method, written_by_an_operator, in_numbers]
+    "mask",
+    [
+        *(band, padded, in_numbers),
+        *(written, written_in_place, written_by_a_method, written_by_an_operator, written_through_a_view),
+        *(written_in_a_column, written_under_another_name, written_along_the_diagonal),
+    ],
 )
 def test_every_other_mask_stays(mask: Mask) -> None:
     expected, _ = train(mask, "eager")

@@ -4,7 +4,7 @@ Why: two tensors share memory if and only if their storages have the same identi
 `StorageWeakRef.cdata`, to which it is compared, has no public counterpart on the storage itself; an
 address may be used again by another storage.
 Releases: 2.11 to 2.15.
-Without it: FP8 copies of a weight outlive the weight.
+Without it: FP8 copies of a weight outlive the weight, and graphs drop masks that are written through a view.
 """
 
 from __future__ import annotations

@@ -194,11 +194,11 @@ def chunked_token_loss(
         hidden, weight, target, ignore_index, smoothing, chunk_rows, for_hidden, for_weight
     )
     total.zero_()
-    if for_weight and not len(hidden):
-        of_weight.zero_()
     classes, matrix = len(weight), _aligned(weight)
     if for_weight and len(matrix) > classes:
         of_weight = of_weight.new_empty(matrix.shape)
+    if for_weight and not len(hidden):
+        of_weight.zero_()
     ones = torch.ones(min(chunk_rows, len(hidden)), dtype=torch.float32, device=hidden.device)
     with torch.autocast(hidden.device.type, enabled=False):
         for start in range(0, len(hidden), chunk_rows):

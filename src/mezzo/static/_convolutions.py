@@ -35,11 +35,12 @@ def use_own_gradients(graph: Graph) -> int:
         if node.target is not _aten.convolution_backward.default or not _is_plain(node):
             continue
         arguments: Any = node.args[:6]
-        grad, x, weight, _, stride, padding = arguments
+        grad, x, weight = arguments[:3]
+        stride, padding = _stride_and_padding(node)
         sizes = [list(tensor.meta["val"].shape[2:]) for tensor in (x, weight)]
         if _is_slow_depthwise(node):
             operator = torch.ops.mezzo.depthwise_input_grad.default
-            _replace(graph, node, 0, operator, (grad, weight, *sizes[0], list(stride), list(padding)))
+            _replace(graph, node, 0, operator, (grad, weight, *sizes[0], stride, padding))
             found += 1
         elif _is_large_depthwise(node):
             padding_of_gradient = [size - 1 - pad for size, pad in zip(sizes[1], padding, strict=True)]
@@ -49,7 +50,7 @@ def use_own_gradients(graph: Graph) -> int:
             found += 1
         if _is_narrow(node):
             operator = torch.ops.mezzo.narrow_weight_grad.default
-            _replace(graph, node, 1, operator, (grad, x, sizes[1], list(stride), list(padding)))
+            _replace(graph, node, 1, operator, (grad, x, sizes[1], stride, padding))
             found += 1
         if not node.users:
             graph.erase_node(node)
@@ -59,7 +60,8 @@ def use_own_gradients(graph: Graph) -> int:
 def _mirror(graph: Graph, node: Node, weight: Node) -> Node:
     """Return a node with the kernels of a weight turned by 180 degrees."""
     with graph.inserting_before(node):
-        mirrored = graph.call_function(_aten.flip.default, (weight, [2, 3]))
+        # not aten.flip: Inductor has decomposed the graph already, and refuses it
+        mirrored = graph.call_function(torch.ops.prims.rev.default, (weight, [2, 3]))
     mirrored.meta["val"] = weight.meta["val"].flip(2, 3)
     return mirrored
 
@@ -80,6 +82,13 @@ def _replace(graph: Graph, node: Node, output: int, operator: Callable[..., Any]
     gradients = node.meta.get("val")
     if gradients is not None:
         node.meta["val"] = tuple(None if place == output else value for place, value in enumerate(gradients))
+
+
+def _stride_and_padding(node: Node) -> tuple[list[int], list[int]]:
+    """Return both with a number per axis; a graph may have one for both axes, as for `padding="valid"`."""
+    arguments: Any = node.args[4:6]
+    stride, padding = ([*given, *given][:2] for given in arguments)
+    return stride, padding
 
 
 def _values(node: Node) -> list[Any]:
@@ -115,8 +124,7 @@ def _is_slow_depthwise(node: Node) -> bool:
 
 def _is_large_depthwise(node: Node) -> bool:
     """Whether the graph needs the input gradient of a depthwise layer with stride 1 and more than 5x5 taps."""
-    arguments: Any = node.args
-    stride, padding, kernel = arguments[4], arguments[5], _values(node)[2].shape[2:]
+    (stride, padding), kernel = _stride_and_padding(node), _values(node)[2].shape[2:]
     fits = all(pad < size for pad, size in zip(padding, kernel, strict=True))
     return _needs_depthwise(node) and max(stride) == 1 and max(kernel) > 5 and fits
 

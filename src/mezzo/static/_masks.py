@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.nn.functional import scaled_dot_product_attention
 
+from mezzo._torch.storages import storage_id
+
 MOST_LENGTH = 8192
 """Longest row of tokens whose mask is computed: it has the square of it in bytes, some times over."""
 
@@ -42,7 +44,7 @@ def drop_needless_masks(graph: Graph) -> None:
     The causal mask becomes `is_causal=True`; a mask that hides nothing becomes None. A mask that depends
     on an input, such as one for padding, stays.
     """
-    masks = _Masks()
+    masks = _Masks(graph)
     dropped = False
     for node in graph.nodes:
         mask = _mask_of(node)
@@ -68,7 +70,10 @@ def _mask_of(node: Node) -> Node | None:
 class _Masks:
     """Computes the values of masks that depend on constants only."""
 
-    def __init__(self) -> None:
+    def __init__(self, graph: Graph) -> None:
+        inputs = (each for node in graph.nodes if _writes(node) for each in node.all_input_nodes)
+        self._written = {*map(_memory_of, inputs)} - {None}
+        """Memory that a call of the graph changes. A mask may be written through a view of it."""
         self.parts: dict[Node, bool] = {}
         """Nodes that were looked at, and whether they depend on constants only."""
         self._found: dict[Node, bool | None] = {}
@@ -101,7 +106,7 @@ class _Masks:
             is_known = (node.op == "call_function" and node.target in _FUNCTIONS) or (
                 node.op == "call_method" and node.target in _METHODS
             )
-            is_written = any(_writes(user) for user in node.users)
+            is_written = any(map(_writes, node.users)) or _memory_of(node) in self._written
             known = is_known and not is_written and all(map(self._is_constant, node.all_input_nodes))
             self.parts[node] = known
         return known
@@ -115,13 +120,24 @@ class _Masks:
         return values[node]
 
 
+def _memory_of(node: Node) -> int | None:
+    """Return a number for the memory of a fake tensor, the same for all its views; None if it has none."""
+    example = node.meta.get("example_value")
+    try:
+        return storage_id(example.untyped_storage()) if isinstance(example, Tensor) else None
+    except RuntimeError:  # a sparse tensor
+        return None
+
+
 def _writes(node: Node) -> bool:
     """Whether a call changes one of its arguments."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target._schema.is_mutable
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     is_operator = name.endswith("__") or getattr(node.target, "__module__", "") == operator.add.__module__
     if is_operator:  # `and_` of the module `operator` changes nothing
         return name.strip("_") in _IN_PLACE
-    return "out" in node.kwargs or name.endswith("_")
+    return "out" in node.kwargs or bool(node.kwargs.get("inplace")) or name.endswith("_")
 
 
 _IN_PLACE = frozenset(
