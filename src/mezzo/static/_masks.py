@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.nn.functional import scaled_dot_product_attention
 
+from mezzo._torch.dispatcher import OpOverload
 from mezzo._torch.storages import storage_id
 
 MOST_LENGTH = 8192
@@ -131,7 +132,7 @@ def _memory_of(node: Node) -> int | None:
 
 def _writes(node: Node) -> bool:
     """Whether a call changes one of its arguments."""
-    if isinstance(node.target, torch._ops.OpOverload):
+    if isinstance(node.target, OpOverload):
         return node.target._schema.is_mutable
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     is_operator = name.endswith("__") or getattr(node.target, "__module__", "") == operator.add.__module__
