@@ -300,6 +300,54 @@ def test_float32_images_are_not_joined(seen: list[tuple[str, bool]]) -> None:
     assert result.dtype is torch.float32
 
 
+def with_bias(block: Block) -> Block:
+    """Give the convolution a bias of about the size of its result."""
+    block.conv.bias = nn.Parameter(torch.linspace(-1, 1, 16).bfloat16())
+    return block
+
+
+@pytest.mark.parametrize("listed", [set(), {"batch_norm"}])
+def test_a_bias_in_front_of_a_batch_norm_moves_only_the_running_mean(
+    listed: set[str], seen: list[tuple[str, bool]]
+) -> None:
+    plain, joined = map(with_bias, twins(lambda block, x, _: F.relu(block.norm(x))))
+    with auto_cast(policy=Policy.create("O2", torch.bfloat16, custom_black_list=listed)):
+        expected, found = run(plain, captured=False), run(joined, captured=True)
+    assert found[2] == 1
+    assert len(seen) == (0 if listed else 1)
+    assert torch.count_nonzero(found[1].pop("conv.bias")) == 0
+    expected[1].pop("conv.bias")  # rounding noise around the zero that it is in exact arithmetic
+    torch.testing.assert_close(found[0].float(), expected[0].float(), rtol=RTOL, atol=2 * ATOL)
+    assert_same(found[1], expected[1])
+
+
+def test_an_infinite_gradient_shows_in_the_gradient_of_the_bias(seen: list[tuple[str, bool]]) -> None:
+    joined = with_bias(twins(lambda block, x, _: block.norm(x) * float("inf"))[1])
+    assert not run(joined, captured=True)[1]["conv.bias"].isfinite().all()
+
+
+def read_twice(block: Block, x: Tensor, residual: Tensor) -> Tensor:
+    return F.relu(block.norm(x)) + x
+
+
+def bias_changed_in_between(block: Block, x: Tensor, residual: Tensor) -> Tensor:
+    with torch.no_grad():
+        block.conv.bias.add_(1)
+    return F.relu(block.norm(x))
+
+
+@pytest.mark.parametrize("tail", [read_twice, bias_changed_in_between])
+def test_a_bias_stays_where_more_depends_on_it(
+    tail: Callable[[Block, Tensor, Tensor], Tensor], seen: list[tuple[str, bool]]
+) -> None:
+    plain, joined = map(with_bias, twins(tail))
+    expected, found = run(plain, captured=False), run(joined, captured=True)
+    assert found[1]["conv.bias"].count_nonzero() > 0
+    if tail is bias_changed_in_between:  # its gradient is noise
+        expected[1].pop("conv.bias"), found[1].pop("conv.bias")
+    assert_same(found[1], expected[1])
+
+
 def test_the_counters_of_all_batch_norms_advance_by_one_call() -> None:
     graph_of: list[torch.fx.Graph] = []
     net = nn.Sequential(*(nn.BatchNorm2d(4) for _ in range(3))).to(memory_format=torch.channels_last)

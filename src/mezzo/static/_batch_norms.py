@@ -60,11 +60,12 @@ def fuse_batch_norms(graph: Graph) -> int:
             continue
         if not all(_is_own_buffer(average, read_elsewhere) for average in running):
             continue  # the averages are updated at the end of the graph: nothing else may read or update them
-        last, residual, activation = _followers(node, [norm["input"], norm["weight"], norm["bias"]])
+        shift = _take_bias_of_convolution(node, norm)
+        last, residual, activation = _followers(node, [norm["input"], norm["weight"], norm["bias"], shift])
         is_in_place = residual is not None and any(user.target is operator.iadd for user in node.users)
         with graph.inserting_before(last):
             arguments = (norm["input"], residual, *running, norm["weight"], norm["bias"], norm["eps"], activation)
-            call = graph.call_function(norm_and_activate, (*arguments, is_in_place))
+            call = graph.call_function(norm_and_activate, (*arguments, is_in_place, shift))
             result, statistics = (graph.call_function(operator.getitem, (call, place)) for place in (0, 1))
         result.meta = dict(last.meta)
         last.replace_all_uses_with(result)
@@ -81,6 +82,26 @@ def fuse_batch_norms(graph: Graph) -> int:
 
 def _arguments(node: Node) -> dict[str, Any]:
     return {**_DEFAULTS, **dict(zip(_PARAMETERS, node.args, strict=False)), **node.kwargs}
+
+
+def _take_bias_of_convolution(node: Node, norm: dict[str, Any]) -> Node | None:
+    """Take the bias out of the convolution in front of a batch norm; return it, or None if there is none to take.
+
+    A batch norm in training subtracts the mean, and the bias with it: only the running mean depends on it. Adding it
+    reads and writes the whole image, and its gradient, which is rounding noise around zero, reads one more.
+    """
+    convolution, bias_of_norm = norm["input"], norm["bias"]
+    if convolution.target is not F.conv2d or len(convolution.users) > 1 or not isinstance(bias_of_norm, Node):
+        return None
+    is_by_place = len(convolution.args) > 2
+    bias = convolution.args[2] if is_by_place else convolution.kwargs.get("bias")
+    if not isinstance(bias, Node) or not _can_move(convolution, node, [bias]):
+        return None
+    if is_by_place:
+        convolution.update_arg(2, None)
+    else:
+        convolution.update_kwarg("bias", None)
+    return bias
 
 
 def _looks_right(node: Any) -> bool:
@@ -218,12 +239,19 @@ def count_batches(counters: list[Tensor]) -> None:
 
 def norm_and_activate(
     x: Tensor, residual: Tensor | None, running_mean: Tensor, running_var: Tensor, weight: Tensor | None,
-    bias: Tensor | None, eps: float, activation: str, adds_in_place: bool,
+    bias: Tensor | None, eps: float, activation: str, adds_in_place: bool, shift: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # fmt: skip
     """Return `activation(batch norm of x + residual)`, and the means and unbiased variances of the batch.
 
-    A sum in place keeps the dtype of the batch norm, also with a wider residual.
+    A sum in place keeps the dtype of the batch norm, also with a wider residual. `shift` is the bias of the convolution
+    that made x, which x lacks: it moves the means only, and its gradient is zero.
     """
+    if shift is not None and bias is not None:
+        bias = torch.add(bias, shift.to(bias.dtype), alpha=0.0)  # so its gradient is zero, not missing
+        result, (mean, variance) = norm_and_activate(
+            x, residual, running_mean, running_var, weight, bias, eps, activation, adds_in_place
+        )
+        return result, (mean + shift.detach().to(mean.dtype), variance)
     if _takes(x, residual, weight, bias, activation):
         result, mean, variance = batch_norm_activation(x, residual, weight, bias, eps, activation)
         return result, (mean.to(running_mean.dtype), variance.to(running_var.dtype))
