@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -74,7 +73,7 @@ def time_replays(step: CapturedStep, batch: Sequence[Tensor], device: torch.devi
         if not step.prepare_replay(batch):
             raise AssertionError("a step that was captured just now can be replayed")
         step.run(batch)
-        return _median(lambda: step.run(batch), lambda: torch.cuda.synchronize(device))
+        return fastest_round(lambda: step.run(batch), lambda: torch.cuda.synchronize(device))
 
 
 def time_gradients(step: TrainingStep, batch: Sequence[Tensor], device: torch.device) -> float:
@@ -90,10 +89,11 @@ def time_gradients(step: TrainingStep, batch: Sequence[Tensor], device: torch.de
 
     with step.gradients_put_aside(), step.rehearsal(), random_numbers_kept(device):
         run()
-        return _median(run, lambda: None)
+        return fastest_round(run, lambda: None)
 
 
-def _median(run: Callable[[], object], wait: Callable[[], None]) -> float:
+def fastest_round(run: Callable[[], object], wait: Callable[[], None]) -> float:
+    """Return the seconds of the fastest round: other programs on the machine only add time."""
     times = []
     for _ in range(_ROUNDS):
         wait()
@@ -101,7 +101,7 @@ def _median(run: Callable[[], object], wait: Callable[[], None]) -> float:
         run()
         wait()
         times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return min(times)
 
 
 @contextmanager
