@@ -478,4 +478,6 @@ def test_all_of_these_pass_in_tritons_interpreter() -> None:
 
 @pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")
 def test_copies_of_sgd_are_right_in_tritons_interpreter() -> None:
-    run_interpreted(f"{Path(__file__)}::test_tiles_that_end_outside_a_weight_write_nothing_there[shape1]")
+    run_interpreted(
+        f"{Path(__file__)}::test_tiles_that_end_outside_a_weight_write_nothing_there[shape1]", builds_all=False
+    )
