@@ -15,6 +15,7 @@ import torch
 from torch._ops import OpOverload
 
 __all__ = [
+    "AUTOCAST_KEYS",
     "BINDINGS",
     "DispatchKey",
     "DispatchKeySet",
@@ -38,6 +39,7 @@ DispatchKeySet = torch._C.DispatchKeySet
 
 ExcludeKeys = torch._C._ExcludeDispatchKeyGuard
 """A context in which the keys of a set are switched off in this thread."""
+AUTOCAST_KEYS = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.AutocastCUDA)
 # torch keeps "autocast is on" as "its key is not excluded": inside a kernel of a key that key is
 # known to be on.
 exclude_key = torch._C._dispatch_tls_set_dispatch_key_excluded
