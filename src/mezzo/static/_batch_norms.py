@@ -247,11 +247,13 @@ def norm_and_activate(
     that made x, which x lacks: it moves the means only, and its gradient is zero.
     """
     if shift is not None and bias is not None:
-        bias = torch.add(bias, shift.to(bias.dtype), alpha=0.0)  # so its gradient is zero, not missing
+        with torch.autocast(x.device.type, enabled=False):  # a policy must not round these sums
+            bias = torch.add(bias, shift.to(bias.dtype), alpha=0.0)  # so its gradient is zero, not missing
         result, (mean, variance) = norm_and_activate(
             x, residual, running_mean, running_var, weight, bias, eps, activation, adds_in_place
         )
-        return result, (mean + shift.detach().to(mean.dtype), variance)
+        with torch.autocast(x.device.type, enabled=False):
+            return result, (mean + shift.detach().to(mean.dtype), variance)
     if _takes(x, residual, weight, bias, activation):
         result, mean, variance = batch_norm_activation(x, residual, weight, bias, eps, activation)
         return result, (mean.to(running_mean.dtype), variance.to(running_var.dtype))
