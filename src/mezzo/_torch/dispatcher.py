@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 
 __all__ = [
     "AUTOCAST_KEYS",
@@ -21,6 +21,7 @@ __all__ = [
     "DispatchKeySet",
     "ExcludeKeys",
     "OpOverload",
+    "OpOverloadPacket",
     "all_operator_names",
     "below_autograd",
     "call_at_key",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from mezzo._torch.storages import storage_id
 from mezzo.amp import current_policy
 from mezzo.dtypes import HALF_DTYPES
 from mezzo.kernels import BEFORE_RESIDUAL, NORM_ACTIVATIONS, batch_norm_activation, uses_own_operators
+from mezzo.static._writes import written_by
 
 _PARAMETERS = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 _DEFAULTS = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
@@ -37,12 +37,6 @@ _ACTIVATIONS = {
     "relu_": "relu",
 }
 """Functions, and names of methods."""
-_TORCHS_FUNCTIONS = ("torch.functional", "torch.nn.functional")
-"""Modules of functions that change their arguments only if their name or an argument says so."""
-_IN_PLACE = {operator.setitem} | {
-    getattr(operator, name) for name in vars(operator) if name.startswith("i") and f"__{name}__" in vars(operator)
-}
-"""`operator.iadd` and its like; some that only read are among them."""
 
 
 def fuse_batch_norms(graph: Graph) -> int:
@@ -180,22 +174,9 @@ def _can_move(first: Node, last: Node, inputs: Sequence[Any]) -> bool:
     return True
 
 
-def _written(node: Node) -> list[Any]:
+def _written(node: Node) -> list[Node]:
     """Return what a call may change in place, other than the averages of a batch norm."""
-    target = node.target
-    if target in (F.batch_norm, norm_and_activate):
-        return []
-    is_torchs = isinstance(target, BuiltinFunctionType) or getattr(target, "__module__", None) in _TORCHS_FUNCTIONS
-    if "out" in node.kwargs or not (is_torchs or isinstance(target, str)):
-        return list(node.all_input_nodes)
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    # True may stand for `inplace`
-    is_in_place = name.endswith("_") or target in _IN_PLACE or any(value is True for value in _values(node))
-    return list(node.all_input_nodes[:1]) if is_in_place else []
-
-
-def _values(node: Node) -> tuple[Any, ...]:
-    return *node.args, *node.kwargs.values()
+    return [] if node.target is norm_and_activate else written_by(node)
 
 
 def _only_user(node: Node) -> Node | None:
