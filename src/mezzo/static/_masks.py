@@ -72,10 +72,8 @@ class _Masks:
     """Computes the values of masks that depend on constants only."""
 
     def __init__(self, graph: Graph) -> None:
-        self._written = {each for node in graph.nodes for each in written_by(node)}
-        """Nodes that a call of the graph changes."""
-        self._written_memory = {*map(_memory_of, self._written)} - {None}
-        """Their memory: a mask may be written through a view of it."""
+        self._written = {_memory_of(each) for node in graph.nodes for each in written_by(node)} - {None}
+        """Memory that a call of the graph changes. A mask may be written through a view of it."""
         self.parts: dict[Node, bool] = {}
         """Nodes that were looked at, and whether they depend on constants only."""
         self._found: dict[Node, bool | None] = {}
@@ -108,7 +106,7 @@ class _Masks:
             is_known = (node.op == "call_function" and node.target in _FUNCTIONS) or (
                 node.op == "call_method" and node.target in _METHODS
             )
-            is_written = node in self._written or _memory_of(node) in self._written_memory
+            is_written = _memory_of(node) in self._written
             known = is_known and not is_written and all(map(self._is_constant, node.all_input_nodes))
             self.parts[node] = known
         return known
