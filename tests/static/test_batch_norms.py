@@ -349,6 +349,29 @@ def bias_changed_in_between(block: Block, x: Tensor, residual: Tensor) -> Tensor
     return F.relu(block.norm(x))
 
 
+def bias_changed_behind_the_norm(block: Block, x: Tensor, residual: Tensor) -> Tensor:
+    y = block.norm(x)
+    block.conv.bias.add_(1)
+    return F.relu(y)
+
+
+def norm_without_bias(block: Block, x: Tensor, residual: Tensor) -> Tensor:
+    norm = block.norm
+    return F.relu(F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, training=True))
+
+
+@pytest.mark.parametrize("tail", [bias_changed_behind_the_norm, norm_without_bias])
+def test_the_running_mean_has_the_bias_of_the_convolution(
+    tail: Callable[[Block, Tensor, Tensor], Tensor], seen: list[tuple[str, bool]]
+) -> None:
+    plain, joined = map(with_bias, twins(tail))
+    for block in (plain, joined):
+        block.conv.bias.requires_grad_(False)
+    expected, found = run(plain, captured=False), run(joined, captured=True)
+    assert found[2] == 1
+    assert_same(found[1], expected[1])
+
+
 @pytest.mark.parametrize("tail", [read_twice, bias_changed_in_between])
 def test_a_bias_stays_where_more_depends_on_it(
     tail: Callable[[Block, Tensor, Tensor], Tensor], seen: list[tuple[str, bool]]

@@ -194,3 +194,32 @@ def test_a_mask_that_would_take_too_much_memory_is_not_computed(monkeypatch: pyt
     monkeypatch.setattr(_masks, "MOST_LENGTH", LENGTH - 1)
     _, step = train(lower, "aot_eager")
     assert attention_of(step)["attn_mask"] is not None
+
+
+class Cross(nn.Module):
+    """Attention of half as many queries as keys: kernels differ in what `is_causal` means then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.ones(LENGTH // 2, LENGTH, dtype=torch.bool, device=x.device).tril()
+        return scaled_dot_product_attention(self.inputs(x[:, ::2]), x, x, attn_mask=mask).repeat(1, 2, 1)
+
+
+class Dropped(Cross):
+    """Attention with dropout, given by its place behind the mask."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return scaled_dot_product_attention(self.inputs(x), x, x, lower(x), 0.5)
+
+
+@pytest.mark.parametrize("kind", [Cross, Dropped])
+def test_the_mask_of_other_calls_of_attention_stays(kind: type[nn.Module]) -> None:
+    model = kind()
+    step = static.compile_step(model, mse_loss, torch.optim.SGD(model.parameters(), lr=0.5), backend="aot_eager")
+    step(torch.ones(3, LENGTH, WIDTH), torch.ones(3, LENGTH, WIDTH))
+    (node,) = [each for each in step.graphs[-1].calls_of_dynamo if each.target is scaled_dot_product_attention]
+    assert not node.kwargs.get("is_causal")
+    assert len(node.args) == 5 or isinstance(node.kwargs["attn_mask"], torch.fx.Node)
