@@ -27,22 +27,37 @@ def written_by(node: Node) -> list[Node]:
     if node.op not in ("call_function", "call_method") or not _may_write(node):
         return []
     first = node.args[0] if node.args else None
-    is_known = isinstance(node.target, (str, BuiltinFunctionType)) or _is_torchs(node)
-    return [first] if is_known and isinstance(first, Node) and "out" not in node.kwargs else list(node.all_input_nodes)
+    is_operator = isinstance(node.target, (OpOverload, OpOverloadPacket))
+    if isinstance(first, Node) and is_known(node) and not is_operator and "out" not in node.kwargs:
+        return [first]
+    return list(node.all_input_nodes)
+
+
+def is_known(node: Node) -> bool:
+    """Whether a call is one of torch, of which is known what it changes.
+
+    Others are functions that a graph calls as a whole: checkpointing, a kernel, a function of the user.
+    """
+    kinds = (str, BuiltinFunctionType, OpOverload, OpOverloadPacket)
+    return isinstance(node.target, kinds) or _is_torchs(node)
 
 
 def _may_write(node: Node) -> bool:
     target = node.target
     if isinstance(target, OpOverload):
-        return bool(target._schema.is_mutable)
+        return _changes_arguments(target, node)
     if isinstance(target, OpOverloadPacket):
-        return any(getattr(target, name)._schema.is_mutable for name in target.overloads())
+        return any(_changes_arguments(getattr(target, name), node) for name in target.overloads())
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     if name.endswith("__") or getattr(target, "__module__", None) in _OPERATORS:
         return name.strip("_") in _IN_PLACE  # `and_` of the module `operator` changes nothing
-    if not (isinstance(target, (str, BuiltinFunctionType)) or _is_torchs(node)):
-        return True  # a function that the graph calls as a whole: checkpointing, a kernel, a function of the user
-    return "out" in node.kwargs or name.endswith("_") or _is_asked_in_place(node)
+    return not is_known(node) or "out" in node.kwargs or name.endswith("_") or _is_asked_in_place(node)
+
+
+def _changes_arguments(operator: OpOverload, node: Node) -> bool:
+    """Whether an operator changes an argument that a call gives; `out` is given by name only."""
+    written = [each for each in operator._schema.arguments if each.alias_info is not None and each.alias_info.is_write]
+    return any(not each.kwarg_only or each.name in node.kwargs for each in written)
 
 
 def _is_torchs(node: Node) -> bool:
