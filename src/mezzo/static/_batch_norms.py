@@ -81,8 +81,8 @@ def _arguments(node: Node) -> dict[str, Any]:
 def _take_bias_of_convolution(node: Node, norm: dict[str, Any]) -> Node | None:
     """Take the bias out of the convolution in front of a batch norm; return it, or None if there is none to take.
 
-    A batch norm in training subtracts the mean, and the bias with it: only the running mean depends on it. Adding it
-    reads and writes the whole image, and its gradient, which is rounding noise around zero, reads one more.
+    A batch norm in training subtracts the mean, and the bias with it: only the running mean depends on the bias.
+    Adding it reads and writes the whole image. Its gradient, rounding noise around zero, reads another image.
     """
     convolution, bias_of_norm = norm["input"], norm["bias"]
     if convolution.target is not F.conv2d or len(convolution.users) > 1 or not isinstance(bias_of_norm, Node):
@@ -134,7 +134,7 @@ def _followers(norm: Node, inputs: Sequence[Any]) -> tuple[Node, Node | None, st
 
     Args:
         norm: The batch norm.
-        inputs: Its input, weight and bias.
+        inputs: Its input, weight and bias, and the bias that was taken out of the convolution in front of it.
     """
     last = norm
     residual: Node | None = None

@@ -20,7 +20,7 @@ from mezzo._torch.storages import storage_id
 from mezzo.static._writes import written_by
 
 MOST_LENGTH = 8192
-"""Longest row of tokens whose mask is computed: it has the square of it in bytes, some times over."""
+"""Longest row of tokens whose mask is computed. Its mask takes 64 MiB, and so does each part of the mask."""
 
 _FUNCTIONS = frozenset(
     [
