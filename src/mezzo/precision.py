@@ -336,7 +336,7 @@ class Precision:
                 has too few rows, uses the FP8 numbers of the weight and warns once.
 
         Raises:
-            TypeError: `model` is not a module.
+            TypeError: `model` is not a module, or `gather_fp8` is neither True nor False.
             RuntimeError: The model is sharded, wrapped (DDP, FSDP1), decorated or prepared with an optimizer already.
             ValueError: `blocks` or `excluded_layers` match no module, a weight is not float32 or has no
                 dimension, layers in half and in float32 share a weight, or `gather_fp8` is given with

@@ -407,6 +407,10 @@ def test_a_gathered_weight_cannot_be_written() -> None:
         weight.copy_(torch.ones(1, 2))
     with pytest.raises(RuntimeError, match=r"foreach_mul_.*gathered in FP8.*reshard"):
         torch._foreach_mul_([weight], 2)
+    with pytest.raises(RuntimeError, match=r"mul.out.*gathered in FP8.*reshard"):
+        torch.mul(torch.ones(1, 2), 2, out=weight)
+    with pytest.raises(RuntimeError, match=r"weight\[\.\.\.\].*gathered in FP8.*reshard"):
+        weight[0, 1] = 2.0
 
 
 @pytest.mark.usefixtures("group")

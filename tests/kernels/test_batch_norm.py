@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mezzo.amp import Policy, auto_cast
 from mezzo.kernels import NORM_ACTIVATIONS, batch_norm_activation
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -202,3 +203,19 @@ def test_a_second_derivative_is_torchs() -> None:
         return torch.autograd.grad(sum(each.square().sum() for each in grads), x)[0]
 
     torch.testing.assert_close(second(batch_norm_activation), second(reference), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"use_promote": False}, {"custom_white_list": ["add", "mul", "sub"]}])
+def test_a_policy_does_not_change_the_arithmetic_inside(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    x, weight, bias = make(2, 8, 4, 4, dtype=torch.float16, shift=1.5), *torch.randn(2, 8, device=DEVICE)
+
+    def results() -> list[Tensor]:
+        given = [tensor.detach().clone().requires_grad_() for tensor in (x, weight, bias)]
+        result, mean, variance = batch_norm_activation(given[0], None, *given[1:], 1e-3, "silu")
+        return [result, mean, variance, *torch.autograd.grad(result, given, x)]
+
+    expected = results()
+    with auto_cast(policy=Policy.create("O2", torch.float16, **options)):
+        found = results()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)

@@ -321,6 +321,19 @@ def test_a_bias_in_front_of_a_batch_norm_moves_only_the_running_mean(
     assert_same(found[1], expected[1])
 
 
+@pytest.mark.parametrize("options", [{"custom_white_list": {"add"}}, {"use_promote": False}])
+def test_sums_with_the_bias_stay_float32_where_a_policy_makes_additions_half(
+    options: dict[str, Any], seen: list[tuple[str, bool]]
+) -> None:
+    plain, joined = map(with_bias, twins(lambda block, x, _: F.relu(block.norm(x))))
+    with auto_cast(policy=Policy.create("O2", torch.bfloat16, **options)):
+        expected, found = run(plain, captured=False), run(joined, captured=True)
+    assert found[2] == len(seen) == 1
+    expected[1].pop("conv.bias"), found[1].pop("conv.bias")  # noise, and zero
+    torch.testing.assert_close(found[0].float(), expected[0].float(), rtol=RTOL, atol=2 * ATOL)
+    assert_same(found[1], expected[1])
+
+
 def test_an_infinite_gradient_shows_in_the_gradient_of_the_bias(seen: list[tuple[str, bool]]) -> None:
     joined = with_bias(twins(lambda block, x, _: block.norm(x) * float("inf"))[1])
     assert not run(joined, captured=True)[1]["conv.bias"].isfinite().all()
@@ -334,6 +347,29 @@ def bias_changed_in_between(block: Block, x: Tensor, residual: Tensor) -> Tensor
     with torch.no_grad():
         block.conv.bias.add_(1)
     return F.relu(block.norm(x))
+
+
+def bias_changed_behind_the_norm(block: Block, x: Tensor, residual: Tensor) -> Tensor:
+    y = block.norm(x)
+    block.conv.bias.add_(1)
+    return F.relu(y)
+
+
+def norm_without_bias(block: Block, x: Tensor, residual: Tensor) -> Tensor:
+    norm = block.norm
+    return F.relu(F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, training=True))
+
+
+@pytest.mark.parametrize("tail", [bias_changed_behind_the_norm, norm_without_bias])
+def test_the_running_mean_has_the_bias_of_the_convolution(
+    tail: Callable[[Block, Tensor, Tensor], Tensor], seen: list[tuple[str, bool]]
+) -> None:
+    plain, joined = map(with_bias, twins(tail))
+    for block in (plain, joined):
+        block.conv.bias.requires_grad_(False)
+    expected, found = run(plain, captured=False), run(joined, captured=True)
+    assert found[2] == 1
+    assert_same(found[1], expected[1])
 
 
 @pytest.mark.parametrize("tail", [read_twice, bias_changed_in_between])

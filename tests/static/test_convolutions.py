@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
 
 from mezzo.kernels import _convolutions, depthwise_input_grad, narrow_weight_grad
 from mezzo.static._convolutions import use_own_gradients
@@ -146,3 +147,17 @@ def test_a_graph_gets_our_kernels_where_cudnn_is_slow_and_gives_the_same(
     for seen, wanted in zip(graph(x, *values), expected, strict=True):
         # a chain of seven layers whose sums are rounded to half
         torch.testing.assert_close(seen, wanted, rtol=2e-2, atol=2e-2)
+
+
+def test_padding_as_wide_as_a_large_kernel_keeps_the_gradient_of_torch() -> None:
+    """The padding of its forward convolution would be negative."""
+    torch.manual_seed(0)
+    x = torch.randn(1, 8, 9, 9, device=DEVICE, dtype=torch.float16).to(memory_format=torch.channels_last)
+    weight = torch.randn(8, 1, 7, 7, device=DEVICE, dtype=torch.float16)
+
+    def gradient(x: Tensor) -> Tensor:
+        y = F.conv2d(x.requires_grad_(), weight, padding=(7, 3), groups=8)
+        return torch.autograd.grad(y, x, torch.ones_like(y))[0]
+
+    graph = make_fx(gradient)(x)
+    assert use_own_gradients(graph.graph) == 0

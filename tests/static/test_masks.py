@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss, scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 
 from mezzo import static
 from mezzo.static import _masks
@@ -99,6 +100,34 @@ def written_along_the_diagonal(x: Tensor) -> Tensor:
     return mask
 
 
+_LIBRARY = torch.library.Library("mezzo_test_masks", "FRAGMENT")
+_LIBRARY.define("hide(Tensor(a!) mask) -> ()")
+_LIBRARY.impl("hide", lambda mask: (mask[:, 3].zero_(), None)[1], "CompositeExplicitAutograd")
+
+
+def written_by_an_operator_of_the_user(x: Tensor) -> Tensor:
+    mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=x.device)
+    torch.ops.mezzo_test_masks.hide(mask)
+    return mask
+
+
+@torch.compiler.allow_in_graph
+def _hide(mask: Tensor) -> Tensor:
+    return mask[:, 3].zero_()
+
+
+def written_by_a_function_of_the_user(x: Tensor) -> Tensor:
+    mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=x.device)
+    _hide(mask)
+    return mask
+
+
+def written_in_a_checkpoint(x: Tensor) -> Tensor:
+    mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=x.device)
+    checkpoint(lambda column: column.logical_not_(), mask[:, 3], use_reentrant=False)
+    return mask
+
+
 def in_numbers(x: Tensor) -> Tensor:
     return torch.zeros(LENGTH, LENGTH, device=x.device).masked_fill(~lower(x), float("-inf"))
 
@@ -150,6 +179,7 @@ def test_a_needless_mask_is_dropped_and_the_numbers_stay(mask: Mask, is_causal: 
         *(band, padded, in_numbers),
         *(written, written_in_place, written_by_a_method, written_by_an_operator, written_through_a_view),
         *(written_in_a_column, written_under_another_name, written_along_the_diagonal),
+        *(written_by_an_operator_of_the_user, written_by_a_function_of_the_user, written_in_a_checkpoint),
     ],
 )
 def test_every_other_mask_stays(mask: Mask) -> None:
@@ -164,3 +194,32 @@ def test_a_mask_that_would_take_too_much_memory_is_not_computed(monkeypatch: pyt
     monkeypatch.setattr(_masks, "MOST_LENGTH", LENGTH - 1)
     _, step = train(lower, "aot_eager")
     assert attention_of(step)["attn_mask"] is not None
+
+
+class Cross(nn.Module):
+    """Attention of half as many queries as keys: kernels differ in what `is_causal` means then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.ones(LENGTH // 2, LENGTH, dtype=torch.bool, device=x.device).tril()
+        return scaled_dot_product_attention(self.inputs(x[:, ::2]), x, x, attn_mask=mask).repeat(1, 2, 1)
+
+
+class Dropped(Cross):
+    """Attention with dropout, given by its place behind the mask."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return scaled_dot_product_attention(self.inputs(x), x, x, lower(x), 0.5)
+
+
+@pytest.mark.parametrize("kind", [Cross, Dropped])
+def test_the_mask_of_other_calls_of_attention_stays(kind: type[nn.Module]) -> None:
+    model = kind()
+    step = static.compile_step(model, mse_loss, torch.optim.SGD(model.parameters(), lr=0.5), backend="aot_eager")
+    step(torch.ones(3, LENGTH, WIDTH), torch.ones(3, LENGTH, WIDTH))
+    (node,) = [each for each in step.graphs[-1].calls_of_dynamo if each.target is scaled_dot_product_attention]
+    assert not node.kwargs.get("is_causal")
+    assert len(node.args) == 5 or isinstance(node.kwargs["attn_mask"], torch.fx.Node)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss, silu
 
 import mezzo
-from graph_backends import skip_without_compiler
+from graph_backends import remove_compiler, skip_without_compiler
 from mezzo.static import CompiledStep, compile_step
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")  # of Inductor's own imports
@@ -96,3 +96,10 @@ def test_auto_takes_the_compiled_form_and_other_forms_are_refused() -> None:
     assert step.report().chosen == "compiled"
     with pytest.raises(ValueError, match="as_written"):
         compile_step(net, mse_loss, optimizer, backend="as_written", saves_memory=True)
+
+
+@pytest.mark.filterwarnings("ignore:no C\\+\\+ compiler")
+def test_without_a_compiler_it_warns_that_nothing_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    remove_compiler(monkeypatch, "g++ was not found")
+    with pytest.warns(UserWarning, match=r"saves_memory=True has no effect.*compiler"):
+        compile_step(net := Gated(), mse_loss, torch.optim.SGD(net.parameters(), lr=0.1), saves_memory=True)

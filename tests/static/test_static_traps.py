@@ -58,13 +58,25 @@ def test_a_call_written_after_a_run_is_run() -> None:
     assert EXE.run(y._program, {"x": [1.0]}, [y])[0] == 2
 
 
-@pytest.mark.parametrize("kind", ["method", "function", "module"])
+WRITES = {
+    "method": lambda h: h.relu_(),
+    "function": functional.relu_,
+    "module": nn.ReLU(inplace=True),
+    "module on a view": lambda h: nn.ReLU(inplace=True)(h.view(-1, 8)),
+    "switch by name": lambda h: functional.relu(h, inplace=True),
+    "switch by place": lambda h: functional.relu(h, True),
+    "view": lambda h: h.view(-1).relu_(),
+    "part of a view": lambda h: h.t()[:].clamp_(0),
+}
+
+
+@pytest.mark.parametrize("kind", WRITES)
 def test_what_is_written_in_place_is_saved(kind: str, tmp_path: Path) -> None:
-    first, second, relu = nn.Linear(4, 8), nn.Linear(8, 2), nn.ReLU(inplace=True)
+    first, second = nn.Linear(4, 8), nn.Linear(8, 2)
     with program_guard(new_program()):
         x, label = data("x", [None, 4]), data("label", [None, 2])
         h = first(x)
-        _ = h.relu_() if kind == "method" else functional.relu_(h) if kind == "function" else relu(h)
+        WRITES[kind](h)
         y = second(h)
         functional.mse_loss(y, label)
     program, value = y._program, torch.randn(3, 4)

@@ -12,14 +12,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 
 __all__ = [
+    "AUTOCAST_KEYS",
     "BINDINGS",
     "DispatchKey",
     "DispatchKeySet",
     "ExcludeKeys",
     "OpOverload",
+    "OpOverloadPacket",
     "all_operator_names",
     "below_autograd",
     "call_at_key",
@@ -38,6 +40,7 @@ DispatchKeySet = torch._C.DispatchKeySet
 
 ExcludeKeys = torch._C._ExcludeDispatchKeyGuard
 """A context in which the keys of a set are switched off in this thread."""
+AUTOCAST_KEYS = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.AutocastCUDA)
 # torch keeps "autocast is on" as "its key is not excluded": inside a kernel of a key that key is
 # known to be on.
 exclude_key = torch._C._dispatch_tls_set_dispatch_key_excluded

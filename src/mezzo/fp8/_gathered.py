@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -41,6 +41,9 @@ class GatheredWeight(Tensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # printing must not warn
         return f"GatheredWeight({tuple(self.shape)}, {self.dtype}, device={self.device})"
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        _refuse_to_write("weight[...] = ...")  # torch would write to a view, which is a half copy here
+
     def operand(self, *, transposed: bool) -> Operand:
         """Return the operand of a product, in one of its layouts."""
         nothing = self.numbers.new_empty(0)
@@ -75,21 +78,28 @@ class GatheredWeight(Tensor):
         rule = _rules.get(func)
         if rule is not None:
             return rule(*args, **(kwargs or {}))
-        if func._schema.is_mutable and _is_written(args):
-            raise RuntimeError(
-                f"{func} would write to a weight that was gathered in FP8; call reshard() on its module, and change the "
-                "weight then"
-            )
+        if func._schema.is_mutable and any(isinstance(each, GatheredWeight) for each in _written(func, args, kwargs)):
+            _refuse_to_write(str(func))
         if func not in _SHAPE_ONLY:
             warn_of_half_use(f"{func} is not a product in FP8 (or runs outside of autocast())")
         args, kwargs = tree_map(_widen, (tuple(args), dict(kwargs or {})))
         return func(*args, **kwargs)
 
 
-def _is_written(args: Sequence[Any]) -> bool:
-    """Whether an operator in place would write to a gathered weight; the first argument is written."""
-    written = args[0] if args and isinstance(args[0], (list, tuple)) else args[:1]
-    return any(isinstance(tensor, GatheredWeight) for tensor in written)
+def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Iterator[Any]:
+    """Yield the tensors that an operator writes to: in place, or as `out`."""
+    names = [argument.name for argument in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **(kwargs or {})}
+    for argument in func._schema.arguments:
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = given.get(argument.name)
+            yield from value if isinstance(value, (list, tuple)) else (value,)
+
+
+def _refuse_to_write(call: str) -> NoReturn:
+    raise RuntimeError(
+        f"{call} would write to a weight that was gathered in FP8; call reshard() on its module, and change the weight then"
+    )
 
 
 def _widen(value: Any) -> Any:

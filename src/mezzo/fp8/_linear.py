@@ -14,14 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mezzo._torch.dispatcher import ExcludeKeys, call_below_autograd
+from mezzo._torch.dispatcher import AUTOCAST_KEYS, ExcludeKeys, call_below_autograd
 from mezzo._torch.modes import no_torch_function
 from mezzo._torch.operators import unsafe_view
 from mezzo.fp8._gathered import GatheredWeight, add_rule
 from mezzo.fp8._inputs import input_operand
 from mezzo.fp8._numbers import E4M3
 from mezzo.fp8._parts import (
-    AUTOCAST_KEYS,
     GRADIENT,
     INPUT,
     define_operator,

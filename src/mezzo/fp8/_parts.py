@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from mezzo._torch.autograd_engine import graph_task_id
-from mezzo._torch.dispatcher import DispatchKey, DispatchKeySet, ExcludeKeys
+from mezzo._torch.dispatcher import AUTOCAST_KEYS, ExcludeKeys
 from mezzo._torch.inductor import decompose_in_inductor
 from mezzo.fp8._numbers import E4M3, FORMATS, round_to, scale_for
 from mezzo.fp8._operands import Operand, make_operand, turn_operand
@@ -31,7 +31,6 @@ from mezzo.fp8._weights import history_of, weight_operand
 
 INPUT, GRADIENT = "input", "gradient"
 """Roles of an operand: the input of a layer, and the gradient of its output."""
-AUTOCAST_KEYS = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.AutocastCUDA)
 
 _LIBRARY = torch.library.Library("mezzo", "FRAGMENT")
 

@@ -200,22 +200,21 @@ def chunked_token_loss(
     if for_weight and not len(hidden):
         of_weight.zero_()
     ones = torch.ones(min(chunk_rows, len(hidden)), dtype=torch.float32, device=hidden.device)
-    with torch.autocast(hidden.device.type, enabled=False):
-        for start in range(0, len(hidden), chunk_rows):
-            chunk = slice(start, start + chunk_rows)
-            rows, labels = hidden[chunk], target[chunk]
-            padded = rows @ matrix.t()
-            logits = padded[:, :classes]
-            losses, sums = row_losses(logits, labels, ignore_index, smoothing)
-            total += losses.sum()
-            if for_hidden or for_weight:
-                write_gradient(ones[: len(rows)], logits, labels, sums, ignore_index, smoothing, logits)
-                padded[:, classes:].zero_()
-            if for_hidden:
-                torch.mm(padded, matrix, out=of_hidden[chunk])
-            if for_weight:
-                _add_product(of_weight, padded.t(), rows, is_first=start == 0)
-            del logits, padded  # before those of the next chunk exist
+    for start in range(0, len(hidden), chunk_rows):
+        chunk = slice(start, start + chunk_rows)
+        rows, labels = hidden[chunk], target[chunk]
+        padded = rows @ matrix.t()
+        logits = padded[:, :classes]
+        losses, sums = row_losses(logits, labels, ignore_index, smoothing)
+        total += losses.sum()
+        if for_hidden or for_weight:
+            write_gradient(ones[: len(rows)], logits, labels, sums, ignore_index, smoothing, logits)
+            padded[:, classes:].zero_()
+        if for_hidden:
+            torch.mm(padded, matrix, out=of_hidden[chunk])
+        if for_weight:
+            _add_product(of_weight, padded.t(), rows, is_first=start == 0)
+        del logits, padded  # before those of the next chunk exist
     return total, of_hidden, of_weight[:classes]
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from mezzo._torch.dispatcher import AUTOCAST_KEYS, ExcludeKeys
 
 Function = Callable[..., Any]
 
@@ -19,7 +22,7 @@ def register(
 
     Eager mode, AOTAutograd and Inductor all call the operator, so one kernel serves the three. The
     function gets plain tensors and must not return one of its inputs. Autocast never changes its
-    inputs: who calls it decides their dtypes.
+    inputs, nor what it computes: who calls it decides the dtypes.
 
     Args:
         fake: The same signature; returns empty tensors with shape, dtype and strides of the result.
@@ -28,7 +31,13 @@ def register(
     """
 
     def decorate(function: Function) -> Any:
-        operator = torch.library.custom_op(f"mezzo::{function.__name__}", function, mutates_args=())
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with ExcludeKeys(AUTOCAST_KEYS):
+                return function(*args, **kwargs)
+
+        schema = torch.library.infer_schema(function, mutates_args=())
+        operator = torch.library.custom_op(f"mezzo::{function.__name__}", run, mutates_args=(), schema=schema)
         _names[operator] = function.__name__
         operator.register_fake(fake)
         if backward is not None:

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from mezzo._torch.autocast_state import is_any_autocast_enabled
-from mezzo._torch.dispatcher import DispatchKey, DispatchKeySet, ExcludeKeys, exclude_key, is_key_excluded
+from mezzo._torch.dispatcher import AUTOCAST_KEYS, DispatchKey, ExcludeKeys, exclude_key, is_key_excluded
 
 _DISPATCH_KEYS = (DispatchKey.AutocastCPU, DispatchKey.AutocastCUDA)
-_KEYS = DispatchKeySet(_DISPATCH_KEYS[0]) | DispatchKeySet(_DISPATCH_KEYS[1])
 _NOTHING = nullcontext()
 
 
@@ -27,7 +26,7 @@ def outside_autocast(device_type: str = "cuda") -> AbstractContextManager[Any]:
     # Not is_compiling(): that is True in every thread while one of them compiles.
     if torch.compiler.is_dynamo_compiling():  # Dynamo traces this one, not the guard
         return torch.autocast(device_type, enabled=False)
-    guard: AbstractContextManager[Any] = ExcludeKeys(_KEYS)
+    guard: AbstractContextManager[Any] = ExcludeKeys(AUTOCAST_KEYS)
     return guard
 
 

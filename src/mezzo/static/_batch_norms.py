@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from mezzo._torch.storages import storage_id
 from mezzo.amp import current_policy
 from mezzo.dtypes import HALF_DTYPES
 from mezzo.kernels import BEFORE_RESIDUAL, NORM_ACTIVATIONS, batch_norm_activation, uses_own_operators
+from mezzo.static._writes import written_by
 
 _PARAMETERS = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 _DEFAULTS = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
@@ -37,12 +37,6 @@ _ACTIVATIONS = {
     "relu_": "relu",
 }
 """Functions, and names of methods."""
-_TORCHS_FUNCTIONS = ("torch.functional", "torch.nn.functional")
-"""Modules of functions that change their arguments only if their name or an argument says so."""
-_IN_PLACE = {operator.setitem} | {
-    getattr(operator, name) for name in vars(operator) if name.startswith("i") and f"__{name}__" in vars(operator)
-}
-"""`operator.iadd` and its like; some that only read are among them."""
 
 
 def fuse_batch_norms(graph: Graph) -> int:
@@ -87,8 +81,8 @@ def _arguments(node: Node) -> dict[str, Any]:
 def _take_bias_of_convolution(node: Node, norm: dict[str, Any]) -> Node | None:
     """Take the bias out of the convolution in front of a batch norm; return it, or None if there is none to take.
 
-    A batch norm in training subtracts the mean, and the bias with it: only the running mean depends on it. Adding it
-    reads and writes the whole image, and its gradient, which is rounding noise around zero, reads one more.
+    A batch norm in training subtracts the mean, and the bias with it: only the running mean depends on the bias.
+    Adding it reads and writes the whole image. Its gradient, rounding noise around zero, reads another image.
     """
     convolution, bias_of_norm = norm["input"], norm["bias"]
     if convolution.target is not F.conv2d or len(convolution.users) > 1 or not isinstance(bias_of_norm, Node):
@@ -140,7 +134,7 @@ def _followers(norm: Node, inputs: Sequence[Any]) -> tuple[Node, Node | None, st
 
     Args:
         norm: The batch norm.
-        inputs: Its input, weight and bias.
+        inputs: Its input, weight and bias, and the bias that was taken out of the convolution in front of it.
     """
     last = norm
     residual: Node | None = None
@@ -180,22 +174,9 @@ def _can_move(first: Node, last: Node, inputs: Sequence[Any]) -> bool:
     return True
 
 
-def _written(node: Node) -> list[Any]:
+def _written(node: Node) -> list[Node]:
     """Return what a call may change in place, other than the averages of a batch norm."""
-    target = node.target
-    if target in (F.batch_norm, norm_and_activate):
-        return []
-    is_torchs = isinstance(target, BuiltinFunctionType) or getattr(target, "__module__", None) in _TORCHS_FUNCTIONS
-    if "out" in node.kwargs or not (is_torchs or isinstance(target, str)):
-        return list(node.all_input_nodes)
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    # True may stand for `inplace`
-    is_in_place = name.endswith("_") or target in _IN_PLACE or any(value is True for value in _values(node))
-    return list(node.all_input_nodes[:1]) if is_in_place else []
-
-
-def _values(node: Node) -> tuple[Any, ...]:
-    return *node.args, *node.kwargs.values()
+    return [] if node.target is norm_and_activate else written_by(node)
 
 
 def _only_user(node: Node) -> Node | None:
@@ -247,11 +228,13 @@ def norm_and_activate(
     that made x, which x lacks: it moves the means only, and its gradient is zero.
     """
     if shift is not None and bias is not None:
-        bias = torch.add(bias, shift.to(bias.dtype), alpha=0.0)  # so its gradient is zero, not missing
+        with torch.autocast(x.device.type, enabled=False):  # a policy must not round these sums
+            bias = torch.add(bias, shift.to(bias.dtype), alpha=0.0)  # so its gradient is zero, not missing
         result, (mean, variance) = norm_and_activate(
             x, residual, running_mean, running_var, weight, bias, eps, activation, adds_in_place
         )
-        return result, (mean + shift.detach().to(mean.dtype), variance)
+        with torch.autocast(x.device.type, enabled=False):
+            return result, (mean + shift.detach().to(mean.dtype), variance)
     if _takes(x, residual, weight, bias, activation):
         result, mean, variance = batch_norm_activation(x, residual, weight, bias, eps, activation)
         return result, (mean.to(running_mean.dtype), variance.to(running_var.dtype))

@@ -389,6 +389,12 @@ def compile_step(
     rules = CastRules(precision.policy, use_fp16_guard)
     capture = Capture(rules, {AUTO: "inductor", BACKEND_AS_WRITTEN: "eager"}.get(backend, backend))
     capture.saves_memory = saves_memory
+    if saves_memory and capture.backend != "inductor":
+        warnings.warn(
+            "saves_memory=True has no effect: it needs compiled code, and there is no C++ compiler",
+            UserWarning,
+            stacklevel=level_of_user(),
+        )
     window = AccumulationWindow(accumulate, optimizer)
     model, processes = processes_of(model, process_group)
     average = None if ema is None else WeightAverage(ema, model)

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.nn.functional import scaled_dot_product_attention
 
-from mezzo._torch.dispatcher import OpOverload
 from mezzo._torch.storages import storage_id
+from mezzo.static._writes import written_by
 
 MOST_LENGTH = 8192
-"""Longest row of tokens whose mask is computed: it has the square of it in bytes, some times over."""
+"""Longest row of tokens whose mask is computed. Its mask takes 64 MiB, and so does each part of the mask."""
 
 _FUNCTIONS = frozenset(
     [
@@ -72,8 +72,7 @@ class _Masks:
     """Computes the values of masks that depend on constants only."""
 
     def __init__(self, graph: Graph) -> None:
-        inputs = (each for node in graph.nodes if _writes(node) for each in node.all_input_nodes)
-        self._written = {*map(_memory_of, inputs)} - {None}
+        self._written = {_memory_of(each) for node in graph.nodes for each in written_by(node)} - {None}
         """Memory that a call of the graph changes. A mask may be written through a view of it."""
         self.parts: dict[Node, bool] = {}
         """Nodes that were looked at, and whether they depend on constants only."""
@@ -107,7 +106,7 @@ class _Masks:
             is_known = (node.op == "call_function" and node.target in _FUNCTIONS) or (
                 node.op == "call_method" and node.target in _METHODS
             )
-            is_written = any(map(_writes, node.users)) or _memory_of(node) in self._written
+            is_written = _memory_of(node) in self._written
             known = is_known and not is_written and all(map(self._is_constant, node.all_input_nodes))
             self.parts[node] = known
         return known
@@ -128,20 +127,3 @@ def _memory_of(node: Node) -> int | None:
         return storage_id(example.untyped_storage()) if isinstance(example, Tensor) else None
     except RuntimeError:  # a sparse tensor
         return None
-
-
-def _writes(node: Node) -> bool:
-    """Whether a call changes one of its arguments."""
-    if isinstance(node.target, OpOverload):
-        return node.target._schema.is_mutable
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    is_operator = name.endswith("__") or getattr(node.target, "__module__", "") == operator.add.__module__
-    if is_operator:  # `and_` of the module `operator` changes nothing
-        return name.strip("_") in _IN_PLACE
-    return "out" in node.kwargs or bool(node.kwargs.get("inplace")) or name.endswith("_")
-
-
-_IN_PLACE = frozenset(
-    "setitem iadd isub imul iand ior ixor itruediv ifloordiv ipow imod imatmul ilshift irshift".split()
-)
-"""Operators that change their first argument, as functions of `operator` or as methods with underscores."""

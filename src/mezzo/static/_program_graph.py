@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 from torch.fx import Graph, Node
 
 from mezzo.static._graph import named
 from mezzo.static._variables import Variable
+from mezzo.static._writes import is_known, written_by
 
 
 def needed_for(graph: Graph, end: Node, root: nn.Module) -> set[Node]:
@@ -28,14 +30,30 @@ def needed_for(graph: Graph, end: Node, root: nn.Module) -> set[Node]:
 
 def _writes_into(node: Node, needed: set[Node], root: nn.Module) -> bool:
     """Whether a call changes one of the needed values in place."""
-    first = node.args[0] if node.args else None
-    if first not in needed:
-        return False
     if node.op == "call_module":
-        return any(getattr(part, "inplace", False) for part in root.get_submodule(str(node.target)).modules())
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    is_in_place = name.endswith("_") and not name.endswith("__")
-    return is_in_place or bool(node.kwargs.get("inplace")) or name in ("setitem", "iadd", "isub", "imul", "itruediv")
+        changes = any(getattr(part, "inplace", False) for part in root.get_submodule(str(node.target)).modules())
+        return changes and bool(node.args) and _origin(node.args[0]) in needed
+    # What an unknown function does, such as a loss of the user, is no reason to keep it and its inputs
+    return is_known(node) and any(_origin(written) in needed for written in written_by(node))
+
+
+def _origin(value: Any) -> Any:
+    """Return the value that a value is a view of; itself if it is none."""
+    while isinstance(value, Node) and value.op != "placeholder" and _name_of(value) in _VIEWS:
+        value = value.args[0]
+    return value
+
+
+def _name_of(node: Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+_VIEWS = frozenset(
+    "getitem __getitem__ getattr view view_as reshape flatten unflatten squeeze unsqueeze narrow select expand expand_as t "
+    "transpose permute movedim swapaxes swapdims chunk split tensor_split unbind diagonal detach contiguous unfold "
+    "as_strided".split()
+)
+"""Functions and methods whose result may have the memory of their first argument."""
 
 
 def mark(graph: Graph, nodes: dict[Node, Node], variable: Variable) -> None:
