@@ -274,6 +274,10 @@ def update_averages(
         foreach_lerp_([*means, *variances], batch, momentum)
 
 
+JOINED_CALLS = (norm_and_activate, update_averages, count_batches)
+"""What this pass puts into a graph."""
+
+
 def _takes(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, activation: str) -> bool:
     """Whether mezzo's operator computes a call: half images in channels-last, and no list says otherwise."""
     if x.dim() != 4 or x.dtype not in HALF_DTYPES or not has_triton(x.device) or not uses_own_operators():

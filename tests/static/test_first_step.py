@@ -1,0 +1,141 @@
+"""The first step: torch's caches on disk are used by a new process, few trial steps, and what the user sees."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mezzo
+from graph_backends import skip_without_compiler
+from mezzo._torch.step_tier import step_tier
+from mezzo.kernels import torch_operators_only
+from mezzo.static import _graph
+from mezzo.static._region import CastRules, casting_region
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")  # of Inductor's own imports
+
+
+def norms() -> nn.Module:
+    """Return a network with two batch norms: one call of mezzo advances both counters."""
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4))
+
+
+def loss_of(y: Tensor, _: Tensor) -> Tensor:
+    return y.float().square().mean()
+
+
+BATCH = torch.ones(2, 3, 8, 8), torch.zeros(1)
+
+
+SCRIPT = """
+import sys, torch, mezzo
+from torch import nn
+from torch._dynamo.utils import counters
+from mezzo.amp import auto_cast
+from mezzo.static.amp import fp16_guard
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.Sequential(nn.Conv2d(i, 4, 3), nn.BatchNorm2d(4), nn.ReLU()) for i in (3, 4))
+
+    def forward(self, x):
+        if sys.argv[1] == "norms":
+            return self.second(self.first(x))
+        if sys.argv[1] == "region":
+            with auto_cast(level="O1", dtype="bfloat16", custom_black_list=["conv2d"]):
+                x = self.first(x)
+        else:
+            x = self.first(x)
+        with fp16_guard():
+            return self.second(x)
+
+torch.manual_seed(0)
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+precision = mezzo.Precision(policy=mezzo.amp.Policy.create("O2", "bfloat16", cpu_compute=sys.argv[2]))
+precision.prepare(net, optimizer)
+is_guarded = sys.argv[1] == "guard"
+step = precision.compile(net, lambda y, _: y.float().square().mean(), optimizer, backend="inductor", use_fp16_guard=is_guarded)
+loss = step(torch.rand(2, 3, 8, 8), torch.zeros(1)).item()
+print(loss, *(counters["aot_autograd"][f"autograd_cache_{word}"] for word in ("hit", "miss", "bypass")))
+"""
+
+
+def run(cache: Path, *arguments: str) -> tuple[float, list[int]]:
+    """Train the first step in a new process; return its loss, and hits, misses and bypasses of AOTAutograd's cache."""
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache), "TORCHINDUCTOR_FX_GRAPH_CACHE": "1"}
+    environment.pop("TORCHINDUCTOR_FORCE_DISABLE_CACHES", None)
+    script = cache.with_name("run.py")
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300)
+    loss, *counts = done.stdout.split()
+    return float(loss), list(map(int, counts))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", ["norms", "region", "guard"])
+def test_a_new_process_finds_the_traced_graph_in_the_cache(parts: str, tmp_path: Path) -> None:
+    skip_without_compiler()
+    first, counts = run(tmp_path / "cache", parts, "native")
+    assert counts == [0, 1, 0], "torch refused to cache the graph"
+    second, counts = run(tmp_path / "cache", parts, "native")
+    assert counts == [1, 0, 0]
+    assert second == first
+
+
+@pytest.mark.slow
+def test_a_guarded_part_with_another_policy_is_another_graph_in_the_cache(tmp_path: Path) -> None:
+    skip_without_compiler()
+    run(tmp_path / "cache", "guard", "native")
+    _, counts = run(tmp_path / "cache", "guard", "float32")
+    assert counts == [0, 1, 0]
+
+
+def settings_of(monkeypatch: pytest.MonkeyPatch, **options: Any) -> dict[str, Any]:
+    """Return the settings that Inductor gets."""
+    found = []
+
+    def compile_graph(module: Any, inputs: Any, settings: dict[str, Any], **_: Any) -> Any:
+        found.append(settings)
+        return module
+
+    monkeypatch.setattr(_graph, "compile_graph", compile_graph)
+    monkeypatch.setattr(_graph, "_usable", lambda backend: backend)
+    precision = mezzo.Precision("O2", "bfloat16")
+    precision.prepare(net := norms(), optimizer := torch.optim.SGD(net.parameters(), lr=0.1))
+    precision.compile(net, loss_of, optimizer, backend="inductor", **options)(*BATCH)
+    return found[0]
+
+
+def keys_of(settings: dict[str, Any]) -> tuple[str, set[str]]:
+    """Return the key of the pass, and those of mezzo's functions in the graph."""
+    return settings["joint_custom_pre_pass"].uuid(), set(settings["unsafe_marked_cacheable_functions"].values())
+
+
+def test_keys_of_caches_name_what_mezzo_put_into_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = keys_of(settings_of(monkeypatch))
+    assert keys_of(settings_of(monkeypatch)) == plain
+    with torch_operators_only():
+        assert keys_of(settings_of(monkeypatch))[0] != plain[0]
+    with step_tier("fused"):
+        assert keys_of(settings_of(monkeypatch))[0] != plain[0]
+    monkeypatch.setattr(_graph, "source_digest", lambda: "of another release")
+    other = keys_of(settings_of(monkeypatch))
+    assert other[0] != plain[0]
+    assert other[1] != plain[1]
+
+
+@pytest.mark.parametrize("use_guard", [False, True])
+def test_keys_of_markers_tell_policies_apart(use_guard: bool) -> None:
+    def key(dtype: str) -> str:
+        with casting_region(CastRules(mezzo.amp.Policy.create("O1", dtype), use_guard)):
+            return _graph._region.markers_key()
+
+    assert key("bfloat16") == key("bfloat16") != key("float16")
