@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import mezzo
 from graph_backends import skip_without_compiler
 from mezzo._torch.step_tier import step_tier
 from mezzo.kernels import torch_operators_only
-from mezzo.static import _graph
+from mezzo.static import _choice, _graph
 from mezzo.static._region import CastRules, casting_region
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")  # of Inductor's own imports
@@ -139,3 +140,49 @@ def test_keys_of_markers_tell_policies_apart(use_guard: bool) -> None:
             return _graph._region.markers_key()
 
     assert key("bfloat16") == key("bfloat16") != key("float16")
+
+
+# Trial steps
+
+
+class FakeClock:
+    """A clock that only the forms of a step move."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(_choice, "time", SimpleNamespace(perf_counter=lambda: self.now))
+
+    def run_for(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize(("compiled_s", "passes"), [(1.0, 3), (9.0, 3), (3.1, 6)])
+def test_forms_of_a_step_that_differ_clearly_run_two_rounds(
+    compiled_s: float, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock(monkeypatch)
+    runs = {"compiled": 0, "as written": 0}
+
+    def compile_graph(module: Any, inputs: Any, settings: Any, **_: Any) -> Any:
+        def run_compiled(*args: Any) -> Any:
+            runs["compiled"] += 1
+            clock.run_for(compiled_s)
+            return module(*args)
+
+        return run_compiled
+
+    monkeypatch.setattr(_graph, "compile_graph", compile_graph)
+    monkeypatch.setattr(_graph, "_usable", lambda backend: backend)
+
+    class Net(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if not torch.compiler.is_dynamo_compiling():
+                runs["as written"] += 1
+                clock.run_for(3.0)
+            return super().forward(x)
+
+    net = Net(4, 4)
+    step = mezzo.static.compile_step(net, nn.functional.mse_loss, torch.optim.SGD(net.parameters(), lr=0.1))
+    step(torch.ones(2, 4), torch.ones(2, 4))
+    runs["compiled" if step.report().chosen == "compiled" else "as written"] -= 1  # the step itself
+    assert runs == {"compiled": passes, "as written": passes}

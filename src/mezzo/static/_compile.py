@@ -249,7 +249,11 @@ class CompiledStep:
         report, compute = self._report, self._parts[0]
         try:
             compiled = self._build(self._captured(compute), batch, device)
-            compiled_s = self._time(compiled, batch, device)
+            if not compiled.is_captured:
+                written = self._build(compute, batch, device)
+                times = time_gradients(compiled.training, written.training, batch, device)
+                return self._faster(compiled, written, times)
+            compiled_s = time_replays(compiled, batch, device)
         except CompilerError as error:
             report.chosen, report.backend, report.reason = AS_WRITTEN, BACKEND_AS_WRITTEN, str(error)
             warnings.warn(f"{error}; the step runs as written", UserWarning, stacklevel=level_of_user())
@@ -257,22 +261,17 @@ class CompiledStep:
         try:
             written = self._build(compute, batch, device)
         except (RuntimeError, CaptureError) as error:
-            if not self._captures_on(device):
-                raise
             # Eager code may do what a capture forbids, such as a checkpoint that reads the generator's state.
             report.chosen, report.backend = COMPILED, self._capture.backend
             report.reason = f"the step as written cannot be captured ({(str(error).splitlines() or [''])[0]})"
             self._pool = None  # that of a failed capture keeps the memory that the capture had taken
             return self._build(compiled.training.compute, batch, device)
-        report.seconds = {AS_WRITTEN: self._time(written, batch, device), COMPILED: compiled_s}
-        decide(report)
-        return compiled if report.chosen == COMPILED else written
+        return self._faster(compiled, written, (compiled_s, time_replays(written, batch, device)))
 
-    @staticmethod
-    def _time(step: CapturedStep, batch: Sequence[Tensor], device: torch.device) -> float:
-        if step.is_captured:
-            return time_replays(step, batch, device)
-        return time_gradients(step.training, batch, device)
+    def _faster(self, compiled: CapturedStep, written: CapturedStep, times: tuple[float, float]) -> CapturedStep:
+        self._report.seconds = {AS_WRITTEN: times[1], COMPILED: times[0]}
+        decide(self._report)
+        return compiled if self._report.chosen == COMPILED else written
 
     def report(self) -> StepReport:
         """Return which form of the step runs and why; `print(step.report())` shows it."""
