@@ -1,8 +1,11 @@
 """The first step: torch's caches on disk are used by a new process, few trial steps, and what the user sees."""
 
+import io
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +18,7 @@ import mezzo
 from graph_backends import skip_without_compiler
 from mezzo._torch.step_tier import step_tier
 from mezzo.kernels import torch_operators_only
-from mezzo.static import _choice, _graph
+from mezzo.static import _choice, _graph, _progress
 from mezzo.static._region import CastRules, casting_region
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")  # of Inductor's own imports
@@ -186,3 +189,108 @@ def test_forms_of_a_step_that_differ_clearly_run_two_rounds(
     step(torch.ones(2, 4), torch.ones(2, 4))
     runs["compiled" if step.report().chosen == "compiled" else "as written"] -= 1  # the step itself
     assert runs == {"compiled": passes, "as written": passes}
+
+
+# What the user sees
+
+
+@pytest.fixture
+def slow_build(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A compiler that takes longer than the time until the first line."""
+
+    def compile_graph(module: Any, inputs: Any, settings: Any, **_: Any) -> Any:
+        time.sleep(0.3)
+        return module
+
+    monkeypatch.setattr(_graph, "compile_graph", compile_graph)
+    monkeypatch.setattr(_graph, "_usable", lambda backend: backend)
+    monkeypatch.setattr(_progress, "FIRST_LINE_S", 0.05)
+    monkeypatch.setattr(_progress, "NEXT_LINE_S", 0.05)
+    yield
+    torch._dynamo.reset()
+
+
+def first_step(backend: str, loss: Any = loss_of) -> None:
+    net = norms()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    step = mezzo.static.compile_step(net, loss, optimizer, backend=backend)
+    for _ in range(2):
+        step(*BATCH)
+
+
+@pytest.mark.usefixtures("slow_build")
+@pytest.mark.parametrize(("backend", "what"), [("inductor", "compiling"), ("auto", "compiling and measuring")])
+def test_lines_show_a_build_where_there_is_no_terminal(
+    backend: str, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first_step(backend)
+    printed = capsys.readouterr()
+    lines = printed.err.splitlines()
+    assert printed.out == ""
+    assert all(line.startswith(f"{what} the training step: ") for line in lines)
+    assert [line.rpartition(" s ")[2] for line in lines[:-1]] == ["so far"] * (len(lines) - 1)
+    assert len(lines) >= 2
+    assert "done in" in lines[-1]
+
+
+@pytest.mark.usefixtures("slow_build")
+@pytest.mark.parametrize("backend", ["eager", "as_written"])
+def test_a_step_that_is_not_compiled_shows_nothing(backend: str, capsys: pytest.CaptureFixture[str]) -> None:
+    first_step(backend, lambda y, _: (time.sleep(0.2), y.float().mean())[1])
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_short_build_shows_no_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(_graph, "compile_graph", lambda module, *_, **__: module)
+    monkeypatch.setattr(_graph, "_usable", lambda backend: backend)
+    first_step("inductor")
+    assert capsys.readouterr() == ("", "")
+
+
+class Terminal(io.StringIO):
+    """A terminal that keeps what it gets."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.usefixtures("slow_build")
+def test_a_terminal_shows_the_build_and_is_clean_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    first_step("inductor")
+    shown = terminal.getvalue()
+    assert "compiling the training step" in shown
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1  # the cursor is hidden and shown again
+    assert shown.endswith("\x1b[2K")  # the line is removed
+    assert "so far" not in shown
+
+
+@pytest.mark.usefixtures("slow_build")
+def test_an_error_while_a_step_is_built_leaves_a_clean_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        time.sleep(0.2)
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(_graph, "compile_graph", fail)
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    with pytest.raises(KeyboardInterrupt):
+        first_step("inductor")
+    assert terminal.getvalue().endswith("\x1b[2K")
+    assert terminal.getvalue().count("\x1b[?25h") == 1
+
+
+@pytest.mark.usefixtures("slow_build")
+def test_lines_appear_above_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    bar = Terminal()
+    with Progress(console=Console(file=bar, force_terminal=True, width=100)) as progress:
+        progress.add_task("epoch", total=10)
+        first_step("inductor")
+    assert bar.getvalue().count("\x1b[?25l") == 1
+    assert "compiling the training step: done in" in bar.getvalue()

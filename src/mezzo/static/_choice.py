@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -119,18 +117,3 @@ def _median(run: Callable[[], object], wait: Callable[[], None]) -> float:
         wait()
         times.append(time.perf_counter() - start)
     return statistics.median(times)
-
-
-@contextmanager
-def compiling_shown(what: str) -> Iterator[None]:
-    """Show on a terminal that something compiles, with the seconds so far; elsewhere show nothing."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        progress.add_task(what, total=None)
-        yield

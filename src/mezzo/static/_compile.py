@@ -6,7 +6,6 @@ import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,13 +35,13 @@ from mezzo.static._choice import (
     COMPILED,
     UNDECIDED,
     StepReport,
-    compiling_shown,
     decide,
     time_gradients,
     time_replays,
 )
 from mezzo.static._graph import BACKENDS, Capture, CapturedGraph, CaptureError, CompilerError
 from mezzo.static._processes import processes_of
+from mezzo.static._progress import build_shown
 from mezzo.static._region import CastRules
 from mezzo.static._step import (
     Compute,
@@ -157,11 +156,17 @@ class CompiledStep:
         step = self._steps.get(shapes)
         if step is None or (step.is_captured and not step.prepare_replay(batch)):
             self._steps.pop(shapes, None)  # free its device memory for the new one
-            step = self._new(batch, None if step is None else step.training.compute)
-            while len(self._steps) >= self._max_shapes:
-                self._steps.popitem(last=False)
-            self._steps[shapes] = step
+            known = None if step is None else step.training.compute
+            with build_shown(self._what_is_built(batch) if known is None else None):
+                step = self._new(batch, known)
+                while len(self._steps) >= self._max_shapes:
+                    self._steps.popitem(last=False)
+                self._steps[shapes] = step
+                return self._run(step, batch)  # on a CPU the first run compiles
         self._steps.move_to_end(shapes)
+        return self._run(step, batch)
+
+    def _run(self, step: CapturedStep, batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
         self._last = step
         window = self._extra.window
         if window is None:
@@ -169,6 +174,17 @@ class CompiledStep:
         results = step.run(batch, window.updates_next)
         window.note_call()
         return results
+
+    def _what_is_built(self, batch: Sequence[Any]) -> str | None:
+        """Return what the user sees while a new shape is built; None if nothing is compiled or captured."""
+        report = self._report
+        if report.chosen == UNDECIDED:
+            return "compiling and measuring the training step"
+        if report.chosen == COMPILED and report.backend == "inductor":
+            return "compiling the training step"
+        is_on_gpu = any(isinstance(tensor, Tensor) and tensor.is_cuda for tensor in batch)
+        captures = report.backend == "aot_eager" or (is_on_gpu and report.backend != "eager")
+        return "capturing the training step" if captures else None
 
     def _new(self, batch: Sequence[Tensor], known: Compute | None) -> CapturedStep:
         """Return the step of a new shape; `known` is what computed its loss before, if anything did."""
@@ -185,9 +201,8 @@ class CompiledStep:
         measures = known is None and self._report.chosen == UNDECIDED
         if known is None:
             self._learn_scales(batch, device)
-        with compiling_shown("compiling the training step") if known is None else nullcontext():
-            known = known or self._captured(compute)
-            step = self._choose(batch, device) if measures else self._build(known, batch, device)
+        known = known or self._captured(compute)
+        step = self._choose(batch, device) if measures else self._build(known, batch, device)
         if not self._report.build_s and (measures or is_captured):  # otherwise the first run compiles
             self._report.build_s = time.perf_counter() - start
         if not is_captured and not self.pending:
