@@ -16,6 +16,8 @@ from typing import Any
 
 from torch.fx import Graph, GraphModule
 
+from mezzo._torch.compiler_messages import write_messages_lazily
+
 
 def compile_graph(
     module: GraphModule, inputs: Sequence[Any], options: dict[str, Any], *, saves_memory: bool = False
@@ -32,6 +34,7 @@ def compile_graph(
     from torch._functorch import config
     from torch._inductor.compile_fx import compile_fx
 
+    write_messages_lazily()
     with config.patch(ban_recompute_materialized_backward=False) if saves_memory else nullcontext():
         return compile_fx(module, list(inputs), config_patches=options)
 
