@@ -23,6 +23,6 @@ def write_messages_lazily() -> None:
 
 
 def _lazily(describe: Callable[..., str]) -> Callable[..., Any]:
-    from torch._logging import LazyString
+    from torch._logging._internal import LazyString
 
     return lambda *args, **kwargs: LazyString(describe, *args, **kwargs)
