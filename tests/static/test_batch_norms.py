@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mezzo.amp import Policy, auto_cast
 from mezzo.static import _batch_norms, _region
@@ -427,3 +428,42 @@ def test_a_counter_with_a_step_of_its_own_keeps_it() -> None:
     net = Counting()
     torch.compile(net, backend=backend, fullgraph=True)(torch.ones(2))
     assert (int(net.ones), int(net.twos)) == (1, 2)
+
+
+def test_averages_and_counters_of_many_norms_are_updated_in_parts() -> None:
+    """The time of Inductor grows with the square of the length of a list."""
+    count = 2 * _batch_norms.MOST_AT_ONCE + 1
+    generator = torch.Generator().manual_seed(0)
+    means, variances = ([torch.rand(3, generator=generator) for _ in range(count)] for _ in range(2))
+    statistics = [(torch.rand(3, generator=generator), torch.rand(3, generator=generator)) for _ in range(count)]
+    expected = [
+        average + 0.25 * (batch[place] - average)
+        for place, averages in enumerate((means, variances))
+        for average, batch in zip(averages, statistics, strict=True)
+    ]
+    counters = [torch.tensor(number) for number in range(count)]
+
+    def update() -> None:
+        _batch_norms.update_averages(means, variances, statistics, 0.25)
+        _batch_norms.count_batches(counters)
+
+    lists = lengths_of_lists(update)
+    assert max(lists) == _batch_norms.MOST_AT_ONCE
+    assert sum(lists) == 2 * count + count
+    torch.testing.assert_close([*means, *variances], expected)
+    assert [counter.item() for counter in counters] == [number + 1 for number in range(count)]
+
+
+def lengths_of_lists(run: Callable[[], None]) -> list[int]:
+    """Return how many tensors each call over a list got."""
+    lengths = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if "_foreach" in str(func):
+                lengths.append(len(args[0]))
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        run()
+    return lengths

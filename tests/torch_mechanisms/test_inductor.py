@@ -1,8 +1,7 @@
-"""Inductor compiles a graph after a pass of ours, whose files are part of its cache keys."""
+"""Inductor compiles a graph after a pass of ours, whose key is part of its cache keys."""
 
 import shutil
 from contextlib import nullcontext, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +10,33 @@ import torch
 from mezzo._torch import inductor
 
 
-def test_a_pass_is_known_by_the_contents_of_its_files(tmp_path: Path) -> None:
-    source = tmp_path / "pass.py"
-    source.write_text("1")
-    first = inductor.make_graph_pass(lambda graph: None, [str(source)])
-    second = inductor.make_graph_pass(lambda graph: None, [str(source), str(Path(__file__))])
-    assert first.uuid() is not None
-    assert first.uuid() != second.uuid()
+def test_a_pass_has_its_key() -> None:
+    assert inductor.make_graph_pass(lambda graph: None, "first").uuid() == "first"
+
+
+def of_mezzo(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")  # of Inductor's own imports
+def test_torch_caches_graphs_with_functions_that_are_named() -> None:
+    from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache, check_cacheable
+    from torch._inductor import config
+
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(of_mezzo, (graph.placeholder("x"),)))
+    module = torch.fx.GraphModule({}, graph)
+    with pytest.raises(BypassAOTAutogradCache):
+        check_cacheable(module)
+    with config.patch(unsafe_marked_cacheable_functions={"einops.pack": "of the user"}):
+        settings = inductor.cacheable([of_mezzo], "key")
+    assert settings["unsafe_marked_cacheable_functions"]["einops.pack"] == "of the user"
+    with config.patch(settings):
+        check_cacheable(module)
+    with config.patch(inductor.cacheable([of_mezzo], "other")):
+        other = config.save_config_portable()
+    with config.patch(settings):
+        assert config.save_config_portable() != other, "the key is no part of the keys of caches"
 
 
 def test_errors_and_compiler_have_their_names() -> None:
@@ -35,7 +54,7 @@ def test_the_pass_runs_and_the_graph_is_compiled() -> None:
     seen: list[Any] = []
 
     def backend(module: Any, inputs: Any) -> Any:
-        tidy = inductor.make_graph_pass(seen.append, [__file__])
+        tidy = inductor.make_graph_pass(seen.append, "test")
         return inductor.compile_graph(module, inputs, {"joint_custom_pre_pass": tidy, "force_disable_caches": True})
 
     try:

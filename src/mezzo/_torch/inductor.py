@@ -10,11 +10,13 @@ Without it: graph mode runs its graphs operator by operator (backend `aot_eager`
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 from torch.fx import Graph, GraphModule
+
+from mezzo._torch.compiler_messages import write_messages_lazily
 
 
 def compile_graph(
@@ -32,6 +34,7 @@ def compile_graph(
     from torch._functorch import config
     from torch._inductor.compile_fx import compile_fx
 
+    write_messages_lazily()
     with config.patch(ban_recompute_materialized_backward=False) if saves_memory else nullcontext():
         return compile_fx(module, list(inputs), config_patches=options)
 
@@ -53,27 +56,42 @@ def decompose_in_inductor(functions: dict[Any, Callable[..., Any]]) -> None:
         decomposition.fast_random_decomps.cache_clear()
 
 
-def make_graph_pass(run: Callable[[Graph], None], files: Sequence[str]) -> Any:
+def cacheable(functions: Iterable[Callable[..., Any]], key: str) -> dict[str, Any]:
+    """Return settings with which torch caches graphs that call functions of mezzo on disk.
+
+    By default it traces such a graph in every process again: AOTAutograd knows only torch's functions.
+
+    Args:
+        functions: Functions of modules, which Dynamo left in its graph.
+        key: Becomes part of cache keys. It holds everything that the functions depend on, besides their arguments.
+    """
+    from torch._inductor import config
+
+    names = {f"{function.__module__}.{function.__name__}": key for function in functions}
+    return {"unsafe_marked_cacheable_functions": {**config.unsafe_marked_cacheable_functions, **names}}
+
+
+def make_graph_pass(run: Callable[[Graph], None], key: str) -> Any:
     """Return a pass over graphs for Inductor's options.
 
-    The contents of `files` become part of its cache keys.
+    Its key becomes part of cache keys: it holds everything that the pass depends on, besides the graph.
     """
-    return _pass_class()(run, files)
+    return _pass_class()(run, key)
 
 
 @functools.cache
 def _pass_class() -> Any:
-    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+    from torch._inductor.custom_graph_pass import CustomGraphPass
 
     class Pass(CustomGraphPass):
-        def __init__(self, run: Callable[[Graph], None], files: Sequence[str]) -> None:
-            self._run, self._files = run, tuple(files)
+        def __init__(self, run: Callable[[Graph], None], key: str) -> None:
+            self._run, self._key = run, key
 
         def __call__(self, graph: Graph) -> None:
             self._run(graph)
 
         def uuid(self) -> Any:
-            return get_hash_for_files(self._files)
+            return self._key
 
     return Pass
 

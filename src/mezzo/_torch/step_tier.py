@@ -43,6 +43,11 @@ def step_tier(name: str) -> Iterator[None]:
         _asked = before
 
 
+def tier_asked() -> str:
+    """Return the name that `step_tier` was called with."""
+    return _asked
+
+
 def uses_triton(device: torch.device) -> bool:
     """Whether Triton takes the steps on a device.
 

@@ -7,6 +7,7 @@ from mezzo.amp._auto_cast import auto_cast
 from mezzo.amp._averages import master_parameters
 from mezzo.amp._checkpoint import float32_copy
 from mezzo.amp._checkpoint_blocks import checkpoint_blocks
+from mezzo.amp._compile import source_digest as source_digest
 from mezzo.amp._compiled import build_kernels
 from mezzo.amp._compiled import library_path as library_path
 from mezzo.amp._cpu import has_half_units as has_half_units

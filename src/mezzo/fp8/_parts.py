@@ -8,12 +8,9 @@ layers with the same input share. The products are one operator each, as Inducto
 
 from __future__ import annotations
 
-import functools
-import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -411,24 +408,14 @@ def _linear_backward_in_parts(
     return of_input, of_weight, sums
 
 
-def show_parts_to_inductor() -> str:
-    """Let Inductor compile FP8 layers in parts; call it before a compilation. Loads Inductor.
-
-    Returns:
-        A digest of this file, for the keys of caches on disk: they hold the parts, not the layers.
-    """
+def show_parts_to_inductor() -> None:
+    """Let Inductor compile FP8 layers in parts; call it before a compilation. Loads Inductor."""
     decompose_in_inductor(
         {
             torch.ops.mezzo.fp8_linear.default: _linear_in_parts,
             torch.ops.mezzo.fp8_linear_backward.default: _linear_backward_in_parts,
         }
     )
-    return _digest()
-
-
-@functools.cache
-def _digest() -> str:
-    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
 
 
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten.reshape.default)

@@ -6,7 +6,6 @@ import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,13 +35,13 @@ from mezzo.static._choice import (
     COMPILED,
     UNDECIDED,
     StepReport,
-    compiling_shown,
     decide,
     time_gradients,
     time_replays,
 )
 from mezzo.static._graph import BACKENDS, Capture, CapturedGraph, CaptureError, CompilerError
 from mezzo.static._processes import processes_of
+from mezzo.static._progress import build_shown
 from mezzo.static._region import CastRules
 from mezzo.static._step import (
     Compute,
@@ -157,11 +156,17 @@ class CompiledStep:
         step = self._steps.get(shapes)
         if step is None or (step.is_captured and not step.prepare_replay(batch)):
             self._steps.pop(shapes, None)  # free its device memory for the new one
-            step = self._new(batch, None if step is None else step.training.compute)
-            while len(self._steps) >= self._max_shapes:
-                self._steps.popitem(last=False)
-            self._steps[shapes] = step
+            known = None if step is None else step.training.compute
+            with build_shown(self._what_is_built(batch) if known is None else None):
+                step = self._new(batch, known)
+                while len(self._steps) >= self._max_shapes:
+                    self._steps.popitem(last=False)
+                self._steps[shapes] = step
+                return self._run(step, batch)  # on a CPU the first run compiles
         self._steps.move_to_end(shapes)
+        return self._run(step, batch)
+
+    def _run(self, step: CapturedStep, batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
         self._last = step
         window = self._extra.window
         if window is None:
@@ -169,6 +174,17 @@ class CompiledStep:
         results = step.run(batch, window.updates_next)
         window.note_call()
         return results
+
+    def _what_is_built(self, batch: Sequence[Any]) -> str | None:
+        """Return what the user sees while a new shape is built; None if nothing is compiled or captured."""
+        report = self._report
+        if report.chosen == UNDECIDED:
+            return "compiling and measuring the training step"
+        if report.chosen == COMPILED and report.backend == "inductor":
+            return "compiling the training step"
+        is_on_gpu = any(isinstance(tensor, Tensor) and tensor.is_cuda for tensor in batch)
+        captures = report.backend == "aot_eager" or (is_on_gpu and report.backend != "eager")
+        return "capturing the training step" if captures else None
 
     def _new(self, batch: Sequence[Tensor], known: Compute | None) -> CapturedStep:
         """Return the step of a new shape; `known` is what computed its loss before, if anything did."""
@@ -185,9 +201,8 @@ class CompiledStep:
         measures = known is None and self._report.chosen == UNDECIDED
         if known is None:
             self._learn_scales(batch, device)
-        with compiling_shown("compiling the training step") if known is None else nullcontext():
-            known = known or self._captured(compute)
-            step = self._choose(batch, device) if measures else self._build(known, batch, device)
+        known = known or self._captured(compute)
+        step = self._choose(batch, device) if measures else self._build(known, batch, device)
         if not self._report.build_s and (measures or is_captured):  # otherwise the first run compiles
             self._report.build_s = time.perf_counter() - start
         if not is_captured and not self.pending:
@@ -249,7 +264,11 @@ class CompiledStep:
         report, compute = self._report, self._parts[0]
         try:
             compiled = self._build(self._captured(compute), batch, device)
-            compiled_s = self._time(compiled, batch, device)
+            if not compiled.is_captured:
+                written = self._build(compute, batch, device)
+                times = time_gradients(compiled.training, written.training, batch, device)
+                return self._faster(compiled, written, times)
+            compiled_s = time_replays(compiled, batch, device)
         except CompilerError as error:
             report.chosen, report.backend, report.reason = AS_WRITTEN, BACKEND_AS_WRITTEN, str(error)
             warnings.warn(f"{error}; the step runs as written", UserWarning, stacklevel=level_of_user())
@@ -257,22 +276,17 @@ class CompiledStep:
         try:
             written = self._build(compute, batch, device)
         except (RuntimeError, CaptureError) as error:
-            if not self._captures_on(device):
-                raise
             # Eager code may do what a capture forbids, such as a checkpoint that reads the generator's state.
             report.chosen, report.backend = COMPILED, self._capture.backend
             report.reason = f"the step as written cannot be captured ({(str(error).splitlines() or [''])[0]})"
             self._pool = None  # that of a failed capture keeps the memory that the capture had taken
             return self._build(compiled.training.compute, batch, device)
-        report.seconds = {AS_WRITTEN: self._time(written, batch, device), COMPILED: compiled_s}
-        decide(report)
-        return compiled if report.chosen == COMPILED else written
+        return self._faster(compiled, written, (compiled_s, time_replays(written, batch, device)))
 
-    @staticmethod
-    def _time(step: CapturedStep, batch: Sequence[Tensor], device: torch.device) -> float:
-        if step.is_captured:
-            return time_replays(step, batch, device)
-        return time_gradients(step.training, batch, device)
+    def _faster(self, compiled: CapturedStep, written: CapturedStep, times: tuple[float, float]) -> CapturedStep:
+        self._report.seconds = {AS_WRITTEN: times[1], COMPILED: times[0]}
+        decide(self._report)
+        return compiled if self._report.chosen == COMPILED else written
 
     def report(self) -> StepReport:
         """Return which form of the step runs and why; `print(step.report())` shows it."""

@@ -28,20 +28,22 @@ from torch.fx import Graph, GraphModule, Node
 from mezzo._torch.aot_autograd import trace_and_run
 from mezzo._torch.autocast_state import is_any_autocast_enabled
 from mezzo._torch.dynamo import dynamo_errors
-from mezzo._torch.inductor import compile_graph, cpp_compiler, inductor_error, make_graph_pass
-from mezzo.amp import auto_cast, current_policy
+from mezzo._torch.inductor import cacheable, compile_graph, cpp_compiler, inductor_error, make_graph_pass
+from mezzo._torch.step_tier import has_triton, tier_asked
+from mezzo.amp import auto_cast, current_policy, source_digest
 from mezzo.errors import MezzoError, RunError, unknown_choice
 from mezzo.fp8 import fp8_written_by_producers, share_delayed_operands
+from mezzo.kernels import uses_own_operators
 from mezzo.record import OperatorStats
 from mezzo.static import _region
-from mezzo.static._batch_norms import fuse_batch_norms
+from mezzo.static._batch_norms import JOINED_CALLS, fuse_batch_norms
 from mezzo.static._casts import drop_needless_casts
 from mezzo.static._compared import store_compared_values
 from mezzo.static._convolutions import use_own_gradients
 from mezzo.static._masks import drop_needless_masks
 from mezzo.static._operators import count_operators
 from mezzo.static._region import CastRules, NoGuardError, casting_region
-from mezzo.static._traced_regions import regions_traced
+from mezzo.static._traced_regions import REGION_MARKERS, regions_traced
 
 BACKENDS = ("inductor", "aot_eager", "eager")
 
@@ -67,13 +69,7 @@ def named(value: Tensor, name: str) -> Tensor:
     return value
 
 
-_MARKERS = (
-    _region.enter_guard,
-    _region.leave_guard,
-    _region.enter_float32,
-    _region.leave_float32,
-    named,
-)
+_MARKERS = (*_region.MARKERS, named)
 
 
 @functools.cache
@@ -215,10 +211,9 @@ class Capture:
             return _aot(module, inputs, lambda _: None)
         if fuse_batch_norms(module.graph):
             module.recompile()
-        tidy = make_graph_pass(_tidy, _TIDY_FILES)
         options = _ON_CUDA if any(isinstance(value, Tensor) and value.is_cuda for value in inputs) else {}
         with fp8_written_by_producers() if self.knows_scales else nullcontext():
-            settings = {"joint_custom_pre_pass": tidy, **options}
+            settings = {**_settings(inputs), **options}
             return cast(Function, compile_graph(module, inputs, settings, saves_memory=self.saves_memory))
 
     def _place_markers(self, graph: Graph) -> None:
@@ -285,11 +280,16 @@ def _drop_casts(module: GraphModule) -> None:
     module.recompile()
 
 
-_TIDY_FILES = [
-    str(Path(__file__).with_name(name))
-    for name in (Path(__file__).name, "_casts.py", "_compared.py", "_convolutions.py")
-]
-"""The source files of the pass below; they are part of cache keys, like the policy."""
+def _settings(inputs: Sequence[Any]) -> dict[str, Any]:
+    """Return Inductor's settings for a graph: the pass over it, and what its caches on disk depend on."""
+    devices = sorted({value.device.type for value in inputs if isinstance(value, Tensor)})
+    tiers = [f"{name} {has_triton(torch.device(name))}" for name in devices]
+    key = f"{source_digest()} {tier_asked()} {uses_own_operators()} {tiers}"
+    functions = *_region.MARKERS, *REGION_MARKERS, *JOINED_CALLS
+    return {
+        "joint_custom_pre_pass": make_graph_pass(_tidy, key),
+        **cacheable(functions, f"{key} {_region.markers_key()}"),
+    }
 
 
 def _tidy(graph: Graph) -> None:

@@ -151,6 +151,15 @@ def leave_float32() -> None:
         _leave()
 
 
+MARKERS = (enter_guard, leave_guard, enter_float32, leave_float32)
+
+
+def markers_key() -> str:
+    """Return a text with everything that the markers depend on in this thread, for the keys of compile caches."""
+    policies = thread_state.inside, thread_state.everywhere
+    return ", ".join("none" if policy is None else auto_cast(policy=policy).key() for policy in policies)
+
+
 def _switch(policy: Policy | None) -> None:
     if policy is not None:
         region = auto_cast(policy=policy)

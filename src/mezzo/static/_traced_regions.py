@@ -59,10 +59,13 @@ def leave_region() -> None:
         _OWN["__exit__"](_region.thread_state.open.pop(), None, None, None)
 
 
+REGION_MARKERS = (enter_region, leave_region)
+
+
 @functools.cache
 def _show_to_dynamo() -> None:
     take_as_constants((_region_key, _policy_key, _is_captured_here))
-    for marker in (enter_region, leave_region):
+    for marker in REGION_MARKERS:
         torch.compiler.allow_in_graph(marker)
 
 
