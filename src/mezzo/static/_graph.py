@@ -27,7 +27,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from mezzo._torch.aot_autograd import trace_and_run
 from mezzo._torch.autocast_state import is_any_autocast_enabled
-from mezzo._torch.dynamo import dynamo_errors
+from mezzo._torch.dynamo import dynamo_errors, let_dynamo_call_loggers, loggers_called_while_tracing
 from mezzo._torch.inductor import compile_graph, cpp_compiler, inductor_error, make_graph_pass
 from mezzo.amp import auto_cast, current_policy
 from mezzo.errors import MezzoError, RunError, unknown_choice
@@ -77,9 +77,10 @@ _MARKERS = (
 
 
 @functools.cache
-def _show_markers_to_dynamo() -> None:
+def _prepare_dynamo() -> None:
     for marker in _MARKERS:
         torch.compiler.allow_in_graph(marker)
+    let_dynamo_call_loggers()
 
 
 def _describe(frame: traceback.FrameSummary) -> str:
@@ -165,7 +166,7 @@ class Capture:
         """
         if self.backend == "eager" and not self.precision.float32_names:
             return self._checked(function)
-        _show_markers_to_dynamo()
+        _prepare_dynamo()
         compiled = torch.compile(_own_copy(function), backend=self._compile_graph, fullgraph=True, dynamic=dynamic)
         has_regions = False
 
@@ -173,14 +174,14 @@ class Capture:
             nonlocal has_regions
             if not has_regions:
                 try:
-                    with _region.markers_balanced():
+                    with _region.markers_balanced(), loggers_called_while_tracing():
                         return compiled(*args, **kwargs)
                 except _dynamo_errors() as error:
                     if not _is_about_regions(error):
                         raise _explained(error) from error
                     has_regions = True
             try:
-                with _region.markers_balanced(), regions_traced():
+                with _region.markers_balanced(), loggers_called_while_tracing(), regions_traced():
                     return compiled(*args, **kwargs)
             except _dynamo_errors() as error:
                 raise _explained(error) from error
