@@ -1,7 +1,7 @@
 """Dynamo, the tracer of `torch.compile`: hidden functions, errors, callbacks, loggers, running without it.
 
 Why: mezzo's regions, kernels and steps must not be traced; caches on disk must know the policy;
-errors of a capture are explained; a message to a logger must not end a capture. Most of this must
+errors of a capture are explained; a logger or a recurrent layer must not end a capture. Most of this must
 work without loading Dynamo, which takes seconds: `DYNAMO in sys.modules` asks for that.
 Releases: 2.11 to 2.15. A release without the callback handler keeps its cache keys as they are.
 Without it: compiled functions contain half of a region, or fail with an error inside mezzo.
@@ -129,6 +129,14 @@ def _is_silent(logger: logging.Logger, name: str) -> bool:
     """Whether a method of the logger does nothing, because messages of its level are dropped."""
     level = logging.getLevelNamesMapping().get(name.removesuffix("_once").upper())
     return level is not None and not logger.isEnabledFor(level)
+
+
+def recurrent_layers_traced() -> AbstractContextManager[Any]:
+    """Return a context in which Dynamo traces RNN, LSTM and GRU, which it refuses by default. Loads Dynamo."""
+    import torch._dynamo
+
+    context: AbstractContextManager[Any] = torch._dynamo.config.patch(allow_rnn=True)
+    return context
 
 
 def dynamo_errors() -> Any:
