@@ -55,7 +55,8 @@ def test_the_pass_runs_and_the_graph_is_compiled() -> None:
 
     def backend(module: Any, inputs: Any) -> Any:
         tidy = inductor.make_graph_pass(seen.append, "test")
-        return inductor.compile_graph(module, inputs, {"joint_custom_pre_pass": tidy, "force_disable_caches": True})
+        with torch.compiler.config.patch(force_disable_caches=True):
+            return inductor.compile_graph(module, inputs, {"joint_custom_pre_pass": tidy})
 
     try:
         function = torch.compile(lambda x: x.sin() * 2, backend=backend, fullgraph=True)
@@ -84,9 +85,9 @@ def test_inductor_traces_a_function_in_place_of_an_operator() -> None:
         # after a first compilation, which copies the table
         torch.compile(lambda x: x.cos())(torch.ones(2))
         inductor.decompose_in_inductor({torch.ops.mezzo_test.twice.default: in_parts})
-        without_caches = {"force_disable_caches": True}  # otherwise a second run of the test traces nothing
-        function = torch.compile(lambda x: torch.ops.mezzo_test.twice(x) + 1, options=without_caches)
-        assert function(torch.ones(3)).tolist() == [3.0] * 3
+        function = torch.compile(lambda x: torch.ops.mezzo_test.twice(x) + 1)
+        with torch.compiler.config.patch(force_disable_caches=True):  # or a second run of the test traces nothing
+            assert function(torch.ones(3)).tolist() == [3.0] * 3
     finally:
         torch.compiler.reset()
     assert traced

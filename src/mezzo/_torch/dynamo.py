@@ -1,8 +1,8 @@
-"""Dynamo, the tracer of `torch.compile`: hidden functions, errors, callbacks, running without it.
+"""Dynamo, the tracer of `torch.compile`: hidden functions, errors, callbacks, loggers, running without it.
 
 Why: mezzo's regions, kernels and steps must not be traced; caches on disk must know the policy;
-errors of a capture are explained. Most of this must work without loading Dynamo, which takes
-seconds: `DYNAMO in sys.modules` asks for that.
+errors of a capture are explained; a logger or a recurrent layer must not end a capture. Most of this must
+work without loading Dynamo, which takes seconds: `DYNAMO in sys.modules` asks for that.
 Releases: 2.11 to 2.15. A release without the callback handler keeps its cache keys as they are.
 Without it: compiled functions contain half of a region, or fail with an error inside mezzo.
 """
@@ -10,13 +10,17 @@ Without it: compiled functions contain half of a region, or fail with an error i
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any, TypeVar
 
 import torch
+
+from mezzo._torch.patches import wrap_attribute
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -76,6 +80,63 @@ def take_as_constants(functions: Iterable[Callable[..., Any]]) -> None:
 
     for function in functions:
         torch._dynamo.assume_constant_result(function)
+
+
+class _LoggerState(threading.local):
+    logs_while_tracing = False
+
+
+_loggers = _LoggerState()
+
+
+@contextmanager
+def loggers_called_while_tracing() -> Iterator[None]:
+    """Inside, Dynamo calls the methods of a `logging.Logger` while it traces, and leaves them out of the graph.
+
+    A message that contains a tensor stops Dynamo, unless the logger drops messages of its level. Call
+    `let_dynamo_call_loggers` once before.
+    """
+    before, _loggers.logs_while_tracing = _loggers.logs_while_tracing, True
+    try:
+        yield
+    finally:
+        _loggers.logs_while_tracing = before
+
+
+def let_dynamo_call_loggers() -> None:
+    """Prepare `loggers_called_while_tracing`. Loads Dynamo."""
+    variables = importlib.import_module("torch._dynamo.variables.misc")
+    wrap_attribute(variables.LoggingLoggerVariable, "call_method", _call_logger)
+
+
+def _call_logger(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call_method(variable: Any, tx: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if not _loggers.logs_while_tracing:
+            return original(variable, tx, name, args, kwargs)
+        logger: logging.Logger = variable.value
+        result = None
+        if not _is_silent(logger, name):
+            if not all(value.is_python_constant() for value in (*args, *kwargs.values())):
+                return original(variable, tx, name, args, kwargs)
+            given = {key: value.as_python_constant() for key, value in kwargs.items()}
+            result = getattr(logger, name)(*(value.as_python_constant() for value in args), **given)
+        return torch._dynamo.variables.ConstantVariable.create(result)
+
+    return call_method
+
+
+def _is_silent(logger: logging.Logger, name: str) -> bool:
+    """Whether a method of the logger does nothing, because messages of its level are dropped."""
+    level = logging.getLevelNamesMapping().get(name.removesuffix("_once").upper())
+    return level is not None and not logger.isEnabledFor(level)
+
+
+def recurrent_layers_traced() -> AbstractContextManager[Any]:
+    """Return a context in which Dynamo traces RNN, LSTM and GRU, which it refuses by default. Loads Dynamo."""
+    import torch._dynamo
+
+    context: AbstractContextManager[Any] = torch._dynamo.config.patch(allow_rnn=True)
+    return context
 
 
 def dynamo_errors() -> Any:

@@ -16,8 +16,8 @@ import traceback
 import types
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,7 +27,12 @@ from torch.fx import Graph, GraphModule, Node
 
 from mezzo._torch.aot_autograd import trace_and_run
 from mezzo._torch.autocast_state import is_any_autocast_enabled
-from mezzo._torch.dynamo import dynamo_errors
+from mezzo._torch.dynamo import (
+    dynamo_errors,
+    let_dynamo_call_loggers,
+    loggers_called_while_tracing,
+    recurrent_layers_traced,
+)
 from mezzo._torch.inductor import cacheable, compile_graph, cpp_compiler, inductor_error, make_graph_pass
 from mezzo._torch.step_tier import has_triton, tier_asked
 from mezzo.amp import auto_cast, current_policy, source_digest
@@ -73,9 +78,10 @@ _MARKERS = (*_region.MARKERS, named)
 
 
 @functools.cache
-def _show_markers_to_dynamo() -> None:
+def _prepare_dynamo() -> None:
     for marker in _MARKERS:
         torch.compiler.allow_in_graph(marker)
+    let_dynamo_call_loggers()
 
 
 def _describe(frame: traceback.FrameSummary) -> str:
@@ -161,7 +167,7 @@ class Capture:
         """
         if self.backend == "eager" and not self.precision.float32_names:
             return self._checked(function)
-        _show_markers_to_dynamo()
+        _prepare_dynamo()
         compiled = torch.compile(_own_copy(function), backend=self._compile_graph, fullgraph=True, dynamic=dynamic)
         has_regions = False
 
@@ -169,14 +175,14 @@ class Capture:
             nonlocal has_regions
             if not has_regions:
                 try:
-                    with _region.markers_balanced():
+                    with _region.markers_balanced(), _everything_traced(args):
                         return compiled(*args, **kwargs)
                 except _dynamo_errors() as error:
                     if not _is_about_regions(error):
                         raise _explained(error) from error
                     has_regions = True
             try:
-                with _region.markers_balanced(), regions_traced():
+                with _region.markers_balanced(), _everything_traced(args), regions_traced():
                     return compiled(*args, **kwargs)
             except _dynamo_errors() as error:
                 raise _explained(error) from error
@@ -256,6 +262,14 @@ def _without_memory(module: GraphModule, inputs: Sequence[Any]) -> list[Any]:
     """Return the fake inputs of Dynamo: a kept graph must not keep a batch or weights alive."""
     nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
     return [node.meta.get("example_value", value) for node, value in zip(nodes, inputs, strict=True)]
+
+
+@contextmanager
+def _everything_traced(args: Sequence[Any]) -> Iterator[None]:
+    """Inside, Dynamo traces loggers, and recurrent layers of a CPU. Those of cuDNN were not tried in a CUDA graph."""
+    on_cuda = any(isinstance(value, Tensor) and value.is_cuda for value in args)
+    with loggers_called_while_tracing(), nullcontext() if on_cuda else recurrent_layers_traced():
+        yield
 
 
 def _own_copy(function: Function) -> Function:
