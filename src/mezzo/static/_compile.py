@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -158,13 +158,34 @@ class CompiledStep:
             self._steps.pop(shapes, None)  # free its device memory for the new one
             known = None if step is None else step.training.compute
             with build_shown(self._what_is_built(batch) if known is None else None):
-                step = self._new(batch, known)
-                while len(self._steps) >= self._max_shapes:
-                    self._steps.popitem(last=False)
-                self._steps[shapes] = step
-                return self._run(step, batch)  # on a CPU the first run compiles
+                return self._first_run(shapes, batch, known)
         self._steps.move_to_end(shapes)
         return self._run(step, batch)
+
+    def _first_run(self, shapes: Any, batch: Sequence[Tensor], known: Compute | None) -> tuple[Tensor, ...]:
+        """Build the step of a new shape and run it.
+
+        The first call of a model may do what cannot be captured: transformers installs hooks under a
+        lock. So if the very first capture fails, the step runs once as written and is captured again.
+        """
+        is_first = self._last is None
+        try:
+            return self._build_and_run(shapes, batch, known)
+        except CaptureError:
+            if not is_first:
+                raise
+        self._steps.pop(shapes, None)
+        self._last = None
+        device = device_of(self._parts[1], batch, self._smallest_batch)
+        self._rehearse(batch, device, lambda step, own: step.differentiate(own))
+        return self._build_and_run(shapes, batch, known)
+
+    def _build_and_run(self, shapes: Any, batch: Sequence[Tensor], known: Compute | None) -> tuple[Tensor, ...]:
+        step = self._new(batch, known)
+        while len(self._steps) >= self._max_shapes:
+            self._steps.popitem(last=False)
+        self._steps[shapes] = step
+        return self._run(step, batch)  # on a CPU the first run compiles
 
     def _run(self, step: CapturedStep, batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
         self._last = step
@@ -211,18 +232,24 @@ class CompiledStep:
 
     def _learn_scales(self, batch: Sequence[Tensor], device: torch.device) -> None:
         """With delayed scaling of FP8, run forward and backward once as written: compiled code needs first scales."""
-        compute, modules, optimizer, precision, max_norm = self._parts
-        rules, policy = self._capture.precision, self._capture.precision.policy
+        policy = self._capture.precision.policy
         is_delayed = policy is not None and policy.fp8 is not None and policy.fp8.scaling == "delayed"
         is_plain = self._extra.window is None and self._extra.processes is None
         if self._capture.knows_scales or not (is_delayed and is_plain and self._capture.backend == "inductor"):
             return
-        own = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in batch]
-        step = TrainingStep(compute, modules, optimizer, precision, rules, max_norm, self._extra)
         before = count_without_history()
-        with step.gradients_put_aside(), step.rehearsal(), random_numbers_kept(device):
-            step.run(own, updates=False)
+        self._rehearse(batch, device, lambda step, own: step.run(own, updates=False))
         self._capture.knows_scales = count_without_history() == before
+
+    def _rehearse(
+        self, batch: Sequence[Tensor], device: torch.device, run: Callable[[TrainingStep, Sequence[Tensor]], object]
+    ) -> None:
+        """Run the step as written on a copy of a batch; what it changes is restored."""
+        compute, modules, optimizer, precision, max_norm = self._parts
+        own = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in batch]
+        step = TrainingStep(compute, modules, optimizer, precision, self._capture.precision, max_norm, self._extra)
+        with step.gradients_put_aside(), step.rehearsal(), random_numbers_kept(device):
+            run(step, own)
 
     def _captured(self, compute: Compute) -> Compute:
         """Return `compute` captured, anew for each set of trained weights.
