@@ -87,8 +87,6 @@ def build(name: str) -> tuple[nn.Module, Callable[..., Tensor], Batch]:
                 setattr(each, key, 0.0)
     model = without_dropout(getattr(transformers, auto).from_config(config))
     made = inputs(kind)
-    if kind in ("wave", "segment"):
-        model(**made)  # installs hooks at the first call, which cannot be captured
     return ByPosition(model, list(made)), lambda loss, target: loss, (*made.values(), labels)
 
 
