@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mezzo.amp import Policy, auto_cast
 from mezzo.static import _batch_norms, _region
-from mezzo.static._graph import _show_markers_to_dynamo
+from mezzo.static._graph import _prepare_dynamo
 
 #: The fused call rounds once to bfloat16; the calls that it replaces round after each of up to three steps.
 RTOL, ATOL = 2**-6, 2**-6
@@ -281,7 +281,7 @@ def test_a_float32_region_is_not_left(place: str, seen: list[tuple[str, bool]]) 
             _region.leave_float32()
         return y
 
-    _show_markers_to_dynamo()
+    _prepare_dynamo()
     plain, joined = twins(tail)
     with _region.casting_region(_region.CastRules(Policy.create("O2", torch.bfloat16))):
         expected = run(plain, captured=False)
