@@ -86,7 +86,7 @@ def test_inductor_traces_a_function_in_place_of_an_operator() -> None:
         torch.compile(lambda x: x.cos())(torch.ones(2))
         inductor.decompose_in_inductor({torch.ops.mezzo_test.twice.default: in_parts})
         function = torch.compile(lambda x: torch.ops.mezzo_test.twice(x) + 1)
-        with torch.compiler.config.patch(force_disable_caches=True):  # or a second run of the test traces nothing
+        with torch._functorch.config.patch(enable_autograd_cache=False):  # or a second run of the test traces nothing
             assert function(torch.ones(3)).tolist() == [3.0] * 3
     finally:
         torch.compiler.reset()
