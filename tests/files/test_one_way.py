@@ -31,7 +31,7 @@ KERNEL = {
 ALLOWED = {
     ("_html.py", "files(package).joinpath(name).read_text('utf-8')"): "data of this package",
     ("_compiled.py", "_SOURCE.read_bytes()"): "a source file of this package",
-    ("_parts.py", "Path(__file__).read_bytes()"): "a source file of this package",
+    ("_compile.py", "path.read_bytes()"): "the source files of mezzo",
     ("_images.py", "Image.open(io.BytesIO(data), formats=formats)"): "bytes, not a file; formats are named",
     ("_int8.py", "made.read_bytes()"): "a file that the line before has written",
     ("_download.py", "opener.open(urllib.request.Request(url, headers=agent | headers), timeout=TIMEOUT_S)"): "a URL",

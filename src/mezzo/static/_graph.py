@@ -173,6 +173,8 @@ class Capture:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             nonlocal has_regions
+            if torch.compiler.is_compiling():  # inside of another capture, which traces the function itself
+                return function(*args, **kwargs)
             if not has_regions:
                 try:
                     with _region.markers_balanced(), _everything_traced(args):
