@@ -162,6 +162,9 @@ def main() -> int:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path, help="also write all figures there")
     options = parser.parse_args()
+    unknown = set(options.forms.split(",")) - {*FORMS}
+    if unknown:
+        parser.error(f"--forms {', '.join(sorted(unknown))}: must be of {', '.join(FORMS)}")
     if options.child:
         print(json.dumps(measure(options.models[0], options.child, options)))
         return 0
