@@ -1,4 +1,4 @@
-"""Inductor compiles a graph after a pass of ours, whose key is part of its cache keys."""
+"""Inductor compiles a graph after mezzo's pass. The key of the pass is part of Inductor's cache keys."""
 
 import shutil
 from contextlib import nullcontext, suppress
