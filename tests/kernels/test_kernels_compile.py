@@ -9,7 +9,7 @@ from triton_interpreter import run_interpreted
 
 HERE = Path(__file__).parent
 FILES = [
-    *(HERE / f"test_{name}.py" for name in ("kernels", "batch_norm", "enlarge", "pixel_loss")),
+    *(HERE / f"test_{name}.py" for name in ("kernels", "batch_norm", "enlarge", "gelu", "pixel_loss")),
     HERE.parent / "static" / "test_convolutions.py",
 ]
 FEW = " or ".join(
@@ -20,6 +20,7 @@ FEW = " or ".join(
         "loss_and_gradient_are_those_of_float64 and 2-dtype0",
         "half_gradients_are_added",
         "gradient_is_that_of_float64 and size0-dtype0",
+        "gradients_are_those_of_float64_rounded_once and none-shape0-dtype0",
     ]
 )
 
@@ -32,6 +33,8 @@ def test_each_kernel_compiles() -> None:  # about 8 s, and not slow: CI has no G
         "norm_backward_kernel",
         "batch_norm_kernel",
         "batch_norm_backward_kernel",
+        "gelu_kernel",
+        "gelu_backward_kernel",
         "cross_entropy_backward_kernel",
         "pixel_loss_gradient_kernel",
         "gather_axis_kernel",

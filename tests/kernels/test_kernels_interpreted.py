@@ -14,5 +14,5 @@ pytestmark = [
 
 
 def test_the_kernels_pass_their_tests_in_tritons_interpreter() -> None:
-    files = ("test_kernels.py", "test_linear_cross_entropy.py", "test_batch_norm.py")
+    files = ("test_kernels.py", "test_linear_cross_entropy.py", "test_batch_norm.py", "test_gelu.py")
     run_interpreted(*(str(Path(__file__).with_name(name)) for name in files))

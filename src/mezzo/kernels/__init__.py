@@ -9,6 +9,7 @@ from mezzo.kernels._convolutions import BLOCK as CONVOLUTION_BLOCK
 from mezzo.kernels._convolutions import depthwise_input_grad, narrow_weight_grad
 from mezzo.kernels._cross_entropy import fused_cross_entropy
 from mezzo.kernels._enlarge import enlarge_bilinear, enlarge_gradient
+from mezzo.kernels._gelu import LEAST_COLUMNS, fused_gelu
 from mezzo.kernels._linear_cross_entropy import linear_cross_entropy
 from mezzo.kernels._norms import MOST_NORMED, fused_layer_norm, fused_rms_norm
 from mezzo.kernels._pixel_loss import pixel_cross_entropy, pixel_loss
@@ -22,6 +23,8 @@ __all__ = [
     "CONVOLUTION_BLOCK",
     "depthwise_input_grad",
     "narrow_weight_grad",
+    "LEAST_COLUMNS",
+    "fused_gelu",
     "MOST_NORMED",
     "fused_cross_entropy",
     "linear_cross_entropy",

@@ -17,8 +17,9 @@ from torch.nn import functional as F
 
 from mezzo._torch.modes import no_torch_function
 from mezzo._torch.step_tier import has_triton
-from mezzo.kernels._launch import differentiable_gradients, next_power_of_two, on_device, resident_programs
+from mezzo.kernels._launch import differentiable_gradients, next_power_of_two, on_device
 from mezzo.kernels._registry import register
+from mezzo.kernels._tiles import STAGES, column_tile, share_rows
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda y: y,
@@ -38,17 +39,6 @@ _GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 BEFORE_RESIDUAL = ("none", "relu")
 """Activations that may follow a residual: their slope is known from their result."""
 
-_TILE, _WARPS = 4096, 4
-"""Elements that a program works on at a time, and its warps."""
-_STAGES = 3
-"""Tiles in flight of the kernels that add up over pixels: without them such a kernel takes twice as long."""
-_PROGRAMS = 4
-"""Programs per multiprocessor of the kernels that add up."""
-_MOST_PARTS = 512
-"""Most programs that share the pixels of a channel: one program joins their sums."""
-_WIDEST = 256
-_LEAST_USED = 0.5
-"""Least share of a tile's columns that hold channels, if a narrower tile can do better."""
 _JOINED = 8
 """Channels whose sums one program joins."""
 
@@ -90,28 +80,6 @@ def _pixels(x: Tensor) -> int:
     return x.shape[0] * x.shape[2] * x.shape[3]
 
 
-def _tile(channels: int) -> dict[str, int]:
-    """Return rows and columns of a tile, the widest of which most columns hold channels, and how many fit all."""
-    width = min(_WIDEST, next_power_of_two(channels))
-    widths = [width >> shift for shift in range(4) if width >> shift >= min(32, width)]
-    used = {each: channels / (-(-channels // each) * each) for each in widths}
-    block = next((each for each in widths if used[each] >= _LEAST_USED), max(widths, key=used.__getitem__))
-    return {"ROWS": _TILE // block, "BLOCK": block, "COLUMNS": -(-channels // block), "num_warps": _WARPS}
-
-
-def _shares(pixels: int, columns: int, rows: int, device: torch.device) -> tuple[int, int]:
-    """Return the number of programs that share the pixels, and the tiles of each.
-
-    The tiles of a program are 1, 2, 3, 4, 6, 8, 12, ...: each number is a kernel to compile.
-    """
-    tiles = -(-pixels // rows)
-    wanted = min(_MOST_PARTS, max(1, _PROGRAMS * resident_programs(device) // (2 * columns)))
-    least = -(-tiles // wanted)
-    power = next_power_of_two(least)
-    steps = power * 3 // 4 if power >= 4 and power * 3 // 4 >= least else power
-    return -(-tiles // steps), steps
-
-
 def _in_rows(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last)
 
@@ -139,15 +107,15 @@ def _forward(
 
     channels, pixels = x.shape[1], _pixels(x)
     x, residual = _in_rows(x), None if residual is None else _in_rows(residual)
-    tile = _tile(channels)
+    tile = column_tile(channels)
     columns = tile["COLUMNS"]
-    programs, steps = _shares(pixels, columns, tile["ROWS"], x.device)
+    programs, steps = share_rows(pixels, columns, tile["ROWS"], x.device)
     parts = x.new_empty((programs, 2, channels), dtype=torch.float32)
     statistics = x.new_empty((3, channels), dtype=torch.float32)
     result = _like(x)
     with on_device(x.device):
         kernels.batch_statistics_kernel[(programs * columns,)](
-            x, parts, pixels, STEPS=steps, STAGES=_STAGES, CHANNELS=channels, **tile
+            x, parts, pixels, STEPS=steps, STAGES=STAGES, CHANNELS=channels, **tile
         )
         kernels.join_statistics_kernel[(-(-channels // _JOINED),)](
             parts, statistics, programs, pixels, steps * tile["ROWS"], eps,
@@ -169,16 +137,16 @@ def _backward(
 
     channels, pixels = x.shape[1], _pixels(x)
     grad, x, result = _in_rows(grad), _in_rows(x), None if result is None else _in_rows(result)
-    tile = _tile(channels)
+    tile = column_tile(channels)
     columns = tile["COLUMNS"]
-    programs, steps = _shares(pixels, columns, tile["ROWS"], x.device)
+    programs, steps = share_rows(pixels, columns, tile["ROWS"], x.device)
     parts = x.new_empty((programs, 2, channels), dtype=torch.float32)
     sums = x.new_empty((2, channels), dtype=torch.float32)
     grad_x, grad_residual = _like(x), _like(x) if result is not None else x.new_empty(0)
     switches = _switches(x, result, weight, bias, activation)
     with on_device(x.device):
         kernels.batch_norm_sums_kernel[(programs * columns,)](
-            grad, x, result, weight, bias, statistics, parts, pixels, STEPS=steps, STAGES=_STAGES, **switches, **tile
+            grad, x, result, weight, bias, statistics, parts, pixels, STEPS=steps, STAGES=STAGES, **switches, **tile
         )
         column_sums_kernel[(-(-2 * channels // 16),)](
             parts, sums, programs, 2 * channels, ROWS=min(256, next_power_of_two(programs)), BLOCK=16, num_warps=4

@@ -41,6 +41,7 @@ from mezzo.fp8 import fp8_written_by_producers, share_delayed_operands
 from mezzo.kernels import uses_own_operators
 from mezzo.record import OperatorStats
 from mezzo.static import _region
+from mezzo.static._activations import ACTIVATION_CALLS, fuse_activations, take_sums_of_gradients
 from mezzo.static._batch_norms import JOINED_CALLS, fuse_batch_norms
 from mezzo.static._casts import drop_needless_casts
 from mezzo.static._compared import store_compared_values
@@ -217,7 +218,10 @@ class Capture:
             return module
         if self.backend == "aot_eager":
             return _aot(module, inputs, lambda _: None)
-        if fuse_batch_norms(module.graph):
+        joined = fuse_batch_norms(module.graph)
+        if not self.saves_memory:  # a kernel of mezzo's is not computed again
+            joined += fuse_activations(module.graph)
+        if joined:
             module.recompile()
         options = _ON_CUDA if any(isinstance(value, Tensor) and value.is_cuda for value in inputs) else {}
         with fp8_written_by_producers() if self.knows_scales else nullcontext():
@@ -301,7 +305,7 @@ def _settings(inputs: Sequence[Any]) -> dict[str, Any]:
     devices = sorted({value.device.type for value in inputs if isinstance(value, Tensor)})
     tiers = [f"{name} {has_triton(torch.device(name))}" for name in devices]
     key = f"{source_digest()} {tier_asked()} {uses_own_operators()} {tiers}"
-    functions = *_region.MARKERS, *REGION_MARKERS, *JOINED_CALLS
+    functions = *_region.MARKERS, *REGION_MARKERS, *JOINED_CALLS, *ACTIVATION_CALLS
     return {
         "joint_custom_pre_pass": make_graph_pass(_tidy, key),
         **cacheable(functions, f"{key} {_region.markers_key()}"),
@@ -315,6 +319,7 @@ def _tidy(graph: Graph) -> None:
     drop_needless_casts(graph)
     store_compared_values(graph)
     use_own_gradients(graph)
+    take_sums_of_gradients(graph)
     share_delayed_operands(graph)
 
 

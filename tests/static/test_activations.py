@@ -1,0 +1,158 @@
+"""GELU in front of products of a captured graph is mezzo's operator, which also adds up the gradient of a bias."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.nn import functional as F
+
+from mezzo._torch.aot_autograd import trace_and_run
+from mezzo.amp import Policy, auto_cast
+from mezzo.static import _activations
+
+#: A gradient that mezzo's operator rounds once, against one that torch rounds two or three times.
+RTOL = 2**-6
+HALVES = (torch.float16, torch.bfloat16)
+GELU, BACKWARD = torch.ops.mezzo.gelu.default, torch.ops.mezzo.gelu_backward.default
+
+
+class Mlp(nn.Module):
+    """Two half layers with something between them, as in a transformer."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor], dtype: torch.dtype, width: int) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Linear(*sizes, dtype=dtype) for sizes in ((16, width), (width, 8)))
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.second(self.between(self.first(x)))
+        return result
+
+
+class Trained(NamedTuple):
+    """One training step: numbers by name, and the operators of forward and backward."""
+
+    numbers: dict[str, Tensor]
+    operators: list[Any]
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_activations, "has_triton", lambda device: True)  # the operator itself computes by torch
+
+
+def train(
+    between: Callable[[Tensor], Tensor],
+    captured: bool,
+    dtype: torch.dtype = torch.bfloat16,
+    rows: tuple[int, ...] = (4, 6),
+    width: int = 64,
+    dynamic: bool = False,
+) -> Trained:
+    torch.manual_seed(0)
+    model = Mlp(between, dtype, width)
+    x = torch.randn(*rows, 16, dtype=dtype).requires_grad_()
+    operators: list[Any] = []
+
+    def tidy(joint: GraphModule) -> None:
+        _activations.take_sums_of_gradients(joint.graph)
+        joint.graph.lint()
+        joint.recompile()
+
+    def backend(module: GraphModule, inputs: Any) -> Any:
+        _activations.fuse_activations(module.graph)
+        module.recompile()
+        return trace_and_run(module, inputs, tidy, lambda part: operators.extend(n.target for n in part.graph.nodes))
+
+    torch.compiler.reset()
+    run = torch.compile(model, backend=backend, fullgraph=True, dynamic=dynamic) if captured else model
+    result = run(x)
+    result.float().square().sum().backward()
+    numbers = {"result": result.detach(), "x": x.grad}
+    numbers |= {name: param.grad for name, param in model.named_parameters()}
+    return Trained({name: value for name, value in numbers.items() if value is not None}, operators)
+
+
+def assert_same(found: Trained, expected: Trained) -> None:
+    assert found.numbers.keys() == expected.numbers.keys()
+    for name, value in expected.numbers.items():
+        ours, theirs = found.numbers[name], value
+        assert ours.dtype is theirs.dtype
+        assert ours.shape == theirs.shape
+        assert (ours.double() - theirs.double()).norm() <= RTOL * theirs.double().norm(), name
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("form", ["none", "tanh"])
+@pytest.mark.parametrize("rows", [(24,), (4, 6), (2, 3, 4)])
+def test_the_operator_gives_the_same_numbers_and_adds_up_the_bias(
+    rows: tuple[int, ...], form: str, dtype: torch.dtype
+) -> None:
+    def between(y: Tensor) -> Tensor:
+        return F.gelu(y, approximate=form)
+
+    found = train(between, captured=True, dtype=dtype, rows=rows)
+    assert_same(found, train(between, captured=False, dtype=dtype, rows=rows))
+    assert found.operators.count(GELU) == found.operators.count(BACKWARD) == 1
+    sums = [target for target in found.operators if target is torch.ops.aten.sum.dim_IntList]
+    assert len(sums) == 1  # of the second layer's bias
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        nn.GELU(),
+        nn.Sequential(nn.GELU(), nn.Dropout(0.0)),
+        nn.Sequential(nn.GELU(), nn.Dropout(0.5).eval()),
+        lambda y: F.gelu(y).reshape(-1, y.shape[-1]).view(y.shape),
+        lambda y: F.gelu(input=y),
+    ],
+)
+def test_views_and_dropout_that_drops_nothing_may_stand_between(between: Callable[[Tensor], Tensor]) -> None:
+    found = train(between, captured=True)
+    assert_same(found, train(between, captured=False))
+    assert GELU in found.operators
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda y: F.gelu(y) * 2,
+        lambda y: F.gelu(y) + y,
+        lambda y: F.gelu(y.float()).to(y.dtype),
+        lambda y: F.gelu(y.mT.contiguous().mT),
+        F.silu,
+    ],
+)
+def test_elsewhere_gelu_stays_torchs(between: Callable[[Tensor], Tensor]) -> None:
+    found = train(between, captured=True)
+    assert_same(found, train(between, captured=False))
+    assert GELU not in found.operators
+
+
+def test_short_rows_and_dynamic_sizes_stay_torchs() -> None:
+    assert GELU not in train(F.gelu, captured=True, width=24).operators
+    assert GELU not in train(F.gelu, captured=True, dynamic=True).operators
+
+
+def test_gelu_behind_another_reader_keeps_the_sum_of_the_bias_right() -> None:
+    """The bias of the first layer gets gradients from GELU and from the sum beside it."""
+
+    def between(y: Tensor) -> Tensor:
+        return F.gelu(y) @ torch.eye(64, dtype=y.dtype) + y
+
+    found = train(between, captured=True)
+    assert_same(found, train(between, captured=False))
+    assert GELU in found.operators
+
+
+@pytest.mark.parametrize("rules", [{"custom_black_list": {"gelu"}}, {"level": "O3"}])
+def test_lists_and_fp8_keep_it_torchs(rules: dict[str, Any]) -> None:
+    policy = Policy.create(**{"level": "O2", "dtype": torch.bfloat16, **rules})
+    x = torch.randn(4, 64, dtype=torch.bfloat16)
+    assert _activations._takes(x)
+    with auto_cast(policy=policy):
+        assert not _activations._takes(x)
