@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mezzo.kernels import fused_cross_entropy, fused_layer_norm, fused_rms_norm
+from mezzo.kernels import add_layer_norm, add_rms_norm, fused_cross_entropy, fused_layer_norm, fused_rms_norm
+from mezzo.kernels._norms import layer_norm_backward, rms_norm_backward
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
@@ -59,6 +60,80 @@ def test_a_norm_and_its_gradients_are_those_of_float64_rounded_once(
     assert_near(result, expected, dtype)
     for one, of_double, tensor in zip(grads, expected_grads, (x, *params), strict=True):
         assert_near(one, of_double, tensor.dtype, cancelled=4e-6)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("used", ["both", "norm", "sum"])
+@pytest.mark.parametrize("shape", [(2, 3, 96), (37, 1030), (500, 40), (0, 8)])
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+def test_a_norm_of_a_sum_and_its_gradients_are_those_of_float64_rounded_once(
+    name: str, shape: tuple[int, ...], used: str, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    x, residual, weight = make(*shape, dtype=dtype), make(*shape, dtype=dtype), make(shape[-1], dtype=torch.float32)
+    found = (
+        add_layer_norm(x, residual, weight, None, 1e-5)
+        if name == "layer_norm"
+        else add_rms_norm(x, residual, weight, 1e-5)
+    )
+    weights = [torch.randn(shape).to(DEVICE, dtype) for _ in range(2)]
+    chosen = {"both": slice(0, 2), "norm": slice(0, 1), "sum": slice(1, 2)}[used]
+    inputs = (x, residual, weight) if used != "sum" else (x, residual)
+    grads = torch.autograd.grad(found[chosen], inputs, weights[chosen])
+    one, other, factor = in_double(x, residual, weight)
+    total = one + other
+    rounded = total + (found[1].detach().cpu().double() - total).detach()  # the norm is that of the rounded sum
+    plain = F.layer_norm if name == "layer_norm" else F.rms_norm
+    expected = plain(rounded, shape[-1:], factor, eps=1e-5), total
+    doubles = (one, other, factor) if used != "sum" else (one, other)
+    expected_grads = torch.autograd.grad(expected[chosen], doubles, [w.cpu().double() for w in weights[chosen]])
+    for value, of_double in zip(found, expected, strict=True):
+        assert_near(value, of_double, dtype)
+    for grad, of_double, tensor in zip(grads, expected_grads, inputs, strict=True):
+        assert_near(grad, of_double, tensor.dtype, cancelled=4e-6)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(("rows", "size"), [(7, 96), (700, 40), (9, 1030), (0, 8)])
+def test_the_backward_of_a_norm_adds_up_the_rows_of_its_result(rows: int, size: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    grad, other, total = (make(rows, size, dtype=dtype).detach() for _ in range(3))
+    weight, means, scales = (torch.rand(count).to(DEVICE) for count in (size, rows, rows))
+    layer = layer_norm_backward(grad, other, total, weight, None, means, scales, 1, True)
+    rms = rms_norm_backward(grad, other, total, weight, scales, 1, True)
+    for of_x, *_, sums in (layer, rms):
+        exact = of_x.cpu().double()
+        # Half a unit of the sum, and of each rounded term that this reference adds up.
+        bound = ROUNDING[dtype] * (exact.sum(0).abs() + exact.abs().sum(0)) + 1e-5
+        assert sums.dtype is dtype
+        assert ((sums.cpu().double() - exact.sum(0)).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("used", ["both", "norm", "sum"])
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+def test_a_norm_of_a_sum_has_a_second_derivative(name: str, used: str) -> None:
+    torch.manual_seed(0)
+    leaves = [make(*shape, dtype=torch.float32) for shape in ((4, 6), (4, 6), (6,))]
+
+    def penalty(tensors: list[Tensor], fused: bool) -> Tensor:
+        x, residual, weight = tensors
+        total = x + residual
+        if not fused:
+            norm = F.layer_norm(total, (6,), weight) if name == "layer_norm" else F.rms_norm(total, (6,), weight, 1e-5)
+        elif name == "layer_norm":
+            norm, total = add_layer_norm(x, residual, weight, None, 1e-5)
+        else:
+            norm, total = add_rms_norm(x, residual, weight, 1e-5)
+        parts = {"both": (norm, total), "norm": (norm,), "sum": (total,)}[used]
+        value = torch.stack([part.pow(3).sum() for part in parts]).sum()
+        grads = torch.autograd.grad(value, tensors[:2], create_graph=True)
+        return torch.stack([grad.square().sum() for grad in grads]).sum()
+
+    found = torch.autograd.grad(penalty(leaves, True), leaves[:2])
+    doubles = in_double(*leaves)
+    for one, of_double in zip(found, torch.autograd.grad(penalty(doubles, False), doubles[:2]), strict=True):
+        error = (one.cpu().double() - of_double).norm() / of_double.norm()
+        assert error < 1e-4  # float32, three sums deep
 
 
 def test_a_norm_takes_inputs_and_gradients_that_are_not_contiguous() -> None:
@@ -172,13 +247,17 @@ def test_every_operator_follows_torchs_rules_for_operators() -> None:
     mezzo = torch.ops.mezzo
     x, weight, bias = make(5, 12, dtype=torch.float16), make(12, dtype=torch.float32), make(12, dtype=torch.float16)
     target = torch.tensor([0, 3, -100, 11, 2], device=DEVICE)
-    grad, rows = torch.randn_like(x), torch.rand(5, device=DEVICE)
+    grad, rows, other = torch.randn_like(x), torch.rand(5, device=DEVICE), make(5, 12, dtype=torch.float16)
     calls = [
-        (mezzo.layer_norm.default, (x, weight, bias, 1, 1e-5)),
-        (mezzo.layer_norm.default, (x, None, None, 1, 1e-5)),
-        (mezzo.layer_norm_backward.default, (grad, x.detach(), weight.detach(), None, rows, rows, 1)),
-        (mezzo.rms_norm.default, (x, weight, 1, 1e-5)),
-        (mezzo.rms_norm_backward.default, (grad, x.detach(), weight.detach(), rows, 1)),
+        (mezzo.layer_norm.default, (x, None, weight, bias, 1, 1e-5)),
+        (mezzo.layer_norm.default, (x, None, None, None, 1, 1e-5)),
+        (mezzo.layer_norm.default, (x, other, weight, bias, 1, 1e-5)),
+        (mezzo.layer_norm_backward.default, (grad, None, x.detach(), weight.detach(), None, rows, rows, 1, False)),
+        (mezzo.layer_norm_backward.default, (grad, grad, x.detach(), weight.detach(), None, rows, rows, 1, True)),
+        (mezzo.rms_norm.default, (x, None, weight, 1, 1e-5)),
+        (mezzo.rms_norm.default, (x, other, weight, 1, 1e-5)),
+        (mezzo.rms_norm_backward.default, (grad, None, x.detach(), weight.detach(), rows, 1, False)),
+        (mezzo.rms_norm_backward.default, (grad, grad, x.detach(), weight.detach(), rows, 1, True)),
         (mezzo.token_losses.default, (x, target, -100, 0.1)),
         (mezzo.token_losses_backward.default, (rows, x.detach(), target, rows, -100, 0.1)),
     ]

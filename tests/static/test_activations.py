@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from mezzo._torch.aot_autograd import trace_and_run
 from mezzo.amp import Policy, auto_cast
-from mezzo.static import _activations
+from mezzo.static import _activations, _rows
 
 #: A gradient that mezzo's operator rounds once, against one that torch rounds two or three times.
 RTOL = 2**-6
@@ -41,7 +41,7 @@ class Trained(NamedTuple):
 
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_activations, "has_triton", lambda device: True)  # the operator itself computes by torch
+    monkeypatch.setattr(_rows, "has_triton", lambda device: True)  # the operator itself computes by torch
 
 
 def train(
@@ -58,7 +58,7 @@ def train(
     operators: list[Any] = []
 
     def tidy(joint: GraphModule) -> None:
-        _activations.take_sums_of_gradients(joint.graph)
+        _rows.take_sums_of_gradients(joint.graph)
         joint.graph.lint()
         joint.recompile()
 
@@ -153,6 +153,6 @@ def test_gelu_behind_another_reader_keeps_the_sum_of_the_bias_right() -> None:
 def test_lists_and_fp8_keep_it_torchs(rules: dict[str, Any]) -> None:
     policy = Policy.create(**{"level": "O2", "dtype": torch.bfloat16, **rules})
     x = torch.randn(4, 64, dtype=torch.bfloat16)
-    assert _activations._takes(x)
+    assert _rows.takes_rows(x, ("gelu",))
     with auto_cast(policy=policy):
-        assert not _activations._takes(x)
+        assert not _rows.takes_rows(x, ("gelu",))

@@ -11,7 +11,7 @@ from mezzo.kernels._cross_entropy import fused_cross_entropy
 from mezzo.kernels._enlarge import enlarge_bilinear, enlarge_gradient
 from mezzo.kernels._gelu import LEAST_COLUMNS, fused_gelu
 from mezzo.kernels._linear_cross_entropy import linear_cross_entropy
-from mezzo.kernels._norms import MOST_NORMED, fused_layer_norm, fused_rms_norm
+from mezzo.kernels._norms import MOST_NORMED, add_layer_norm, add_rms_norm, fused_layer_norm, fused_rms_norm
 from mezzo.kernels._pixel_loss import pixel_cross_entropy, pixel_loss
 from mezzo.kernels._registry import operator_name
 from mezzo.kernels._switch import torch_operators_only, uses_own_operators
@@ -26,6 +26,8 @@ __all__ = [
     "LEAST_COLUMNS",
     "fused_gelu",
     "MOST_NORMED",
+    "add_layer_norm",
+    "add_rms_norm",
     "fused_cross_entropy",
     "linear_cross_entropy",
     "fused_layer_norm",

@@ -10,16 +10,26 @@ import triton.language as tl
 
 @triton.jit
 def norm_kernel(
-    x, weight, bias, result, means, scales, rows, size, eps,
-    CENTER: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    x, residual, weight, bias, result, total, means, scales, rows, size, eps,
+    CENTER: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Normalise rows; write the result, and mean and inverse deviation of each row in float32."""
+    """Normalise rows; write the result, and mean and inverse deviation of each row in float32.
+
+    With a residual, the sum of both is written too. What is normalised is the sum as it is rounded,
+    which the backward reads.
+    """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     is_row, is_column = row < rows, column < size
     exists = is_row[:, None] & is_column[None, :]
     at = row[:, None] * size + column[None, :]
     values = tl.load(x + at, mask=exists, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        values = values + tl.load(residual + at, mask=exists, other=0.0).to(tl.float32)
+        rounded = values.to(total.dtype.element_ty)
+        tl.store(total + at, rounded, mask=exists)
+        values = rounded.to(tl.float32)
     if CENTER:
         mean = tl.sum(values, 1) / size
         values = tl.where(exists, values - mean[:, None], 0.0)
@@ -36,29 +46,31 @@ def norm_kernel(
 
 @triton.jit
 def norm_backward_kernel(
-    grad, x, weight, means, scales, grad_x, weight_sums, bias_sums, rows, size, share,
-    CENTER: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    grad, grad_total, total, weight, means, scales, grad_x, weight_sums, bias_sums, grad_sums, rows, size,
+    CENTER: tl.constexpr, HAS_GRAD_TOTAL: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ADDS_UP: tl.constexpr, STEPS: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the input's gradient of a share of the rows, and the share's sums for weight and bias.
+    """Write the input's gradient of STEPS tiles of rows, and the tiles' sums for weight and bias.
 
-    The sums are (programs, size) in float32. Each program has its own, so there are no atomics, and
-    the result is the same in every run.
+    `grad_total` is a gradient that reaches the input by another way: it is added. `grad_sums` are the
+    sums of the input's gradient. All sums are (programs, size) in float32. Each program has its own,
+    so there are no atomics, and the result is the same in every run.
     """
     program = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_column = column < size
     weight_sum = tl.zeros([ROWS, BLOCK], tl.float32)
     bias_sum = tl.zeros([ROWS, BLOCK], tl.float32)
+    grad_sum = tl.zeros([ROWS, BLOCK], tl.float32)
     if HAS_WEIGHT:
         factor = tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
-    start = program * 0
-    while start < share:  # Triton's interpreter knows no range up to an argument
-        row = program * share + start + tl.arange(0, ROWS)
+    for step in tl.range(0, STEPS, num_stages=STAGES):
+        row = (program * STEPS + step) * ROWS + tl.arange(0, ROWS)
         is_row = row < rows
         exists = is_row[:, None] & is_column[None, :]
         at = row[:, None] * size + column[None, :]
         given = tl.load(grad + at, mask=exists, other=0.0).to(tl.float32)
-        normed = tl.load(x + at, mask=exists, other=0.0).to(tl.float32)
+        normed = tl.load(total + at, mask=exists, other=0.0).to(tl.float32)
         scale = tl.load(scales + row, mask=is_row, other=0.0)
         if CENTER:
             normed = normed - tl.load(means + row, mask=is_row, other=0.0)[:, None]
@@ -71,12 +83,18 @@ def norm_backward_kernel(
         change = given - normed * (tl.sum(given * normed, 1) / size)[:, None]
         if CENTER:
             change = change - (tl.sum(given, 1) / size)[:, None]
-        tl.store(grad_x + at, change * scale[:, None], mask=exists)
-        start += ROWS
+        change = change * scale[:, None]
+        if HAS_GRAD_TOTAL:
+            change = change + tl.load(grad_total + at, mask=exists, other=0.0).to(tl.float32)
+        if ADDS_UP:
+            grad_sum += change
+        tl.store(grad_x + at, change, mask=exists)
     if HAS_WEIGHT:
         tl.store(weight_sums + program * size + column, tl.sum(weight_sum, 0), mask=is_column)
     if HAS_BIAS:
         tl.store(bias_sums + program * size + column, tl.sum(bias_sum, 0), mask=is_column)
+    if ADDS_UP:
+        tl.store(grad_sums + program * size + column, tl.sum(grad_sum, 0), mask=is_column)
 
 
 @triton.jit

@@ -2,6 +2,10 @@
 
 torch's own float32 operator needs a float32 copy of its input, and keeps it for the backward. Here
 the input is kept as it came, with one or two float32 numbers per row.
+
+A residual can be added in the same pass. The backward pass then adds the gradient that the sum gets
+elsewhere, and can add up its rows: that is the gradient of the bias of the layer before. Graph mode
+uses both (`static/_norms.py`).
 """
 
 from __future__ import annotations
@@ -17,8 +21,9 @@ from torch.nn import functional as F
 
 from mezzo._torch.modes import no_torch_function
 from mezzo._torch.step_tier import has_triton
-from mezzo.kernels._launch import differentiable_gradients, next_power_of_two, on_device, resident_programs
+from mezzo.kernels._launch import differentiable_gradients, next_power_of_two, on_device
 from mezzo.kernels._registry import register
+from mezzo.kernels._tiles import STAGES, share_rows
 
 MOST_NORMED = 16384
 """Elements of the longest row: a program holds whole rows in registers."""
@@ -26,6 +31,8 @@ MOST_NORMED = 16384
 _TILE = 4096
 """Elements that a program works on at a time, if a row is not longer."""
 _PER_WARP = 512
+_STAGE_BYTES = 8192 * STAGES
+"""Bytes of a tensor that a program has in flight."""
 
 
 def fused_layer_norm(
@@ -40,7 +47,7 @@ def fused_layer_norm(
         bias: Likewise; None: nothing is added.
         eps: Added to the variance.
     """
-    result: Tensor = layer_norm(x, weight, bias, len(shape), eps)[0]
+    result: Tensor = layer_norm(x, None, weight, bias, len(shape), eps)[0]
     return result
 
 
@@ -49,9 +56,29 @@ def fused_rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None
 
     `eps` is added to the mean square; None: the epsilon of float32, in which it is computed.
     """
-    used = torch.finfo(torch.float32).eps if eps is None else eps
-    result: Tensor = rms_norm(x, weight, len(shape), used)[0]
+    result: Tensor = rms_norm(x, None, weight, len(shape), _epsilon(eps))[0]
     return result
+
+
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return the layer norm of `x + residual` over the last dimension, and that sum.
+
+    Both have the same shape and dtype.
+    """
+    result, total, _, _ = layer_norm(x, residual, weight, bias, 1, eps)
+    return result, total
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float | None) -> tuple[Tensor, Tensor]:
+    """Return the RMS norm of `x + residual` over the last dimension, and that sum."""
+    result, total, _ = rms_norm(x, residual, weight, 1, _epsilon(eps))
+    return result, total
+
+
+def _epsilon(eps: float | None) -> float:
+    return torch.finfo(torch.float32).eps if eps is None else eps
 
 
 def _plain_layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, dims: int, eps: float) -> Tensor:
@@ -84,6 +111,20 @@ def _tile(size: int) -> dict[str, int]:
     return {"ROWS": rows, "BLOCK": block, "num_warps": max(1, min(32, rows * block // _PER_WARP))}
 
 
+def _stages(tile: dict[str, int], dtype: torch.dtype) -> int:
+    """Return how many tiles a program may have in flight: they take shared memory."""
+    return max(1, min(STAGES, _STAGE_BYTES // (tile["ROWS"] * tile["BLOCK"] * dtype.itemsize)))
+
+
+def _total(x: Tensor, residual: Tensor | None) -> Tensor:
+    return x if residual is None else x + residual
+
+
+def _empty_total(x: Tensor, residual: Tensor | None) -> Tensor:
+    """Return memory for the sum with a residual; without one, nothing is written."""
+    return x.new_empty(0 if residual is None else x.shape)
+
+
 def _statistics(x: Tensor, dims: int, eps: float, center: bool) -> tuple[Tensor, Tensor]:
     """Return mean (zero unless `center`) and inverse deviation of each row, by torch."""
     values = x.float().reshape(*_sizes(x, dims))
@@ -92,54 +133,59 @@ def _statistics(x: Tensor, dims: int, eps: float, center: bool) -> tuple[Tensor,
 
 
 def _forward(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, dims: int, eps: float, center: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Launch the kernel; return the result, and mean and inverse deviation of each row."""
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, dims: int, eps: float,
+    center: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Launch the kernel; return the result, the sum with the residual, and mean and inverse deviation of each row."""
     from mezzo.kernels._norm_kernels import norm_kernel
 
     rows, size = _sizes(x, dims)
-    result = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    result, total = x.new_empty(x.shape), _empty_total(x, residual)
     means = torch.empty(rows if center else 0, dtype=torch.float32, device=x.device)
     scales = torch.empty(rows, dtype=torch.float32, device=x.device)
     if x.numel() == 0:
-        return result, means, scales.zero_()
-    x, weight, bias = x.contiguous(), _contiguous(weight), _contiguous(bias)
+        return result, total, means, scales.zero_()
+    x, residual, weight, bias = x.contiguous(), _contiguous(residual), _contiguous(weight), _contiguous(bias)
     tile = _tile(size)
     with on_device(x.device):
         norm_kernel[(-(-rows // tile["ROWS"]),)](
-            x, weight, bias, result, means, scales, rows, size, eps,
-            CENTER=center, HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None, **tile,
+            x, residual, weight, bias, result, total, means, scales, rows, size, eps,
+            CENTER=center, HAS_RESIDUAL=residual is not None, HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
+            **tile,
         )  # fmt: skip
-    return result, means, scales
+    return result, total, means, scales
 
 
 def _backward(
-    grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, means: Tensor, scales: Tensor, dims: int,
-    center: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Launch the kernels; return the gradients of input, weight and bias, empty for what is missing."""
+    grad: Tensor, grad_total: Tensor | None, total: Tensor, weight: Tensor | None, bias: Tensor | None, means: Tensor,
+    scales: Tensor, dims: int, adds_up: bool, center: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Launch the kernels; return the gradients of input, weight and bias, and the first one's sum over the rows.
+
+    What is missing, or not asked for, is empty.
+    """
     from mezzo.kernels._norm_kernels import norm_backward_kernel
 
-    rows, size = _sizes(x, dims)
-    grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    of_weight, of_bias = _empty_grad(weight, x), _empty_grad(bias, x)
-    if x.numel() == 0:
-        return grad_x, of_weight.zero_(), of_bias.zero_()
-    grad, x, weight = grad.contiguous(), x.contiguous(), _contiguous(weight)
+    rows, size = _sizes(total, dims)
+    grad_x, sums = total.new_empty(total.shape), total.new_empty(size if adds_up else 0)
+    of_weight, of_bias = _empty_grad(weight, total), _empty_grad(bias, total)
+    if total.numel() == 0:
+        return grad_x, of_weight.zero_(), of_bias.zero_(), sums.zero_()
+    grad, grad_total = grad.contiguous(), _contiguous(grad_total)
+    total, weight = total.contiguous(), _contiguous(weight)
     tile = _tile(size)
-    tiles = -(-rows // tile["ROWS"])
-    share = -(-tiles // resident_programs(x.device)) * tile["ROWS"]
-    programs = -(-rows // share)
-    weight_sums = x.new_empty((programs if weight is not None else 0, size), dtype=torch.float32)
-    bias_sums = x.new_empty((programs if bias is not None else 0, size), dtype=torch.float32)
-    with on_device(x.device):
+    programs, steps = share_rows(rows, 1, tile["ROWS"], total.device)
+    has = {"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "ADDS_UP": adds_up}
+    parts = [total.new_empty((programs if is_wanted else 0, size), dtype=torch.float32) for is_wanted in has.values()]
+    with on_device(total.device):
         norm_backward_kernel[(programs,)](
-            grad, x, weight, means, scales, grad_x, weight_sums, bias_sums, rows, size, share,
-            CENTER=center, HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None, **tile,
+            grad, grad_total, total, weight, means, scales, grad_x, *parts, rows, size,
+            CENTER=center, HAS_GRAD_TOTAL=grad_total is not None, **has, STEPS=steps, STAGES=_stages(tile, total.dtype),
+            **tile,
         )  # fmt: skip
-        _add_up(weight_sums, of_weight)
-        _add_up(bias_sums, of_bias)
-    return grad_x, of_weight, of_bias
+        for part, result in zip(parts, (of_weight, of_bias, sums), strict=True):
+            _add_up(part, result)
+    return grad_x, of_weight, of_bias, sums
 
 
 def _add_up(sums: Tensor, total: Tensor) -> None:
@@ -163,125 +209,166 @@ def _empty_grad(param: Tensor | None, x: Tensor) -> Tensor:
 
 
 def _plain_backward(
-    grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, means: Tensor, scales: Tensor, dims: int,
-    center: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad: Tensor, grad_total: Tensor | None, total: Tensor, weight: Tensor | None, bias: Tensor | None, means: Tensor,
+    scales: Tensor, dims: int, adds_up: bool, center: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return what `_backward` returns, by torch in float32."""
-    rows, size = _sizes(x, dims)
-    given, values = (tensor.float().reshape(rows, size) for tensor in (grad, x))
+    rows, size = _sizes(total, dims)
+    given, values = (tensor.float().reshape(rows, size) for tensor in (grad, total))
     normed = (values - means[:, None] if center else values) * scales[:, None]
-    of_bias = _empty_grad(None, x) if bias is None else given.sum(0).to(bias.dtype).reshape(bias.shape)
+    of_bias = _empty_grad(None, total) if bias is None else given.sum(0).to(bias.dtype).reshape(bias.shape)
     of_weight = (
-        _empty_grad(None, x) if weight is None else (given * normed).sum(0).to(weight.dtype).reshape(weight.shape)
+        _empty_grad(None, total) if weight is None else (given * normed).sum(0).to(weight.dtype).reshape(weight.shape)
     )
     given = given if weight is None else given * weight.float().reshape(1, size)
     change = given - normed * (given * normed).mean(1, keepdim=True)
     change = change - given.mean(1, keepdim=True) if center else change
-    return (change * scales[:, None]).reshape(x.shape).to(x.dtype), of_weight, of_bias
+    change = change * scales[:, None]
+    change = change if grad_total is None else change + grad_total.float().reshape(rows, size)
+    sums = change.sum(0).to(total.dtype) if adds_up else total.new_empty(0)
+    return change.reshape(total.shape).to(total.dtype), of_weight, of_bias, sums
 
 
 # Layer norm
 
 
 def _empty_layer_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, dims: int, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    rows = _sizes(x, dims)[0]
-    return x.new_empty(x.shape), x.new_empty(rows, dtype=torch.float32), x.new_empty(rows, dtype=torch.float32)
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, dims: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    means, scales = (x.new_empty(_sizes(x, dims)[0], dtype=torch.float32) for _ in range(2))
+    return x.new_empty(x.shape), _empty_total(x, residual), means, scales
 
 
 def _keep_layer_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, bias, ctx.dims, ctx.eps = inputs
-    ctx.mark_non_differentiable(*output[1:])
+    x, residual, weight, bias, ctx.dims, ctx.eps = inputs
+    ctx.has_residual = residual is not None
+    ctx.mark_non_differentiable(*output[2 if ctx.has_residual else 1 :])
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, weight, bias, *output[1:])
+    ctx.save_for_backward(output[1] if ctx.has_residual else x, weight, bias, *output[2:])
 
 
-def _differentiate_layer_norm(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+def _differentiate_layer_norm(
+    ctx: Any, grad: Tensor | None, grad_total: Tensor | None, *_: Any
+) -> tuple[Tensor | None, ...]:
     if grad is None:
-        return None, None, None, None, None
-    x, weight, bias, means, scales = ctx.saved_tensors
+        return grad_total, grad_total, None, None, None, None
+    total, weight, bias, means, scales = ctx.saved_tensors
     if torch.is_grad_enabled():  # create_graph
-        found = differentiable_gradients(
-            partial(_plain_layer_norm, dims=ctx.dims, eps=ctx.eps), (x, weight, bias), grad
-        )
-        return *found, None, None
-    with no_torch_function():  # recorded as a gradient, not as a call of the user
-        of_x, of_weight, of_bias = layer_norm_backward(grad, x, weight, bias, means, scales, ctx.dims)
-    return of_x, None if weight is None else of_weight, None if bias is None else of_bias, None, None
+        plain = partial(_plain_layer_norm, dims=ctx.dims, eps=ctx.eps)
+        of_x, of_weight, of_bias = differentiable_gradients(plain, (total, weight, bias), grad)
+        of_x = _joined(of_x, grad_total)
+    else:
+        with no_torch_function():  # recorded as a gradient, not as a call of the user
+            of_x, of_weight, of_bias, _ = layer_norm_backward(
+                grad, grad_total, total, weight, bias, means, scales, ctx.dims, False
+            )
+    of_residual = of_x if ctx.has_residual else None
+    return of_x, of_residual, None if weight is None else of_weight, None if bias is None else of_bias, None, None
+
+
+def _joined(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Return the sum of two gradients, either of which may be missing."""
+    return other if one is None else one if other is None else one + other
 
 
 @register(fake=_empty_layer_norm, setup_context=_keep_layer_norm, backward=_differentiate_layer_norm)
 def layer_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, dims: int, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the norm over the last `dims` dimensions, and mean and inverse deviation of each row."""
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, dims: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the norm over the last `dims` dimensions, `x + residual`, and mean and inverse deviation of each row."""
     if _takes(x, dims):
-        return _forward(x, weight, bias, dims, eps, center=True)
-    return _plain_layer_norm(x, weight, bias, dims, eps).contiguous(), *_statistics(x, dims, eps, center=True)
+        return _forward(x, residual, weight, bias, dims, eps, center=True)
+    total = _total(x, residual)
+    result = _plain_layer_norm(total, weight, bias, dims, eps).contiguous()
+    statistics = _statistics(total, dims, eps, center=True)
+    return result, total.contiguous() if residual is not None else _empty_total(x, None), *statistics
 
 
 def _empty_layer_norm_grads(
-    grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, means: Tensor, scales: Tensor, dims: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    return x.new_empty(x.shape), _empty_grad(weight, x), _empty_grad(bias, x)
+    grad: Tensor, grad_total: Tensor | None, total: Tensor, weight: Tensor | None, bias: Tensor | None, means: Tensor,
+    scales: Tensor, dims: int, adds_up: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    sums = total.new_empty(_sizes(total, dims)[1] if adds_up else 0)
+    return total.new_empty(total.shape), _empty_grad(weight, total), _empty_grad(bias, total), sums
 
 
 @register(fake=_empty_layer_norm_grads)
 def layer_norm_backward(
-    grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, means: Tensor, scales: Tensor, dims: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of input, weight and bias; an empty tensor for a missing one."""
-    backward = _backward if _takes(x, dims) else _plain_backward
-    return backward(grad, x, weight, bias, means, scales, dims, center=True)
+    grad: Tensor, grad_total: Tensor | None, total: Tensor, weight: Tensor | None, bias: Tensor | None, means: Tensor,
+    scales: Tensor, dims: int, adds_up: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of input, weight and bias, and the first one's sum over the rows.
+
+    What is missing, or not asked for by `adds_up`, is an empty tensor.
+    """
+    backward = _backward if _takes(total, dims) else _plain_backward
+    return backward(grad, grad_total, total, weight, bias, means, scales, dims, adds_up, center=True)
 
 
 # RMS norm
 
 
-def _empty_rms_norm(x: Tensor, weight: Tensor | None, dims: int, eps: float) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty(_sizes(x, dims)[0], dtype=torch.float32)
+def _empty_rms_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, dims: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    scales = x.new_empty(_sizes(x, dims)[0], dtype=torch.float32)
+    return x.new_empty(x.shape), _empty_total(x, residual), scales
 
 
 def _keep_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, ctx.dims, ctx.eps = inputs
-    ctx.mark_non_differentiable(output[1])
+    x, residual, weight, ctx.dims, ctx.eps = inputs
+    ctx.has_residual = residual is not None
+    ctx.mark_non_differentiable(*output[2 if ctx.has_residual else 1 :])
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, weight, output[1])
+    ctx.save_for_backward(output[1] if ctx.has_residual else x, weight, output[2])
 
 
-def _differentiate_rms_norm(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+def _differentiate_rms_norm(
+    ctx: Any, grad: Tensor | None, grad_total: Tensor | None, _: Any
+) -> tuple[Tensor | None, ...]:
     if grad is None:
-        return None, None, None, None
-    x, weight, scales = ctx.saved_tensors
+        return grad_total, grad_total, None, None, None
+    total, weight, scales = ctx.saved_tensors
     if torch.is_grad_enabled():  # create_graph
-        found = differentiable_gradients(partial(_plain_rms_norm, dims=ctx.dims, eps=ctx.eps), (x, weight), grad)
-        return *found, None, None
-    with no_torch_function():
-        of_x, of_weight = rms_norm_backward(grad, x, weight, scales, ctx.dims)
-    return of_x, None if weight is None else of_weight, None, None
+        plain = partial(_plain_rms_norm, dims=ctx.dims, eps=ctx.eps)
+        of_x, of_weight = differentiable_gradients(plain, (total, weight), grad)
+        of_x = _joined(of_x, grad_total)
+    else:
+        with no_torch_function():
+            of_x, of_weight, _ = rms_norm_backward(grad, grad_total, total, weight, scales, ctx.dims, False)
+    return of_x, of_x if ctx.has_residual else None, None if weight is None else of_weight, None, None
 
 
 @register(fake=_empty_rms_norm, setup_context=_keep_rms_norm, backward=_differentiate_rms_norm)
-def rms_norm(x: Tensor, weight: Tensor | None, dims: int, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the norm over the last `dims` dimensions, and the inverse root mean square of each row."""
+def rms_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, dims: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the norm over the last `dims` dimensions, `x + residual`, and each row's inverse root mean square."""
     if _takes(x, dims):
-        result, _, scales = _forward(x, weight, None, dims, eps, center=False)
-        return result, scales
-    return _plain_rms_norm(x, weight, dims, eps).contiguous(), _statistics(x, dims, eps, center=False)[1]
+        result, total, _, scales = _forward(x, residual, weight, None, dims, eps, center=False)
+        return result, total, scales
+    total = _total(x, residual)
+    result = _plain_rms_norm(total, weight, dims, eps).contiguous()
+    scales = _statistics(total, dims, eps, center=False)[1]
+    return result, total.contiguous() if residual is not None else _empty_total(x, None), scales
 
 
 def _empty_rms_norm_grads(
-    grad: Tensor, x: Tensor, weight: Tensor | None, scales: Tensor, dims: int
-) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), _empty_grad(weight, x)
+    grad: Tensor, grad_total: Tensor | None, total: Tensor, weight: Tensor | None, scales: Tensor, dims: int,
+    adds_up: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    sums = total.new_empty(_sizes(total, dims)[1] if adds_up else 0)
+    return total.new_empty(total.shape), _empty_grad(weight, total), sums
 
 
 @register(fake=_empty_rms_norm_grads)
 def rms_norm_backward(
-    grad: Tensor, x: Tensor, weight: Tensor | None, scales: Tensor, dims: int
-) -> tuple[Tensor, Tensor]:
-    """Return the gradients of input and weight; an empty tensor for a missing weight."""
-    backward = _backward if _takes(x, dims) else _plain_backward
-    of_x, of_weight, _ = backward(grad, x, weight, None, scales, scales, dims, center=False)
-    return of_x, of_weight
+    grad: Tensor, grad_total: Tensor | None, total: Tensor, weight: Tensor | None, scales: Tensor, dims: int,
+    adds_up: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of input and weight, and the first one's sum over the rows; empty for what is missing."""
+    backward = _backward if _takes(total, dims) else _plain_backward
+    of_x, of_weight, _, sums = backward(
+        grad, grad_total, total, weight, None, scales, scales, dims, adds_up, center=False
+    )
+    return of_x, of_weight, sums

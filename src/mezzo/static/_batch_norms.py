@@ -8,7 +8,7 @@ layouts, and decides whether mezzo's operator is used; otherwise it makes the or
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,11 +18,10 @@ from torch.nn import functional as F
 
 from mezzo._torch.foreach import foreach_add_number_, foreach_lerp_
 from mezzo._torch.step_tier import has_triton
-from mezzo._torch.storages import storage_id
 from mezzo.amp import current_policy
 from mezzo.dtypes import HALF_DTYPES
 from mezzo.kernels import BEFORE_RESIDUAL, NORM_ACTIVATIONS, batch_norm_activation, uses_own_operators
-from mezzo.static._writes import written_by
+from mezzo.static._writes import can_move, is_tensor, storages_of
 
 _PARAMETERS = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 _DEFAULTS = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
@@ -92,7 +91,7 @@ def _take_bias_of_convolution(node: Node, norm: dict[str, Any]) -> Node | None:
         return None
     is_by_place = len(convolution.args) > 2
     bias = convolution.args[2] if is_by_place else convolution.kwargs.get("bias")
-    if not isinstance(bias, Node) or not _can_move(convolution, node, [bias]):
+    if not isinstance(bias, Node) or not can_move(convolution, node, [bias], norm_and_activate):
         return None
     if is_by_place:
         convolution.update_arg(2, None)
@@ -116,18 +115,13 @@ def _is_own_buffer(average: Any, read_elsewhere: set[int]) -> bool:
     """Whether a running average is an input of the graph that only this batch norm reads or writes."""
     if not isinstance(average, Node) or average.op != "placeholder" or len(average.users) > 1:
         return False
-    return not _storages([average]) & read_elsewhere
+    return not storages_of([average]) & read_elsewhere
 
 
 def _storages_read_elsewhere(graph: Graph) -> set[int]:
     """Return the memory that calls other than batch norms use."""
     used = (node for node in graph.nodes if any(user.target is not F.batch_norm for user in node.users))
-    return _storages(used)
-
-
-def _storages(nodes: Iterable[Any]) -> set[int]:
-    values = [node.meta.get("example_value") for node in nodes if isinstance(node, Node)]
-    return {storage_id(value.untyped_storage()) for value in values if isinstance(value, Tensor)}
+    return storages_of(used)
 
 
 def _followers(norm: Node, inputs: Sequence[Any]) -> tuple[Node, Node | None, str]:
@@ -145,8 +139,8 @@ def _followers(norm: Node, inputs: Sequence[Any]) -> tuple[Node, Node | None, st
     if user is not None and user.target in _ADDITIONS and len(user.args) == 2 and not user.kwargs:
         other: Any = user.args[1] if user.args[0] is norm else user.args[0]
         # `other += norm` changes `other` in place
-        is_sum = _is_tensor(other) and other is not norm and (user.target is not operator.iadd or user.args[0] is norm)
-        if is_sum and _can_move(norm, user, inputs):
+        is_sum = is_tensor(other) and other is not norm and (user.target is not operator.iadd or user.args[0] is norm)
+        if is_sum and can_move(norm, user, inputs, norm_and_activate):
             last, residual = user, other
             user = _only_user(last)
     activation = None if user is None else _ACTIVATIONS.get(user.target)
@@ -154,32 +148,9 @@ def _followers(norm: Node, inputs: Sequence[Any]) -> tuple[Node, Node | None, st
         return last, residual, "none"
     if residual is not None and activation not in BEFORE_RESIDUAL:
         return last, residual, "none"
-    if not _can_move(last, user, [*inputs, residual]):
+    if not can_move(last, user, [*inputs, residual], norm_and_activate):
         return last, residual, "none"
     return user, residual, activation
-
-
-def _is_tensor(node: Any) -> bool:
-    return isinstance(node, Node) and isinstance(node.meta.get("example_value"), Tensor)
-
-
-def _can_move(first: Node, last: Node, inputs: Sequence[Any]) -> bool:
-    """Whether a call can move from `first` to `last`: it reads the same numbers, and no region begins or ends."""
-    storages = _storages(inputs)
-    node = first.next
-    while node is not last:
-        is_ours = norm_and_activate in (node.target, getattr(next(iter(node.args), None), "target", None))
-        if not is_ours and not _is_tensor(node):
-            return False  # it may begin or end a region: `no_grad`, autocast, float32
-        if _storages(_written(node)) & storages:
-            return False
-        node = node.next
-    return True
-
-
-def _written(node: Node) -> list[Node]:
-    """Return what a call may change in place, other than the averages of a batch norm."""
-    return [] if node.target is norm_and_activate else written_by(node)
 
 
 def _only_user(node: Node) -> Node | None:

@@ -41,14 +41,16 @@ from mezzo.fp8 import fp8_written_by_producers, share_delayed_operands
 from mezzo.kernels import uses_own_operators
 from mezzo.record import OperatorStats
 from mezzo.static import _region
-from mezzo.static._activations import ACTIVATION_CALLS, fuse_activations, take_sums_of_gradients
+from mezzo.static._activations import ACTIVATION_CALLS, fuse_activations
 from mezzo.static._batch_norms import JOINED_CALLS, fuse_batch_norms
 from mezzo.static._casts import drop_needless_casts
 from mezzo.static._compared import store_compared_values
 from mezzo.static._convolutions import use_own_gradients
 from mezzo.static._masks import drop_needless_masks
+from mezzo.static._norms import NORM_CALLS, fuse_norms
 from mezzo.static._operators import count_operators
 from mezzo.static._region import CastRules, NoGuardError, casting_region
+from mezzo.static._rows import take_sums_of_gradients
 from mezzo.static._traced_regions import REGION_MARKERS, regions_traced
 
 BACKENDS = ("inductor", "aot_eager", "eager")
@@ -220,7 +222,7 @@ class Capture:
             return _aot(module, inputs, lambda _: None)
         joined = fuse_batch_norms(module.graph)
         if not self.saves_memory:  # a kernel of mezzo's is not computed again
-            joined += fuse_activations(module.graph)
+            joined += fuse_activations(module.graph) + fuse_norms(module.graph)
         if joined:
             module.recompile()
         options = _ON_CUDA if any(isinstance(value, Tensor) and value.is_cuda for value in inputs) else {}
@@ -305,7 +307,7 @@ def _settings(inputs: Sequence[Any]) -> dict[str, Any]:
     devices = sorted({value.device.type for value in inputs if isinstance(value, Tensor)})
     tiers = [f"{name} {has_triton(torch.device(name))}" for name in devices]
     key = f"{source_digest()} {tier_asked()} {uses_own_operators()} {tiers}"
-    functions = *_region.MARKERS, *REGION_MARKERS, *JOINED_CALLS, *ACTIVATION_CALLS
+    functions = *_region.MARKERS, *REGION_MARKERS, *JOINED_CALLS, *ACTIVATION_CALLS, *NORM_CALLS
     return {
         "joint_custom_pre_pass": make_graph_pass(_tidy, key),
         **cacheable(functions, f"{key} {_region.markers_key()}"),

@@ -1,13 +1,17 @@
-"""What a call of a captured graph may change in place."""
+"""What a call of a captured graph may change in place, and where a call can move."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable, Sequence
 from types import BuiltinFunctionType
+from typing import Any
 
+from torch import Tensor
 from torch.fx import Node
 
 from mezzo._torch.dispatcher import OpOverload, OpOverloadPacket
+from mezzo._torch.storages import storage_id
 
 _OPERATORS = ("_operator", "operator")
 _TORCHS_FUNCTIONS = ("torch.functional", "torch.nn.functional")
@@ -71,3 +75,35 @@ def _is_asked_in_place(node: Node) -> bool:
     parameters = inspect.signature(node.target).parameters  # type: ignore[arg-type]  # a function
     given = {**dict(zip(parameters, node.args, strict=False)), **node.kwargs}
     return given.get("inplace", False) is not False
+
+
+def can_move(first: Node, last: Node, inputs: Sequence[Any], ours: Any = None) -> bool:
+    """Whether a call can move from `first` to `last`: it reads the same numbers, and no region begins or ends.
+
+    Args:
+        first: A call of Dynamo's graph.
+        last: A later call.
+        inputs: What the moved call reads.
+        ours: A function that a pass puts into the graph: it is no region, and changes none of the inputs.
+    """
+    storages = storages_of(inputs)
+    node = first.next
+    while node is not last:
+        is_ours = ours is not None and ours in (node.target, getattr(next(iter(node.args), None), "target", None))
+        if not is_ours and not is_tensor(node):
+            return False  # it may begin or end a region: `no_grad`, autocast, float32
+        if (ours is None or node.target is not ours) and storages_of(written_by(node)) & storages:
+            return False
+        node = node.next
+    return True
+
+
+def is_tensor(node: Any) -> bool:
+    """Whether Dynamo saw a tensor as the result of a node."""
+    return isinstance(node, Node) and isinstance(node.meta.get("example_value"), Tensor)
+
+
+def storages_of(nodes: Iterable[Any]) -> set[int]:
+    """Return the memory of the tensors among the results of nodes."""
+    values = [node.meta.get("example_value") for node in nodes if isinstance(node, Node)]
+    return {storage_id(value.untyped_storage()) for value in values if isinstance(value, Tensor)}
