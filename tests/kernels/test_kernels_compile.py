@@ -50,7 +50,7 @@ def test_a_launch_that_no_gpu_can_run_is_named() -> None:
     launch = {"module": "mezzo.kernels._norm_kernels", "kernel": "column_sums_kernel", "options": {"num_warps": 4}}
     arguments = {
         "parts": {"tensor": "float32", "is_aligned": True},
-        "result": {"tensor": "float16", "is_aligned": True},
+        **{key: {"tensor": "float16", "is_aligned": True} for key in ("first", "second", "third")},
     }
     sizes = {"count": 16, "size": 16, "BLOCK": 64}
     with pytest.raises(AssertionError, match="ROWS"):

@@ -19,7 +19,7 @@ from mezzo._torch.modes import no_torch_function
 from mezzo._torch.step_tier import has_triton
 from mezzo.kernels._launch import differentiable_gradients, next_power_of_two, on_device
 from mezzo.kernels._registry import register
-from mezzo.kernels._tiles import STAGES, column_tile, share_rows
+from mezzo.kernels._tiles import STAGES, add_up, column_tile, share_rows
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda y: y,
@@ -110,7 +110,7 @@ def _forward(
     tile = column_tile(channels)
     columns = tile["COLUMNS"]
     programs, steps = share_rows(pixels, columns, tile["ROWS"], x.device)
-    parts = x.new_empty((programs, 2, channels), dtype=torch.float32)
+    parts = x.new_empty((1, programs, 2 * channels), dtype=torch.float32)
     statistics = x.new_empty((3, channels), dtype=torch.float32)
     result = _like(x)
     with on_device(x.device):
@@ -133,14 +133,13 @@ def _backward(
     activation: str,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     from mezzo.kernels import _batch_norm_kernels as kernels
-    from mezzo.kernels._norm_kernels import column_sums_kernel
 
     channels, pixels = x.shape[1], _pixels(x)
     grad, x, result = _in_rows(grad), _in_rows(x), None if result is None else _in_rows(result)
     tile = column_tile(channels)
     columns = tile["COLUMNS"]
     programs, steps = share_rows(pixels, columns, tile["ROWS"], x.device)
-    parts = x.new_empty((programs, 2, channels), dtype=torch.float32)
+    parts = x.new_empty((1, programs, 2 * channels), dtype=torch.float32)
     sums = x.new_empty((2, channels), dtype=torch.float32)
     grad_x, grad_residual = _like(x), _like(x) if result is not None else x.new_empty(0)
     switches = _switches(x, result, weight, bias, activation)
@@ -148,9 +147,7 @@ def _backward(
         kernels.batch_norm_sums_kernel[(programs * columns,)](
             grad, x, result, weight, bias, statistics, parts, pixels, STEPS=steps, STAGES=STAGES, **switches, **tile
         )
-        column_sums_kernel[(-(-2 * channels // 16),)](
-            parts, sums, programs, 2 * channels, ROWS=min(256, next_power_of_two(programs)), BLOCK=16, num_warps=4
-        )
+        add_up(parts, sums)
         kernels.batch_norm_backward_kernel[(-(-pixels // tile["ROWS"]) * columns,)](
             grad, x, result, weight, bias, statistics, sums, grad_x, grad_residual, pixels, **switches, **tile
         )

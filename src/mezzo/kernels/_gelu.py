@@ -18,7 +18,7 @@ from mezzo._torch.modes import no_torch_function
 from mezzo._torch.step_tier import has_triton
 from mezzo.kernels._launch import differentiable_gradients, on_device
 from mezzo.kernels._registry import register
-from mezzo.kernels._tiles import STAGES, column_tile, share_rows
+from mezzo.kernels._tiles import STAGES, add_up, column_tile, share_rows
 
 LEAST_COLUMNS = 32
 """Shortest rows for which the kernels are made."""
@@ -53,7 +53,6 @@ def _forward(x: Tensor, approximate: str) -> Tensor:
 
 def _backward(grad: Tensor, x: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
     from mezzo.kernels._gelu_kernels import gelu_backward_kernel
-    from mezzo.kernels._norm_kernels import column_sums_kernel
 
     grad, x, size = grad.contiguous(), x.contiguous(), x.shape[-1]
     grad_x, sums = torch.empty_like(x), x.new_empty(size)
@@ -67,7 +66,7 @@ def _backward(grad: Tensor, x: Tensor, approximate: str) -> tuple[Tensor, Tensor
         gelu_backward_kernel[(programs * columns,)](
             grad, x, grad_x, parts, rows, TANH=approximate == "tanh", STEPS=steps, STAGES=STAGES, SIZE=size, **tile
         )
-        column_sums_kernel[(-(-size // 64),)](parts, sums, programs, size, ROWS=32, BLOCK=64, num_warps=4)
+        add_up(parts[None], sums)
     return grad_x, sums
 
 

@@ -98,14 +98,24 @@ def norm_backward_kernel(
 
 
 @triton.jit
-def column_sums_kernel(parts, result, count, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Add up `count` rows of float32, always in the same order, and round once."""
+def column_sums_kernel(parts, first, second, third, count, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Add up the rows of up to three matrices, each `count` rows of float32, and round once.
+
+    The order is always the same. `parts` holds the matrices one after another; axis 1 of the grid tells them apart.
+    """
+    matrix = tl.program_id(1)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     sums = tl.zeros([ROWS, BLOCK], tl.float32)
-    start = tl.program_id(0) * 0
+    start = matrix * 0
     while start < count:
         row = start + tl.arange(0, ROWS)
         exists = (row < count)[:, None] & (column < size)[None, :]
-        sums += tl.load(parts + row[:, None] * size + column[None, :], mask=exists, other=0.0)
+        sums += tl.load(parts + (matrix * count + row[:, None]) * size + column[None, :], mask=exists, other=0.0)
         start += ROWS
-    tl.store(result + column, tl.sum(sums, 0), mask=column < size)
+    total = tl.sum(sums, 0)
+    if matrix == 0:
+        tl.store(first + column, total, mask=column < size)
+    elif matrix == 1:
+        tl.store(second + column, total, mask=column < size)
+    else:
+        tl.store(third + column, total, mask=column < size)

@@ -23,12 +23,12 @@ from mezzo._torch.modes import no_torch_function
 from mezzo._torch.step_tier import has_triton
 from mezzo.kernels._launch import differentiable_gradients, next_power_of_two, on_device
 from mezzo.kernels._registry import register
-from mezzo.kernels._tiles import STAGES, share_rows
+from mezzo.kernels._tiles import STAGES, add_up, share_rows
 
 MOST_NORMED = 16384
 """Elements of the longest row: a program holds whole rows in registers."""
 
-_TILE = 4096
+_TILE = 2048
 """Elements that a program works on at a time, if a row is not longer."""
 _PER_WARP = 512
 _STAGE_BYTES = 8192 * STAGES
@@ -176,25 +176,19 @@ def _backward(
     tile = _tile(size)
     programs, steps = share_rows(rows, 1, tile["ROWS"], total.device)
     has = {"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "ADDS_UP": adds_up}
-    parts = [total.new_empty((programs if is_wanted else 0, size), dtype=torch.float32) for is_wanted in has.values()]
+    wanted = [of for of, is_wanted in zip((of_weight, of_bias, sums), has.values(), strict=True) if is_wanted]
+    parts = total.new_empty((len(wanted), programs, size), dtype=torch.float32)
+    of_each = iter(parts)
     with on_device(total.device):
         norm_backward_kernel[(programs,)](
-            grad, grad_total, total, weight, means, scales, grad_x, *parts, rows, size,
+            grad, grad_total, total, weight, means, scales, grad_x,
+            *(next(of_each) if is_wanted else parts for is_wanted in has.values()), rows, size,
             CENTER=center, HAS_GRAD_TOTAL=grad_total is not None, **has, STEPS=steps, STAGES=_stages(tile, total.dtype),
             **tile,
         )  # fmt: skip
-        for part, result in zip(parts, (of_weight, of_bias, sums), strict=True):
-            _add_up(part, result)
+        if wanted:
+            add_up(parts, *wanted)
     return grad_x, of_weight, of_bias, sums
-
-
-def _add_up(sums: Tensor, total: Tensor) -> None:
-    """Write the sum over the programs; do nothing if there are none."""
-    from mezzo.kernels._norm_kernels import column_sums_kernel
-
-    count, size = sums.shape
-    if count:
-        column_sums_kernel[(-(-size // 64),)](sums, total, count, size, ROWS=32, BLOCK=64, num_warps=4)
 
 
 def _contiguous(tensor: Tensor | None) -> Tensor | None:

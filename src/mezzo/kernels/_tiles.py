@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from mezzo.kernels._launch import next_power_of_two, resident_programs
 
@@ -14,6 +15,8 @@ _PROGRAMS = 4
 """Programs per multiprocessor of the kernels that add up."""
 _MOST_PARTS = 512
 """Most programs that share the rows of a column: one program joins their sums."""
+_SUMS = 16
+"""Columns whose sums one program joins: few, as the programs are few and wait for memory."""
 _WIDEST = 256
 _LEAST_USED = 0.5
 """Least share of a tile's columns that exist, if a narrower tile can do better."""
@@ -45,3 +48,14 @@ def share_rows(rows: int, columns: int, tile_rows: int, device: torch.device) ->
     power = next_power_of_two(least)
     steps = power * 3 // 4 if power >= 4 and power * 3 // 4 >= least else power
     return -(-tiles // steps), steps
+
+
+def add_up(parts: Tensor, *results: Tensor) -> None:
+    """Write the sums over the programs: `parts` is (results, programs, size) in float32, of up to three results."""
+    from mezzo.kernels._norm_kernels import column_sums_kernel
+
+    count, size = parts.shape[1:]
+    targets = [*results, *results[:1] * 2][:3]
+    column_sums_kernel[-(-size // _SUMS), len(results)](
+        parts, *targets, count, size, ROWS=min(256, next_power_of_two(count)), BLOCK=_SUMS, num_warps=4
+    )
