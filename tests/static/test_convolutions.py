@@ -1,4 +1,4 @@
-"""Gradients of convolutions by our kernels: on a GPU, or in Triton's interpreter."""
+"""Convolutions and their gradients by our kernels: on a GPU, or in Triton's interpreter."""
 
 import os
 
@@ -8,8 +8,14 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from mezzo.kernels import _convolutions, depthwise_input_grad, narrow_weight_grad
-from mezzo.static._convolutions import use_own_gradients
+from mezzo.kernels import (
+    _convolutions,
+    depthwise_conv,
+    depthwise_input_grad,
+    depthwise_weight_grad,
+    narrow_weight_grad,
+)
+from mezzo.static._convolutions import use_own_convolutions
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -18,40 +24,101 @@ pytestmark = [] if INTERPRETED else pytest.mark.gpu
 ROUNDING = {torch.float16: 2**-11, torch.bfloat16: 2**-7 if INTERPRETED else 2**-8}
 
 
-def reference(grad: Tensor, weight: Tensor, size: tuple[int, int], stride: list[int], padding: list[int]) -> Tensor:
-    """Return the gradient in float64, on the CPU."""
-    x = torch.zeros(grad.shape[0], grad.shape[1], *size, dtype=torch.float64)
-    arguments = (grad.double().cpu(), x, weight.double().cpu(), None, stride, padding, [1, 1], False, [0, 0])
-    return torch.ops.aten.convolution_backward(*arguments, grad.shape[1], [True, False, False])[0]
-
-
-@pytest.mark.parametrize("dtype", list(ROUNDING))
-@pytest.mark.parametrize(
-    ("channels", "kernel", "stride", "padding", "size"),
+Pair = tuple[int, int]
+DEPTHWISE = pytest.mark.parametrize(
+    ("channels", "kernel", "stride", "padding", "dilation", "size"),
     [
-        (3, (3, 3), (1, 1), (1, 1), (5, 6)),
-        (20, (3, 3), (2, 2), (1, 1), (7, 8)),
-        (16, (5, 5), (2, 2), (2, 2), (9, 9)),
-        (8, (3, 5), (2, 1), (0, 2), (8, 7)),  # nothing is equal in both directions
-        (70, (3, 3), (3, 3), (1, 1), (10, 10)),  # the last row and column are met by no tap
-        (4, (1, 1), (2, 2), (0, 0), (5, 5)),
+        (3, (3, 3), (1, 1), (1, 1), (1, 1), (5, 6)),
+        (20, (3, 3), (2, 2), (1, 1), (1, 1), (7, 8)),
+        (16, (5, 5), (2, 2), (2, 2), (1, 1), (9, 9)),
+        (8, (3, 5), (2, 1), (0, 2), (1, 1), (8, 7)),  # nothing is equal in both directions
+        (70, (3, 3), (3, 3), (1, 1), (1, 1), (10, 10)),  # the last row and column are met by no tap
+        (4, (1, 1), (2, 2), (0, 0), (1, 1), (5, 5)),
+        (16, (3, 3), (1, 1), (2, 2), (2, 2), (9, 8)),
+        (40, (3, 3), (1, 1), (7, 7), (7, 7), (6, 9)),  # in one direction only the middle tap meets the image
+        (8, (3, 2), (2, 1), (1, 3), (2, 5), (9, 11)),
     ],
 )
-def test_the_gradient_is_that_of_float64(
-    channels: int, kernel: tuple, stride: tuple, padding: tuple, size: tuple, dtype: torch.dtype
-) -> None:
-    """Sums are float32, whose own error over 25 taps is far below, and rounded once."""
+
+
+def forward(
+    x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair, bias: Tensor | None = None
+) -> Tensor:
+    """Return a depthwise convolution in float64, on the CPU."""
+    x, weight = x.double().cpu(), weight.double().cpu()
+    bias = None if bias is None else bias.double().cpu()
+    return F.conv2d(x, weight, bias, stride, padding, dilation, groups=x.shape[1])
+
+
+def gradients(
+    grad: Tensor, x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of input and weight in float64, on the CPU."""
+    values = (grad.double().cpu(), x.double().cpu(), weight.double().cpu(), None)
+    geometry = (stride, padding, dilation, False, [0, 0], x.shape[1])
+    return torch.ops.aten.convolution_backward(*values, *geometry, [True, True, False])[:2]
+
+
+def make(channels: int, kernel: Pair, size: Pair, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     torch.manual_seed(0)
-    out = [(s + 2 * p - k) // step + 1 for s, p, k, step in zip(size, padding, kernel, stride, strict=True)]
-    grad = torch.randn(2, channels, *out, device=DEVICE).to(dtype)
-    weight = torch.randn(channels, 1, *kernel, device=DEVICE).to(dtype)
-    expected = reference(grad, weight, size, list(stride), list(padding))
-    for given in (grad, grad.to(memory_format=torch.channels_last)):
-        result = depthwise_input_grad(given, weight, *size, list(stride), list(padding))
+    x = torch.randn(2, channels, *size, device=DEVICE).to(dtype)
+    return x, torch.randn(channels, 1, *kernel, device=DEVICE).to(dtype)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("dtype", list(ROUNDING))
+@DEPTHWISE
+def test_a_depthwise_convolution_is_that_of_float64(
+    channels: int, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, size: Pair, dtype: torch.dtype,
+    has_bias: bool,
+) -> None:  # fmt: skip
+    """Sums are float32, whose own error over 25 taps is far below, and rounded once."""
+    x, weight = make(channels, kernel, size, dtype)
+    bias = torch.randn(channels, device=DEVICE).to(dtype) if has_bias else None
+    expected = forward(x, weight, stride, padding, dilation, bias)
+    for given in (x, x.to(memory_format=torch.channels_last)):
+        result = depthwise_conv(given, weight, bias, list(stride), list(padding), list(dilation))
         assert result.dtype is dtype
         assert result.is_contiguous(memory_format=torch.channels_last)
         error = (result.double().cpu() - expected).abs()
         assert (error <= ROUNDING[dtype] * expected.abs() + 1e-6).all()
+
+
+@pytest.mark.parametrize("dtype", list(ROUNDING))
+@DEPTHWISE
+def test_the_gradient_is_that_of_float64(
+    channels: int, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, size: Pair, dtype: torch.dtype
+) -> None:
+    """Sums are float32, whose own error over 25 taps is far below, and rounded once."""
+    x, weight = make(channels, kernel, size, dtype)
+    grad = torch.randn(forward(x, weight, stride, padding, dilation).shape, device=DEVICE).to(dtype)
+    expected = gradients(grad, x, weight, stride, padding, dilation)[0]
+    for given in (grad, grad.to(memory_format=torch.channels_last)):
+        result = depthwise_input_grad(given, weight, *size, list(stride), list(padding), list(dilation))
+        assert result.dtype is dtype
+        assert result.is_contiguous(memory_format=torch.channels_last)
+        error = (result.double().cpu() - expected).abs()
+        assert (error <= ROUNDING[dtype] * expected.abs() + 1e-6).all()
+
+
+@pytest.mark.parametrize("dtype", list(ROUNDING))
+@DEPTHWISE
+def test_the_gradient_of_a_depthwise_weight_is_that_of_float64(
+    channels: int, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, size: Pair, dtype: torch.dtype
+) -> None:
+    """Products of two halves are exact in float32; each of n additions adds at most 2**-24 of the sum of magnitudes."""
+    x, weight = make(channels, kernel, size, dtype)
+    grad = torch.randn(forward(x, weight, stride, padding, dilation).shape, device=DEVICE).to(dtype)
+    expected = gradients(grad, x, weight, stride, padding, dilation)[1]
+    magnitudes = gradients(grad.abs(), x.abs(), weight, stride, padding, dilation)[1]
+    additions = grad.numel() // channels
+    for layout in (torch.contiguous_format, torch.channels_last):
+        given = (grad.to(memory_format=layout), x.to(memory_format=layout))
+        result = depthwise_weight_grad(*given, list(kernel), list(stride), list(padding), list(dilation))
+        assert result.dtype is dtype
+        assert result.shape == weight.shape
+        error = (result.double().cpu() - expected).abs()
+        assert (error <= ROUNDING[dtype] * expected.abs() + additions * 2**-24 * magnitudes + 1e-7).all()
 
 
 @pytest.mark.parametrize("dtype", list(ROUNDING))
@@ -97,6 +164,9 @@ def test_the_weights_gradient_is_that_of_float64(
 def test_no_images_give_a_gradient_of_zero() -> None:
     grad, x = (torch.empty(0, n, 4, 4, device=DEVICE, dtype=torch.float16) for n in (16, 3))
     assert not narrow_weight_grad(grad, x, [3, 3], [1, 1], [1, 1]).any()
+    assert not depthwise_weight_grad(grad, grad, [3, 3], [1, 1], [2, 2], [2, 2]).any()
+    weight = torch.ones(16, 1, 3, 3, device=DEVICE, dtype=torch.float16)
+    assert depthwise_conv(grad, weight, None, [1, 1], [2, 2], [2, 2]).shape == grad.shape
 
 
 class Net(nn.Module):
@@ -116,7 +186,7 @@ class Net(nn.Module):
         return self.mirrored(self.small(self.dilated(self.large(self.strided(self.plain(self.narrow(x)))))))
 
 
-@pytest.mark.parametrize(("layout", "ours"), [(torch.channels_last, 3), (torch.contiguous_format, 0)])
+@pytest.mark.parametrize(("layout", "ours"), [(torch.channels_last, 6), (torch.contiguous_format, 0)])
 def test_a_graph_gets_our_kernels_where_cudnn_is_slow_and_gives_the_same(
     layout: torch.memory_format, ours: int
 ) -> None:
@@ -133,7 +203,7 @@ def test_a_graph_gets_our_kernels_where_cudnn_is_slow_and_gives_the_same(
     values = [p.detach().requires_grad_() for p in params.values()]
     graph = make_fx(gradients)(x, *values)
     expected = graph(x, *values)
-    assert use_own_gradients(graph.graph) == (ours + 1 if ours else 0), "one more is a forward convolution"
+    assert use_own_convolutions(graph.graph) == (ours + 1 if ours else 0), "one more is a forward convolution"
     graph.graph.lint()
     graph.recompile()
     names = [str(node.target) for node in graph.graph.nodes]
@@ -160,4 +230,4 @@ def test_padding_as_wide_as_a_large_kernel_keeps_the_gradient_of_torch() -> None
         return torch.autograd.grad(y, x, torch.ones_like(y))[0]
 
     graph = make_fx(gradient)(x)
-    assert use_own_gradients(graph.graph) == 0
+    assert use_own_convolutions(graph.graph) == 0

@@ -24,7 +24,9 @@ def test_inductor_compiles_the_forward_convolution_of_a_gradient(
     key = str(time.time_ns())  # a graph from the cache would skip the pass
     monkeypatch.setattr(_graph, "source_digest", lambda: key)
     found: list[int] = []
-    monkeypatch.setattr(_graph, "use_own_gradients", lambda graph: found.append(_convolutions.use_own_gradients(graph)))
+    monkeypatch.setattr(
+        _graph, "use_own_convolutions", lambda graph: found.append(_convolutions.use_own_convolutions(graph))
+    )
     curves = []
     for backend in ("aot_eager", "inductor"):
         torch.manual_seed(0)

@@ -13,6 +13,8 @@ from mezzo._torch.aot_autograd import trace_and_run
 from mezzo.amp import Policy, auto_cast
 from mezzo.static import _norms, _rows
 
+#: Inductor of torch 2.11, which a reset imports.
+pytestmark = pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")
 #: A gradient that mezzo's operator rounds once, against one that torch rounds two or three times.
 RTOL = 2**-5
 HALVES = (torch.float16, torch.bfloat16)

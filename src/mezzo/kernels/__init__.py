@@ -6,7 +6,12 @@ Importing this package registers them all: compiled code from a cache on disk ma
 from mezzo.kernels._batch_norm import ACTIVATIONS as NORM_ACTIVATIONS
 from mezzo.kernels._batch_norm import BEFORE_RESIDUAL, batch_norm_activation
 from mezzo.kernels._convolutions import BLOCK as CONVOLUTION_BLOCK
-from mezzo.kernels._convolutions import depthwise_input_grad, narrow_weight_grad
+from mezzo.kernels._convolutions import (
+    depthwise_conv,
+    depthwise_input_grad,
+    depthwise_weight_grad,
+    narrow_weight_grad,
+)
 from mezzo.kernels._cross_entropy import fused_cross_entropy
 from mezzo.kernels._enlarge import enlarge_bilinear, enlarge_gradient
 from mezzo.kernels._gelu import LEAST_COLUMNS, fused_gelu
@@ -21,7 +26,9 @@ __all__ = [
     "NORM_ACTIVATIONS",
     "batch_norm_activation",
     "CONVOLUTION_BLOCK",
+    "depthwise_conv",
     "depthwise_input_grad",
+    "depthwise_weight_grad",
     "narrow_weight_grad",
     "LEAST_COLUMNS",
     "fused_gelu",

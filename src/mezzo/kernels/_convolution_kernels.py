@@ -1,4 +1,4 @@
-"""Triton kernels of gradients of convolutions in channels-last.
+"""Triton kernels of convolutions and their gradients in channels-last.
 
 Sizes are compile-time constants: dividing by a variable would cost more than the loads.
 """
@@ -8,11 +8,49 @@ import triton.language as tl
 
 
 @triton.jit
+def depthwise_conv_kernel(
+    x, weight, bias, result, total,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
+    KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    PAD_H: tl.constexpr, PAD_W: tl.constexpr, DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
+    HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write a depthwise convolution: each pixel sums over its taps.
+
+    `x` and `result` are channels-last, `weight` is (taps, channels), sums are float32. Taps that meet
+    only padding, as those of a dilation wider than the image, are not in the kernel at all.
+    """
+    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    exists = element < total
+    channel = element % CHANNELS
+    pixel = element // CHANNELS
+    first_column = (pixel % OUT_WIDTH) * STRIDE_W - PAD_W
+    first_row = ((pixel // OUT_WIDTH) % OUT_HEIGHT) * STRIDE_H - PAD_H
+    image = pixel // (OUT_WIDTH * OUT_HEIGHT)
+    sums = tl.zeros([BLOCK], tl.float32)
+    if HAS_BIAS:
+        sums += tl.load(bias + channel).to(tl.float32)
+    for i in tl.static_range(KERNEL_H):
+        if i * DILATION_H - PAD_H < HEIGHT and (OUT_HEIGHT - 1) * STRIDE_H + i * DILATION_H >= PAD_H:
+            row = first_row + i * DILATION_H
+            row_fits = exists & (row >= 0) & (row < HEIGHT)
+            for j in tl.static_range(KERNEL_W):
+                if j * DILATION_W - PAD_W < WIDTH and (OUT_WIDTH - 1) * STRIDE_W + j * DILATION_W >= PAD_W:
+                    column = first_column + j * DILATION_W
+                    fits = row_fits & (column >= 0) & (column < WIDTH)
+                    source = ((image * HEIGHT + row) * WIDTH + column) * CHANNELS + channel
+                    values = tl.load(x + source, mask=fits, other=0.0)
+                    factors = tl.load(weight + (i * KERNEL_W + j) * CHANNELS + channel)
+                    sums += values.to(tl.float32) * factors.to(tl.float32)
+    tl.store(result + element, sums, mask=exists)
+
+
+@triton.jit
 def depthwise_input_grad_kernel(
     grad, weight, result, total,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
     KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    PAD_H: tl.constexpr, PAD_W: tl.constexpr, BLOCK: tl.constexpr,
+    PAD_H: tl.constexpr, PAD_W: tl.constexpr, DILATION_H: tl.constexpr, DILATION_W: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the input gradient of a depthwise convolution: each pixel sums over its taps.
 
@@ -34,18 +72,57 @@ def depthwise_input_grad_kernel(
     exists = (element < total) & (row < HEIGHT) & (column < WIDTH)
     sums = tl.zeros([BLOCK], tl.float32)
     for i in tl.static_range(KERNEL_H):
-        if (first_row + PAD_H - i) % STRIDE_H == 0:
-            out_row = (row + PAD_H - i) // STRIDE_H
-            row_fits = exists & (row + PAD_H - i >= 0) & (out_row < OUT_HEIGHT)
-            for j in tl.static_range(KERNEL_W):
-                if (first_column + PAD_W - j) % STRIDE_W == 0:
-                    out_column = (column + PAD_W - j) // STRIDE_W
-                    fits = row_fits & (column + PAD_W - j >= 0) & (out_column < OUT_WIDTH)
-                    source = ((image * OUT_HEIGHT + out_row) * OUT_WIDTH + out_column) * CHANNELS + channel
-                    values = tl.load(grad + source, mask=fits, other=0.0)
-                    factors = tl.load(weight + (i * KERNEL_W + j) * CHANNELS + channel)
-                    sums += values.to(tl.float32) * factors.to(tl.float32)
+        if PAD_H - i * DILATION_H < OUT_HEIGHT * STRIDE_H and HEIGHT + PAD_H - i * DILATION_H > 0:
+            if (first_row + PAD_H - i * DILATION_H) % STRIDE_H == 0:
+                above = row + PAD_H - i * DILATION_H
+                out_row = above // STRIDE_H
+                row_fits = exists & (above >= 0) & (out_row < OUT_HEIGHT)
+                for j in tl.static_range(KERNEL_W):
+                    if PAD_W - j * DILATION_W < OUT_WIDTH * STRIDE_W and WIDTH + PAD_W - j * DILATION_W > 0:
+                        if (first_column + PAD_W - j * DILATION_W) % STRIDE_W == 0:
+                            before = column + PAD_W - j * DILATION_W
+                            out_column = before // STRIDE_W
+                            fits = row_fits & (before >= 0) & (out_column < OUT_WIDTH)
+                            source = ((image * OUT_HEIGHT + out_row) * OUT_WIDTH + out_column) * CHANNELS + channel
+                            values = tl.load(grad + source, mask=fits, other=0.0)
+                            factors = tl.load(weight + (i * KERNEL_W + j) * CHANNELS + channel)
+                            sums += values.to(tl.float32) * factors.to(tl.float32)
     tl.store(result + ((image * HEIGHT + row) * WIDTH + column) * CHANNELS + channel, sums, mask=exists)
+
+
+@triton.jit
+def depthwise_weight_grad_kernel(
+    grad, x, parts, pixels,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
+    KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    PAD_H: tl.constexpr, PAD_W: tl.constexpr, DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
+    STEPS: tl.constexpr, STAGES: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the gradient of one tap of a depthwise weight over a share of the pixels.
+
+    `grad` and `x` are channels-last, `parts` is (programs, taps, channels) in float32. The taps of a
+    share run side by side, so they read the same pixels from the cache.
+    """
+    tap = tl.program_id(0) // COLUMNS
+    down = tap // KERNEL_W * DILATION_H - PAD_H
+    right = tap % KERNEL_W * DILATION_W - PAD_W
+    column = tl.program_id(0) % COLUMNS * BLOCK + tl.arange(0, BLOCK)
+    is_column = column < CHANNELS
+    sums = tl.zeros([ROWS, BLOCK], tl.float32)
+    first = tl.program_id(1) * (STEPS * ROWS)
+    for step in tl.range(0, STEPS, num_stages=STAGES):
+        pixel = first + step * ROWS + tl.arange(0, ROWS)
+        in_row = (pixel // OUT_WIDTH) % OUT_HEIGHT * STRIDE_H + down
+        in_column = pixel % OUT_WIDTH * STRIDE_W + right
+        image = pixel // (OUT_WIDTH * OUT_HEIGHT)
+        inside = (in_row >= 0) & (in_row < HEIGHT) & (in_column >= 0) & (in_column < WIDTH)
+        fits = ((pixel < pixels) & inside)[:, None] & is_column[None, :]
+        given = tl.load(grad + pixel[:, None] * CHANNELS + column[None, :], mask=fits, other=0.0)
+        source = ((image * HEIGHT + in_row) * WIDTH + in_column) * CHANNELS
+        values = tl.load(x + source[:, None] + column[None, :], mask=fits, other=0.0)
+        sums += given.to(tl.float32) * values.to(tl.float32)
+    at = (tl.program_id(1) * (KERNEL_H * KERNEL_W) + tap) * CHANNELS + column
+    tl.store(parts + at, tl.sum(sums, 0), mask=is_column)
 
 
 @triton.jit

@@ -17,14 +17,13 @@ _MOST_PARTS = 512
 """Most programs that share the rows of a column: one program joins their sums."""
 _SUMS = 16
 """Columns whose sums one program joins: few, as the programs are few and wait for memory."""
-_WIDEST = 256
 _LEAST_USED = 0.5
 """Least share of a tile's columns that exist, if a narrower tile can do better."""
 
 
-def column_tile(columns: int) -> dict[str, int]:
+def column_tile(columns: int, widest: int = 256) -> dict[str, int]:
     """Return the sizes of a tile, the widest of which most columns exist, and how many cover all columns."""
-    width = min(_WIDEST, next_power_of_two(columns))
+    width = min(widest, next_power_of_two(columns))
     widths = [width >> shift for shift in range(4) if width >> shift >= min(32, width)]
     used = {each: columns / (-(-columns // each) * each) for each in widths}
     block = next((each for each in widths if used[each] >= _LEAST_USED), max(widths, key=used.__getitem__))

@@ -1,14 +1,15 @@
-"""Convolutions in a captured graph: three gradients are computed in another way where cuDNN is slow.
+"""Convolutions in a captured graph: some are computed in another way where cuDNN is slow.
 
-Two use mezzo's operators. The input gradient of a depthwise layer with large kernels is a forward
-convolution with mirrored kernels: for the 7x7 of ConvNeXt, cuDNN's own gradient takes twice the time of
-its forward pass (4.80 and 2.33 ms per step of convnext_tiny, batch 128, on an H200).
+Most use mezzo's operators: depthwise layers with dilation, forward and backward; the input gradient of
+other depthwise layers; the weight gradient of a narrow first layer. The input gradient of a depthwise layer with
+large kernels is a forward convolution with mirrored kernels: for the 7x7 of ConvNeXt, cuDNN's own gradient
+takes twice the time of its forward pass (4.80 and 2.33 ms per step of convnext_tiny, batch 128, on an H200).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,36 +25,97 @@ _MOST_TAPS = 64
 _MOST_OUT_CHANNELS = 128
 
 
-def use_own_gradients(graph: Graph) -> int:
-    """Replace convolution gradients in a joint graph where cuDNN is slow.
+class _Layer(NamedTuple):
+    """A 2d half convolution in channels-last with known sizes."""
+
+    x: Tensor
+    weight: Tensor
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    groups: int
+
+    @property
+    def kernel(self) -> list[int]:
+        return list(self.weight.shape[2:])
+
+    @property
+    def is_dilated(self) -> bool:
+        return max(self.dilation) > 1
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether each channel has one output of its own."""
+        return self.groups == self.x.shape[1] == self.weight.shape[0] and self.weight.shape[1] == 1
+
+    @property
+    def has_slow_input_grad(self) -> bool:
+        """Whether mezzo's kernel is faster than cuDNN, which is fast for 5x5 with stride 1."""
+        return self.is_depthwise and (self.is_dilated or max(self.stride) > 1 or max(self.kernel) < 5)
+
+    @property
+    def has_large_kernel(self) -> bool:
+        """Whether it is depthwise with stride 1 and more than 5x5 taps, and less padding than taps."""
+        fits = all(pad < size for pad, size in zip(self.padding, self.kernel, strict=True))
+        return self.is_depthwise and not self.is_dilated and max(self.stride) == 1 and max(self.kernel) > 5 and fits
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether it has few channels and taps."""
+        taps = self.weight.shape[1:].numel()
+        small = self.weight.shape[1] <= 4 and taps <= _MOST_TAPS and self.weight.shape[0] <= _MOST_OUT_CHANNELS
+        return self.groups == 1 and not self.is_dilated and small
+
+
+def use_own_convolutions(graph: Graph) -> int:
+    """Replace convolutions and their gradients in a joint graph where cuDNN is slow.
 
     Returns:
-        How many gradients were replaced.
+        How many results were replaced.
     """
     found = 0
-    for node in list(graph.nodes):
-        if node.target is not _aten.convolution_backward.default or not _is_plain(node):
-            continue
-        arguments: Any = node.args[:6]
-        grad, x, weight = arguments[:3]
-        stride, padding = _stride_and_padding(node)
-        sizes = [list(tensor.meta["val"].shape[2:]) for tensor in (x, weight)]
-        if _is_slow_depthwise(node):
-            operator = torch.ops.mezzo.depthwise_input_grad.default
-            _replace(graph, node, 0, operator, (grad, weight, *sizes[0], stride, padding))
-            found += 1
-        elif _is_large_depthwise(node):
-            padding_of_gradient = [size - 1 - pad for size, pad in zip(sizes[1], padding, strict=True)]
-            arguments = (padding_of_gradient, [1, 1], False, [0, 0], node.args[9])
-            mirrored = _mirror(graph, node, weight)
-            _replace(graph, node, 0, _aten.convolution.default, (grad, mirrored, None, [1, 1], *arguments))
-            found += 1
-        if _is_narrow(node):
-            operator = torch.ops.mezzo.narrow_weight_grad.default
-            _replace(graph, node, 1, operator, (grad, x, sizes[1], stride, padding))
-            found += 1
-        if not node.users:
+    for node in graph.find_nodes(op="call_function", target=_aten.convolution.default):
+        layer = _read(node, 0)
+        if layer is not None and layer.is_depthwise and layer.is_dilated:
+            operator = torch.ops.mezzo.depthwise_conv.default
+            with graph.inserting_before(node):
+                own = _call(graph, node, operator, (*node.args[:3], layer.stride, layer.padding, layer.dilation))
+            node.replace_all_uses_with(own)
             graph.erase_node(node)
+            found += 1
+    for node in graph.find_nodes(op="call_function", target=_aten.convolution_backward.default):
+        layer = _read(node, 1)
+        if layer is not None:
+            found += _use_own_gradients(graph, node, layer)
+    return found
+
+
+def _use_own_gradients(graph: Graph, node: Node, layer: _Layer) -> int:
+    """Replace the gradients of a convolution for which cuDNN is slow; return how many."""
+    arguments: Any = node.args
+    grad, x, weight = arguments[:3]
+    spaced = layer.stride, layer.padding
+    found = 0
+    if layer.has_slow_input_grad and _is_used(node, 0):
+        operator = torch.ops.mezzo.depthwise_input_grad.default
+        _replace(graph, node, 0, operator, (grad, weight, *layer.x.shape[2:], *spaced, layer.dilation))
+        found += 1
+    elif layer.has_large_kernel and _is_used(node, 0):
+        padding = [size - 1 - pad for size, pad in zip(layer.kernel, layer.padding, strict=True)]
+        geometry = ([1, 1], padding, [1, 1], False, [0, 0], layer.groups)
+        mirrored = _mirror(graph, node, weight)
+        _replace(graph, node, 0, _aten.convolution.default, (grad, mirrored, None, *geometry))
+        found += 1
+    if layer.is_depthwise and layer.is_dilated and _is_used(node, 1):
+        operator = torch.ops.mezzo.depthwise_weight_grad.default
+        _replace(graph, node, 1, operator, (grad, x, layer.kernel, *spaced, layer.dilation))
+        found += 1
+    elif layer.is_narrow and _is_used(node, 1):
+        operator = torch.ops.mezzo.narrow_weight_grad.default
+        _replace(graph, node, 1, operator, (grad, x, layer.kernel, *spaced))
+        found += 1
+    if not node.users:
+        graph.erase_node(node)
     return found
 
 
@@ -70,11 +132,7 @@ def _replace(graph: Graph, node: Node, output: int, operator: Callable[..., Any]
     """Compute one of the three gradients with another operator instead of the node."""
     user = next(user for user in node.users if user.args[1] == output)
     with graph.inserting_before(user):
-        own = graph.call_function(operator, arguments)
-    own.meta = dict(user.meta)
-    # Inductor keeps these strides. Without them it may choose others, and the operator would copy its inputs.
-    values = tuple(value.meta["val"] if isinstance(value, Node) else value for value in arguments)
-    own.meta["eager_input_vals"] = values, {}
+        own = _call(graph, user, operator, arguments)
     user.replace_all_uses_with(own)
     graph.erase_node(user)
     wanted: Any = node.args[10]
@@ -84,64 +142,36 @@ def _replace(graph: Graph, node: Node, output: int, operator: Callable[..., Any]
         node.meta["val"] = tuple(None if place == output else value for place, value in enumerate(gradients))
 
 
-def _stride_and_padding(node: Node) -> tuple[list[int], list[int]]:
-    """Return both with a number per axis; a graph may have one for both axes, as for `padding="valid"`."""
-    arguments: Any = node.args[4:6]
-    stride, padding = ([*given, *given][:2] for given in arguments)
-    return stride, padding
+def _call(graph: Graph, node: Node, operator: Callable[..., Any], arguments: tuple[Any, ...]) -> Node:
+    """Return a call of an operator with the same result as a node."""
+    own = graph.call_function(operator, arguments)
+    own.meta = dict(node.meta)
+    # Inductor keeps these strides. Without them it may choose others, and the operator would copy its inputs.
+    values = tuple(value.meta["val"] if isinstance(value, Node) else value for value in arguments)
+    own.meta["eager_input_vals"] = values, {}
+    return own
 
 
-def _values(node: Node) -> list[Any]:
-    """Return the fake tensors of gradient, input and weight of a convolution's backward."""
-    return [argument.meta.get("val") for argument in node.args[:3] if isinstance(argument, Node)]
-
-
-def _is_plain(node: Node) -> bool:
-    """Whether it is the backward of a 2d half convolution in channels-last with known sizes."""
-    values = _values(node)
-    if len(values) != 3 or not all(isinstance(value, Tensor) for value in values):
-        return False
-    grad, x, _ = values
+def _read(node: Node, start: int) -> _Layer | None:
+    """Return the layer of a convolution (its input is argument 0) or of its backward (1); None if it is not such."""
+    arguments: Any = node.args
+    values: list[Any] = [argument.meta.get("val") for argument in arguments[: start + 2] if isinstance(argument, Node)]
+    stride, padding, dilation, transposed, _, groups = arguments[start + 3 : start + 9]
+    if len(values) != start + 2 or not all(isinstance(value, Tensor) and value.dim() == 4 for value in values):
+        return None
     if not all(isinstance(size, int) for value in values for size in value.shape):
-        return False  # a dynamic size
-    arguments: Any = node.args
-    dilation, transposed = arguments[6:8]
-    if x.dim() != 4 or x.dtype not in HALF_DTYPES or transposed or any(step != 1 for step in dilation):
-        return False
-    in_rows = all(value.is_contiguous(memory_format=torch.channels_last) for value in (grad, x))
-    addressable = max(value.numel() for value in (grad, x)) + CONVOLUTION_BLOCK <= _MOST  # the kernels count in int32
-    return in_rows and addressable and uses_triton(x.device)
-
-
-def _is_slow_depthwise(node: Node) -> bool:
-    """Whether the graph needs a depthwise input gradient for which mezzo's kernel is faster than cuDNN.
-
-    cuDNN is fast for 5x5 with stride 1.
-    """
-    arguments: Any = node.args
-    return _needs_depthwise(node) and (max(arguments[4]) > 1 or max(_values(node)[2].shape[2:]) < 5)
-
-
-def _is_large_depthwise(node: Node) -> bool:
-    """Whether the graph needs the input gradient of a depthwise layer with stride 1 and more than 5x5 taps."""
-    (stride, padding), kernel = _stride_and_padding(node), _values(node)[2].shape[2:]
-    fits = all(pad < size for pad, size in zip(padding, kernel, strict=True))
-    return _needs_depthwise(node) and max(stride) == 1 and max(kernel) > 5 and fits
-
-
-def _needs_depthwise(node: Node) -> bool:
-    """Whether the graph needs the input gradient of a depthwise layer with one output per channel."""
-    _, x, weight = _values(node)
-    depthwise = node.args[9] == x.shape[1] == weight.shape[0] and weight.shape[1] == 1
-    return bool(depthwise) and _is_used(node, 0)
-
-
-def _is_narrow(node: Node) -> bool:
-    """Whether the graph needs the weight gradient of a convolution with few channels and taps."""
-    _, _, weight = _values(node)
-    taps = weight.shape[1] * weight.shape[2] * weight.shape[3]
-    small = weight.shape[1] <= 4 and taps <= _MOST_TAPS and weight.shape[0] <= _MOST_OUT_CHANNELS
-    return bool(node.args[9] == 1 and small) and _is_used(node, 1)
+        return None  # a dynamic size
+    *images, weight = values
+    x = images[-1]
+    if transposed or x.dtype not in HALF_DTYPES or not uses_triton(x.device):
+        return None
+    if not all(value.is_contiguous(memory_format=torch.channels_last) for value in images):
+        return None
+    reached = images if start else [x, node.meta["val"]]
+    addressable = max(value.numel() for value in reached) + CONVOLUTION_BLOCK <= _MOST  # the kernels count in int32
+    # a graph may have one number for both axes, as for `padding="valid"`
+    stride, padding, dilation = ([*given, *given][:2] for given in (stride, padding, dilation))
+    return _Layer(x, weight, stride, padding, dilation, groups) if addressable else None
 
 
 def _is_used(node: Node, output: int) -> bool:

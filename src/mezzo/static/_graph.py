@@ -45,7 +45,7 @@ from mezzo.static._activations import ACTIVATION_CALLS, fuse_activations
 from mezzo.static._batch_norms import JOINED_CALLS, fuse_batch_norms
 from mezzo.static._casts import drop_needless_casts
 from mezzo.static._compared import store_compared_values
-from mezzo.static._convolutions import use_own_gradients
+from mezzo.static._convolutions import use_own_convolutions
 from mezzo.static._masks import drop_needless_masks
 from mezzo.static._norms import NORM_CALLS, fuse_norms
 from mezzo.static._operators import count_operators
@@ -320,7 +320,7 @@ def _tidy(graph: Graph) -> None:
         raise RuntimeError("autocast is on while Inductor compiles: casts would be decided a second time")
     drop_needless_casts(graph)
     store_compared_values(graph)
-    use_own_gradients(graph)
+    use_own_convolutions(graph)
     take_sums_of_gradients(graph)
     share_delayed_operands(graph)
 
