@@ -219,6 +219,21 @@ def test_a_graph_gets_our_kernels_where_cudnn_is_slow_and_gives_the_same(
         torch.testing.assert_close(seen, wanted, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize(("options", "ours"), [({"dilation": 2}, 3), ({"dilation": 2, "kernel_size": 9}, 0)])
+def test_kernels_with_many_taps_stay_cudnns(options: dict[str, int], ours: int) -> None:
+    """Triton writes each tap out: 21x21 of them compile for minutes."""
+    net = nn.Conv2d(**{"in_channels": 8, "out_channels": 8, "kernel_size": 3, "groups": 8, **options})
+    net.to(DEVICE, torch.float16)
+    x = torch.randn(1, 8, 24, 24, device=DEVICE, dtype=torch.float16).to(memory_format=torch.channels_last)
+
+    def gradients(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        y = torch.func.functional_call(net, {"weight": weight, "bias": net.bias.detach()}, (x,))
+        return torch.autograd.grad(y, (x, weight), torch.ones_like(y))
+
+    graph = make_fx(gradients)(x.requires_grad_(), net.weight.detach().requires_grad_())
+    assert use_own_convolutions(graph.graph) == ours
+
+
 def test_padding_as_wide_as_a_large_kernel_keeps_the_gradient_of_torch() -> None:
     """The padding of its forward convolution would be negative."""
     torch.manual_seed(0)

@@ -49,9 +49,20 @@ class _Layer(NamedTuple):
         return self.groups == self.x.shape[1] == self.weight.shape[0] and self.weight.shape[1] == 1
 
     @property
+    def has_few_taps(self) -> bool:
+        """Whether mezzo's depthwise kernels compile in a second: each tap is written out in them."""
+        return self.weight.shape[2:].numel() <= _MOST_TAPS
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether mezzo's kernels are faster than cuDNN in forward and backward: depthwise with dilation."""
+        return self.is_depthwise and self.is_dilated and self.has_few_taps
+
+    @property
     def has_slow_input_grad(self) -> bool:
         """Whether mezzo's kernel is faster than cuDNN, which is fast for 5x5 with stride 1."""
-        return self.is_depthwise and (self.is_dilated or max(self.stride) > 1 or max(self.kernel) < 5)
+        spaced_or_small = self.is_dilated or max(self.stride) > 1 or max(self.kernel) < 5
+        return self.is_depthwise and self.has_few_taps and spaced_or_small
 
     @property
     def has_large_kernel(self) -> bool:
@@ -76,7 +87,7 @@ def use_own_convolutions(graph: Graph) -> int:
     found = 0
     for node in graph.find_nodes(op="call_function", target=_aten.convolution.default):
         layer = _read(node, 0)
-        if layer is not None and layer.is_depthwise and layer.is_dilated:
+        if layer is not None and layer.is_slow:
             operator = torch.ops.mezzo.depthwise_conv.default
             with graph.inserting_before(node):
                 own = _call(graph, node, operator, (*node.args[:3], layer.stride, layer.padding, layer.dilation))
@@ -106,7 +117,7 @@ def _use_own_gradients(graph: Graph, node: Node, layer: _Layer) -> int:
         mirrored = _mirror(graph, node, weight)
         _replace(graph, node, 0, _aten.convolution.default, (grad, mirrored, None, *geometry))
         found += 1
-    if layer.is_depthwise and layer.is_dilated and _is_used(node, 1):
+    if layer.is_slow and _is_used(node, 1):
         operator = torch.ops.mezzo.depthwise_weight_grad.default
         _replace(graph, node, 1, operator, (grad, x, layer.kernel, *spaced, layer.dilation))
         found += 1
