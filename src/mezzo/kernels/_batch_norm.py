@@ -19,7 +19,7 @@ from mezzo._torch.modes import no_torch_function
 from mezzo._torch.step_tier import has_triton
 from mezzo.kernels._launch import differentiable_gradients, next_power_of_two, on_device
 from mezzo.kernels._registry import register
-from mezzo.kernels._tiles import STAGES, add_up, column_tile, share_rows
+from mezzo.kernels._tiles import STAGES, add_up, column_tile, in_rows, share_rows
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda y: y,
@@ -80,10 +80,6 @@ def _pixels(x: Tensor) -> int:
     return x.shape[0] * x.shape[2] * x.shape[3]
 
 
-def _in_rows(tensor: Tensor) -> Tensor:
-    return tensor.contiguous(memory_format=torch.channels_last)
-
-
 def _like(x: Tensor) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
 
@@ -106,7 +102,7 @@ def _forward(
     from mezzo.kernels import _batch_norm_kernels as kernels
 
     channels, pixels = x.shape[1], _pixels(x)
-    x, residual = _in_rows(x), None if residual is None else _in_rows(residual)
+    x, residual = in_rows(x), None if residual is None else in_rows(residual)
     tile = column_tile(channels)
     columns = tile["COLUMNS"]
     programs, steps = share_rows(pixels, columns, tile["ROWS"], x.device)
@@ -135,7 +131,7 @@ def _backward(
     from mezzo.kernels import _batch_norm_kernels as kernels
 
     channels, pixels = x.shape[1], _pixels(x)
-    grad, x, result = _in_rows(grad), _in_rows(x), None if result is None else _in_rows(result)
+    grad, x, result = in_rows(grad), in_rows(x), None if result is None else in_rows(result)
     tile = column_tile(channels)
     columns = tile["COLUMNS"]
     programs, steps = share_rows(pixels, columns, tile["ROWS"], x.device)
@@ -172,8 +168,8 @@ def _plain_backward(
     sums = torch.stack([given.sum((0, 2, 3)), (given * normed).sum((0, 2, 3))])
     of_bias, of_weight = (per_channel(each / _pixels(x)) for each in sums)
     whole = scale if weight is None else scale * per_channel(weight)
-    grad_x = _in_rows(((given - of_bias - normed * of_weight) * whole).to(x.dtype))
-    return grad_x, _in_rows(given.to(x.dtype)) if result is not None else x.new_empty(0), sums
+    grad_x = in_rows(((given - of_bias - normed * of_weight) * whole).to(x.dtype))
+    return grad_x, in_rows(given.to(x.dtype)) if result is not None else x.new_empty(0), sums
 
 
 # The operators
@@ -225,7 +221,7 @@ def batch_norm(
     """Return the result in channels-last, and mean, inverse deviation and unbiased variance of each channel."""
     if has_triton(x.device):
         return _forward(x, residual, weight, bias, eps, activation)
-    return _in_rows(_plain(x, residual, weight, bias, eps, activation)), _statistics(x, eps)
+    return in_rows(_plain(x, residual, weight, bias, eps, activation)), _statistics(x, eps)
 
 
 def _empty_gradients(

@@ -4,7 +4,8 @@ Graph mode puts them into captured graphs (static/_convolutions.py). On an H200,
 
 * the input gradient of depthwise layers (the five of MobileNetV3-small, batch 256: cuDNN 660 us,
   mezzo 297 us), and the weight gradient of a first layer on images of three channels (328 us and 108 us);
-* depthwise layers with dilation, forward and backward.
+* depthwise layers with dilation, forward and backward (64x2048x64x64, 3x3: cuDNN 22 ms forward, mezzo
+  1.1 ms).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from mezzo.kernels._launch import on_device
 from mezzo.kernels._registry import register
-from mezzo.kernels._tiles import STAGES, add_up, column_tile, share_rows
+from mezzo.kernels._tiles import STAGES, add_up, column_tile, in_rows, share_rows
 
 BLOCK = 1024
 """Elements written per program of the depthwise kernels."""
@@ -26,10 +27,6 @@ _SLICES = 1056
 """Programs that share the pixels of a narrow layer: eight per multiprocessor of an H200."""
 _PIXELS = 64
 """Pixels that one of them processes at a time."""
-
-
-def _in_rows(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last)
 
 
 def _taps(weight: Tensor) -> Tensor:
@@ -70,7 +67,7 @@ def depthwise_conv(
     """Return a depthwise `conv2d`, in channels-last."""
     from mezzo.kernels._convolution_kernels import depthwise_conv_kernel
 
-    x, result = _in_rows(x), _like_result(x, weight, bias, stride, padding, dilation)
+    x, result = in_rows(x), _like_result(x, weight, bias, stride, padding, dilation)
     total = result.numel()
     if not total:
         return result
@@ -96,7 +93,7 @@ def depthwise_input_grad(
     """Return the input gradient of a depthwise `conv2d`, in channels-last."""
     from mezzo.kernels._convolution_kernels import depthwise_input_grad_kernel
 
-    grad, result = _in_rows(grad), _like_input(grad, weight, height, width, stride, padding, dilation)
+    grad, result = in_rows(grad), _like_input(grad, weight, height, width, stride, padding, dilation)
     count, channels = grad.shape[:2]
     total = count * -(-height // stride[0]) * -(-width // stride[1]) * channels
     with on_device(grad.device):
@@ -120,7 +117,7 @@ def depthwise_weight_grad(
     """Return the weight gradient of a depthwise `conv2d`, in channels-last."""
     from mezzo.kernels._convolution_kernels import depthwise_weight_grad_kernel
 
-    grad, x = _in_rows(grad), _in_rows(x)
+    grad, x = in_rows(grad), in_rows(x)
     result = _like_depthwise_weight(grad, x, kernel, stride, padding, dilation)
     channels, taps = x.shape[1], kernel[0] * kernel[1]
     pixels = grad.numel() // channels
@@ -148,7 +145,7 @@ def narrow_weight_grad(grad: Tensor, x: Tensor, kernel: list[int], stride: list[
     """Return the weight gradient of `conv2d` over few channels, in channels-last."""
     from mezzo.kernels._convolution_kernels import narrow_weight_grad_kernel
 
-    grad, x = _in_rows(grad), _in_rows(x)
+    grad, x = in_rows(grad), in_rows(x)
     _, out_channels, out_height, out_width = grad.shape
     _, channels, height, width = x.shape
     taps = kernel[0] * kernel[1] * channels

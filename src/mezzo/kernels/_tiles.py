@@ -21,6 +21,11 @@ _LEAST_USED = 0.5
 """Least share of a tile's columns that exist, if a narrower tile can do better."""
 
 
+def in_rows(x: Tensor) -> Tensor:
+    """Return images in channels-last: a matrix of pixels and channels."""
+    return x.contiguous(memory_format=torch.channels_last)
+
+
 def column_tile(columns: int, widest: int = 256) -> dict[str, int]:
     """Return the sizes of a tile, the widest of which most columns exist, and how many cover all columns."""
     width = min(widest, next_power_of_two(columns))
