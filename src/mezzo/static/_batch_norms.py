@@ -111,14 +111,14 @@ def _looks_right(node: Any) -> bool:
     )
 
 
-def _is_own_buffer(average: Any, read_elsewhere: set[int]) -> bool:
+def _is_own_buffer(average: Any, read_elsewhere: set[int | None]) -> bool:
     """Whether a running average is an input of the graph that only this batch norm reads or writes."""
     if not isinstance(average, Node) or average.op != "placeholder" or len(average.users) > 1:
         return False
     return not storages_of([average]) & read_elsewhere
 
 
-def _storages_read_elsewhere(graph: Graph) -> set[int]:
+def _storages_read_elsewhere(graph: Graph) -> set[int | None]:
     """Return the memory that calls other than batch norms use."""
     used = (node for node in graph.nodes if any(user.target is not F.batch_norm for user in node.users))
     return storages_of(used)

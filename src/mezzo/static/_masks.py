@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.nn.functional import scaled_dot_product_attention
 
-from mezzo._torch.storages import storage_id
-from mezzo.static._writes import written_by
+from mezzo.static._writes import memory_of, written_by
 
 MOST_LENGTH = 8192
 """Longest row of tokens whose mask is computed. Its mask takes 64 MiB, and so does each part of the mask."""
@@ -72,7 +71,7 @@ class _Masks:
     """Computes the values of masks that depend on constants only."""
 
     def __init__(self, graph: Graph) -> None:
-        self._written = {_memory_of(each) for node in graph.nodes for each in written_by(node)} - {None}
+        self._written = {memory_of(each) for node in graph.nodes for each in written_by(node)} - {None}
         """Memory that a call of the graph changes. A mask may be written through a view of it."""
         self.parts: dict[Node, bool] = {}
         """Nodes that were looked at, and whether they depend on constants only."""
@@ -106,7 +105,7 @@ class _Masks:
             is_known = (node.op == "call_function" and node.target in _FUNCTIONS) or (
                 node.op == "call_method" and node.target in _METHODS
             )
-            is_written = _memory_of(node) in self._written
+            is_written = memory_of(node) in self._written
             known = is_known and not is_written and all(map(self._is_constant, node.all_input_nodes))
             self.parts[node] = known
         return known
@@ -118,12 +117,3 @@ class _Masks:
             function = node.target if node.op == "call_function" else getattr(args[0], str(node.target))
             values[node] = function(*(args if node.op == "call_function" else args[1:]), **kwargs)  # type: ignore[operator]
         return values[node]
-
-
-def _memory_of(node: Node) -> int | None:
-    """Return a number for the memory of a fake tensor, the same for all its views; None if it has none."""
-    example = node.meta.get("example_value")
-    try:
-        return storage_id(example.untyped_storage()) if isinstance(example, Tensor) else None
-    except RuntimeError:  # a sparse tensor
-        return None

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.nn import functional as F
 
+from mezzo._torch.functorch import innermost_transform
 from mezzo._torch.step_tier import has_triton
 from mezzo.amp import current_policy
 from mezzo.dtypes import HALF_DTYPES
@@ -63,6 +64,8 @@ def takes_rows(x: Tensor, operators: Sequence[str]) -> bool:
     """
     if x.dtype not in HALF_DTYPES or not has_triton(x.device) or not uses_own_operators():
         return False
+    if innermost_transform() is not None:
+        return False  # `torch.func` has no rules for operators of mezzo's
     if not x.dim() or not all(isinstance(size, int) and size > 0 for size in x.shape):
         return False  # a dynamic size, or nothing to compute
     if x.shape[-1] < LEAST_COLUMNS or not x.is_contiguous():

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from mezzo._torch.dispatcher import OpOverload, OpOverloadPacket
+from mezzo._torch.functorch import unwrapped
 from mezzo._torch.storages import storage_id
 
 _OPERATORS = ("_operator", "operator")
@@ -103,7 +104,15 @@ def is_tensor(node: Any) -> bool:
     return isinstance(node, Node) and isinstance(node.meta.get("example_value"), Tensor)
 
 
-def storages_of(nodes: Iterable[Any]) -> set[int]:
-    """Return the memory of the tensors among the results of nodes."""
-    values = [node.meta.get("example_value") for node in nodes if isinstance(node, Node)]
-    return {storage_id(value.untyped_storage()) for value in values if isinstance(value, Tensor)}
+def memory_of(node: Node) -> int | None:
+    """Return a number for the memory of a fake tensor, the same for all its views; None if it has none."""
+    example = node.meta.get("example_value")
+    try:
+        return storage_id(unwrapped(example).untyped_storage()) if isinstance(example, Tensor) else None
+    except RuntimeError:  # a sparse tensor
+        return None
+
+
+def storages_of(nodes: Iterable[Any]) -> set[int | None]:
+    """Return the memory of the tensors among the results of nodes; None stands for that of sparse tensors."""
+    return {memory_of(node) for node in nodes if is_tensor(node)}
