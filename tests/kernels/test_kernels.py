@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from mezzo.kernels import add_layer_norm, add_rms_norm, fused_cross_entropy, fused_layer_norm, fused_rms_norm
 from mezzo.kernels._norms import layer_norm_backward, rms_norm_backward
+from mezzo.kernels._tiles import add_up
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
@@ -99,14 +100,46 @@ def test_the_backward_of_a_norm_adds_up_the_rows_of_its_result(rows: int, size: 
     torch.manual_seed(0)
     grad, other, total = (make(rows, size, dtype=dtype).detach() for _ in range(3))
     weight, means, scales = (torch.rand(count).to(DEVICE) for count in (size, rows, rows))
-    layer = layer_norm_backward(grad, other, total, weight, None, means, scales, 1, True)
-    rms = rms_norm_backward(grad, other, total, weight, scales, 1, True)
+    layer = layer_norm_backward(grad, other, total, weight, None, means, scales, 1, True, True)
+    rms = rms_norm_backward(grad, other, total, weight, scales, 1, True, True)
     for of_x, *_, sums in (layer, rms):
         exact = of_x.cpu().double()
         # Half a unit of the sum, and of each rounded term that this reference adds up.
         bound = ROUNDING[dtype] * (exact.sum(0).abs() + exact.abs().sum(0)) + 1e-5
         assert sums.dtype is dtype
         assert ((sums.cpu().double() - exact.sum(0)).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("frozen", ["weight", "bias"])
+def test_a_frozen_parameter_of_a_norm_gets_no_gradient(frozen: str) -> None:
+    torch.manual_seed(0)
+    x, weight, bias = make(9, 40, dtype=torch.float16), make(40, dtype=torch.float32), make(40, dtype=torch.float32)
+    params = {"weight": weight, "bias": bias}
+    params[frozen].requires_grad_(False)
+    add_layer_norm(x, None, weight, bias, 1e-5)[0].float().square().sum().backward()
+    ours = {name: param.grad for name, param in params.items()} | {"x": x.grad}
+    doubles = in_double(x, weight, bias)
+    F.layer_norm(doubles[0], (40,), *doubles[1:]).square().sum().backward()
+    expected = {name: double.grad for name, double in zip(("x", "weight", "bias"), doubles, strict=True)}
+    assert ours.pop(frozen) is None
+    for name, grad in ours.items():
+        # the loss reads the result rounded to half
+        assert (grad.cpu().double() - expected[name]).norm() <= 2**-9 * expected[name].norm(), name
+
+
+@pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="launches a kernel")
+@pytest.mark.parametrize("count", [1, 256, 257, 700])
+@pytest.mark.parametrize("results", [1, 2, 3])
+def test_sums_of_programs_are_those_of_float64(count: int, results: int) -> None:
+    torch.manual_seed(0)
+    parts = torch.randn(results, count, 70, device=DEVICE)
+    totals = [torch.empty(70, device=DEVICE, dtype=dtype) for dtype in (torch.float32, *HALVES)[:results]]
+    add_up(parts, *totals)
+    for total, part in zip(totals, parts, strict=True):
+        exact = part.cpu().double().sum(0)
+        # the rounding to the result's dtype, and one of float32 for each addition
+        bound = ROUNDING[total.dtype] * exact.abs() + count * 2**-24 * part.cpu().double().abs().sum(0)
+        assert ((total.cpu().double() - exact).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("used", ["both", "norm", "sum"])
@@ -252,12 +285,18 @@ def test_every_operator_follows_torchs_rules_for_operators() -> None:
         (mezzo.layer_norm.default, (x, None, weight, bias, 1, 1e-5)),
         (mezzo.layer_norm.default, (x, None, None, None, 1, 1e-5)),
         (mezzo.layer_norm.default, (x, other, weight, bias, 1, 1e-5)),
-        (mezzo.layer_norm_backward.default, (grad, None, x.detach(), weight.detach(), None, rows, rows, 1, False)),
-        (mezzo.layer_norm_backward.default, (grad, grad, x.detach(), weight.detach(), None, rows, rows, 1, True)),
+        (
+            mezzo.layer_norm_backward.default,
+            (grad, None, x.detach(), weight.detach(), None, rows, rows, 1, False, True),
+        ),
+        (
+            mezzo.layer_norm_backward.default,
+            (grad, grad, x.detach(), weight.detach(), None, rows, rows, 1, True, False),
+        ),
         (mezzo.rms_norm.default, (x, None, weight, 1, 1e-5)),
         (mezzo.rms_norm.default, (x, other, weight, 1, 1e-5)),
-        (mezzo.rms_norm_backward.default, (grad, None, x.detach(), weight.detach(), rows, 1, False)),
-        (mezzo.rms_norm_backward.default, (grad, grad, x.detach(), weight.detach(), rows, 1, True)),
+        (mezzo.rms_norm_backward.default, (grad, None, x.detach(), weight.detach(), rows, 1, False, True)),
+        (mezzo.rms_norm_backward.default, (grad, grad, x.detach(), weight.detach(), rows, 1, True, False)),
         (mezzo.token_losses.default, (x, target, -100, 0.1)),
         (mezzo.token_losses_backward.default, (rows, x.detach(), target, rows, -100, 0.1)),
     ]

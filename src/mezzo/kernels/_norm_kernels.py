@@ -47,8 +47,9 @@ def norm_kernel(
 @triton.jit
 def norm_backward_kernel(
     grad, grad_total, total, weight, means, scales, grad_x, weight_sums, bias_sums, grad_sums, rows, size,
-    CENTER: tl.constexpr, HAS_GRAD_TOTAL: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
-    ADDS_UP: tl.constexpr, STEPS: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    CENTER: tl.constexpr, HAS_GRAD_TOTAL: tl.constexpr, HAS_WEIGHT: tl.constexpr, WEIGHT_GRAD: tl.constexpr,
+    BIAS_GRAD: tl.constexpr, ADDS_UP: tl.constexpr, STEPS: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the input's gradient of STEPS tiles of rows, and the tiles' sums for weight and bias.
 
@@ -75,10 +76,11 @@ def norm_backward_kernel(
         if CENTER:
             normed = normed - tl.load(means + row, mask=is_row, other=0.0)[:, None]
         normed = tl.where(exists, normed * scale[:, None], 0.0)
-        if HAS_BIAS:
+        if BIAS_GRAD:
             bias_sum += given
-        if HAS_WEIGHT:
+        if WEIGHT_GRAD:
             weight_sum += given * normed
+        if HAS_WEIGHT:
             given = given * factor
         change = given - normed * (tl.sum(given * normed, 1) / size)[:, None]
         if CENTER:
@@ -89,9 +91,9 @@ def norm_backward_kernel(
         if ADDS_UP:
             grad_sum += change
         tl.store(grad_x + at, change, mask=exists)
-    if HAS_WEIGHT:
+    if WEIGHT_GRAD:
         tl.store(weight_sums + program * size + column, tl.sum(weight_sum, 0), mask=is_column)
-    if HAS_BIAS:
+    if BIAS_GRAD:
         tl.store(bias_sums + program * size + column, tl.sum(bias_sum, 0), mask=is_column)
     if ADDS_UP:
         tl.store(grad_sums + program * size + column, tl.sum(grad_sum, 0), mask=is_column)

@@ -61,9 +61,9 @@ def fused_rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None
 
 
 def add_layer_norm(
-    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the layer norm of `x + residual` over the last dimension, and that sum.
+    """Return the layer norm of `x + residual` over the last dimension, and that sum, empty without a residual.
 
     Both have the same shape and dtype.
     """
@@ -71,8 +71,8 @@ def add_layer_norm(
     return result, total
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float | None) -> tuple[Tensor, Tensor]:
-    """Return the RMS norm of `x + residual` over the last dimension, and that sum."""
+def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float | None) -> tuple[Tensor, Tensor]:
+    """Return the RMS norm of `x + residual` over the last dimension, and that sum, empty without a residual."""
     result, total, _ = rms_norm(x, residual, weight, 1, _epsilon(eps))
     return result, total
 
@@ -158,7 +158,7 @@ def _forward(
 
 def _backward(
     grad: Tensor, grad_total: Tensor | None, total: Tensor, weight: Tensor | None, bias: Tensor | None, means: Tensor,
-    scales: Tensor, dims: int, adds_up: bool, center: bool,
+    scales: Tensor, dims: int, adds_up: bool, weight_grad: bool, center: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Launch the kernels; return the gradients of input, weight and bias, and the first one's sum over the rows.
 
@@ -168,14 +168,14 @@ def _backward(
 
     rows, size = _sizes(total, dims)
     grad_x, sums = total.new_empty(total.shape), total.new_empty(size if adds_up else 0)
-    of_weight, of_bias = _empty_grad(weight, total), _empty_grad(bias, total)
+    of_weight, of_bias = _empty_grad(weight if weight_grad else None, total), _empty_grad(bias, total)
     if total.numel() == 0:
         return grad_x, of_weight.zero_(), of_bias.zero_(), sums.zero_()
     grad, grad_total = grad.contiguous(), _contiguous(grad_total)
     total, weight = total.contiguous(), _contiguous(weight)
     tile = _tile(size)
     programs, steps = share_rows(rows, 1, tile["ROWS"], total.device)
-    has = {"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "ADDS_UP": adds_up}
+    has = {"WEIGHT_GRAD": weight is not None and weight_grad, "BIAS_GRAD": bias is not None, "ADDS_UP": adds_up}
     wanted = [of for of, is_wanted in zip((of_weight, of_bias, sums), has.values(), strict=True) if is_wanted]
     parts = total.new_empty((len(wanted), programs, size), dtype=torch.float32)
     of_each = iter(parts)
@@ -183,8 +183,8 @@ def _backward(
         norm_backward_kernel[(programs,)](
             grad, grad_total, total, weight, means, scales, grad_x,
             *(next(of_each) if is_wanted else parts for is_wanted in has.values()), rows, size,
-            CENTER=center, HAS_GRAD_TOTAL=grad_total is not None, **has, STEPS=steps, STAGES=_stages(tile, total.dtype),
-            **tile,
+            CENTER=center, HAS_GRAD_TOTAL=grad_total is not None, HAS_WEIGHT=weight is not None, **has,
+            STEPS=steps, STAGES=_stages(tile, total.dtype), **tile,
         )  # fmt: skip
         if wanted:
             add_up(parts, *wanted)
@@ -204,16 +204,16 @@ def _empty_grad(param: Tensor | None, x: Tensor) -> Tensor:
 
 def _plain_backward(
     grad: Tensor, grad_total: Tensor | None, total: Tensor, weight: Tensor | None, bias: Tensor | None, means: Tensor,
-    scales: Tensor, dims: int, adds_up: bool, center: bool,
+    scales: Tensor, dims: int, adds_up: bool, weight_grad: bool, center: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return what `_backward` returns, by torch in float32."""
     rows, size = _sizes(total, dims)
     given, values = (tensor.float().reshape(rows, size) for tensor in (grad, total))
     normed = (values - means[:, None] if center else values) * scales[:, None]
     of_bias = _empty_grad(None, total) if bias is None else given.sum(0).to(bias.dtype).reshape(bias.shape)
-    of_weight = (
-        _empty_grad(None, total) if weight is None else (given * normed).sum(0).to(weight.dtype).reshape(weight.shape)
-    )
+    of_weight = _empty_grad(None, total)
+    if weight is not None and weight_grad:
+        of_weight = (given * normed).sum(0).to(weight.dtype).reshape(weight.shape)
     given = given if weight is None else given * weight.float().reshape(1, size)
     change = given - normed * (given * normed).mean(1, keepdim=True)
     change = change - given.mean(1, keepdim=True) if center else change
@@ -247,6 +247,7 @@ def _differentiate_layer_norm(
     if grad is None:
         return grad_total, grad_total, None, None, None, None
     total, weight, bias, means, scales = ctx.saved_tensors
+    _, _, wants_weight, wants_bias, _, _ = ctx.needs_input_grad
     if torch.is_grad_enabled():  # create_graph
         plain = partial(_plain_layer_norm, dims=ctx.dims, eps=ctx.eps)
         of_x, of_weight, of_bias = differentiable_gradients(plain, (total, weight, bias), grad)
@@ -254,10 +255,11 @@ def _differentiate_layer_norm(
     else:
         with no_torch_function():  # recorded as a gradient, not as a call of the user
             of_x, of_weight, of_bias, _ = layer_norm_backward(
-                grad, grad_total, total, weight, bias, means, scales, ctx.dims, False
-            )
+                grad, grad_total, total, weight, bias if wants_bias else None, means, scales, ctx.dims, False,
+                wants_weight,
+            )  # fmt: skip
     of_residual = of_x if ctx.has_residual else None
-    return of_x, of_residual, None if weight is None else of_weight, None if bias is None else of_bias, None, None
+    return of_x, of_residual, of_weight if wants_weight else None, of_bias if wants_bias else None, None, None
 
 
 def _joined(one: Tensor | None, other: Tensor | None) -> Tensor | None:
@@ -280,23 +282,24 @@ def layer_norm(
 
 def _empty_layer_norm_grads(
     grad: Tensor, grad_total: Tensor | None, total: Tensor, weight: Tensor | None, bias: Tensor | None, means: Tensor,
-    scales: Tensor, dims: int, adds_up: bool,
+    scales: Tensor, dims: int, adds_up: bool, weight_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     sums = total.new_empty(_sizes(total, dims)[1] if adds_up else 0)
-    return total.new_empty(total.shape), _empty_grad(weight, total), _empty_grad(bias, total), sums
+    of_weight, of_bias = _empty_grad(weight if weight_grad else None, total), _empty_grad(bias, total)
+    return total.new_empty(total.shape), of_weight, of_bias, sums
 
 
 @register(fake=_empty_layer_norm_grads)
 def layer_norm_backward(
     grad: Tensor, grad_total: Tensor | None, total: Tensor, weight: Tensor | None, bias: Tensor | None, means: Tensor,
-    scales: Tensor, dims: int, adds_up: bool,
+    scales: Tensor, dims: int, adds_up: bool, weight_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of input, weight and bias, and the first one's sum over the rows.
 
-    What is missing, or not asked for by `adds_up`, is an empty tensor.
+    What is missing, or not asked for by `adds_up` and `weight_grad`, is an empty tensor.
     """
     backward = _backward if _takes(total, dims) else _plain_backward
-    return backward(grad, grad_total, total, weight, bias, means, scales, dims, adds_up, center=True)
+    return backward(grad, grad_total, total, weight, bias, means, scales, dims, adds_up, weight_grad, center=True)
 
 
 # RMS norm
@@ -323,14 +326,17 @@ def _differentiate_rms_norm(
     if grad is None:
         return grad_total, grad_total, None, None, None
     total, weight, scales = ctx.saved_tensors
+    wants_weight = ctx.needs_input_grad[2]
     if torch.is_grad_enabled():  # create_graph
         plain = partial(_plain_rms_norm, dims=ctx.dims, eps=ctx.eps)
         of_x, of_weight = differentiable_gradients(plain, (total, weight), grad)
         of_x = _joined(of_x, grad_total)
     else:
         with no_torch_function():
-            of_x, of_weight, _ = rms_norm_backward(grad, grad_total, total, weight, scales, ctx.dims, False)
-    return of_x, of_x if ctx.has_residual else None, None if weight is None else of_weight, None, None
+            of_x, of_weight, _ = rms_norm_backward(
+                grad, grad_total, total, weight, scales, ctx.dims, False, wants_weight
+            )
+    return of_x, of_x if ctx.has_residual else None, of_weight if wants_weight else None, None, None
 
 
 @register(fake=_empty_rms_norm, setup_context=_keep_rms_norm, backward=_differentiate_rms_norm)
@@ -349,20 +355,20 @@ def rms_norm(
 
 def _empty_rms_norm_grads(
     grad: Tensor, grad_total: Tensor | None, total: Tensor, weight: Tensor | None, scales: Tensor, dims: int,
-    adds_up: bool,
+    adds_up: bool, weight_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     sums = total.new_empty(_sizes(total, dims)[1] if adds_up else 0)
-    return total.new_empty(total.shape), _empty_grad(weight, total), sums
+    return total.new_empty(total.shape), _empty_grad(weight if weight_grad else None, total), sums
 
 
 @register(fake=_empty_rms_norm_grads)
 def rms_norm_backward(
     grad: Tensor, grad_total: Tensor | None, total: Tensor, weight: Tensor | None, scales: Tensor, dims: int,
-    adds_up: bool,
+    adds_up: bool, weight_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of input and weight, and the first one's sum over the rows; empty for what is missing."""
     backward = _backward if _takes(total, dims) else _plain_backward
     of_x, of_weight, _, sums = backward(
-        grad, grad_total, total, weight, None, scales, scales, dims, adds_up, center=False
+        grad, grad_total, total, weight, None, scales, scales, dims, adds_up, weight_grad, center=False
     )
     return of_x, of_weight, sums

@@ -15,13 +15,7 @@ from torch.fx import Graph, Node
 from torch.nn import functional as F
 
 from mezzo.dtypes import HALF_DTYPES
-from mezzo.kernels import (
-    MOST_NORMED,
-    add_layer_norm,
-    add_rms_norm,
-    fused_layer_norm,
-    fused_rms_norm,
-)
+from mezzo.kernels import MOST_NORMED, add_layer_norm, add_rms_norm
 from mezzo.static._rows import as_rows, feeds_one_product, takes_rows
 from mezzo.static._writes import can_move, is_tensor
 
@@ -36,6 +30,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     _LAYER: {"weight": None, "bias": None, "eps": 1e-5},
     _RMS: {"weight": None, "bias": None, "eps": None},
 }
+_MOST_DIMS = 3
+"""Dimensions of a sum: of four, Inductor would make channels-last copies."""
 
 
 def fuse_norms(graph: Graph) -> int:
@@ -48,12 +44,15 @@ def fuse_norms(graph: Graph) -> int:
     for node in [each for each in graph.nodes if each.target in _KINDS]:
         kind = _KINDS[node.target]
         norm = {**_DEFAULTS[kind], **dict(zip(_PARAMETERS[kind], node.args, strict=False)), **node.kwargs}
-        if len(norm["normalized_shape"]) != 1 or not isinstance(norm["input"], Node) or not feeds_one_product(node):
+        shape = norm["normalized_shape"]
+        if isinstance(shape, Node) or len(shape) != 1:
+            continue  # a dynamic size, or several dimensions
+        if not isinstance(norm["input"], Node) or not feeds_one_product(node):
             continue
         addition = norm["input"] if _is_residual(norm["input"], node) else None
         x, residual = (norm["input"], None) if addition is None else addition.args
         with graph.inserting_before(node):
-            arguments = (x, residual, norm["normalized_shape"], norm["weight"], norm["bias"], norm["eps"], kind)
+            arguments = (x, residual, shape, norm["weight"], norm["bias"], norm["eps"], kind)
             call = graph.call_function(add_and_normalise, arguments)
             result, total = (graph.call_function(operator.getitem, (call, place)) for place in (0, 1))
         for old, new in ((node, result), (addition, total)):
@@ -83,19 +82,15 @@ def add_and_normalise(
     x: Tensor, residual: Tensor | None, shape: Any, weight: Tensor | None, bias: Tensor | None, eps: Any, kind: str
 ) -> tuple[Tensor, Tensor]:
     """Return the norm of `x + residual`, and that sum."""
-    if residual is not None and _takes(x, residual, shape, weight, bias, kind):
-        rows = as_rows(x), as_rows(residual)
-        parts = add_layer_norm(*rows, weight, bias, eps) if kind == _LAYER else add_rms_norm(*rows, weight, eps)
-        return parts[0].view(x.shape), parts[1].view(x.shape)
-    total = x if residual is None else x + residual
-    if residual is None and _takes(x, None, shape, weight, bias, kind):
-        rows_of_x = as_rows(x)
-        result = (
-            fused_layer_norm(rows_of_x, shape, weight, bias, eps)
-            if kind == _LAYER
-            else fused_rms_norm(rows_of_x, shape, weight, eps)
+    if _takes(x, residual, shape, weight, bias, kind):
+        # Both summands get the same gradient. If each were a view of its own, two leaves would share its memory.
+        rows = as_rows(x) if residual is None else x
+        is_layer = kind == _LAYER
+        norm, total = (
+            add_layer_norm(rows, residual, weight, bias, eps) if is_layer else add_rms_norm(rows, residual, weight, eps)
         )
-        return result.view(x.shape), total
+        return norm.view(x.shape), x if residual is None else total
+    total = x if residual is None else x + residual
     if kind == _LAYER:
         return F.layer_norm(total, shape, weight, bias, eps), total
     return F.rms_norm(total, shape, weight, eps), total
@@ -111,10 +106,13 @@ def _takes(
     """Whether mezzo's operator computes a call: half rows with parameters of their length, and no list says otherwise."""
     if not takes_rows(x, (kind,) if residual is None else ("add", kind)) or x.shape[-1] > MOST_NORMED:
         return False
-    if residual is not None:
-        same = residual.dtype is x.dtype and residual.shape == x.shape and residual.is_contiguous()
-        if not same or residual.device != x.device:
-            return False
     params = [param for param in (weight, bias) if param is not None]
+    if residual is not None:
+        if not residual.is_contiguous() or (residual.dtype, residual.device) != (x.dtype, x.device):
+            return False
+        if residual.shape != x.shape or x.dim() > _MOST_DIMS:
+            return False
+        if not (x.requires_grad or residual.requires_grad) and any(param.requires_grad for param in params):
+            return False  # the sum would require a gradient, too
     dtypes = (*HALF_DTYPES, torch.float32)
     return tuple(shape) == x.shape[-1:] and all(p.shape == x.shape[-1:] and p.dtype in dtypes for p in params)
