@@ -83,7 +83,6 @@ def test_the_result_may_be_changed_in_place() -> None:
     torch.testing.assert_close(weight.grad, expected)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit")  # of torch's own forward AD
 def test_calls_inside_of_torch_func_and_forward_ad_take_the_plain_layer() -> None:
     net = nn.Sequential(nn.Linear(24, ODD, bias=False)).half()
     mezzo.Precision("O0").prepare(net, fuse=True)

@@ -411,7 +411,6 @@ def test_a_region_that_is_off_takes_any_dtype_that_torch_takes() -> None:
         auto_cast(dtype=torch.float32)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
 def test_a_kept_cast_is_no_constant_of_a_trace_and_no_fake_tensor() -> None:
     layer, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
     with auto_cast(level="OD", dtype="bfloat16"), torch.no_grad():

@@ -87,7 +87,6 @@ def test_a_norm_on_the_users_black_list_returns_float32(name: str) -> None:
         assert CALLS[name](make_input()).dtype is torch.float32
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*")  # torch's own forward mode
 @pytest.mark.parametrize("name", CALLS)
 def test_transforms_forward_mode_and_second_derivatives_work(name: str) -> None:
     x = make_input()

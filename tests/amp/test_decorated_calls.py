@@ -101,7 +101,6 @@ def test_decorated_models_compile_as_before(full: bool) -> None:
         assert torch.equal(in_place(IMAGE, times=2), expected)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit")
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_decorated_models_are_scripted_traced_copied_and_pickled_as_before() -> None:
     model = decorate(Block(), level="O2", dtype="bfloat16")
@@ -195,7 +194,6 @@ def test_master_weight_false_on_a_model_with_masters_is_refused() -> None:
     assert torch.equal(model.head.weight, exact.half())
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_a_scripted_model_is_refused_before_anything_changes() -> None:
     model = torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
     with pytest.raises(RuntimeError, match="'the model' is a TorchScript module: decorate the model, then script it"):

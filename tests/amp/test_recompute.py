@@ -260,7 +260,6 @@ SCRIPTED: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("level", ["O1", "O2"])
 @pytest.mark.parametrize("name", SCRIPTED)

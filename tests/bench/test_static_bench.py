@@ -353,7 +353,6 @@ def test_a_recipe_that_fails_alone_is_named_and_the_command_fails(capfd: pytest.
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit")  # of Inductor's own imports
 def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     skip_without_compiler()
     assert run(["bench", "static", "--size", "16", "--batch-size", "8", "--steps", "2", "--device", "cpu"]) == 0

@@ -19,7 +19,6 @@ ATOL_FP16 = 2e-2
 
 
 #: Inductor's own imports warn.
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")
 
 
 @pytest.fixture(scope="module")

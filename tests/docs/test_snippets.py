@@ -27,9 +27,6 @@ FRAMEWORKS = {
 #: Pages that another test runs and looks at more closely.
 ELSEWHERE = {"docs/tutorial.md": "test_newcomer.py"}
 
-#: Warnings of others, and whose.
-WARNINGS = {page: ("ignore:.*torch.jit", "Inductor's own imports") for page in ("docs/model.md", "docs/static.md")}
-
 #: What a page asks for that is not on every machine: (as it is written, as it is run, why).
 SUBSTITUTIONS = {
     page: [("max_norm=1.0)\nfor", 'max_norm=1.0, backend="aot_eager")\nfor', "to compile it takes 15 s")]
@@ -74,8 +71,6 @@ def python_pages() -> list[Any]:
             marks = [pytest.mark.slow] if name_of(page) in SLOW else []
             if name_of(page) in FRAMEWORKS:
                 marks += [pytest.mark.integrations, pytest.mark.filterwarnings("ignore")]  # their own warnings
-            if name_of(page) in WARNINGS:
-                marks.append(pytest.mark.filterwarnings(WARNINGS[name_of(page)][0]))
             found.append(pytest.param(page, marks=marks, id=name_of(page)))
     return found
 
@@ -189,7 +184,7 @@ def test_substitutions_and_tables_speak_of_what_is_there() -> None:
         text = (ROOT / name).read_text(encoding="utf-8")
         for written, _, why in changes:
             assert written in text, f"{name}: {written} is not there any more ({why})"
-    for name in (*NOT_RUN, *SLOW, *FRAMEWORKS, *WARNINGS, *READERS_OWN, *ELSEWHERE):
+    for name in (*NOT_RUN, *SLOW, *FRAMEWORKS, *READERS_OWN, *ELSEWHERE):
         assert (ROOT / name).exists(), name
     for file in ELSEWHERE.values():
         assert (Path(__file__).parent / file).exists(), file

@@ -21,7 +21,6 @@ HAS_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(torch.cuda.is_available() and not HAS_FP8, reason="needs compute capability 8.9"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit"),  # of Inductor, when it is imported
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),  # its advice for float32 products
 ]
 

@@ -16,8 +16,6 @@ from mezzo import static
 from mezzo.amp import Fp8Recipe, Policy, fp8_scales, load_fp8_scales
 from mezzo.fp8 import _operands, _parts, copies_of
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")  # of Inductor's own imports
-
 RTOL_BF16 = 2.0**-7  # Inductor keeps float32 between operators where eager mode rounds to eight bits
 
 

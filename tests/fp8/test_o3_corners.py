@@ -462,7 +462,6 @@ def test_a_bias_of_any_shape_gets_its_gradient(shape: tuple[int, ...]) -> None:
     assert torch.equal(bias.grad, torch.full(shape, wanted).bfloat16())
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_a_forward_derivative_is_computed_in_half_as_under_torch_func() -> None:
     layer, x = nn.Linear(SIZE, SIZE, bias=False), inputs().float()
     with forward_ad.dual_level(), region():

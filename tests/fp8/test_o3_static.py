@@ -121,7 +121,6 @@ def test_an_exported_network_has_nothing_of_o3() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit")  # of Inductor's own imports
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_step_compiled_by_inductor_agrees_with_the_graph_as_it_is(dtype: str) -> None:
     skip_without_compiler()

@@ -99,7 +99,6 @@ def test_only_training_shares(converted: list[tuple[int, ...]]) -> None:
     assert converted == []  # nothing went through what is shared
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_compiled_code_that_writes_one_activation_over_another_shares_nothing(converted: list[tuple[int, ...]]) -> None:
     net = nn.Sequential(*(part for _ in range(4) for part in (nn.Linear(32, 32), nn.ReLU())))
     decorate(net, level="O3", dtype="bfloat16", half_layers=(), fp8=RECIPE)

@@ -216,7 +216,6 @@ class Model(nn.Module):
 
 
 @pytest.mark.skipif(INTERPRETED, reason="compilers do not use the interpreter")
-@pytest.mark.filterwarnings("ignore:.*torch.jit")  # of Inductor's own imports
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_a_captured_step_trains_as_an_eager_one(backend: str) -> None:
     if backend == "inductor":

@@ -265,7 +265,6 @@ def test_region_over_fake_tensors_is_left_alone(printed: Callable[[], str]) -> N
     assert operator_log.is_pending
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.* is deprecated")
 def test_traced_region_is_left_alone(printed: Callable[[], str]) -> None:
     def run(x: Tensor) -> Tensor:
         with region():

@@ -12,7 +12,6 @@ from joint_graphs import Trained, assert_same, train_once
 from mezzo.amp import Policy, auto_cast
 from mezzo.static import _activations, _rows
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")  # of torch's own imports
 #: A gradient that mezzo's operator rounds once, against one that torch rounds two or three times.
 RTOL = 2**-6
 HALVES = (torch.float16, torch.bfloat16)

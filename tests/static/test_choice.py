@@ -11,8 +11,6 @@ import mezzo
 from mezzo.static import CaptureError, CompilerError, StepReport, _compile, _graph, compile_step
 from mezzo.static._choice import decide, fastest_round
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")  # of Inductor's own imports
-
 
 class Net(nn.Module):
     """With batch norm and dropout: buffers and random numbers that measuring must not change."""

@@ -41,7 +41,6 @@ def losses(name: str, dtype: str, backend: str) -> tuple[list[float], int]:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit")  # of Inductor's own imports
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", list(REDUCTIONS))
 def test_compiled_steps_follow_eager_ones(name: str, dtype: str) -> None:
@@ -75,7 +74,6 @@ class Largest(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit")  # of Inductor's own imports
 @pytest.mark.parametrize("name", list(OF_A_PRODUCT))
 def test_gradients_of_a_largest_value_are_those_of_eager_code(name: str) -> None:
     changes = []

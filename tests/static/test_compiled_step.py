@@ -109,7 +109,6 @@ def test_other_optimizers_are_stepped_as_they_are() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit")  # of Inductor's own imports
 def test_compiled_code_is_the_step_as_written_but_for_rounding() -> None:
     """Inductor keeps in float32 what eager rounds to half in between: a few units of float16 in a loss of one."""
     skip_without_compiler()

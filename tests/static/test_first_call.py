@@ -10,8 +10,6 @@ from torch.nn.functional import mse_loss
 import mezzo
 from mezzo.static import CaptureError, CompiledStep
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")  # of Inductor's own imports
-
 
 class SetsUp(nn.Module):
     """As in transformers: the first call installs hooks under a lock. Buffers and random numbers show extra calls."""

@@ -21,8 +21,6 @@ from mezzo.kernels import torch_operators_only
 from mezzo.static import _choice, _graph, _progress
 from mezzo.static._region import CastRules, casting_region
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")  # of Inductor's own imports
-
 
 def norms() -> nn.Module:
     """Return a network with two batch norms: one call of mezzo advances both counters."""

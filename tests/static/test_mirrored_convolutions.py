@@ -11,8 +11,6 @@ import mezzo
 from graph_backends import skip_without_compiler
 from mezzo.static import _convolutions, _graph
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")  # of Inductor's own imports
-
 
 @pytest.mark.parametrize("options", [{"padding": 3}, {"padding": "valid"}, {"kernel_size": (1, 8), "padding": (0, 2)}])
 def test_inductor_compiles_the_forward_convolution_of_a_gradient(

@@ -17,7 +17,6 @@ from mezzo._torch.aot_autograd import trace_and_run
 from mezzo.amp import Policy
 from mezzo.static import _graph, _norms, _rows
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")  # of torch's own imports
 #: A gradient that mezzo's operator rounds once, against one that torch rounds two or three times.
 RTOL = 2**-5
 HALVES = (torch.float16, torch.bfloat16)
@@ -189,16 +188,17 @@ def test_a_width_that_is_not_known_keeps_the_norm_torchs() -> None:
 )
 def test_functions_with_torch_func_are_captured_with_torchs_operators(transform: Callable[..., Any]) -> None:
     torch.manual_seed(0)
-    weight, bias = (torch.randn(*shape, dtype=torch.bfloat16) for shape in ((WIDTH, WIDTH), (WIDTH,)))
+    weight, bias, x = (torch.randn(*shape, dtype=torch.bfloat16) for shape in ((WIDTH, WIDTH), (WIDTH,), (4, WIDTH)))
 
     def layers(x: Tensor) -> Tensor:
-        return F.layer_norm(F.gelu(x @ weight + bias) @ weight + x, (WIDTH,)) @ weight
+        product, shift = weight.to(x.dtype), bias.to(x.dtype)
+        return F.layer_norm(F.gelu(x @ product + shift) @ product + x, (WIDTH,)) @ product
 
     function = transform(layers)
-    x = torch.randn(4, WIDTH, dtype=torch.bfloat16)
-    found, expected = mezzo.static.to_static(function)(x), function(x)
-    # compiled code keeps float32 between operators that eager code rounds to bfloat16
-    assert (found - expected).float().norm() <= RTOL * expected.float().norm()
+    exact, found = function(x.double()), mezzo.static.to_static(function)(x)
+    # a derivative of a norm is a difference of larger numbers: eager mode errs as much
+    errors = [float((each.double() - exact).norm() / exact.norm()) for each in (found, function(x))]
+    assert errors[0] <= max(RTOL, 1.5 * errors[1]), errors
 
 
 def test_float32_parameters_of_a_norm_are_taken() -> None:

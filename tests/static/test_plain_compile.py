@@ -13,7 +13,6 @@ from mezzo.amp import GradScaler
 from mezzo.precision import Precision
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*torch.jit"),  # of Inductor's own imports
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),  # its advice for float32 products
     pytest.mark.filterwarnings(
         "ignore:(?s).*Online softmax is disabled:UserWarning"

@@ -22,7 +22,6 @@ from mezzo.static import compile_step
 
 pytestmark = [
     pytest.mark.skipif(not dist.is_available(), reason="this torch has no distributed package"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit"),  # of Inductor's own imports
 ]
 
 STEPS, SIZE = 10, 16

@@ -11,7 +11,6 @@ import mezzo
 from graph_backends import remove_compiler, skip_without_compiler
 from mezzo.static import CompiledStep, compile_step
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")  # of Inductor's own imports
 TOKENS, WIDTH, HIDDEN = 24, 16, 80
 
 

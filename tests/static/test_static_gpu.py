@@ -16,7 +16,6 @@ from no_waiting import no_waiting
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore:.*torch.jit"),  # of Inductor, when it is imported
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),  # its advice for float32 products
 ]
 

@@ -402,7 +402,6 @@ def test_a_region_of_another_dtype_is_captured_anew() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit")  # of Inductor's own imports
 def test_regions_in_a_forward_are_compiled_by_inductor() -> None:
     skip_without_compiler()
     net = WithRegions(dtype="bfloat16")

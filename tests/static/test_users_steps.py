@@ -22,7 +22,6 @@ from mezzo.precision import Precision
 from mezzo.static import CaptureError, CompiledStep, compile_step
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*torch.jit"),  # of Inductor's own imports
     pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated:DeprecationWarning"),  # by Dynamo itself
 ]
 

@@ -12,7 +12,6 @@ from mezzo.vision.models.losses import HeadLosses, OhemCrossEntropyLoss
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:.*torch.jit"),  # of Inductor's own imports
     pytest.mark.filterwarnings(
         "ignore:(?s).*Online softmax is disabled:UserWarning"
     ),  # advice of Inductor in torch 2.11

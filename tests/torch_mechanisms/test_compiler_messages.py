@@ -1,7 +1,5 @@
 """Inductor's messages about operators without a lowering are written only if they are read."""
 
-import pytest
-
 from mezzo._torch.compiler_messages import write_messages_lazily
 
 
@@ -17,7 +15,6 @@ class Argument:
     __repr__ = __str__
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit")  # of Inductor's own imports
 def test_an_operator_without_a_lowering_is_described_when_its_message_is_read() -> None:
     from torch._inductor.exc import MissingOperatorWithoutDecomp
 

@@ -18,7 +18,6 @@ def of_mezzo(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit")  # of Inductor's own imports
 def test_torch_caches_graphs_with_functions_that_are_named() -> None:
     from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache, check_cacheable
     from torch._inductor import config
@@ -47,7 +46,6 @@ def test_errors_and_compiler_have_their_names() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit")  # of Inductor's own imports
 def test_the_pass_runs_and_the_graph_is_compiled() -> None:
     if shutil.which("g++") is None and shutil.which("clang++") is None:
         pytest.skip("no C++ compiler")
@@ -68,7 +66,6 @@ def test_the_pass_runs_and_the_graph_is_compiled() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit")  # of Inductor's own imports
 def test_inductor_traces_a_function_in_place_of_an_operator() -> None:
     if shutil.which("g++") is None and shutil.which("clang++") is None:
         pytest.skip("no C++ compiler")

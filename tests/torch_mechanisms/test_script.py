@@ -4,12 +4,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 
 from mezzo._torch import patches, script
-
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")
 
 
 def double(x: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,6 @@ Without them: captured graphs keep casts that give nothing new; exported program
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,5 +16,5 @@ import torch
 TO_COPY: Any = torch.ops.aten._to_copy.default
 """A cast, a copy to another device, or both."""
 ASSERT_TENSOR_METADATA: Any = torch.ops.aten._assert_tensor_metadata.default
-unsafe_view: Callable[..., Any] = torch.ops.aten._unsafe_view
+unsafe_view: Any = torch.ops.aten._unsafe_view
 """A tensor in another shape; unlike `view`, autograd does not take the result for a view."""

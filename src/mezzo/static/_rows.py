@@ -17,6 +17,7 @@ from torch.fx import Graph, Node
 from torch.nn import functional as F
 
 from mezzo._torch.functorch import innermost_transform
+from mezzo._torch.operators import unsafe_view
 from mezzo._torch.step_tier import has_triton
 from mezzo.amp import current_policy
 from mezzo.dtypes import HALF_DTYPES
@@ -26,7 +27,7 @@ _aten = torch.ops.aten
 _PRODUCTS = (F.linear, F.conv1d, F.conv2d, torch.matmul, operator.matmul, torch.mm, torch.bmm, torch.addmm, "matmul")
 """Functions, and names of methods."""
 _VIEWS = ("view", "reshape", "flatten", "contiguous", "permute", torch.reshape, torch.flatten, torch.permute)
-_VIEWS_TRACED = (_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default)
+_VIEWS_TRACED = (_aten.view.default, unsafe_view.default, _aten.reshape.default)
 _SUMS = {
     torch.ops.mezzo.gelu_backward.default: (1, None),
     torch.ops.mezzo.layer_norm_backward.default: (3, 8),
