@@ -1,6 +1,8 @@
 """Calls and conversions of modules go through the methods that are wrapped."""
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -64,9 +66,18 @@ def test_the_call_of_all_modules_is_replaced_and_put_back() -> None:
     assert nn.Identity()(1) == 1
 
 
-def test_a_call_is_known_by_its_code_on_the_stack() -> None:
-    import sys
+def test_dynamo_does_not_take_the_replacement_for_torchs_call() -> None:
+    """It notes torch's call when it is imported, which compilers of a static program do inside of the guard."""
+    code = """if True:
+        from mezzo._torch.module_calls import replace_call
+        before = replace_call(lambda module, *args: "ours")
+        from torch._dynamo.variables import nn_module
+        assert nn_module.unpatched_nn_module_call is before
+        """
+    subprocess.run([sys.executable, "-c", code], check=True)
 
+
+def test_a_call_is_known_by_its_code_on_the_stack() -> None:
     class Look(nn.Module):
         def forward(self) -> bool:
             frame = sys._getframe()

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import nn
 
+from mezzo._torch.dynamo import load_dynamo
 from mezzo._torch.patches import Around, wrap_attribute
 
 CALL_CODE = nn.Module._call_impl.__code__
@@ -43,7 +44,12 @@ def wrap_conversions(around: Around) -> None:
 
 
 def replace_call(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace `nn.Module.__call__`; return the function before, for a second call that undoes it."""
+    """Replace `nn.Module.__call__`; return the function before, for a second call that undoes it.
+
+    Dynamo notes torch's function when it is imported. Had it noted the replacement, it would take torch's for
+    a patch from then on, and trace each call of a module in full; in torch 2.11 some of these fail.
+    """
+    load_dynamo()
     before: Callable[..., Any] = nn.Module.__call__
     nn.Module.__call__ = call  # type: ignore[method-assign]
     return before
