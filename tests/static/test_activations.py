@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from joint_graphs import Trained, assert_same, train_once
 from mezzo.amp import Policy, auto_cast
-from mezzo.static import _activations, _rows
+from mezzo.static import _activations, _norms, _rows
 
 #: A gradient that mezzo's operator rounds once, against one that torch rounds two or three times.
 RTOL = 2**-6
@@ -112,6 +112,35 @@ def test_gelu_behind_another_reader_keeps_the_sum_of_the_bias_right() -> None:
     found = train(between, captured=True)
     assert_same(found, train(between, captured=False), RTOL)
     assert GELU in found.operators
+
+
+class TwoBiases(nn.Module):
+    """A layer with a bias, and one more bias of another shape, before a GELU or a norm."""
+
+    def __init__(self, is_norm: bool) -> None:
+        super().__init__()
+        self.mlp = Mlp(self.between, torch.bfloat16, 64)
+        self.shift = nn.Parameter(torch.zeros(1, 1, 64, dtype=torch.bfloat16))
+        self.is_norm = is_norm
+
+    def between(self, y: Tensor) -> Tensor:
+        y = y + self.shift
+        return F.layer_norm(y, (64,)) if self.is_norm else F.gelu(y)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.mlp(x)
+        return result
+
+
+@pytest.mark.parametrize("is_norm", [False, True])
+def test_the_gradients_of_two_biases_do_not_share_memory(is_norm: bool) -> None:
+    """A second backward pass adds to both gradients: to one memory, it would add twice."""
+    torch.manual_seed(0)
+    model = TwoBiases(is_norm)
+    x = torch.randn(4, 6, 16, dtype=torch.bfloat16).requires_grad_()
+    train_once(model, x, _norms.fuse_norms if is_norm else _activations.fuse_activations)
+    memory = [param.grad.untyped_storage().data_ptr() for param in model.parameters() if param.grad is not None]
+    assert len(memory) == len(set(memory)) == 5
 
 
 @pytest.mark.parametrize("rules", [{"custom_black_list": {"gelu"}}, {"level": "O3"}])

@@ -93,7 +93,8 @@ def take_sums_of_gradients(graph: Graph) -> int:
         for node in graph.find_nodes(op="call_function", target=target):
             gradients = [user for user in node.users if user.target is operator.getitem and user.args[1] == 0]
             rows = [view for gradient in gradients for view in _rows_of(gradient)]
-            for total in [user for view in rows for user in view.users if _adds_up_rows(user, view)]:
+            # Of two biases before a GELU, only one takes the sum: two gradients in one memory would add to both.
+            for total in [user for view in rows for user in view.users if _adds_up_rows(user, view)][:1]:
                 if switch is not None:
                     _ask(node, place, switch)
                 with graph.inserting_after(node):
