@@ -6,6 +6,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 
 from joint_graphs import Trained, assert_same, train_once
@@ -141,6 +144,19 @@ def test_the_gradients_of_two_biases_do_not_share_memory(is_norm: bool) -> None:
     train_once(model, x, _norms.fuse_norms if is_norm else _activations.fuse_activations)
     memory = [param.grad.untyped_storage().data_ptr() for param in model.parameters() if param.grad is not None]
     assert len(memory) == len(set(memory)) == 5
+
+
+def test_a_sharded_tensor_keeps_torchs_operators() -> None:
+    """DTensors refuse an operator for which no sharding is registered."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = Mlp(F.gelu, torch.bfloat16, 64)
+        plan = {"first": ColwiseParallel(use_local_output=False), "second": RowwiseParallel()}
+        parallelize_module(model, init_device_mesh("cpu", (1,)), plan)
+        x = torch.randn(4, 6, 16, dtype=torch.bfloat16).requires_grad_()
+        assert GELU not in train_once(model, x, _activations.fuse_activations).operators
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("rules", [{"custom_black_list": {"gelu"}}, {"level": "O3"}])

@@ -67,6 +67,8 @@ def takes_rows(x: Tensor, operators: Sequence[str]) -> bool:
         return False
     if innermost_transform() is not None:
         return False  # `torch.func` has no rules for operators of mezzo's
+    if hasattr(x, "__tensor_flatten__"):
+        return False  # neither has a tensor that holds others, such as a DTensor
     if not x.dim() or not all(isinstance(size, int) and size > 0 for size in x.shape):
         return False  # a dynamic size, or nothing to compute
     if x.shape[-1] < LEAST_COLUMNS or not x.is_contiguous():
