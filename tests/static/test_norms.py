@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 from torch.fx import GraphModule
 from torch.nn import functional as F
 
@@ -199,6 +200,25 @@ def test_functions_with_torch_func_are_captured_with_torchs_operators(transform:
     # a derivative of a norm is a difference of larger numbers: eager mode errs as much
     errors = [float((each.double() - exact).norm() / exact.norm()) for each in (found, function(x))]
     assert errors[0] <= max(RTOL, 1.5 * errors[1]), errors
+
+
+@pytest.mark.parametrize("dual", ["x", "weight"])
+def test_forward_mode_derivatives_inside_of_a_graph_are_torchs(dual: str) -> None:
+    """Mezzo's operators have no rule for them: the derivative would be missing, without a message."""
+    torch.manual_seed(0)
+    given = {"x": torch.randn(4, WIDTH, dtype=torch.bfloat16), "weight": torch.rand(WIDTH, dtype=torch.bfloat16)}
+    product = torch.randn(WIDTH, WIDTH, dtype=torch.bfloat16)
+
+    def derivative(x: Tensor, weight: Tensor) -> Tensor | None:
+        with dual_level():
+            tensors = {"x": x, "weight": weight}
+            tensors[dual] = make_dual(tensors[dual], torch.ones_like(tensors[dual]))
+            norm = F.rms_norm(tensors["x"], (WIDTH,), tensors["weight"], 1e-5)  # Dynamo refuses a layer norm here
+            return unpack_dual(F.gelu(norm @ product) @ product).tangent
+
+    found, expected = mezzo.static.to_static(derivative)(**given), derivative(**given)
+    assert found is not None
+    assert (found - expected).norm() <= RTOL * expected.norm()
 
 
 def test_float32_parameters_of_a_norm_are_taken() -> None:

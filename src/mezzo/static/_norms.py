@@ -104,9 +104,10 @@ def _takes(
     x: Tensor, residual: Tensor | None, shape: Any, weight: Tensor | None, bias: Tensor | None, kind: str
 ) -> bool:
     """Whether mezzo's operator computes a call: half rows with parameters of their length, and no list says otherwise."""
-    if not takes_rows(x, (kind,) if residual is None else ("add", kind)) or x.shape[-1] > MOST_NORMED:
-        return False
     params = [param for param in (weight, bias) if param is not None]
+    others = params if residual is None else [residual, *params]
+    if not takes_rows(x, (kind,) if residual is None else ("add", kind), others) or x.shape[-1] > MOST_NORMED:
+        return False
     if residual is not None:
         if not residual.is_contiguous() or (residual.dtype, residual.device) != (x.dtype, x.device):
             return False

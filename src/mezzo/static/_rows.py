@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 from torch.fx import Graph, Node
 from torch.nn import functional as F
 
@@ -54,7 +55,7 @@ def _passes_on(node: Node) -> bool:
     return bool(options.get("p", 0.5) == 0 or options.get("training", True) is False)
 
 
-def takes_rows(x: Tensor, operators: Sequence[str]) -> bool:
+def takes_rows(x: Tensor, operators: Sequence[str], others: Sequence[Tensor] = ()) -> bool:
     """Whether mezzo's operator computes calls on `x`: half rows, and no list says otherwise.
 
     At O3 a product reads FP8 numbers, which Inductor's kernel prepares while it computes what is in front.
@@ -62,13 +63,12 @@ def takes_rows(x: Tensor, operators: Sequence[str]) -> bool:
     Args:
         x: The input.
         operators: The names of the calls in the lists of a policy.
+        others: The other tensors that the calls read.
     """
     if x.dtype not in HALF_DTYPES or not has_triton(x.device) or not uses_own_operators():
         return False
-    if innermost_transform() is not None:
-        return False  # `torch.func` has no rules for operators of mezzo's
-    if hasattr(x, "__tensor_flatten__"):
-        return False  # neither has a tensor that holds others, such as a DTensor
+    if innermost_transform() is not None or not all(map(_has_rules, (x, *others))):
+        return False  # nor are there rules for `torch.func`
     if not x.dim() or not all(isinstance(size, int) and size > 0 for size in x.shape):
         return False  # a dynamic size, or nothing to compute
     if x.shape[-1] < LEAST_COLUMNS or not x.is_contiguous():
@@ -77,6 +77,15 @@ def takes_rows(x: Tensor, operators: Sequence[str]) -> bool:
     if policy is None:
         return True
     return policy.fp8 is None and all(policy.decide(name, (x.dtype,)).dtype in (None, x.dtype) for name in operators)
+
+
+def _has_rules(tensor: Tensor) -> bool:
+    """Whether a tensor can be the input of an operator of mezzo's.
+
+    Such an operator has no rule for tensors that hold others, such as DTensors. It would drop derivatives in forward
+    mode without a message. The level of these is given: `unpack_dual` knows only levels that Python code began.
+    """
+    return not hasattr(tensor, "__tensor_flatten__") and unpack_dual(tensor, level=0).tangent is None
 
 
 def as_rows(x: Tensor) -> Tensor:
