@@ -13,16 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import unpack_dual
 from torch.fx import Graph, Node
 from torch.nn import functional as F
 
-from mezzo._torch.functorch import innermost_transform
 from mezzo._torch.operators import unsafe_view
 from mezzo._torch.step_tier import has_triton
 from mezzo.amp import current_policy
 from mezzo.dtypes import HALF_DTYPES
-from mezzo.kernels import LEAST_COLUMNS, uses_own_operators
+from mezzo.kernels import LEAST_COLUMNS, has_rules, uses_own_operators
 
 _aten = torch.ops.aten
 _PRODUCTS = (F.linear, F.conv1d, F.conv2d, torch.matmul, operator.matmul, torch.mm, torch.bmm, torch.addmm, "matmul")
@@ -67,8 +65,8 @@ def takes_rows(x: Tensor, operators: Sequence[str], others: Sequence[Tensor] = (
     """
     if x.dtype not in HALF_DTYPES or not has_triton(x.device) or not uses_own_operators():
         return False
-    if innermost_transform() is not None or not all(map(_has_rules, (x, *others))):
-        return False  # nor are there rules for `torch.func`
+    if not has_rules(x, *others):
+        return False
     if not x.dim() or not all(isinstance(size, int) and size > 0 for size in x.shape):
         return False  # a dynamic size, or nothing to compute
     if x.shape[-1] < LEAST_COLUMNS or not x.is_contiguous():
@@ -77,15 +75,6 @@ def takes_rows(x: Tensor, operators: Sequence[str], others: Sequence[Tensor] = (
     if policy is None:
         return True
     return policy.fp8 is None and all(policy.decide(name, (x.dtype,)).dtype in (None, x.dtype) for name in operators)
-
-
-def _has_rules(tensor: Tensor) -> bool:
-    """Whether a tensor can be the input of an operator of mezzo's.
-
-    Such an operator has no rule for tensors that hold others, such as DTensors. It would drop derivatives in forward
-    mode without a message. The level of these is given: `unpack_dual` knows only levels that Python code began.
-    """
-    return not hasattr(tensor, "__tensor_flatten__") and unpack_dual(tensor, level=0).tangent is None
 
 
 def as_rows(x: Tensor) -> Tensor:
