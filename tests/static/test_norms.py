@@ -322,6 +322,19 @@ def test_lists_fp8_and_what_the_operator_cannot_do_keep_it_torchs(options: dict[
     assert OPERATORS["layer_norm"][0] not in found.operators
 
 
+@pytest.mark.parametrize("policy", [None, Policy.create("O2", torch.bfloat16)])
+def test_inside_of_torchs_autocast_the_norm_is_torchs(policy: Policy | None) -> None:
+    """On CUDA it returns float32, which a product outside of that region may expect. A region of mezzo returns half."""
+
+    def between(block: Block, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            return plain(block, y, x)
+
+    found = train(between=between, policy=policy)
+    assert_same(found, train(between=between, captured=False, policy=policy), RTOL)
+    assert (OPERATORS["layer_norm"][0] in found.operators) == (policy is not None)
+
+
 def test_the_switch_keeps_torchs_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_rows, "uses_own_operators", lambda: False)
     assert OPERATORS["layer_norm"][0] not in train().operators
