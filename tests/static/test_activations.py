@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 
 from joint_graphs import Trained, assert_same, train_once
 from mezzo.amp import Policy, auto_cast
-from mezzo.static import _activations, _rows
+from mezzo.static import _activations, _norms, _rows
 
 #: A gradient that mezzo's operator rounds once, against one that torch rounds two or three times.
 RTOL = 2**-6
@@ -112,6 +115,48 @@ def test_gelu_behind_another_reader_keeps_the_sum_of_the_bias_right() -> None:
     found = train(between, captured=True)
     assert_same(found, train(between, captured=False), RTOL)
     assert GELU in found.operators
+
+
+class TwoBiases(nn.Module):
+    """A layer with a bias, and one more bias of another shape, before a GELU or a norm."""
+
+    def __init__(self, is_norm: bool) -> None:
+        super().__init__()
+        self.mlp = Mlp(self.between, torch.bfloat16, 64)
+        self.shift = nn.Parameter(torch.zeros(1, 1, 64, dtype=torch.bfloat16))
+        self.is_norm = is_norm
+
+    def between(self, y: Tensor) -> Tensor:
+        y = y + self.shift
+        return F.layer_norm(y, (64,)) if self.is_norm else F.gelu(y)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.mlp(x)
+        return result
+
+
+@pytest.mark.parametrize("is_norm", [False, True])
+def test_the_gradients_of_two_biases_do_not_share_memory(is_norm: bool) -> None:
+    """A second backward pass adds to both gradients: to one memory, it would add twice."""
+    torch.manual_seed(0)
+    model = TwoBiases(is_norm)
+    x = torch.randn(4, 6, 16, dtype=torch.bfloat16).requires_grad_()
+    train_once(model, x, _norms.fuse_norms if is_norm else _activations.fuse_activations)
+    memory = [param.grad.untyped_storage().data_ptr() for param in model.parameters() if param.grad is not None]
+    assert len(memory) == len(set(memory)) == 5
+
+
+def test_a_sharded_tensor_keeps_torchs_operators() -> None:
+    """DTensors refuse an operator for which no sharding is registered."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = Mlp(F.gelu, torch.bfloat16, 64)
+        plan = {"first": ColwiseParallel(use_local_output=False), "second": RowwiseParallel()}
+        parallelize_module(model, init_device_mesh("cpu", (1,)), plan)
+        x = torch.randn(4, 6, 16, dtype=torch.bfloat16).requires_grad_()
+        assert GELU not in train_once(model, x, _activations.fuse_activations).operators
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("rules", [{"custom_black_list": {"gelu"}}, {"level": "O3"}])

@@ -230,6 +230,33 @@ def test_what_the_operator_cannot_do_stays_torchs(
     assert_same(found[1], expected[1])
 
 
+def test_inside_of_torch_func_the_norm_stays_torchs(seen: list[tuple[str, bool]]) -> None:
+    """Operators of mezzo's have no rule for its transforms."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 16, 6, 5, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+    weights = torch.randn_like(x)
+
+    def slope(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        def loss(x: Tensor) -> Tensor:
+            return (F.relu(F.batch_norm(x, mean, variance, training=True)) * weights).float().sum()
+
+        return torch.func.grad(loss)(x)
+
+    def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        assert _batch_norms.fuse_batch_norms(module.graph) == 1
+        module.recompile()
+        return module
+
+    torch.compiler.reset()
+    captured = torch.compile(slope, backend=backend, fullgraph=True)
+    averages = [(torch.zeros(16), torch.ones(16)) for _ in range(2)]
+    found, expected = captured(x, *averages[0]), slope(x, *averages[1])
+    assert not seen
+    torch.testing.assert_close(found, expected, rtol=RTOL, atol=ATOL)
+    for one, other in zip(*averages, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 class SharedAverages(Block):
     """Both averages are rows of one buffer, which the forward reads behind the norm."""
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 from torch.fx import GraphModule
 from torch.nn import functional as F
 
@@ -201,6 +202,25 @@ def test_functions_with_torch_func_are_captured_with_torchs_operators(transform:
     assert errors[0] <= max(RTOL, 1.5 * errors[1]), errors
 
 
+@pytest.mark.parametrize("dual", ["x", "weight"])
+def test_forward_mode_derivatives_inside_of_a_graph_are_torchs(dual: str) -> None:
+    """Mezzo's operators have no rule for them: the derivative would be missing, without a message."""
+    torch.manual_seed(0)
+    given = {"x": torch.randn(4, WIDTH, dtype=torch.bfloat16), "weight": torch.rand(WIDTH, dtype=torch.bfloat16)}
+    product = torch.randn(WIDTH, WIDTH, dtype=torch.bfloat16)
+
+    def derivative(x: Tensor, weight: Tensor) -> Tensor | None:
+        with dual_level():
+            tensors = {"x": x, "weight": weight}
+            tensors[dual] = make_dual(tensors[dual], torch.ones_like(tensors[dual]))
+            norm = F.rms_norm(tensors["x"], (WIDTH,), tensors["weight"], 1e-5)  # Dynamo refuses a layer norm here
+            return unpack_dual(F.gelu(norm @ product) @ product).tangent
+
+    found, expected = mezzo.static.to_static(derivative)(**given), derivative(**given)
+    assert found is not None
+    assert (found - expected).norm() <= RTOL * expected.norm()
+
+
 def test_float32_parameters_of_a_norm_are_taken() -> None:
     """In float16 they stay float32 at O2, and the norm returns half."""
     options: dict[str, Any] = {
@@ -300,6 +320,19 @@ def test_lists_fp8_and_what_the_operator_cannot_do_keep_it_torchs(options: dict[
     found = train(**options)
     assert_same(found, train(captured=False, **options), RTOL)
     assert OPERATORS["layer_norm"][0] not in found.operators
+
+
+@pytest.mark.parametrize("policy", [None, Policy.create("O2", torch.bfloat16)])
+def test_inside_of_torchs_autocast_the_norm_is_torchs(policy: Policy | None) -> None:
+    """On CUDA it returns float32, which a product outside of that region may expect. A region of mezzo returns half."""
+
+    def between(block: Block, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            return plain(block, y, x)
+
+    found = train(between=between, policy=policy)
+    assert_same(found, train(between=between, captured=False, policy=policy), RTOL)
+    assert (OPERATORS["layer_norm"][0] in found.operators) == (policy is not None)
 
 
 def test_the_switch_keeps_torchs_operator(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from mezzo.kernels._gelu import LEAST_COLUMNS, fused_gelu
 from mezzo.kernels._linear_cross_entropy import linear_cross_entropy
 from mezzo.kernels._norms import MOST_NORMED, add_layer_norm, add_rms_norm, fused_layer_norm, fused_rms_norm
 from mezzo.kernels._pixel_loss import pixel_cross_entropy, pixel_loss
-from mezzo.kernels._registry import operator_name
+from mezzo.kernels._registry import has_rules, operator_name
 from mezzo.kernels._switch import torch_operators_only, uses_own_operators
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "enlarge_gradient",
     "pixel_cross_entropy",
     "pixel_loss",
+    "has_rules",
     "operator_name",
     "torch_operators_only",
     "uses_own_operators",

@@ -7,8 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
 from mezzo._torch.dispatcher import AUTOCAST_KEYS, ExcludeKeys
+from mezzo._torch.functorch import innermost_transform
 
 Function = Callable[..., Any]
 
@@ -51,3 +54,14 @@ def operator_name(operator: Any) -> str:
     """Return the name of a registered operator, such as `enlarge_bilinear`."""
     name: str = _names[operator]
     return name
+
+
+def has_rules(*tensors: Tensor) -> bool:
+    """Whether registered operators can take tensors while a captured graph is traced.
+
+    They have no rules for `torch.func`, nor for tensors that hold others, such as DTensors. They would drop derivatives
+    in forward mode without a message. The level of these is given: `unpack_dual` knows only those of Python code.
+    """
+    if innermost_transform() is not None or any(hasattr(tensor, "__tensor_flatten__") for tensor in tensors):
+        return False
+    return all(unpack_dual(tensor, level=0).tangent is None for tensor in tensors)

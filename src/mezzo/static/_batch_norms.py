@@ -20,7 +20,7 @@ from mezzo._torch.foreach import foreach_add_number_, foreach_lerp_
 from mezzo._torch.step_tier import has_triton
 from mezzo.amp import current_policy
 from mezzo.dtypes import HALF_DTYPES
-from mezzo.kernels import BEFORE_RESIDUAL, NORM_ACTIVATIONS, batch_norm_activation, uses_own_operators
+from mezzo.kernels import BEFORE_RESIDUAL, NORM_ACTIVATIONS, batch_norm_activation, has_rules, uses_own_operators
 from mezzo.static._writes import can_move, is_tensor, storages_of
 
 _PARAMETERS = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
@@ -257,6 +257,8 @@ def _takes(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tens
     if residual is not None and (residual.shape != x.shape or residual.dtype is not x.dtype):
         return False
     if any(param is not None and not param.is_floating_point() for param in (weight, bias)):
+        return False
+    if not has_rules(*(tensor for tensor in (x, residual, weight, bias) if tensor is not None)):
         return False
     policy = current_policy()
     operators = [

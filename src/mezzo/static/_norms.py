@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.nn import functional as F
 
+from mezzo.amp import current_policy
 from mezzo.dtypes import HALF_DTYPES
 from mezzo.kernels import MOST_NORMED, add_layer_norm, add_rms_norm
 from mezzo.static._rows import as_rows, feeds_one_product, takes_rows
@@ -104,9 +105,12 @@ def _takes(
     x: Tensor, residual: Tensor | None, shape: Any, weight: Tensor | None, bias: Tensor | None, kind: str
 ) -> bool:
     """Whether mezzo's operator computes a call: half rows with parameters of their length, and no list says otherwise."""
-    if not takes_rows(x, (kind,) if residual is None else ("add", kind)) or x.shape[-1] > MOST_NORMED:
-        return False
+    if current_policy() is None and torch.is_autocast_enabled(x.device.type):
+        return False  # torch's autocast, which returns float32 on CUDA
     params = [param for param in (weight, bias) if param is not None]
+    others = params if residual is None else [residual, *params]
+    if not takes_rows(x, (kind,) if residual is None else ("add", kind), others) or x.shape[-1] > MOST_NORMED:
+        return False
     if residual is not None:
         if not residual.is_contiguous() or (residual.dtype, residual.device) != (x.dtype, x.device):
             return False

@@ -16,12 +16,11 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.nn import functional as F
 
-from mezzo._torch.functorch import innermost_transform
 from mezzo._torch.operators import unsafe_view
 from mezzo._torch.step_tier import has_triton
 from mezzo.amp import current_policy
 from mezzo.dtypes import HALF_DTYPES
-from mezzo.kernels import LEAST_COLUMNS, uses_own_operators
+from mezzo.kernels import LEAST_COLUMNS, has_rules, uses_own_operators
 
 _aten = torch.ops.aten
 _PRODUCTS = (F.linear, F.conv1d, F.conv2d, torch.matmul, operator.matmul, torch.mm, torch.bmm, torch.addmm, "matmul")
@@ -54,7 +53,7 @@ def _passes_on(node: Node) -> bool:
     return bool(options.get("p", 0.5) == 0 or options.get("training", True) is False)
 
 
-def takes_rows(x: Tensor, operators: Sequence[str]) -> bool:
+def takes_rows(x: Tensor, operators: Sequence[str], others: Sequence[Tensor] = ()) -> bool:
     """Whether mezzo's operator computes calls on `x`: half rows, and no list says otherwise.
 
     At O3 a product reads FP8 numbers, which Inductor's kernel prepares while it computes what is in front.
@@ -62,11 +61,12 @@ def takes_rows(x: Tensor, operators: Sequence[str]) -> bool:
     Args:
         x: The input.
         operators: The names of the calls in the lists of a policy.
+        others: The other tensors that the calls read.
     """
     if x.dtype not in HALF_DTYPES or not has_triton(x.device) or not uses_own_operators():
         return False
-    if innermost_transform() is not None:
-        return False  # `torch.func` has no rules for operators of mezzo's
+    if not has_rules(x, *others):
+        return False
     if not x.dim() or not all(isinstance(size, int) and size > 0 for size in x.shape):
         return False  # a dynamic size, or nothing to compute
     if x.shape[-1] < LEAST_COLUMNS or not x.is_contiguous():
@@ -93,7 +93,8 @@ def take_sums_of_gradients(graph: Graph) -> int:
         for node in graph.find_nodes(op="call_function", target=target):
             gradients = [user for user in node.users if user.target is operator.getitem and user.args[1] == 0]
             rows = [view for gradient in gradients for view in _rows_of(gradient)]
-            for total in [user for view in rows for user in view.users if _adds_up_rows(user, view)]:
+            # Of two biases before a GELU, only one takes the sum: two gradients in one memory would add to both.
+            for total in [user for view in rows for user in view.users if _adds_up_rows(user, view)][:1]:
                 if switch is not None:
                     _ask(node, place, switch)
                 with graph.inserting_after(node):
