@@ -46,10 +46,6 @@ class StaticFunction:
                 kwargs = {**kwargs, name: _fitted(spec, kwargs[name])}
         return tuple(values), kwargs
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """Return the bound method, if `to_static` decorates a method."""
-        return self if instance is None else functools.partial(self, instance)
-
     @property
     def graphs(self) -> list[CapturedGraph]:
         """The graphs captured so far."""
@@ -87,8 +83,19 @@ def _fitted(spec: InputSpec, value: Any) -> Any:
     return value.to(spec.dtype)
 
 
+class _FunctionOrMethod(StaticFunction):
+    """A captured function; of a class, it is a method."""
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Return the bound method, if `to_static` decorates a method."""
+        return self if instance is None else functools.partial(self, instance)
+
+
 class _ForwardOfModule(StaticFunction):
-    """The captured call of a module; with `only_training`, the plain call in evaluation."""
+    """The captured call of a module; with `only_training`, the plain call in evaluation.
+
+    It has no `__get__`: the module's attribute that holds it is no method, but Dynamo of torch 2.11 would bind it as one.
+    """
 
     def __init__(
         self, module: nn.Module, input_spec: Sequence[InputSpec] | None, backend: str, only_training: bool
@@ -141,7 +148,7 @@ def to_static(
         return target
     if not callable(target):
         raise TypeError(f"to_static takes a module or a function; got {type(target).__name__}")
-    return StaticFunction(target, input_spec, backend)
+    return _FunctionOrMethod(target, input_spec, backend)
 
 
 def static_forward(module: nn.Module) -> StaticFunction:
