@@ -178,7 +178,9 @@ def test_decorating_again_at_another_level_follows_the_last_call() -> None:
 
 
 def test_the_layers_of_torch_are_not_touched() -> None:
-    decorate([nn.Linear(2, 2), nn.LSTM(2, 2)], level="O2")
+    holder = nn.Module()  # as a static program has one
+    holder.layer = nn.Linear(2, 2)
+    decorate([nn.Linear(2, 2), nn.LSTM(2, 2), holder], level="O2")
     for kind in (nn.Module, nn.Linear, nn.LSTM, nn.Conv2d):
         assert kind._call_impl.__module__.startswith("torch.")
 

@@ -82,8 +82,11 @@ def note_decoration(model: nn.Module, level: str, half: torch.dtype) -> None:
     decoration = Decoration(level, half)
     for module in model.modules():
         module.__dict__[_HOME] = decoration
-    if next(model.children(), None) is not None or not type(model).__module__.startswith("torch.nn."):
-        _check_calls(type(model))
+    kind = type(model)
+    if kind is not nn.Module and (
+        next(model.children(), None) is not None or not kind.__module__.startswith("torch.nn.")
+    ):
+        _check_calls(kind)
 
 
 def _check_calls(kind: type[nn.Module]) -> None:
@@ -91,7 +94,8 @@ def _check_calls(kind: type[nn.Module]) -> None:
 
     The class is wrapped, because hooks cost a microsecond per call and TorchScript refuses them, and an attribute of the
     model would be copied into shallow copies and replicas, which would then call the wrong module. Single layers of torch
-    are not wrapped, because every other model contains them.
+    are not wrapped, because every other model contains them; nor is `nn.Module`, the base class of all of them, whose
+    objects only hold other modules, as those of static programs do.
     """
     wrap_calls_of_class(kind, _checking, _OURS)
 
