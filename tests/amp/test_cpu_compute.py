@@ -108,7 +108,7 @@ def test_the_answer_of_the_probe_is_part_of_compile_cache_keys(monkeypatch: pyte
     for answer in (True, False):
         monkeypatch.setattr(_compile, "emulates", lambda _, answer=answer: answer)
         with auto_cast(level="O2"):
-            _compile._tag_start()
+            _compile._begin()
             tags.append(torch.compiler.config.cache_key_tag)
-            _compile._tag_end()
+            _compile._end()
     assert tags[0] != tags[1]

@@ -9,9 +9,20 @@ Without it: no backend `aot_eager`, and no table of the operators of a captured 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, cast
 
 from torch.fx import GraphModule
+
+
+def backward_outside_autocast() -> AbstractContextManager[Any]:
+    """Return a context in which the backward of a graph is traced outside of autocast, as a loop calls it.
+
+    By default AOTAutograd traces it under the autocast of the forward's caller. Products of float32 gradients are half then.
+    """
+    from torch._functorch import config
+
+    return cast(AbstractContextManager[Any], config.patch(backward_pass_autocast="off"))
 
 
 def trace_and_run(
@@ -49,6 +60,7 @@ def trace_and_run(
     def run(gm: GraphModule, example_inputs: Any) -> Any:
         return make_boxed_func(gm.forward)
 
-    return aot_module_simplified(
-        module, list(inputs), fw_compiler=run, bw_compiler=run, inference_compiler=run_inference, partition_fn=split
-    )
+    with backward_outside_autocast():
+        return aot_module_simplified(
+            module, list(inputs), fw_compiler=run, bw_compiler=run, inference_compiler=run_inference, partition_fn=split
+        )

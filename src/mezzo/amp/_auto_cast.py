@@ -12,7 +12,7 @@ import torch
 
 from mezzo._torch.dynamo import hide_from_dynamo
 from mezzo._torch.generators import generator_in_context
-from mezzo.amp._compile import tag_compile_caches
+from mezzo.amp._compile import prepare_compilations
 from mezzo.amp._cpu import emulates
 from mezzo.amp._dialects import check_device_type, takes_torch_arguments
 from mezzo.amp._foreign import CHECKS_ON_ENTRY, raise_if_replaced
@@ -214,7 +214,7 @@ class auto_cast:  # lower case, because it is used like a function
                 carry_policy_along()
                 watch_optimizers()
                 KERNELS.install(policy, DEVICE_TYPES)
-            tag_compile_caches()
+            prepare_compilations()
             if CHECKS_ON_ENTRY:
                 raise_if_replaced()
             if policy.dtype not in _checked_dtypes and torch.cuda.is_initialized():

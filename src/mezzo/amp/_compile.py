@@ -1,4 +1,4 @@
-"""Keeps `torch.compile` from mixing up policies.
+"""What `torch.compile` needs under a policy: it must not mix up policies, and keep casts out of the backward.
 
 In one process, each policy has a marker that Dynamo guards (`_marker`): a function is compiled once per policy.
 
@@ -8,17 +8,22 @@ region as another function. With `fullgraph=True` Dynamo raises an error that ho
 On disk, compile caches use the text of a graph as key, which is the same under every policy and in every release of
 mezzo. So the cache key also carries the digests of the policy and of mezzo's sources while a function is compiled under
 a policy.
+
+A backward is traced outside of the policy, which decides in forward passes only. torch would trace it inside: it would
+make products of float32 gradients half, also those of excluded layers and of operators on the black list.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from mezzo._torch.aot_autograd import backward_outside_autocast
 from mezzo._torch.dynamo import call_around_compilations
 from mezzo._version import version_of
 from mezzo.amp._cpu import emulates
@@ -28,7 +33,8 @@ from mezzo.fp8 import show_parts_to_inductor
 _TRACED = ("_torch", "amp", "fp8", "kernels", "optim", "static")
 """Packages whose code decides what a compiled graph computes."""
 
-_tags_before: list[str] = []
+_open: list[ExitStack] = []
+"""Settings of the compilations that run now, innermost last."""
 
 
 @functools.cache
@@ -44,21 +50,25 @@ def source_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def _tag_start(*_: Any) -> None:
-    policy = current_policy()
-    _tags_before.append(torch.compiler.config.cache_key_tag)
-    if policy is not None:
-        # 'auto' depends on a measurement in this process: another answer gives another graph.
-        how = "-emulated" if emulates(policy) else ""
-        if policy.fp8 is not None:
-            show_parts_to_inductor()
-        torch.compiler.config.cache_key_tag = f"{_tags_before[-1]}mezzo-{source_digest()}-{policy.digest}{how}"
+def _begin(*_: Any) -> None:
+    policy, settings = current_policy(), ExitStack()
+    _open.append(settings)
+    if policy is None:
+        return
+    # 'auto' depends on a measurement in this process: another answer gives another graph.
+    how = "-emulated" if emulates(policy) else ""
+    if policy.fp8 is not None:
+        show_parts_to_inductor()
+    config = torch.compiler.config
+    tag = f"{config.cache_key_tag}mezzo-{source_digest()}-{policy.digest}{how}"
+    settings.enter_context(config.patch(cache_key_tag=tag))
+    settings.enter_context(backward_outside_autocast())
 
 
-def _tag_end(*_: Any) -> None:
-    if _tags_before:
-        torch.compiler.config.cache_key_tag = _tags_before.pop()
+def _end(*_: Any) -> None:
+    if _open:
+        _open.pop().close()
 
 
-tag_compile_caches = functools.partial(call_around_compilations, _tag_start, _tag_end)
-"""Give every compilation under a policy its own cache keys; called at each region, because a reset of Dynamo drops it."""
+prepare_compilations = functools.partial(call_around_compilations, _begin, _end)
+"""Set what every compilation under a policy needs; called at each region, because a reset of Dynamo drops it."""
