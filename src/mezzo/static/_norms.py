@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from mezzo.amp import current_policy
 from mezzo.dtypes import HALF_DTYPES
 from mezzo.kernels import MOST_NORMED, add_layer_norm, add_rms_norm
-from mezzo.static._rows import as_rows, feeds_one_product, takes_rows
+from mezzo.static._rows import CONVOLUTIONS, as_rows, feeds_one_product, takes_rows
 from mezzo.static._writes import can_move, is_tensor
 
 _ADDITIONS = (operator.add, torch.add)
@@ -48,7 +48,7 @@ def fuse_norms(graph: Graph) -> int:
         shape = norm["normalized_shape"]
         if isinstance(shape, Node) or len(shape) != 1:
             continue  # a dynamic size, or several dimensions
-        if not isinstance(norm["input"], Node) or not feeds_one_product(node):
+        if not isinstance(norm["input"], Node) or not feeds_one_product(node, CONVOLUTIONS):
             continue
         addition = norm["input"] if _is_residual(norm["input"], node) else None
         x, residual = (norm["input"], None) if addition is None else addition.args

@@ -23,8 +23,10 @@ from mezzo.dtypes import HALF_DTYPES
 from mezzo.kernels import LEAST_COLUMNS, has_rules, uses_own_operators
 
 _aten = torch.ops.aten
-_PRODUCTS = (F.linear, F.conv1d, F.conv2d, torch.matmul, operator.matmul, torch.mm, torch.bmm, torch.addmm, "matmul")
+_PRODUCTS = (F.linear, torch.matmul, operator.matmul, torch.mm, torch.bmm, torch.addmm, "matmul")
 """Functions, and names of methods."""
+CONVOLUTIONS = (F.conv1d, F.conv2d)
+"""Products, too, of which the last dimension is not that of the channels: behind a norm there is a permutation."""
 _VIEWS = ("view", "reshape", "flatten", "contiguous", "permute", torch.reshape, torch.flatten, torch.permute)
 _VIEWS_TRACED = (_aten.view.default, unsafe_view.default, _aten.reshape.default)
 _SUMS = {
@@ -35,15 +37,19 @@ _SUMS = {
 """By backward: which result the sum over rows is, and which argument asks for it (None: it is always there)."""
 
 
-def feeds_one_product(node: Node) -> bool:
+def feeds_one_product(node: Node, others: Sequence[Any] = ()) -> bool:
     """Whether one product is all that reads a result, behind views and dropout that drops nothing.
 
     With several readers, Inductor adds up their gradients in the kernel of the backward: one pass less.
+
+    Args:
+        node: A call of Dynamo's graph.
+        others: Calls that count as products besides matrix products.
     """
     user = next(iter(node.users), None)
     if user is None or len(node.users) > 1:
         return False
-    return user.target in _PRODUCTS or (_passes_on(user) and feeds_one_product(user))
+    return user.target in (*_PRODUCTS, *others) or (_passes_on(user) and feeds_one_product(user, others))
 
 
 def _passes_on(node: Node) -> bool:
