@@ -59,7 +59,7 @@ def _begin(*_: Any) -> None:
     how = "-emulated" if emulates(policy) else ""
     if policy.fp8 is not None:
         show_parts_to_inductor()
-    config = torch.compiler.config
+    config: Any = torch.compiler.config
     tag = f"{config.cache_key_tag}mezzo-{source_digest()}-{policy.digest}{how}"
     settings.enter_context(config.patch(cache_key_tag=tag))
     settings.enter_context(backward_outside_autocast())
