@@ -79,6 +79,7 @@ def peak_of_events(passes: Callable[[], None]) -> int:
     return peak
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # once per process, in torch 2.11
 @pytest.mark.parametrize("is_checkpointed", [False, True])
 @pytest.mark.parametrize(
     ("level", "dtype"), [("O0", "bfloat16"), ("O1", "float16"), ("O2", "float16"), ("O2", "bfloat16")]
