@@ -3,7 +3,8 @@
 Why: graph mode traces under the policy, so that the kernels of eager mode decide every cast; it
 shows both graphs, and runs them operator by operator where there is no compiler.
 Releases: 2.11 to 2.15. Imported when it is called: it loads half of the compiler.
-Without it: no backend `aot_eager`, and no table of the operators of a captured step.
+Without it: no backend `aot_eager`, and no table of the operators of a captured step. Compiled code computes backward
+passes of float32 parts in half.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from torch.fx import GraphModule
 
 
 def backward_outside_autocast() -> AbstractContextManager[Any]:
-    """Return a context in which the backward of a graph is traced outside of autocast, as a loop calls it.
+    """Return a context in which AOTAutograd traces backward passes outside of autocast, where a loop calls `backward`.
 
-    By default AOTAutograd traces it under the autocast of the forward's caller. Products of float32 gradients are half then.
+    By default it traces them under the autocast of the forward pass. Products of float32 gradients are half then.
     """
     from torch._functorch import config
 

@@ -46,8 +46,8 @@ def wrap_conversions(around: Around) -> None:
 def replace_call(call: Callable[..., Any]) -> Callable[..., Any]:
     """Replace `nn.Module.__call__`; return the function before, for a second call that undoes it.
 
-    Dynamo notes torch's function when it is imported. Had it noted the replacement, it would take torch's for
-    a patch from then on, and trace each call of a module in full; in torch 2.11 some of these fail.
+    Dynamo remembers `nn.Module.__call__` when it is imported, so it is imported first. If it remembered the replacement,
+    it would take torch's own function for a patch from then on, and trace every call of a module in full.
     """
     load_dynamo()
     before: Callable[..., Any] = nn.Module.__call__

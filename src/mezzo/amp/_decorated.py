@@ -94,8 +94,8 @@ def _check_calls(kind: type[nn.Module]) -> None:
 
     The class is wrapped, because hooks cost a microsecond per call and TorchScript refuses them, and an attribute of the
     model would be copied into shallow copies and replicas, which would then call the wrong module. Single layers of torch
-    are not wrapped, because every other model contains them; nor is `nn.Module`, the base class of all of them, whose
-    objects only hold other modules, as those of static programs do.
+    are not wrapped, because every other model contains them. `nn.Module` is not wrapped, because it is the base class of
+    every model. Its own objects only hold other modules, as in static programs.
     """
     wrap_calls_of_class(kind, _checking, _OURS)
 

@@ -60,7 +60,8 @@ def has_rules(*tensors: Tensor) -> bool:
     """Whether registered operators can take tensors while a captured graph is traced.
 
     They have no rules for `torch.func`, nor for tensors that hold others, such as DTensors. They would drop derivatives
-    in forward mode without a message. The level of these is given: `unpack_dual` knows only those of Python code.
+    in forward mode without a message. These are asked for at level 0, the only one: by default `unpack_dual` reads the
+    level of a Python region, and there is none while a graph is traced.
     """
     if innermost_transform() is not None or any(hasattr(tensor, "__tensor_flatten__") for tensor in tensors):
         return False

@@ -26,7 +26,8 @@ _aten = torch.ops.aten
 _PRODUCTS = (F.linear, torch.matmul, operator.matmul, torch.mm, torch.bmm, torch.addmm, "matmul")
 """Functions, and names of methods."""
 CONVOLUTIONS = (F.conv1d, F.conv2d)
-"""Products, too, of which the last dimension is not that of the channels: behind a norm there is a permutation."""
+"""Their channels are dimension 1. A norm over channels reaches them through a permutation; GELU does not need one, so its
+rows may be rows of pixels."""
 _VIEWS = ("view", "reshape", "flatten", "contiguous", "permute", torch.reshape, torch.flatten, torch.permute)
 _VIEWS_TRACED = (_aten.view.default, unsafe_view.default, _aten.reshape.default)
 _SUMS = {
