@@ -175,10 +175,8 @@ def test_gradients_in_mixed_precision_equal_the_eager_ones_bit_for_bit(level: st
 @pytest.mark.parametrize("level", ["O0", "O2"])
 def test_a_captured_module_is_called_by_a_program(level: str) -> None:
     """A decorated class has a call of its own, which Dynamo traces in full."""
-    net = nn.Sequential(nn.Linear(4, 2))
-    if level != "O0":
-        decorate(net, level=level)
-    net = captured(net)
+    layer = nn.Linear(4, 2)
+    net = captured(layer if level == "O0" else decorate(nn.Sequential(layer), level=level))
     program = static.Program()
     program.backend = "aot_eager"
     with static.program_guard(program):
@@ -186,9 +184,8 @@ def test_a_captured_module_is_called_by_a_program(level: str) -> None:
     (result,) = static.Executor("cpu").run(program, {"x": np.ones((3, 4))}, [y])
     with auto_cast(level=level):
         expected = net(torch.ones(3, 4)).detach().float().numpy()
-    np.testing.assert_allclose(
-        result, expected, atol=1e-6 if level == "O0" else 2**-10
-    )  # the last bit of float16 below 2
+    atol = 1e-6 if level == "O0" else 2**-10  # the last bit of float16 below 2
+    np.testing.assert_allclose(result, expected, atol=atol)
 
 
 def test_a_module_is_captured_while_a_program_is_written() -> None:
